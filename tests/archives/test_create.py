@@ -19,7 +19,7 @@ from tests.conftest import DATA
 from tests.unit.archives import tree
 from tests.unit.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
 from zarrfs.archives.create import Progress, create, expect
-from zarrfs.archives.tree_reader import CreateOptions
+from zarrfs.archives.pack_tree import CreateOptions
 from zarrfs.store.api import Kind
 
 HOW = st.fixed_dictionaries(

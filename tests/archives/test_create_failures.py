@@ -22,7 +22,7 @@ import pytest
 
 from tests.conftest import PROGRAM, run
 from zarrfs.archives.blob_writer import BlobDirectory
-from zarrfs.archives.tree_reader import CreateOptions, EntryReader, identity_of
+from zarrfs.archives.pack_tree import CreateOptions, EntryReader, identity_of
 from zarrfs.errors import SourceError
 
 KILLS = 3  # here; test_kills has been run with 100

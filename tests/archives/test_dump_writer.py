@@ -30,7 +30,7 @@ from tests.unit.createdtrees import Model, expected, models, on_disk, shown, sil
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import check_name, header
-from zarrfs.archives.tree_reader import CreateOptions
+from zarrfs.archives.pack_tree import CreateOptions
 from zarrfs.errors import ReadError, UsageError
 
 small_disk = small_disk

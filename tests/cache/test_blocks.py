@@ -14,7 +14,7 @@ import trio.testing
 from tests.servers import Faulty
 from zarrfs.config.options import Options
 from zarrfs.errors import TargetChanged
-from zarrfs.net import ranges
+from zarrfs.net import request_queue
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(300_000)
@@ -22,7 +22,7 @@ VALUE = os.urandom(300_000)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
 
 
 def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options) -> Any:

@@ -25,7 +25,7 @@ from zarrfs.cache.fetchlocks import FetchLocks, Lease, Turn
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.net import ranges
+from zarrfs.net import request_queue
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(400_000)
@@ -36,7 +36,7 @@ SIZE = 80_000  # bytes: not so small that neighbours share a file
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
 
 
 def node(directory: Path) -> FetchLocks:

@@ -20,7 +20,7 @@ from zarrfs.cli.stats_text import hosts, milliseconds, table
 from zarrfs.metrics.counters import ERROR_METRICS, HOST_METRICS, LATENCY, METRICS, PLACE_METRICS, TEXTS
 from zarrfs.metrics.exposition import exposition
 from zarrfs.metrics.statistics import Statistics
-from zarrfs.net.meters import Latency
+from zarrfs.net.latency import Latency
 
 METER = Latency()
 for _number in range(1, 101):

@@ -17,7 +17,7 @@ from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
-from zarrfs.store.walk import follow, pieces, walk, with_sizes
+from zarrfs.store.traversal import follow, pieces, walk, with_sizes
 
 ERRORS = {
     "missing": TargetMissing,

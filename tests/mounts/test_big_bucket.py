@@ -24,7 +24,7 @@ from tests.servers import GCS, gcs
 from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
-from zarrfs.store import names
+from zarrfs.store import name_table
 from zarrfs.store.api import Kind, join_key
 from zarrfs.store.remote import FsspecStore
 
@@ -324,7 +324,7 @@ def test_a_walk_goes_on_from_one_directory_into_the_next(bucket: Bucket, rows: i
 @pytest.mark.parametrize("how", ["as find does", "list_prefix", "beside each other"])
 def test_a_table_of_names_without_room_lists_all(bucket: Bucket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is emptied again and again while a walk goes on, also in the middle of a directory."""
-    monkeypatch.setattr(names, "_MOST_IN_MEMORY", 200 << 10)
+    monkeypatch.setattr(name_table, "_MOST_IN_MEMORY", 200 << 10)
     bucket.keys = sorted([
         *(f"x/a{array}/c/{row}/{at}" for array in range(3) for row in range(40) for at in range(40)),
         *(f"x/flat/{at}-{at % 7}" for at in range(5000)),

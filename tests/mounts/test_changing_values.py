@@ -24,9 +24,9 @@ from tests.servers import Faulty, Nginx, Web, nginx
 from zarrfs.config.options import Options
 from zarrfs.errors import TargetChanged
 from zarrfs.store.remote import FsspecStore
+from zarrfs.store.traversal import pieces
 from zarrfs.store.unlisted import UnlistedStore
 from zarrfs.store.values import open_sized
-from zarrfs.store.walk import pieces
 
 __all__ = ["nginx"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from zarrfs.net.answers import Entry, Fetched, Page
-from zarrfs.net.ranges import Ranges
+from zarrfs.net.request_queue import RequestQueue
+from zarrfs.net.responses import Entry, Fetched, Page
 
 Answer = Callable[[str], Awaitable[None]]
 
@@ -64,6 +64,6 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
     return trio.run(from_zero, clock=MockClock(autojump_threshold=0))
 
 
-def settled(ranges: Ranges) -> bool:
+def settled(ranges: RequestQueue) -> bool:
     found = ranges.stats()
     return not (found["in_flight"] or found["in_flight_bytes"] or found["waiting"])

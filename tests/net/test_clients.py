@@ -15,8 +15,8 @@ import trio
 from tests.servers import GCS, S3, Faulty, Sftp
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net.answers import Entry, Fetched
 from zarrfs.net.http import HttpSystem
+from zarrfs.net.responses import Entry, Fetched
 from zarrfs.net.systems import System
 from zarrfs.net.web import Hop, Response, Web
 from zarrfs.store.remotefiles import RemoteFiles

@@ -15,8 +15,8 @@ from tests.servers import free_port
 from tests.unit.scripted import VALUE, Peer, Scripted, get, head, right, run, well
 from zarrfs.errors import AccessDenied
 from zarrfs.net import connections, web
-from zarrfs.net.answers import Transient
 from zarrfs.net.http import HttpSystem
+from zarrfs.net.responses import Transient
 
 PART = VALUE[10:110]
 

@@ -16,9 +16,9 @@ from tests.servers import Nginx
 from tests.servers import nginx as nginx
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.net.answers import Transient
 from zarrfs.net.hedging import Pace
-from zarrfs.net.ranges import Ranges
+from zarrfs.net.request_queue import RequestQueue
+from zarrfs.net.responses import Transient
 from zarrfs.store.remotefiles import RemoteFiles
 
 WARM = 200  # answers, after which it is known what is usual
@@ -48,14 +48,14 @@ def every(number: int, begin: int = WARM) -> Callable[[int], float]:
     return lambda sent: SLOW if sent > begin and not sent % number else USUAL
 
 
-async def timed(ranges: Ranges, server: Server, path: str = "a", size: int = 1) -> float:
+async def timed(ranges: RequestQueue, server: Server, path: str = "a", size: int = 1) -> float:
     """How long a read takes; its bytes are right."""
     began = trio.current_time()
     assert bytes((await ranges.fetch(server, path, 0, 10 * size)).data) == path.encode() * 10
     return trio.current_time() - began
 
 
-async def warmed(ranges: Ranges, server: Uneven) -> None:
+async def warmed(ranges: RequestQueue, server: Uneven) -> None:
     """So that it is known what is usual, and that there are slow answers."""
     for _ in range(WARM - 1):
         await timed(ranges, server)
@@ -65,7 +65,7 @@ async def warmed(ranges: Ranges, server: Uneven) -> None:
 
 
 def test_a_slow_request_is_sent_again_and_the_first_answer_wins() -> None:
-    server, ranges = Uneven(every(50)), Ranges(Options())
+    server, ranges = Uneven(every(50)), RequestQueue(Options())
 
     async def main() -> list[float]:
         return [await timed(ranges, server) for _ in range(2000)]
@@ -99,7 +99,7 @@ def test_what_is_usual() -> None:
 
 def test_sizes_are_apart() -> None:
     """Large ranges take longer: they are not slow for that."""
-    server, ranges = Uneven(), Ranges(Options())
+    server, ranges = Uneven(), RequestQueue(Options())
 
     async def main() -> None:
         await warmed(ranges, server)
@@ -112,7 +112,7 @@ def test_sizes_are_apart() -> None:
 
 
 def test_a_server_that_becomes_slow_is_not_asked_for_everything_twice() -> None:
-    server, ranges = Uneven(lambda number: USUAL if number <= WARM else 1.0), Ranges(Options())
+    server, ranges = Uneven(lambda number: USUAL if number <= WARM else 1.0), RequestQueue(Options())
 
     async def main() -> None:
         await warmed(ranges, server)
@@ -131,7 +131,7 @@ def test_a_server_that_becomes_slow_is_not_asked_for_everything_twice() -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_an_error_of_one_does_not_end_the_other(which: int) -> None:
     """The first fails after the second was sent; or the second does."""
-    server, ranges = Uneven(), Ranges(Options(retries=0))
+    server, ranges = Uneven(), RequestQueue(Options(retries=0))
 
     class First(Exception):
         pass
@@ -156,7 +156,7 @@ def test_an_error_of_one_does_not_end_the_other(which: int) -> None:
 
 
 def test_where_both_fail_the_first_error_is_told() -> None:
-    server, ranges = Uneven(), Ranges(Options(retries=0))
+    server, ranges = Uneven(), RequestQueue(Options(retries=0))
 
     async def failing(path: str) -> None:
         number = len(server.sent) - WARM
@@ -174,7 +174,7 @@ def test_where_both_fail_the_first_error_is_told() -> None:
     assert settled(ranges)
 
 
-def none_hedged(ranges: Ranges, server: Uneven, slow: Callable[[], Awaitable[object]]) -> None:
+def none_hedged(ranges: RequestQueue, server: Uneven, slow: Callable[[], Awaitable[object]]) -> None:
     async def main() -> None:
         await warmed(ranges, server)
         await slow()
@@ -185,13 +185,13 @@ def none_hedged(ranges: Ranges, server: Uneven, slow: Callable[[], Awaitable[obj
 
 
 def test_never_for_what_is_no_range() -> None:
-    server, ranges = Uneven(every(1)), Ranges(Options())
+    server, ranges = Uneven(every(1)), RequestQueue(Options())
     none_hedged(ranges, server, lambda: ranges.call(server, "a", lambda: server.stat("a")))
     assert len(server.sent) == WARM + 1
 
 
 def test_never_beyond_the_bounds_of_a_server() -> None:
-    server, ranges = Uneven(every(1)), Ranges(Options(host_requests=4, coalesce_gap=0))
+    server, ranges = Uneven(every(1)), RequestQueue(Options(host_requests=4, coalesce_gap=0))
 
     async def slow() -> None:
         async with trio.open_nursery() as nursery:
@@ -199,7 +199,7 @@ def test_never_beyond_the_bounds_of_a_server() -> None:
                 nursery.start_soon(timed, ranges, server, f"v{number}", 2)
 
     none_hedged(ranges, server, slow)
-    server, ranges = Uneven(every(1)), Ranges(Options(host_bytes=15))
+    server, ranges = Uneven(every(1)), RequestQueue(Options(host_bytes=15))
     none_hedged(ranges, server, lambda: timed(ranges, server))
 
 
@@ -209,7 +209,7 @@ def test_never_during_an_outage() -> None:
             raise Transient("Connection refused")
         await trio.sleep(1.0)
 
-    server, ranges = Uneven(), Ranges(Options())
+    server, ranges = Uneven(), RequestQueue(Options())
 
     async def slow() -> None:
         server.answer = first_fails_then_silence
@@ -220,7 +220,7 @@ def test_never_during_an_outage() -> None:
 
 
 def test_a_reader_that_leaves_ends_both() -> None:
-    server, ranges = Uneven(every(1)), Ranges(Options())
+    server, ranges = Uneven(every(1)), RequestQueue(Options())
 
     async def main() -> None:
         await warmed(ranges, server)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.unit.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net.answers import Transient
 from zarrfs.net.http import HttpSystem
+from zarrfs.net.responses import Transient
 
 PART = VALUE[10:110]
 LONG = VALUE * 300  # 3 MB: more than is waited for at once

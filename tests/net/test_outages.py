@@ -17,10 +17,10 @@ import trio
 from tests.net.clockedserver import Answer, Server, run, settled
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, ReadError
-from zarrfs.net.answers import Transient
 from zarrfs.net.failures import raise_for_status
 from zarrfs.net.outages import Outage
-from zarrfs.net.ranges import Ranges
+from zarrfs.net.request_queue import RequestQueue
+from zarrfs.net.responses import Transient
 
 REFUSED = "Connection refused"
 OPTIONS = Options(patience="all")
@@ -42,7 +42,7 @@ def out_until(end: float, reason: str = REFUSED, begin: float = 0.0, after: floa
     return answer
 
 
-async def read(ranges: Ranges, server: Server, path: str = "a") -> float:
+async def read(ranges: RequestQueue, server: Server, path: str = "a") -> float:
     """The time at which a read has ended; its bytes are right."""
     found = await ranges.fetch(server, path, 0, 10 * len(path))
     assert bytes(found.data) == path.encode() * 10
@@ -58,7 +58,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_an_outage_is_a_delay(caplog: pytest.LogCaptureFixture) -> None:
     """Of forty readers, and with few requests: one at a time, at most 5 s apart, and one that comes later."""
-    server, ranges = Server(out_until(20.0)), Ranges(OPTIONS)
+    server, ranges = Server(out_until(20.0)), RequestQueue(OPTIONS)
     ended: list[float] = []
 
     async def one(path: str, after: float) -> None:
@@ -90,7 +90,7 @@ def test_an_outage_is_a_delay(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_connection_that_breaks_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
-    server, ranges = Server(out_until(0.3)), Ranges(OPTIONS)
+    server, ranges = Server(out_until(0.3)), RequestQueue(OPTIONS)
     assert run(lambda: read(ranges, server)) < 1
     assert len(server.sent) >= 3
     assert lines(caplog) == []
@@ -99,7 +99,7 @@ def test_a_connection_that_breaks_is_no_outage(caplog: pytest.LogCaptureFixture)
 
 def test_requests_in_flight_that_fail_do_not_put_the_probe_off() -> None:
     """Thirty-two requests that fail at once are one failure of the server."""
-    server, ranges = Server(out_until(1.0)), Ranges(OPTIONS)
+    server, ranges = Server(out_until(1.0)), RequestQueue(OPTIONS)
 
     async def main() -> float:
         async with trio.open_nursery() as nursery:
@@ -119,7 +119,7 @@ def test_retry_after_is_obeyed(status: int) -> None:
         if trio.current_time() < 50:
             raise_for_status(status, "http://server/", "Busy", "7")
 
-    server, ranges = Server(answer), Ranges(dataclasses.replace(OPTIONS, retries=1))
+    server, ranges = Server(answer), RequestQueue(dataclasses.replace(OPTIONS, retries=1))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -142,7 +142,7 @@ def test_a_server_that_says_nothing_is_probed_for_shorter_times() -> None:
                 await trio.sleep_forever()
             raise Transient("no answer within 60 s")
 
-    server, ranges = Server(answer), Ranges(OPTIONS)
+    server, ranges = Server(answer), RequestQueue(OPTIONS)
     assert 70 <= run(lambda: read(ranges, server)) <= 82
     assert [at for at, _ in server.sent] == [0, *(pytest.approx(at, abs=0.6) for at in (60.1, 65.3, 75.6))]
 
@@ -150,9 +150,9 @@ def test_a_server_that_says_nothing_is_probed_for_shorter_times() -> None:
 def test_the_turn_to_probe_is_passed_on_by_a_reader_that_leaves() -> None:
     """At any moment of an outage; the other one goes on."""
     for moment in (0.05, 0.15, 0.3, 1.0, 3.0):
-        server, ranges = Server(out_until(5.0)), Ranges(OPTIONS)
+        server, ranges = Server(out_until(5.0)), RequestQueue(OPTIONS)
 
-        async def main(moment: float = moment, server: Server = server, ranges: Ranges = ranges) -> float:
+        async def main(moment: float = moment, server: Server = server, ranges: RequestQueue = ranges) -> float:
             async with trio.open_nursery() as nursery:
                 with trio.move_on_after(moment):
                     nursery.start_soon(read, ranges, server, "b")
@@ -164,7 +164,7 @@ def test_the_turn_to_probe_is_passed_on_by_a_reader_that_leaves() -> None:
 
 
 def test_readers_that_leave_leave_no_trace() -> None:
-    server, ranges = Server(out_until(100.0)), Ranges(OPTIONS)
+    server, ranges = Server(out_until(100.0)), RequestQueue(OPTIONS)
 
     async def main() -> None:
         with trio.move_on_after(3):
@@ -184,7 +184,7 @@ def test_readers_that_leave_leave_no_trace() -> None:
 # -- what is no outage
 
 
-def fails(ranges: Ranges, server: Server, path: str = "a") -> tuple[ReadError, float]:
+def fails(ranges: RequestQueue, server: Server, path: str = "a") -> tuple[ReadError, float]:
     """(the error of a read, when it came)."""
 
     async def main() -> tuple[ReadError, float]:
@@ -198,7 +198,7 @@ def fails(ranges: Ranges, server: Server, path: str = "a") -> tuple[ReadError, f
 
 @pytest.mark.parametrize("reason", ["HTTP status 500 Internal Server Error", "the answer was cut off"])
 def test_a_value_that_the_server_fails_at_is_repeated_a_few_times(reason: str) -> None:
-    server, ranges = Server(out_until(1e9, reason)), Ranges(OPTIONS)
+    server, ranges = Server(out_until(1e9, reason)), RequestQueue(OPTIONS)
     error, at = fails(ranges, server)
     assert error.reason == f"{reason} (5 attempts)"
     assert len(server.sent) == 5
@@ -213,7 +213,7 @@ def test_a_value_that_fails_where_others_do_not_is_no_outage() -> None:
         if path == "bad":
             raise failing("HTTP status 503 Service Unavailable")
 
-    server, ranges = Server(answer), Ranges(OPTIONS)
+    server, ranges = Server(answer), RequestQueue(OPTIONS)
     ended: list[float] = []
 
     async def others() -> None:
@@ -241,7 +241,7 @@ def test_who_comes_while_one_value_fails_is_not_held_up() -> None:
         if path == "bad":
             raise failing("HTTP status 503 Service Unavailable")
 
-    server, ranges = Server(answer), Ranges(OPTIONS)
+    server, ranges = Server(answer), RequestQueue(OPTIONS)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -259,7 +259,7 @@ def test_a_final_error_is_final_and_ends_an_outage() -> None:
             raise Transient(REFUSED)
         raise_for_status(403, "http://server/a", "Forbidden")
 
-    server, ranges = Server(answer), Ranges(OPTIONS)
+    server, ranges = Server(answer), RequestQueue(OPTIONS)
     error, at = fails(ranges, server)
     assert isinstance(error, AccessDenied)
     assert at < 8
@@ -270,14 +270,14 @@ def test_a_final_error_is_final_and_ends_an_outage() -> None:
 
 
 def test_without_retries_nothing_is_repeated() -> None:
-    server, ranges = Server(out_until(1e9)), Ranges(dataclasses.replace(OPTIONS, retries=0))
+    server, ranges = Server(out_until(1e9)), RequestQueue(dataclasses.replace(OPTIONS, retries=0))
     error, at = fails(ranges, server)
     assert (error.reason, at, len(server.sent)) == (REFUSED, 0.0, 1)
 
 
 @pytest.mark.parametrize("patience", ["none", "answered"])
 def test_who_opens_a_source_does_not_wait_for_a_server_that_has_never_answered(patience: str) -> None:
-    server, ranges = Server(out_until(1e9)), Ranges(Options(patience=patience))
+    server, ranges = Server(out_until(1e9)), RequestQueue(Options(patience=patience))
     error, at = fails(ranges, server)
     assert error.reason == f"{REFUSED} (5 attempts)"
     assert at < 5
@@ -285,7 +285,7 @@ def test_who_opens_a_source_does_not_wait_for_a_server_that_has_never_answered(p
 
 @pytest.mark.parametrize(("patience", "waits"), [("none", False), ("answered", True), ("all", True)])
 def test_a_server_that_has_answered_is_waited_for(patience: str, waits: bool) -> None:
-    server, ranges = Server(out_until(60.0, begin=1.0)), Ranges(Options(patience=patience))
+    server, ranges = Server(out_until(60.0, begin=1.0)), RequestQueue(Options(patience=patience))
 
     async def main() -> None:
         await read(ranges, server)
@@ -308,7 +308,7 @@ def test_a_failure_that_is_the_cause_of_its_cause_ends_the_search_for_a_name() -
         if trio.current_time() < 10:
             raise Transient("Connection reset by peer") from first
 
-    assert 10 <= run(lambda: read(Ranges(OPTIONS), Server(answer))) < 17
+    assert 10 <= run(lambda: read(RequestQueue(OPTIONS), Server(answer))) < 17
 
 
 @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
@@ -319,7 +319,7 @@ def test_a_name_that_does_not_exist_is_an_error_soon(code: int) -> None:
         if trio.current_time() < 60:
             raise Transient("a name") from socket.gaierror(code, "a name")
 
-    server, ranges = Server(answer), Ranges(OPTIONS)
+    server, ranges = Server(answer), RequestQueue(OPTIONS)
     if code == socket.EAI_NONAME:
         assert fails(ranges, server)[1] < 5
     else:
@@ -328,7 +328,7 @@ def test_a_name_that_does_not_exist_is_an_error_soon(code: int) -> None:
 
 def test_a_read_that_comes_again_does_not_wait_again() -> None:
     """As the kernel does with what fails: it is tried once, and is right if the server is back by then."""
-    server, ranges = Server(out_until(20.0)), Ranges(OPTIONS)
+    server, ranges = Server(out_until(20.0)), RequestQueue(OPTIONS)
 
     async def main() -> None:
         for again in (10.0, 19.9):
@@ -350,7 +350,7 @@ def test_a_read_that_comes_again_does_not_wait_again() -> None:
 @pytest.mark.parametrize("kind", ["stat", "ahead"])
 def test_what_no_reader_waits_for_ends_as_well(kind: str) -> None:
     """With the reason: where it is, how long it was tried."""
-    server, ranges = Server(out_until(1e9)), Ranges(dataclasses.replace(OPTIONS, read_timeout=30.0))
+    server, ranges = Server(out_until(1e9)), RequestQueue(dataclasses.replace(OPTIONS, read_timeout=30.0))
 
     async def ahead() -> None:
         await ranges.fetch(server, "a", 0, 10, ahead=True)

@@ -30,8 +30,8 @@ from zarrfs.config.options import parse
 from zarrfs.net.connections import Connection
 from zarrfs.net.connections import Server as Server_
 from zarrfs.net.http import HttpSystem
-from zarrfs.net.moved import Moved
 from zarrfs.net.reach import Trust
+from zarrfs.net.redirects import PermanentRedirects
 
 VALUE = bytes(range(256)) * 64
 DAY = datetime.timedelta(days=1)
@@ -249,7 +249,7 @@ def test_a_handshake_that_stalls(tmp_path: Path) -> None:
 @contextlib.asynccontextmanager
 async def opened(authority: Authority) -> AsyncIterator[HttpSystem]:
     options = parse([f"ca_bundle={authority.file}"]).options
-    system = HttpSystem(options, Trust(options), Moved())
+    system = HttpSystem(options, Trust(options), PermanentRedirects())
     yield system
     await system.aclose()
 

@@ -29,7 +29,7 @@ from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import ZarrfsError
 from zarrfs.sources import open_plan, plan_source
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.walk import walk
+from zarrfs.store.traversal import walk
 
 TIME_MAX = 10.0  # seconds
 _MEMORY_MAX = 4 << 30  # bytes of address space: so that a mistake does not take the machine

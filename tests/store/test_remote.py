@@ -17,7 +17,7 @@ from zarrfs.errors import (
     AccessDenied,
     ReadError,
 )
-from zarrfs.net import http, ranges, webpages
+from zarrfs.net import http, request_queue, webpages
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 
@@ -27,7 +27,7 @@ OPTIONS = Options(retries=2, request_timeout=20.0)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
 
 
 # -- stores

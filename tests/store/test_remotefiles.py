@@ -29,8 +29,8 @@ from zarrfs.errors import (
     TargetChanged,
     TargetMissing,
 )
-from zarrfs.net import ranges
-from zarrfs.net.answers import Transient
+from zarrfs.net import request_queue
+from zarrfs.net.responses import Transient
 from zarrfs.net.systems import ThreadSystem
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
@@ -43,7 +43,7 @@ OPTIONS = Options(retries=2, request_timeout=20.0)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
 
 
 def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options = OPTIONS) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.archives import Node
 from zarrfs.archives import blob_writer as blobdir
-from zarrfs.archives import create, tree_reader
+from zarrfs.archives import create, pack_tree
 from zarrfs.archives import dump_writer as dump
 from zarrfs.store.api import Kind
 
@@ -141,7 +141,7 @@ def on_disk(place: Path) -> dict[str, tuple[Any, ...]]:
 def small_pieces() -> Iterator[None]:
     """Every tree takes several tasks, and files of 10,000 bytes are large."""
     with (
-        mock.patch.multiple(tree_reader, BATCH=2, PIECE=16, MANY=8),
+        mock.patch.multiple(pack_tree, BATCH=2, PIECE=16, MANY=8),
         mock.patch.multiple(create, MANY=8, _PIECE=6), mock.patch.object(blobdir, "LARGE", 10_000),
         mock.patch.object(dump, "TASK_BYTES", 10_000),
     ):  # fmt: skip

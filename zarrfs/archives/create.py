@@ -15,7 +15,7 @@ import orjson
 from zarrfs.archives.blob_writer import BlobDirectory
 from zarrfs.archives.document_writer import DocumentWriter, cut, encoded_around
 from zarrfs.archives.dump_writer import DumpWriter, TaskBlobs, memory_of
-from zarrfs.archives.tree_reader import (
+from zarrfs.archives.pack_tree import (
     MANY,
     CreateOptions,
     EntryBatch,

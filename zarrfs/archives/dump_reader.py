@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zlib import adler32
 
 from zarrfs.errors import SourceError
-from zarrfs.net.answers import too_large
+from zarrfs.net.responses import too_large
 
 if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles

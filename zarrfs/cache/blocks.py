@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.memory import Ahead, BlockCache
 from zarrfs.cache.runs import Runs
-from zarrfs.cache.wanted import Wanted
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import Round
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, TargetChanged
-from zarrfs.net.answers import Entry, Fetched
-from zarrfs.net.ranges import TINY, Ranges
+from zarrfs.net.request_queue import TINY, RequestQueue
+from zarrfs.net.responses import Entry, Fetched
 from zarrfs.net.systems import System
 from zarrfs.net.versions import Pin, TargetVersion, differs, note_unversioned, version_from, version_of
 from zarrfs.system.buffers import Buffer
@@ -50,7 +50,7 @@ class Blocks:
     """The blocks of one RemoteFiles."""
 
     def __init__(self, options: Options) -> None:
-        self.ranges = Ranges(options, self._keep_run)
+        self.ranges = RequestQueue(options, self._keep_run)
         self._heap = heap()
         self._options = options
         self._pins: LRU[tuple[int, str], Pin] = LRU(_PINS)
@@ -70,7 +70,7 @@ class Blocks:
         self._hit_bytes = 0
         self._round = Round(_AT_ONCE)
 
-    async def get(self, wanted: Wanted, taken: int) -> Buffer:
+    async def get(self, wanted: BlockRequest, taken: int) -> Buffer:
         """The block, cut at the end of the target, of which the caller takes `taken` bytes.
 
         ReadError and its kinds; TargetChanged for another version.
@@ -90,7 +90,7 @@ class Blocks:
         where = wanted.system.shown(wanted.path)
         raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
 
-    async def look(self, wanted: Wanted) -> Entry | None:
+    async def look(self, wanted: BlockRequest) -> Entry | None:
         """Stat a value by a request for its first block, `wanted`, which is kept for its reader.
 
         None where the answer does not tell: ask. ReadError.
@@ -108,11 +108,11 @@ class Blocks:
         self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, head.total), expected=found).key)
         return found
 
-    def ahead(self, wanted: Wanted) -> Ahead | None:
+    def ahead(self, wanted: BlockRequest) -> Ahead | None:
         """Fetch a block before anybody asks; as BlockCache.ahead()."""
         return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
 
-    async def begin(self, wanted: Wanted) -> int | None:
+    async def begin(self, wanted: BlockRequest) -> int | None:
         """The size of a target, whose first block, `wanted`, comes into the cache with it; None: ask. ReadError."""
         if self._disk is not None:
             return await self._begin_on_disk(self._disk, wanted)
@@ -129,7 +129,7 @@ class Blocks:
             self.cache.put_ahead(wanted._replace(stop=min(most, found.total)).key, found.data)
         return found.total
 
-    async def _begin_on_disk(self, disk: DiskCache, wanted: Wanted) -> int | None:
+    async def _begin_on_disk(self, disk: DiskCache, wanted: BlockRequest) -> int | None:
         """As begin(): what the disk has is not asked for, and what comes goes there."""
         known = await self._version(disk, wanted, self._oldest())
         if known is not None:
@@ -144,7 +144,7 @@ class Blocks:
             return pin.size
         return None
 
-    async def prefetch(self, wanted: Sequence[Wanted]) -> None:
+    async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
         wanted = [one for one in wanted if not self.cache.has(one.key)]
         found: dict[Hashable, Buffer] = {}
@@ -195,13 +195,13 @@ class Blocks:
 
     # -- from where it is nearest
 
-    def _given(self, wanted: Wanted, data: Buffer | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
+    def _given(self, wanted: BlockRequest, data: Buffer | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
         async def give() -> Buffer:
             return await self._in_turn(wanted, True, leases.pop(wanted.key, None)) if data is None else data
 
         return give
 
-    async def _obtain(self, wanted: Wanted, ahead: bool = False) -> Buffer:
+    async def _obtain(self, wanted: BlockRequest, ahead: bool = False) -> Buffer:
         in_order = not ahead and wanted.expected is None and not wanted.alone
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
         if covering == [(wanted.start, wanted.stop)]:
@@ -222,14 +222,14 @@ class Blocks:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
         return await self._in_turn(wanted, ahead, lease)
 
-    def _run(self, wanted: Wanted, low: int, high: int) -> tuple[int, Ahead] | None:
+    def _run(self, wanted: BlockRequest, low: int, high: int) -> tuple[int, Ahead] | None:
         pin = self._pins.get(wanted.at)
         if pin is not None and pin.size is not None:
             high = min(high, pin.size)
         ahead = self.ahead(wanted._replace(start=low, stop=high, run=True)) if low < high else None
         return None if ahead is None else (high, ahead)
 
-    async def _from_runs(self, wanted: Wanted, covering: list[tuple[int, int]]) -> Buffer | None:
+    async def _from_runs(self, wanted: BlockRequest, covering: list[tuple[int, int]]) -> Buffer | None:
         """The block out of runs that are kept or about to come; None where one of them cannot be had."""
         found, pin = bytearray(), self._pins.get(wanted.at)
         try:
@@ -243,7 +243,7 @@ class Blocks:
             return None
         return found if self._pins.get(wanted.at) is pin else None  # else they may be of two versions
 
-    async def _from_server(self, wanted: Wanted, ahead: bool) -> Buffer:
+    async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
         system, path = wanted.system, wanted.path
         found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
         if len(found.data) >= _LARGE:
@@ -257,7 +257,7 @@ class Blocks:
             self._write(self._disk, wanted, found, wanted.run)
         return found.data
 
-    def _check(self, wanted: Wanted, found: Fetched) -> None:
+    def _check(self, wanted: BlockRequest, found: Fetched) -> None:
         """Raise TargetChanged where the bytes are of another version than the one to read."""
         expected = wanted.expected
         if expected is not None:
@@ -288,22 +288,22 @@ class Blocks:
         """When a server must have been asked for its word to count: seconds since 1970."""
         return max(time.time() - self._options.cache_validity, self._options.asked_since)
 
-    def _target(self, wanted: Wanted) -> str:
+    def _target(self, wanted: BlockRequest) -> str:
         """The identity of the target on the disk: to find it costs more than to look for a block there."""
         return self._targets.get(wanted.at) or self._targets.put(wanted.at, wanted.target)
 
-    async def _version(self, disk: DiskCache, wanted: Wanted, newer_than: float) -> TargetVersion | None:
+    async def _version(self, disk: DiskCache, wanted: BlockRequest, newer_than: float) -> TargetVersion | None:
         """As DiskCache.version()."""
         try:
             return disk.version(self._target(wanted), newer_than, now=True)
         except BlockingIOError:
             return await trio.to_thread.run_sync(disk.version, self._target(wanted), newer_than, limiter=self._readers)
 
-    def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Lease]]:
+    def _all_from_disk(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Lease]]:
         """In a worker thread: (what is there of `wanted`, leases on the rest)."""
         assert self._disk is not None
         found, leases = {}, {}
-        units: dict[tuple[str, int], list[Wanted]] = {}  # tiny values: one lease for all of a unit, not one a value
+        units: dict[tuple[str, int], list[BlockRequest]] = {}  # tiny values: one lease for all of a unit
         for one in wanted:
             tiny = one.stop - one.start < TINY
             data, old, lease = (*self._from_disk(one), None) if tiny else self._look_or_lease(one)
@@ -320,14 +320,14 @@ class Blocks:
                 leases.update((one.key, lease) for one in ones)
         return found, leases
 
-    def _at_once(self, wanted: Wanted) -> Buffer | None:
+    def _at_once(self, wanted: BlockRequest) -> Buffer | None:
         """The block, if the disk has it and the kernel has it in memory."""
         try:
             return self._from_disk(wanted, True, True)[0]
         except BlockingIOError:
             return None
 
-    async def _from_disk_or_lease(self, wanted: Wanted) -> tuple[Buffer | None, bool, Lease | None]:
+    async def _from_disk_or_lease(self, wanted: BlockRequest) -> tuple[Buffer | None, bool, Lease | None]:
         """What _look_or_lease() gives: at once where the kernel has in memory what it takes, else by a thread."""
         assert self._disk is not None
         if self._disk.local:
@@ -337,7 +337,7 @@ class Blocks:
                 pass
         return await trio.to_thread.run_sync(self._look_or_lease, wanted, limiter=self._readers)
 
-    def _look_or_lease(self, wanted: Wanted, now: bool = False) -> tuple[Buffer | None, bool, Lease | None]:
+    def _look_or_lease(self, wanted: BlockRequest, now: bool = False) -> tuple[Buffer | None, bool, Lease | None]:
         """What _from_disk() gives, and, where that is nothing, the lease on the block (None: fetch without).
 
         `now`: BlockingIOError where that means waiting for the disk.
@@ -360,14 +360,14 @@ class Blocks:
             lease.users = 1
         return data, False, lease
 
-    def _keeps(self, wanted: Wanted) -> bool:
+    def _keeps(self, wanted: BlockRequest) -> bool:
         """Return whether a block is kept on disk once it has come, as far as that is known."""
         if wanted.expected is not None and version_of(wanted.expected) is None:
             return False
         pin = self._pins.get(wanted.at)
         return pin is None or pin.kept
 
-    def _from_disk(self, wanted: Wanted, again: bool = False, now: bool = False) -> tuple[Buffer | None, bool]:
+    def _from_disk(self, wanted: BlockRequest, again: bool = False, now: bool = False) -> tuple[Buffer | None, bool]:
         """(the block, or None; whether one may be there, of a version seen too long ago).
 
         `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk.
@@ -391,7 +391,7 @@ class Blocks:
             pin.certain = True
         return data, False
 
-    async def _ask(self, wanted: Wanted) -> bool:
+    async def _ask(self, wanted: BlockRequest) -> bool:
         """Pin the version that the server says it has; False where it does not say."""
         system, path = wanted.system, wanted.path
         try:
@@ -406,7 +406,7 @@ class Blocks:
         self._disk.remember(self._target(wanted), version)
         return True
 
-    def _note(self, wanted: Wanted, found: Fetched) -> None:
+    def _note(self, wanted: BlockRequest, found: Fetched) -> None:
         """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
         version = version_from(found.tag, found.total)
         if self._disk is not None and version is not None:
@@ -414,13 +414,13 @@ class Blocks:
 
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """Write the merged range of many small reads to the disk in one piece."""
-        wanted = Wanted(system, path, start, start + len(found.data))
+        wanted = BlockRequest(system, path, start, start + len(found.data))
         if self._disk is not None:
             if wanted.at not in self._pins:
                 self._pins.put(wanted.at, Pin(found.tag, found.total))
             self._write(self._disk, wanted, found, run=True)
 
-    def _write(self, disk: DiskCache, wanted: Wanted, found: Fetched, run: bool = False) -> None:
+    def _write(self, disk: DiskCache, wanted: BlockRequest, found: Fetched, run: bool = False) -> None:
         """Keep a block on disk, later; not where its version is unknown."""
         pin = None
         if wanted.expected is not None:
@@ -439,7 +439,7 @@ class Blocks:
 
     # -- whose turn it is to fetch
 
-    async def _in_turn(self, wanted: Wanted, ahead: bool, lease: Lease | None) -> Buffer:
+    async def _in_turn(self, wanted: BlockRequest, ahead: bool, lease: Lease | None) -> Buffer:
         """The block from the server, or from the holder of the lease on it, by way of the disk."""
         try:
             if lease is not None and not lease.held:
@@ -450,7 +450,7 @@ class Blocks:
         finally:
             self._leave(lease)
 
-    async def _wait(self, wanted: Wanted, lease: Lease) -> Buffer | None:
+    async def _wait(self, wanted: BlockRequest, lease: Lease) -> Buffer | None:
         """The block once another process has fetched it; None: fetch it."""
         from zarrfs.cache.fetchlocks import Turn
 

@@ -43,7 +43,7 @@ def cat(source: str, keys: tuple[str, ...], extent: tuple[int, int | None], pars
 
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
-    from zarrfs.store.walk import pieces
+    from zarrfs.store.traversal import pieces
 
     async def body(store: Store, plan: Plan) -> None:
         output = trio.wrap_file(sys.stdout.buffer)

@@ -33,7 +33,7 @@ def ls(source: str, key: str, detailed: bool, recursive: bool, as_json: bool, pa
     """
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Info, Store
-    from zarrfs.store.walk import entries, with_sizes
+    from zarrfs.store.traversal import entries, with_sizes
 
     def line(at: str, info: Info) -> str:
         if as_json:

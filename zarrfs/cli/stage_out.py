@@ -77,7 +77,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
 
 def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: StageOutReport) -> None:
     from zarrfs.archives.create import Progress
-    from zarrfs.archives.tree_reader import CreateOptions
+    from zarrfs.archives.pack_tree import CreateOptions
     from zarrfs.cli.archive.create import made
     from zarrfs.jobs import stageout, upload
 

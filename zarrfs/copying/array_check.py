@@ -17,7 +17,7 @@ from zarrfs.copying.array_survey import nodes_of
 from zarrfs.copying.check_report import CheckReport, Unsound
 from zarrfs.errors import StoreError, ZarrfsError
 from zarrfs.store.api import Store, join_key, split_key
-from zarrfs.store.walk import check_length
+from zarrfs.store.traversal import check_length
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.consolidated import consolidated

@@ -11,7 +11,7 @@ import trio
 
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.walk import walk, with_sizes
+from zarrfs.store.traversal import walk, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.documents import DOCUMENTS, is_litter
 from zarrfs.zarr.grid import Grid

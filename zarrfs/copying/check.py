@@ -11,7 +11,7 @@ import trio
 from zarrfs.copying.check_report import CheckReport, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.walk import PIECE, check_length, extents, follow, walk
+from zarrfs.store.traversal import PIECE, check_length, extents, follow, walk
 
 if TYPE_CHECKING:
     from zarrfs.copying.array_check import ArrayChecks

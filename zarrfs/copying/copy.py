@@ -36,8 +36,8 @@ from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, Zarrfs
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.keyglobs import Picking
+from zarrfs.store.traversal import check_length, extents
 from zarrfs.store.values import open_sized
-from zarrfs.store.walk import check_length, extents
 from zarrfs.system.buffers import write_all
 from zarrfs.system.sparse import copy_data
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from zarrfs.copying.changes import LETTERS as LETTERS
 from zarrfs.errors import ReadError
 from zarrfs.store.api import Info, Kind, Store, join_key
-from zarrfs.store.walk import check_length, extents, walk
+from zarrfs.store.traversal import check_length, extents, walk
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import data_extents
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import MAIN
-from zarrfs.archives.tree_reader import CreateOptions
+from zarrfs.archives.pack_tree import CreateOptions
 from zarrfs.errors import MountError, SourceError, UsageError, reason_of
 from zarrfs.jobs import nodelocal, records
 from zarrfs.jobs.records import Record

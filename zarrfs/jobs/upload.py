@@ -20,10 +20,10 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, SourceError, UsageError, reason_of
 from zarrfs.jobs.stageout import StageOutReport, Tree, TreeFile, files, holds
-from zarrfs.net.answers import Transient
 from zarrfs.net.failures import failure, raise_from
 from zarrfs.net.openers import class_of
 from zarrfs.net.reach import Trust
+from zarrfs.net.responses import Transient
 from zarrfs.store.upper import PREFIX, RECORD
 
 _JOBS = 16  # files at once by default

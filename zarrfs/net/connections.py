@@ -25,8 +25,8 @@ from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import messages
 from zarrfs.net.addresses import is_public
-from zarrfs.net.answers import Transient
 from zarrfs.net.messages import CHUNKED, LINE_MAX, TO_THE_END, BadAnswer, Head
+from zarrfs.net.responses import Transient
 from zarrfs.system.buffers import Buffer
 
 _IDLE = 15.0  # seconds for which a connection is kept, and between two looks for older ones

@@ -9,7 +9,7 @@ import trio
 
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net.answers import Transient
+from zarrfs.net.responses import Transient
 
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from zarrfs.concurrency.tasks import in_background
-from zarrfs.net.answers import Fetched
+from zarrfs.net.responses import Fetched
 
 log = logging.getLogger("zarrfs.transfer")
 

@@ -21,11 +21,11 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import identity
-from zarrfs.net.answers import Entry, Fetched, Page, Transient, too_large
 from zarrfs.net.connections import Cut
 from zarrfs.net.failures import failure, raise_for_status, raise_from
-from zarrfs.net.moved import Moved
 from zarrfs.net.reach import Trust
+from zarrfs.net.redirects import PermanentRedirects
+from zarrfs.net.responses import Entry, Fetched, Page, Transient, too_large
 from zarrfs.net.web import Response, Web
 from zarrfs.system.buffers import Buffer
 
@@ -49,7 +49,7 @@ class HttpSystem:
     tells = True
     flat = False
 
-    def __init__(self, options: Options, trust: Trust, moved: Moved, anonymous: bool = False) -> None:
+    def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
         self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
         self._web = Web(options, trust, moved, anonymous)
 

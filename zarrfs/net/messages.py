@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from zarrfs.net.answers import Transient
+from zarrfs.net.responses import Transient
 
 HEAD_MAX = 64 << 10  # bytes
 LINE_MAX = 8 << 10  # bytes of the line that begins a chunk

@@ -23,11 +23,11 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net import identity
-from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page
 from zarrfs.net.failures import certificate_refused, raise_for_status
 from zarrfs.net.http import HttpSystem
-from zarrfs.net.moved import Moved
 from zarrfs.net.reach import Trust
+from zarrfs.net.redirects import PermanentRedirects
+from zarrfs.net.responses import Entry, Fetched, Page, Transient, checked_page
 from zarrfs.net.storeoptions import Unserved, bucket, configuration
 from zarrfs.net.systems import PAGE, OnLoop, System, store_host
 
@@ -107,7 +107,7 @@ class FastStore:
         # longer than our own deadline, which tells more; this one ends what was abandoned
         limit = f"{int(options.request_timeout * 1000) + 1000}ms"
         plain = dataclasses.replace(options, storage={"http": {"allow_redirects": False}})
-        self._web = HttpSystem(plain, Trust(plain), Moved(), anonymous=True)
+        self._web = HttpSystem(plain, Trust(plain), PermanentRedirects(), anonymous=True)
         self._client = {"timeout": limit, "connect_timeout": limit}
 
     @property

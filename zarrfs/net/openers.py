@@ -16,8 +16,8 @@ from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, obstores
 from zarrfs.net.http import HttpSystem
-from zarrfs.net.moved import Moved
 from zarrfs.net.reach import Trust
+from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem
 from zarrfs.net.weboptions import web_options
 
@@ -75,7 +75,7 @@ class Openers:
         family = urls.names(protocol)[0]
         if family == "http":
             if "web" not in self._systems:
-                self._systems["web"] = HttpSystem(self._options, self._trust, Moved())
+                self._systems["web"] = HttpSystem(self._options, self._trust, PermanentRedirects())
             return self._systems["web"], url
         if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
             rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/configuration.md)"

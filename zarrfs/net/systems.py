@@ -19,9 +19,9 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import BUCKETS
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import bridge, identity
-from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page, too_large
 from zarrfs.net.failures import failure, raise_from
 from zarrfs.net.http import web_host
+from zarrfs.net.responses import Entry, Fetched, Page, Transient, checked_page, too_large
 
 T = TypeVar("T")
 

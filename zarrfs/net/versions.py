@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import NamedTuple
 
-from zarrfs.net.answers import Entry, Fetched
+from zarrfs.net.responses import Entry, Fetched
 
 log = logging.getLogger("zarrfs.transfer")
 

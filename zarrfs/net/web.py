@@ -19,11 +19,11 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names, place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal
-from zarrfs.net.answers import Transient
 from zarrfs.net.connections import Body, Connection, Cut, Pool, Server, not_public, tls_error
 from zarrfs.net.messages import BadAnswer, Head, body_length
-from zarrfs.net.moved import PERMANENT, Moved
 from zarrfs.net.reach import Trust
+from zarrfs.net.redirects import PERMANENT, PermanentRedirects
+from zarrfs.net.responses import Transient
 from zarrfs.net.storeoptions import configuration
 from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
 
@@ -113,7 +113,7 @@ class Response:
 class Web:
     """The requests of one RemoteFiles. `anonymous`: no server hears who the user is, except by the URL itself."""
 
-    def __init__(self, options: Options, trust: Trust, moved: Moved, anonymous: bool = False) -> None:
+    def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
         self._trust, self._moved, self._anonymous = trust, moved, anonymous
         self._authorities, self._timeout = options.ca_bundle or "", options.request_timeout
         self._pool = Pool()

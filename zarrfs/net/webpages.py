@@ -8,7 +8,7 @@ import html.parser
 import re
 from urllib.parse import unquote, urljoin, urlsplit
 
-from zarrfs.net.answers import Entry
+from zarrfs.net.responses import Entry
 
 # What nginx shows beside a name: the time in UTC, to the minute, and the size, unless that is rounded (12K).
 _BESIDE = re.compile(r"\s+(\d\d-[A-Z][a-z]{2}-\d{4} \d\d:\d\d)\s+(\d{1,18})\s*")

@@ -20,7 +20,7 @@ import trio
 
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, TargetMissing
-from zarrfs.net.answers import Entry, Fetched, too_large
+from zarrfs.net.responses import Entry, Fetched, too_large
 from zarrfs.net.systems import Unpaged
 from zarrfs.system.buffers import Buffer
 

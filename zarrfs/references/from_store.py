@@ -13,7 +13,7 @@ from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.references.relocate import NOT_UTF8, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
-from zarrfs.store.walk import walk, with_sizes
+from zarrfs.store.traversal import walk, with_sizes
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan

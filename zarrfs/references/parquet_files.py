@@ -12,7 +12,7 @@ import trio
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
-from zarrfs.net.answers import Entry
+from zarrfs.net.responses import Entry
 from zarrfs.net.versions import note_unversioned
 from zarrfs.references.keys import printable
 from zarrfs.references.parquet_metadata import DOCUMENT, Bound

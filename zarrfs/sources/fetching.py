@@ -16,7 +16,7 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
 from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
-from zarrfs.net.answers import Entry, too_large
+from zarrfs.net.responses import Entry, too_large
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.system.memory import memory_limit
 

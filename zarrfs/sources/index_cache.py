@@ -30,7 +30,7 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.indexfile import read_notes
 
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
-_NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/names.py)
+_NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/name_table.py)
 _SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-"  # prefix of a temporary directory with one index

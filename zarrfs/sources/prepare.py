@@ -32,7 +32,7 @@ from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.net.answers import too_large
+from zarrfs.net.responses import too_large
 from zarrfs.references.parse import APART
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.sources.index_sources import adopt, plan_index

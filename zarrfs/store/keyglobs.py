@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Iterable
 
 from zarrfs.store.api import Info, Store
-from zarrfs.store.walk import walk
+from zarrfs.store.traversal import walk
 
 
 class Globs:

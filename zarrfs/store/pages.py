@@ -17,9 +17,9 @@ import trio
 
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError
-from zarrfs.net.answers import Page
+from zarrfs.net.responses import Page
 from zarrfs.store.api import key_rule
-from zarrfs.store.names import END, Names, encoded
+from zarrfs.store.name_table import END, NameTable, encoded
 
 log = logging.getLogger("zarrfs.store")
 
@@ -45,7 +45,7 @@ class _Chain:
 class Pages:
     """See the module. `fetch`: a page of the keys after one."""
 
-    def __init__(self, names: Names, fetch: Callable[[str], Awaitable[Page]]) -> None:
+    def __init__(self, names: NameTable, fetch: Callable[[str], Awaitable[Page]]) -> None:
         self._names, self._fetch = names, fetch
         self._chains: list[_Chain] = []  # sorted
         self._unused: list[bytes] = []  # where pages begin that came ahead, and that nobody has reached

@@ -32,11 +32,11 @@ from zarrfs.errors import (
     TargetChanged,
     TargetMissing,
 )
-from zarrfs.net.answers import Entry, Page
+from zarrfs.net.responses import Entry, Page
 from zarrfs.net.systems import System
 from zarrfs.net.versions import note_unversioned
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, keys_below, name_rule, split_key
-from zarrfs.store.names import Emptied, Known, Names, encoded, span_of
+from zarrfs.store.name_table import Emptied, Known, NameTable, encoded, span_of
 from zarrfs.store.pages import Pages
 from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.system.buffers import Buffer
@@ -58,7 +58,7 @@ class FsspecStore(Store):
     "No such key" is said only where the server says so; a server that fails is a ReadError. A value that
     changes while it is read is read anew, so no get() mixes two versions. Where a name is a value and a
     directory at once, it is the value (in a zip file: the directory). What the server tells of names goes to a table
-    (names.py), where it is believed for metadata_ttl=.
+    (name_table.py), where it is believed for metadata_ttl=.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FsspecStore(Store):
         self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
         self._found: tuple[System, str] | None = None
         since = max(options.asked_since, options.names_since)
-        self.names = Names(*self._ttls(options), since, options.cache == "none")
+        self.names = NameTable(*self._ttls(options), since, options.cache == "none")
         self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: SingleFlight[str] = SingleFlight()
         self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far

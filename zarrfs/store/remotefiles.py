@@ -10,17 +10,17 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.blocks import Blocks
 from zarrfs.cache.streams import Stream, Streams
-from zarrfs.cache.wanted import Wanted
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.net import openers
-from zarrfs.net.answers import Entry, Page
 from zarrfs.net.reach import Trust
+from zarrfs.net.responses import Entry, Page
 from zarrfs.net.systems import System
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
@@ -119,19 +119,19 @@ class RemoteFiles:
         self, system: System, path: str, offset: int, length: int, low: int, high: int, expected: Entry | None
     ) -> Buffer:  # fmt: skip
         if high - low <= self._part:
-            block = await self.blocks.get(Wanted(system, path, low, high, expected), length)
+            block = await self.blocks.get(BlockRequest(system, path, low, high, expected), length)
             return _cut(block, offset - low, length, system, path, low)
         stream = self._streams.read((id(system), path, low), offset, offset + length)
         if offset == low and high - low <= _WINDOW * self._part:
             stream.window = stream.window or high - low  # all of it, at once
         self._fetch_ahead(stream, system, path, low, high, expected)
-        wanted = list(self._cover(Wanted(system, path, offset, offset + length, expected), low, high, stream))
+        wanted = list(self._cover(BlockRequest(system, path, offset, offset + length, expected), low, high, stream))
         if len(wanted) == 1:
             block = await self.blocks.get(wanted[0], length)
             return _cut(block, offset - wanted[0].start, length, system, path, wanted[0].start)
         buffer = bytearray(length)
 
-        async def put(one: Wanted) -> None:
+        async def put(one: BlockRequest) -> None:
             start, stop = max(offset, one.start), min(offset + length, one.stop)
             block = await self.blocks.get(one, stop - start)
             buffer[start - offset : stop - offset] = _cut(
@@ -154,9 +154,9 @@ class RemoteFiles:
 
     def first_block(
         self, system: System, path: str, low: int, high: int, expected: Entry | None = None
-    ) -> Wanted:
+    ) -> BlockRequest:
         """Return the block to prefetch of the value [low, high)."""
-        return Wanted(system, path, low, min(high, low + self._part), expected)
+        return BlockRequest(system, path, low, min(high, low + self._part), expected)
 
     async def read_all_at(self, system: System, path: str) -> bytes:
         """Return all bytes at `path`, uncached; ReadError if they are more than -o document_limit=."""
@@ -209,7 +209,7 @@ class RemoteFiles:
 
     # -- large values
 
-    def _cover(self, read: Wanted, low: int, high: int, stream: Stream) -> Iterator[Wanted]:
+    def _cover(self, read: BlockRequest, low: int, high: int, stream: Stream) -> Iterator[BlockRequest]:
         """Yield the blocks of a read of a large value: parts for a sequential read, else pieces."""
         at = read.start
         while at < read.stop:
@@ -228,7 +228,7 @@ class RemoteFiles:
         """Start fetching the parts in the read-ahead window of a stream, as far as there is memory."""
         at = max(stream.started, stream.at - (stream.at - low) % self._part)
         while stream.window and at < min(stream.at + stream.window, high):
-            part = Wanted(system, path, at, min(at + self._part, high), expected)
+            part = BlockRequest(system, path, at, min(at + self._part, high), expected)
             if not self.blocks.cache.has(part.key):
                 ahead = self.blocks.ahead(part)
                 if ahead is None:

@@ -11,7 +11,7 @@ import trio
 
 from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.store.api import Info, Kind, Store, join_key
-from zarrfs.store.walk import resolve
+from zarrfs.store.traversal import resolve
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Slices

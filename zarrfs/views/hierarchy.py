@@ -12,7 +12,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, StoreError
 from zarrfs.store.api import Info, Kind, Store, join_key, split_key
-from zarrfs.store.walk import follow
+from zarrfs.store.traversal import follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated

@@ -17,8 +17,8 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, WrappingStore, check_key, join_key, split_key
+from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
-from zarrfs.store.walk import resolve
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import v2, v3

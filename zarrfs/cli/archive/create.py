@@ -19,7 +19,7 @@ from zarrfs.config import values as optionvalues
 from zarrfs.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
-    from zarrfs.archives.tree_reader import CreateOptions
+    from zarrfs.archives.pack_tree import CreateOptions
 
 EPILOG = """\b
 Examples:
@@ -91,7 +91,7 @@ def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None,
 def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
     from zarrfs.archives.create import Progress, expect
     from zarrfs.archives.create import create as write
-    from zarrfs.archives.tree_reader import CreateOptions
+    from zarrfs.archives.pack_tree import CreateOptions
     from zarrfs.cli import meter, show
 
     if not paths:

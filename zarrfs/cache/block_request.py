@@ -1,16 +1,16 @@
-"""Wanted: a block, as it is asked for."""
+"""A request for a block."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from zarrfs.net.answers import Entry
+from zarrfs.net.responses import Entry
 from zarrfs.net.systems import System
 
 
-class Wanted(NamedTuple):
-    """A block: [start, stop) of what is at `path`; `expected`: what the value must be, where that is known."""
+class BlockRequest(NamedTuple):
+    """A request for the block [start, stop) of `path`; `expected`: attributes that the value must have, if known."""
 
     system: System
     path: str

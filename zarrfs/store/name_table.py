@@ -1,4 +1,4 @@
-"""Names: the table of what a server has told of a tree: key -> size, time and tag, or directory, or absent.
+"""The table of names that a server has reported: key -> size, time and tag, or directory, or absent.
 
 It is a SQLite file without a name, of which a bounded part is in memory. A row is believed for metadata_ttl=. Some
 answers tell of all names in a place: the listing of a directory, and a page of a flat listing, which is a span of
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from zarrfs.net.answers import Entry
+from zarrfs.net.responses import Entry
 from zarrfs.store.api import join_key, split_key
 
 _FILE, _DIRECTORY, _ABSENT = range(3)
@@ -81,8 +81,8 @@ class Emptied(Exception):
     """The table was emptied while it was read: it has no room for more, or is damaged."""
 
 
-class Names:
-    """See the module. `ttl`: seconds for which it is believed; `absent`: the same of what is not there.
+class NameTable:
+    """See the module. `ttl`: seconds for which a row is valid; `absent`: the same for absent names.
 
     `path` is where the table is kept: what is there is taken at the first use, but for what was told before `since`,
     and keep() replaces it.

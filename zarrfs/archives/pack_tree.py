@@ -1,4 +1,4 @@
-"""Directory trees as entries of an archive: walked, read, hashed, and put into blobs.
+"""Packing of a directory tree: walk it, read and hash its files, and write its entries and blobs.
 
 TreeWalk cuts a tree into tasks; EntryReader does them, in the processes of zarrfs.system.workers.
 """

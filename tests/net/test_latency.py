@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarrfs.net.meters import Latency
+from zarrfs.net.latency import Latency
 
 times = st.lists(st.floats(1e-6, 1000.0), min_size=1, max_size=300)
 

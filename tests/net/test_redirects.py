@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zarrfs.net.moved import Moved
+from zarrfs.net.redirects import PermanentRedirects
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ from zarrfs.net.moved import Moved
     ],
 )
 def test_one_redirect_tells_of_others(url: str, location: str, other: str, expected: str, guessed: bool) -> None:
-    moved = Moved()
+    moved = PermanentRedirects()
     moved.learn(url, location)
     assert moved.onward(other) == (expected, guessed)
 
 
 def test_circles_and_exceptions_end() -> None:
-    moved = Moved()
+    moved = PermanentRedirects()
     moved.learn("http://a/x", "http://b/x")
     moved.learn("http://b/x", "http://a/x")
     assert moved.onward("http://a/y")[0] in ("http://a/y", "http://b/y")

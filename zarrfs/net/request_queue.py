@@ -1,6 +1,6 @@
-"""Ranges: requests to servers: neighbours fetched as one, a bounded number in flight, repeated while that may help.
+"""The queue of requests to each server: bounds those in flight, coalesces neighbouring ranges, and retries failures.
 
-What is wanted waits in a queue for its server. When a request may be sent, the first want takes its neighbours
+A range waits in the queue of its server. When a request may be sent, the first range takes its neighbours
 with it: ranges of the same target with at most coalesce_gap= between them, up to coalesce_size= in all. Readers
 go before what is fetched ahead of them.
 
@@ -25,10 +25,10 @@ import trio
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.net.answers import Fetched, Transient
 from zarrfs.net.hedging import Hedges
-from zarrfs.net.meters import Latency
+from zarrfs.net.latency import Latency
 from zarrfs.net.outages import Outage
+from zarrfs.net.responses import Fetched, Transient
 from zarrfs.net.systems import System, ThreadSystem
 
 log = logging.getLogger("zarrfs.transfer")
@@ -103,7 +103,7 @@ class _Host:
                 self.outage.waited += 1
 
 
-class Ranges:
+class RequestQueue:
     """Fetches ranges for one RemoteFiles. `on_merged` is given the ranges that were fetched for many small wants."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Ranges:
         self._hosts: dict[str, _Host] = {}
         self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
-        self.beneath: Ranges | None = None  # those for the archives that values here lie in
+        self.beneath: RequestQueue | None = None  # those for the archives that values here lie in
         self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges under way that came ahead of readers
 
     async def fetch(self, system: System, path: str, start: int, stop: int, ahead: bool = False) -> Fetched:

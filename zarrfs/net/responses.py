@@ -1,4 +1,4 @@
-"""Answers of servers: entries, bytes, and failures that a retry may cure."""
+"""Responses of servers: entries, bytes, and failures that a retry may cure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zarrfs.system.buffers import Buffer
 
 
 class Entry(NamedTuple):
-    """What a server says about one name."""
+    """Attributes of one name, as a server gives them."""
 
     name: str
     directory: bool

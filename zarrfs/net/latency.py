@@ -1,4 +1,4 @@
-"""Meters of requests: how long they take."""
+"""The distribution of the times that requests take."""
 
 from __future__ import annotations
 

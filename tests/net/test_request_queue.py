@@ -6,7 +6,7 @@ import trio
 
 from tests.servers import Faulty
 from zarrfs.config.options import Options
-from zarrfs.net.ranges import Ranges
+from zarrfs.net.request_queue import RequestQueue
 from zarrfs.store.remotefiles import RemoteFiles
 
 
@@ -17,7 +17,7 @@ def test_a_reader_that_leaves_before_its_request_is_sent(faulty: Faulty) -> None
     async def main() -> None:
         files = RemoteFiles(Options())
         system, path = await files.find(url)
-        ranges = Ranges(Options())
+        ranges = RequestQueue(Options())
         for ahead in (False, True) * 10:  # whether the request or the reader goes first is trio's choice
             with trio.CancelScope() as scope:
                 scope.cancel()

@@ -1,4 +1,4 @@
-"""Moved: where servers have said, by a permanent redirect, that what they had is now: each is followed once.
+"""Permanent redirects, remembered: later requests for the same names go to the new place at once.
 
 Source: RFC 9110, sections 15.4.2 and 15.4.9 (301 and 308). A redirect of one name is taken to hold for all names that
 it changes in the same way: those of the server where the path stays as it is, else those below the prefix that is
@@ -17,8 +17,8 @@ _MOST = 64  # prefixes that are remembered
 _EXCEPTIONS = 65_536  # names that are asked for where they were
 
 
-class Moved:
-    """See the module."""
+class PermanentRedirects:
+    """The permanent redirects that a mount has seen."""
 
     def __init__(self) -> None:
         self._prefixes: LRU[str, str] = LRU(_MOST)  # without the "/" at the end
