@@ -199,7 +199,7 @@ class Booted(Machine):
         assert state in self._states, state + "\n" + self.root("systemctl --failed --no-pager")
 
     def _found(self) -> bool:
-        """Whether systemd takes commands; its pid is known then."""
+        """Return whether systemd takes commands; its pid is known then."""
         with contextlib.suppress(OSError, ValueError):
             unshare = int((self._place / "pid").read_text())
             self.pid = int(Path(f"/proc/{unshare}/task/{unshare}/children").read_text())
@@ -209,7 +209,7 @@ class Booted(Machine):
         return False
 
     def ended(self, seconds: float = 30) -> bool:
-        """Whether the machine has been powered off, or is within `seconds`."""
+        """Wait up to `seconds` for the machine to power off; return whether it has."""
         deadline = time.monotonic() + seconds
         while os.path.exists(f"/proc/{self.pid}"):
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What all tests share: the program, sample data, and a cache directory that is not the user's."""
+"""Fixtures of all tests: the program, sample data, and a cache directory that is not the user's."""
 
 from __future__ import annotations
 

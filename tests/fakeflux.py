@@ -149,7 +149,7 @@ class FakeFlux:
         (self.root / "stopped").write_text(said)
 
     def calls(self) -> list[str]:
-        """What was asked, and by the binding opened and closed."""
+        """Return the calls of the command, and the handles that the binding has opened and closed."""
         calls = self.root / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
 
@@ -176,7 +176,7 @@ def content_db(path: Path, blobs: Iterable[bytes], algorithm: str = "sha1", comp
 
 
 def dump_tar(path: Path, archives: dict[str, tuple[Any, list[bytes]]], mode: str = "w") -> None:
-    """What flux dump writes of an instance with these archives, preserved: by name, the document and its blobs."""
+    """Build the tar that flux dump writes of an instance with these archives, preserved: {name: (document, blobs)}."""
     with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as tar:
 
         def add(name: str, data: bytes) -> None:

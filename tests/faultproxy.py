@@ -106,7 +106,7 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._free.set)
 
     def connections(self) -> int:
-        """How many connections clients have at the moment."""
+        """The number of open client connections."""
         return len(self._clients)
 
     # -- the loop

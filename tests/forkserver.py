@@ -1,4 +1,4 @@
-"""zarrfs for tests without the start of Python: a server that has imported it, and forks for each command.
+"""A server that has imported zarrfs and forks for each command of the tests, which saves the start of Python.
 
 Of the processor time of a short command nine tenths are the start of Python and imports. What is forked is a process
 of its own with its own streams, environment, working directory and end, and its daemons are, too. It differs from a
@@ -118,7 +118,7 @@ def _server(pid: int) -> _Server:
 
 
 def _state(environment: Mapping[str, str]) -> object:
-    """What a program inherits, or reads once, but for streams and working directory."""
+    """Return all that a forked command inherits or reads once, other than streams and working directory."""
     with open("/proc/thread-self/status") as file:
         found = [line for line in file if line.partition(":")[0] in _INHERITED]
     spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "net", "user", "cgroup")]

@@ -45,7 +45,7 @@ exec sleep infinity
 
 
 def without_others(but: Path | str = "") -> str:
-    """What a mount namespace begins with, for a shell: it keeps no mounts of other tests, except those below `but`.
+    """Return shell lines that begin a mount namespace: unmount the mounts of other tests, except those below `but`.
 
     Those tests wait for the end of their daemons.
     """
@@ -88,7 +88,7 @@ class Machine:
         return number
 
     def root(self, script: str, check: bool = True) -> str:
-        """What a script of root's writes; it must succeed, unless `check` says otherwise."""
+        """Run a script as root and return its output; it must succeed, unless `check` is false."""
         done = self.run("sh", "-c", script, user="root")
         assert not check or done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
@@ -135,7 +135,7 @@ class Machine:
         )  # fmt: skip
 
     def mounts(self, kind: str = "fuse.zarrfs") -> list[str]:
-        """Where something of the type `kind` is mounted."""
+        """Return the mount points of file systems of the type `kind`."""
         with open(f"/proc/{self.pid}/mountinfo") as file:
             return [line.split(" ")[4] for line in file if f" - {kind} " in line]
 

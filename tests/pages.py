@@ -66,7 +66,7 @@ class Block(NamedTuple):
 
     @property
     def transcript(self) -> bool:
-        """Whether it is commands and what they write."""
+        """Whether a block has commands and their output."""
         return self.text.startswith("$ ")
 
     @property
@@ -104,12 +104,12 @@ class Line(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Where it is."""
+        """The page and the line of a block."""
         return f"{self.page}:{self.number}"
 
 
 def examples(block: Block) -> bool:
-    """Whether a block is what the help of a command ends with."""
+    """Whether a block is the end of a command's help."""
     return block.text.startswith("Examples:\n")
 
 
@@ -137,7 +137,7 @@ def lines() -> list[Line]:
 
 
 def usage(block: Block) -> bool:
-    """Whether a block shows the form of a command, as its help does: scripts/write-docs writes it."""
+    """Whether a block is the usage line of a command, which scripts/write-docs writes."""
     return re.fullmatch(r"zarrfs [a-z -]*(\[OPTIONS\]|COMMAND).*\n", block.text) is not None
 
 
@@ -188,7 +188,7 @@ def check_transcript(
 def run_script(
     lines: Sequence[str], cwd: Path, names: Mapping[str, str], env: Mapping[str, str] | None = None
 ) -> str:  # fmt: skip
-    """What a shell writes that runs `lines` (each ends its line), with MARK after each."""
+    """Run `lines` (each ends its line) in a shell; return the output, with MARK after each."""
     script = "exec 2>&1\n"
     for line in lines:
         late = "sleep 0.3\n" if re.search(r"\blog\b", line) else ""  # a daemon writes its log in a thread
@@ -209,7 +209,7 @@ def as_here(text: str, names: Mapping[str, str]) -> str:
 
 
 def as_written(text: str, names: Mapping[str, str]) -> str:
-    """What was written here, with the names that a page has for things."""
+    """Replace the names of this machine in an output with the names of the page."""
     for name, here in sorted(names.items(), key=lambda pair: len(pair[1]), reverse=True):
         text = text.replace(here, name)
     return text
@@ -223,7 +223,7 @@ def masked(text: str, masks: Sequence[str] = ()) -> str:
 
 
 def matches(wanted: str, found: str) -> bool:
-    """Whether what was found is what was wanted, "..." being any lines."""
+    """Return whether an output matches the wanted one, "..." being any lines."""
     pattern = "".join("(?:.*\n)*" if line == "...\n" else re.escape(line) for line in wanted.splitlines(keepends=True))
     return re.fullmatch(pattern, found) is not None
 

@@ -184,7 +184,7 @@ class Faulty:
         self._faults["HEAD " + path], self._forever["HEAD " + path] = list(faults), forever
 
     def gets(self) -> int:
-        """How many GET requests came since put()."""
+        """Return the number of GET requests since put()."""
         return sum(method == "GET" for method, _, _ in self.requests)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Whatever is raised, and wherever it is reported: the line has a reason."""
+"""Every exception has a reason in the line that reports it."""
 
 from __future__ import annotations
 

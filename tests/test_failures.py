@@ -1,4 +1,4 @@
-"""Which failures get a line in the log, and what it says."""
+"""Log lines of failures: which are written, and their text."""
 
 from __future__ import annotations
 

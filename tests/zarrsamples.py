@@ -25,7 +25,7 @@ class Sample(NamedTuple):
 
     @property
     def defined(self) -> bool:
-        """Whether sha256 is that of values which somebody wrote, or of the fill value."""
+        """Return whether sha256 is that of values that were written, or of the fill value."""
         return self.store.name not in _UNDEFINED
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from zarrfs.failures import FAILURES
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 
 def reason_of(exc: BaseException) -> str:

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 SILENCE = 60.0  # seconds between two lines about the same failure, and between two about suppressed ones
 REMEMBERED = 1024  # failures

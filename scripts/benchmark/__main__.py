@@ -93,7 +93,7 @@ def arguments() -> argparse.Namespace:
 
 
 def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitStack) -> Any:
-    """What the measures of a suite are given."""
+    """Make the arguments of the measures of a suite."""
     if chosen.suite == "basics":
         return Data(directory, chosen.entries or 100_000, (chosen.size or 512) << 20)
     if chosen.suite == "references":

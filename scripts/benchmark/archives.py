@@ -40,7 +40,7 @@ command and its children; memory is the most that these had together (PSS, every
 
 
 class Used(NamedTuple):
-    """What a command took: seconds of wall, user and system time."""
+    """The time of a command: seconds of wall, user and system time."""
 
     wall: float
     user: float

@@ -103,7 +103,7 @@ def mounted(run: Arrays, store: Path, *options: str) -> Iterator[Path]:
 
 
 def stats(mountpoint: Path) -> dict[str, Any]:
-    """What a mount has counted."""
+    """Return the counters of a mount."""
     return dict(json.loads(os.getxattr(mountpoint, "user.zarrfs.stats")))
 
 
@@ -117,7 +117,7 @@ def warm(path: Path) -> None:
 
 
 def by_zarr(script: str, *arguments: object) -> float:
-    """What a script that uses zarr-python prints."""
+    """Run a script that uses zarr-python; return its output."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

@@ -1,4 +1,4 @@
-"""Who asks for ranges: `scripts/bench clients`. fsspec's clients and obstore, through zarrfs' own systems, no mount.
+"""Clients for ranges, `scripts/bench clients`: fsspec's and obstore, through zarrfs' own systems, without a mount.
 
 Each sample is a process that fetches 512 KiB chunks, 32 at once, and tells MB/s and its own CPU time, kernel included.
 """

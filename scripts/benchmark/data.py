@@ -1,4 +1,4 @@
-"""What the benchmark mounts: references into one file of data, and the keys of the large set."""
+"""Data of the benchmark: references into one file, and the keys of the large set."""
 
 from __future__ import annotations
 

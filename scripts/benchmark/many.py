@@ -140,7 +140,7 @@ def pss(place: Place) -> float:
 
 
 def measure_nodes(run: Many, rounds: int) -> Iterator[Result]:
-    """What the server sees of many mounts with one cache_dir, beside one mount, and as many without."""
+    """Count the server's requests of many mounts with one cache_dir, beside one mount, and as many without."""
     wanted: list[Piece] = [(chunk(number), 0, CHUNK) for number in random.Random(6).sample(range(600), NODE_CHUNKS)]
     requests: dict[str, list[float]] = {}
     sent: dict[str, list[float]] = {}

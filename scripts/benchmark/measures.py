@@ -1,4 +1,4 @@
-"""What is measured. A measure gives Results; each sample is one figure of one contender."""
+"""Measures: each gives Results, whose samples are one figure of one contender."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def interleaved(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[flo
 
 
 def seconds(command: list[object]) -> float:
-    """How long a command takes."""
+    """Run a command; return the seconds it takes."""
     began = time.perf_counter()
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began

@@ -29,7 +29,7 @@ class Unavailable(Exception):
 
 
 class Run(Protocol):
-    """What has a directory for mount points."""
+    """A run of the benchmark, with a directory for mount points."""
 
     directory: Path
 
@@ -64,7 +64,7 @@ def zarrfs(document: Path, data: Data) -> Iterator[Path]:
 
 
 def _mounted(mountpoint: Path) -> bool:
-    """Whether something is mounted there, be its process alive or dead."""
+    """Return whether something is mounted there, by a living process or a dead one."""
     try:
         os.stat(mountpoint)
     except OSError as exc:
@@ -149,7 +149,7 @@ BIG = {
 
 
 def _raise_read_ahead(mountpoint: Path) -> None:
-    """What zarrfs does for its own mounts, where the user may."""
+    """Raise the kernel's read-ahead window, as zarrfs does for its own mounts."""
     device = os.stat(mountpoint).st_dev
     with contextlib.suppress(OSError):
         path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
@@ -157,7 +157,7 @@ def _raise_read_ahead(mountpoint: Path) -> None:
 
 
 def read_requests(mountpoint: Path, data: Data) -> int:
-    """How many read requests a zarrfs mount has answered."""
+    """Return the number of read requests that a zarrfs mount has answered."""
     return int(counters(mountpoint, data.directory / "index" / "log", "read")["read"])
 
 

@@ -1,4 +1,4 @@
-"""What `scripts/bench remote` serves and mounts: one tree on nginx, over http and https, and references to it."""
+"""Data of `scripts/bench remote`: one tree on nginx, over http and https, and references to it."""
 
 from __future__ import annotations
 

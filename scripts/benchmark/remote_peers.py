@@ -24,7 +24,7 @@ _TOUCHED = 3 << 30  # bytes
 
 
 class Place(NamedTuple):
-    """Where the tree can be read: `prefix` is a directory or a URL; `pid` the daemon's, where there is one."""
+    """A contender's view of the tree: `prefix` is a directory or a URL; `pid` the daemon's, if there is one."""
 
     prefix: str
     pid: int | None = None
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 class Run(peers.Run, Protocol):
-    """What has a directory for indexes and logs, too."""
+    """A run with a directory for indexes and logs, too."""
 
     index: Path
 

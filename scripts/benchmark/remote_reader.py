@@ -64,7 +64,7 @@ class Connection:
 
 
 def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failures: list[str]) -> None:
-    """What one thread does."""
+    """Read with one thread."""
     connection = Connection()
     at = 0
     go.wait()
@@ -78,7 +78,7 @@ def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failu
 
 
 def one_process(threads: list[list[Piece]], answer: int, go: int, digest: int) -> dict[str, Any]:
-    """What one process does: wait for `go`, read in threads; wait for `digest`, take the digests.
+    """Run one process: wait for `go`, read in threads; wait for `digest`, take the digests.
 
     Before each it says a byte.
     """

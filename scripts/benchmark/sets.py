@@ -70,7 +70,7 @@ class Sets:
 
 
 def fsspec(what: str, document: Path) -> dict[str, float]:
-    """What fsspec_peer.py tells."""
+    """Run fsspec_peer.py and return its figures."""
     command = [sys.executable, peers.HERE / "fsspec_peer.py", what, document]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 

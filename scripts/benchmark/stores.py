@@ -133,7 +133,7 @@ class Stores(Tree):
             self._moto.wait()
 
     def requests(self) -> int:
-        """How many requests nginx has answered so far."""
+        """Return the number of requests that nginx has answered so far."""
         return (self.directory / "access.log").read_bytes().count(b"\n")
 
     def places(self) -> dict[str, tuple[str, str]]:

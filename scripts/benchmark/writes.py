@@ -41,7 +41,7 @@ dirty pages are written and 3 GiB of memory touched. Daemons and writers share t
 
 
 class Writes:
-    """What the contenders are mounted over: a small reference set, a tar archive, and room for directories."""
+    """The sources of the contenders: a small reference set, a tar archive, and room for directories."""
 
     def __init__(self, directory: Path, size: int, files: int) -> None:
         self.directory, self.size, self.files = directory, size, files
@@ -142,7 +142,7 @@ THEIRS: dict[str, Contender] = {
 
 
 class Work(NamedTuple):
-    """What is measured."""
+    """A workload."""
 
     what: str
     unit: str
@@ -292,7 +292,7 @@ def measure_dbench(run: Writes, rounds: int) -> Iterator[Result]:
 
 
 def output(command: list[str | Path]) -> str:
-    """What a command prints. RuntimeError when it fails, with what it complained of first."""
+    """Run a command; return its output. RuntimeError if it fails, with its first error line."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()[-1:] or ["it failed"]

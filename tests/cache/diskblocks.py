@@ -46,7 +46,7 @@ def remember(cache: DiskCache, target: str, version: TargetVersion) -> None:
 
 
 def read_now(cache: DiskCache, target: str, start: int, stop: int, version: TargetVersion = ONE) -> bytes | None:
-    """What is read without waiting; None also where that means waiting."""
+    """Read without waiting; None also where the read would have to wait."""
     try:
         data = cache.read(target, version, start, stop, now=True)
     except BlockingIOError:
@@ -55,7 +55,7 @@ def read_now(cache: DiskCache, target: str, start: int, stop: int, version: Targ
 
 
 def found(cache: DiskCache, target: str, start: int, stop: int, version: TargetVersion = ONE) -> bool:
-    """Whether the cache has a range; what it has must be right."""
+    """Return whether the cache has a range; check its bytes."""
     at_once = read_now(cache, target, start, stop, version)
     data = cache.read(target, version, start, stop, again=True)
     for one in (data, at_once):
@@ -93,7 +93,7 @@ def flip(path: Path, place: int) -> None:
 
 
 def is_fetching(directory: Path) -> bool:
-    """Whether any process holds a lease."""
+    """Return whether any process holds a lease."""
     with (directory / LAYOUT / INDEX).open("r+b") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, LOCKS + 1, 0, 0)
         kind: int = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_OFD_GETLK, lock))[0]  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ def is_fetching(directory: Path) -> bool:
 
 
 def taken(directory: Path) -> int:
-    """What du says, in bytes."""
+    """Return the bytes that a directory occupies, as du(1) counts them."""
     done = subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[0])
 

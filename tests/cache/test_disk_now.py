@@ -90,7 +90,7 @@ def test_open_cached_follows_no_link(link: str, tmp_path: Path) -> None:
 
 
 def test_no_server_is_waited_for() -> None:
-    """What /proc is, is not in the list of local file systems; nor is what is closed."""
+    """/proc is not in the list of local file systems, and a closed cache reads nothing."""
     descriptor = os.open("/proc", os.O_RDONLY)
     assert not is_local(descriptor)
     os.close(descriptor)
@@ -198,7 +198,7 @@ def test_a_kernel_without_openat2(local: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_directory_that_goes_away(local: Path) -> None:
-    """What was removed is not read from descriptors that are still open."""
+    """A removed cache directory is not read through descriptors that are still open."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)

@@ -156,7 +156,7 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
 
 
 def test_what_was_reserved_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all ends, and when nothing was written for a while."""
+    """Reserved space is released at the end, and after a while without writes."""
     monkeypatch.setattr(disk, "_IDLE", 0.05)
     cache = DiskCache(str(tmp_path), 320 * MIB, 0)
     cache.write(T, ONE, 0, content(T, ONE, 0, MIB))
@@ -239,7 +239,7 @@ def test_many_processes_share_a_small_cache(tmp_path: Path) -> None:
 
 
 def test_the_index_is_bounded_too(tmp_path: Path) -> None:
-    """Where it may not grow any more, old blocks are forgotten for new ones, and none is wrong."""
+    """An index that may not grow evicts old blocks for new ones, and returns no wrong bytes."""
     cache = DiskCache(str(tmp_path), 2 * MIB, 0)
     for number in range(4000):
         cache.write(T, ONE, number * 10, content(T, ONE, number * 10, number * 10 + 10))
@@ -255,7 +255,7 @@ def test_the_index_is_bounded_too(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60 + KILLS)
 def test_killed_while_it_writes(tmp_path: Path) -> None:
-    """What is there is right, nothing is found to be wrong, and room is found in spite of what was reserved."""
+    """After a kill, blocks are right, none counts as damaged, and reserved space is found again."""
     directory, size = tmp_path / "c", 64 * MIB
     seeds = random.Random(4)
     wrote = 0

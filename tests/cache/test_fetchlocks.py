@@ -158,7 +158,7 @@ def test_a_lease_is_released_after_what_was_written_before(tmp_path: Path, monke
 
 
 def read_by_many(check: Callable[[list[RemoteFiles]], Awaitable[Any]], count: int, options: Options) -> Any:
-    """What `check` gives of so many RemoteFiles that share a cache directory and nothing else."""
+    """Run `check` on `count` RemoteFiles that share nothing but a cache directory."""
 
     async def main() -> Any:
         nodes = [RemoteFiles(options) for _ in range(count)]

@@ -389,7 +389,7 @@ def test_a_block_that_left_the_cache_is_in_no_memory() -> None:
     """Readers keep an Ahead for as long as they may come back; the bytes of it are the cache's alone."""
 
     class Block(bytearray):
-        """What can be referred to weakly."""
+        """Bytes that a weak reference can point to."""
 
     async def fetch() -> Block:
         return Block(10)

@@ -117,7 +117,7 @@ def test_stores_on_web_servers(nginx: Nginx, lists: bool) -> None:
 
 
 def drawn(text: str) -> str:
-    """What packed() packed."""
+    """Undo packed(), a run-length encoding."""
     runs = (run.split("x") for run in text.split(" ")) if text else ()
     return "".join(level * int(*count or "1") for level, *count in runs)
 

@@ -1,4 +1,4 @@
-"""What zarrfs stats and zarrfs top make of given counters."""
+"""The output of zarrfs stats and zarrfs top for given counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""concurrency/single_flight.py: what many tasks want is fetched once, and whoever was let down fetches itself."""
+"""SingleFlight: tasks that need the same value share one fetch, and fetch again after a failure."""
 
 from __future__ import annotations
 

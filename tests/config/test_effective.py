@@ -28,7 +28,7 @@ SOURCE = "s3://bucket/climate/era5.json"
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the system's file is, in this process."""
+    """Redirect the path of the system's zarrfs.toml, in this process."""
     path = tmp_path / "system.toml"
     monkeypatch.setattr(configuration, "SYSTEM", str(path))
     return path
@@ -36,7 +36,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def user(tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the user's file is, here and in programs; the system has none here."""
+    """Redirect the path of the user's zarrfs.toml, here and in child processes; the system has none here."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = tmp_path / "zarrfs/zarrfs.toml"
     path.parent.mkdir()

@@ -221,7 +221,7 @@ UNITS = {seconds: ["", "ms", "s", "min", "h", "d", "w"], size: ["B", "KiB", "MB"
 
 @given(data=st.data())
 def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.DataObject) -> None:
-    """Whatever is written, by hand or in TOML, is a value that all else may meet, or one clear error."""
+    """Any text, from -o or TOML, parses to a value that the other checks accept, or to one error line."""
     name = data.draw(st.sampled_from(NUMBERS))
     parser = TABLE[name].metadata["parse"]
     number = st.one_of(st.integers(-5, 5), st.integers(), st.floats(), st.integers(0, 2**70)).map(str)

@@ -1,4 +1,4 @@
-"""What may be shown of URLs, options, command lines and the text of others."""
+"""Redaction of URLs, options, command lines and messages of other programs."""
 
 from __future__ import annotations
 

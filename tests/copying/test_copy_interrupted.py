@@ -308,7 +308,7 @@ def test_another_file_system_within(tmp_path: Path) -> None:
 
 
 def as_nobody(document: Any, out: Path, existing: str = "refuse") -> str:
-    """What becomes of an extraction by somebody who has no rights."""
+    """Extract as a user without rights; return "" or the error."""
     extract(document, out.parent / "warm")  # nobody can import what is not yet imported
     shutil.rmtree(out.parent / "warm")
     scratch = out.parent / "scratch"

@@ -103,7 +103,7 @@ def test_what_cannot_be_had_is_told_as_ever(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is an error, and the next run with the same mark goes on."""
+    """A killed child is an error; the next run with the same mark resumes."""
     document, write_ = archive_of(tmp_path, 900), CopyProcesses._write
 
     def deadly(self: CopyProcesses, task: Any, memory: memoryview) -> Any:
@@ -122,7 +122,7 @@ def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
-    """What was for it does not come into the root."""
+    """Files of a removed directory are not written into the root instead."""
     with opened({"d/f": file("x")}, type="archive") as (store, _plan):
         filling = DestinationDirectory(str(tmp_path / "out"))
         forked = CopyProcesses(
@@ -216,7 +216,7 @@ def source_of(kind: str, document: Any, tmp_path: Path) -> Iterator[Store]:
 def test_processes_do_what_the_ordinary_way_does(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where only some entries are asked for, or something is there already."""
+    """Child processes and threads copy the same, with filters and with an existing destination."""
     document, forks, fork, choice = archive_of(tmp_path, 900), [], os.fork, CHOICES[name]
     monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
     found = []

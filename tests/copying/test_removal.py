@@ -1,4 +1,4 @@
-"""What a copy has written is removed, and nothing else, however deep, and whoever is quicker."""
+"""Removal of a copy: all that it has written and nothing else, at any depth, beside other writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zarrfs.store.api import Info, Kind
 
 
 def span(tmp_path: Path, write: Callable[[], object]) -> Spans:
-    """When `write` wrote."""
+    """Return the times between which `write` wrote."""
     clock = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         since = changed_now(clock, changed_now(clock))
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def copied(place: Path, count: int = 20) -> Callable[[], None]:
-    """What writes as a copy does, while somebody touches what was there."""
+    """Return a writer that does as a copy, and changes a file that was there before."""
 
     def write() -> None:
         for number in range(count):
@@ -166,7 +166,7 @@ def test_depth_takes_no_descriptors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_whole_seconds(when: str, tmp_path: Path) -> None:
-    """What is written in the second of a copy's beginning or end, on a file system that tells no parts of one."""
+    """On a file system with times in whole seconds, files written in the first or last second of a copy."""
     image, mounted = tmp_path / "image", tmp_path / "mounted"
     mounted.mkdir()
     with open(image, "wb") as file:

@@ -1,4 +1,4 @@
-"""When a mount closes a version that a refresh has replaced."""
+"""Closing of store versions that a refresh has replaced."""
 
 from __future__ import annotations
 

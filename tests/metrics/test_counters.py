@@ -154,7 +154,7 @@ def test_alerts_come_when_they_should(promtool: str, tmp_path: Path) -> None:
 
 
 def annotations(name: str, about: dict[str, str]) -> dict[str, str]:
-    """What an alert says, with its labels filled in."""
+    """Return the annotations of an alert, with its labels filled in."""
     [rule] = [one for one in rules() if one["alert"] == name]
     found = {}
     for key, text in rule["annotations"].items():

@@ -1,4 +1,4 @@
-"""What is watched of a mount: the file of metrics when its directory fails, faults that end nothing."""
+"""Export of metrics: a metrics file whose directory fails, and export failures, which end no mount."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_names_that_are_no_text() -> None:
 
 
 def test_urls_have_no_secrets() -> None:
-    """Whoever forgot to clean them."""
+    """The log redacts URLs that its caller forgot to redact."""
     url = "https://user:hunter2@h/x?X-Amz-Signature=hunter2"
     for line in (
         text_line(record(f"{url}: broken")), json_line(record(f"{url}: broken", facts={"url": url}), {}),
@@ -99,7 +99,7 @@ def test_a_message_has_a_bound() -> None:
 
 
 def entry(data: bytes) -> dict[str, str]:
-    """What journald makes of a datagram."""
+    """Parse a datagram as journald does."""
     found = {}
     while data:
         name, sign, rest = data.partition(b"\n")[0].partition(b"=")

@@ -14,7 +14,7 @@ import sys
 
 
 def one(number: int, path: str, length: int, flags: int) -> None:
-    """What one process does."""
+    """Read with one process."""
     memory = mmap.mmap(-1, length)
     descriptor = os.open(path, os.O_RDONLY | flags)
     os.write(1, f"{number} {os.getpid()}\n".encode())

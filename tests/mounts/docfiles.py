@@ -1,4 +1,4 @@
-"""What the commands of the documentation find: written by this program, which runs within a DocWorld.
+"""The files that the commands of the documentation use; this program writes them, inside a DocWorld.
 
 All is small. Whatever a page calls by a name is there under that name: in the working directory, in /data, in buckets,
 on an HTTP server, in a Flux instance.
@@ -149,7 +149,7 @@ def buckets() -> None:
 
 
 def archives() -> None:
-    """What the program has made, at places where it is not: the blobs of job.json are in three of them."""
+    """Store the archives; the blobs of job.json lie in three places: a directory, Flux and S3."""
     import boto3
 
     flux = FakeFlux(FLUX)

@@ -1,4 +1,4 @@
-"""What commands of the documentation need before they are run, and how those are run that do not end by themselves.
+"""Preparations for commands of the documentation, and the running of commands that do not end by themselves.
 
 Which commands there are, the pages alone say (tests.pages.lines); here is only what a sort of them has in common.
 """
@@ -75,7 +75,7 @@ def here() -> list[Line]:
 
 @pytest.fixture(scope="module")
 def ended(request: pytest.FixtureRequest) -> Iterator[Ended]:
-    """What becomes of the lines that the tests of a file are about: three at a time, and once what is there twice."""
+    """Run the command lines under test, three at a time, and yield their futures by text."""
     ours = [item for item in request.session.items if item.path == request.path]
     calls = [item.callspec for item in ours if hasattr(item, "callspec")]
     texts = dict.fromkeys(call.params["line"].text for call in calls)

@@ -21,12 +21,12 @@ def mount_lines(mountpoint: Path | str) -> list[str]:
 
 
 def daemon_pid(mountpoint: Path) -> int:
-    """The process behind a mount."""
+    """Return the pid of the daemon of a mount."""
     return int(json.loads(os.getxattr(mountpoint, "user.zarrfs.mount"))["pid"])
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -57,7 +57,7 @@ def mounted(
 
 
 def counters_of(mountpoint: Path) -> dict[str, Any]:
-    """The counters of a mount."""
+    """Return the counters of a mount."""
     return dict(json.loads(os.getxattr(mountpoint, "user.zarrfs.stats")))
 
 
@@ -70,7 +70,7 @@ def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 def log_of(mountpoint: Path) -> str:
-    """What the daemon of a `mounted` mount has logged: a thread of it writes, which is waited for."""
+    """Return the log of the daemon of a `mounted` mount, after its thread has written all lines."""
     path = mountpoint.parent / f"{mountpoint.name}.log"
     until = time.monotonic() + 5
     with contextlib.suppress(OSError):  # it is unmounted, and all is written

@@ -54,7 +54,7 @@ def document(path: Path, targets: dict[str, Sequence[Value]]) -> Path:
 
 
 class Outcome:
-    """What became of reads: how many were right, or failed with each errno."""
+    """Numbers of reads that were right, and of reads that failed, by errno."""
 
     def __init__(self) -> None:
         self.right = 0

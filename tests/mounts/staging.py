@@ -1,4 +1,4 @@
-"""What tests of stage, unstage, run and stage-out share: records of their own, and a look at what is left."""
+"""Fixtures of tests of stage, unstage, run and stage-out: a node with its own records, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Node:
         return found
 
     def clean(self) -> bool:
-        """Whether nothing is left: no mount, no record, no directory of a job."""
+        """Return whether no mount, record or job directory is left."""
         return not (self.mounts() or self.records() or list(self.local.iterdir()) or self.processes())
 
 
@@ -68,7 +68,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 20) -> bool:
-    """Whether `condition` becomes true."""
+    """Poll `condition`; return whether it becomes true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -91,5 +91,5 @@ def one_line(text: str) -> str:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether something is mounted exactly there."""
+    """Return whether something is mounted exactly there."""
     return bool(mount_lines(path))

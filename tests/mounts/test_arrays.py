@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def counters(mountpoint: Path) -> dict[str, int]:
-    """What the mount has decoded."""
+    """Return the decode counters of the mount."""
     stats = json.loads(os.getxattr(mountpoint, "user.zarrfs.stats"))
     return {"reads": stats["read"], **stats["arrays"]}
 

@@ -1,4 +1,4 @@
-"""A bucket of a million keys, and listings that are not what they should be: a small server that answers as S3."""
+"""A bucket of a million keys and faulty listings, on a small server that speaks S3."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Bucket:
 
     @property
     def option(self) -> str:
-        """What -o says of this server."""
+        """The -o options for this server."""
         return f"s3.endpoint_url={self.endpoint},s3.key=a,s3.secret=b,type=zarr"
 
     def options(self, **more: Any) -> Options:
@@ -201,7 +201,7 @@ def test_a_listing_that_goes_wrong_is_no_shorter_directory(bucket: Bucket, fault
 
 @pytest.mark.parametrize("status", [403, 503])
 def test_a_page_that_fails_is_an_error_to_ls(bucket: Bucket, tmp_path: Path, status: int) -> None:
-    """What is known is shown; reading the rest of a directory fails, and a page that is served later completes it."""
+    """A failed page fails readdir after the known names; a later success completes the directory."""
     bucket.keys = sorted(f"x/{name}{at:04}" for name in "ab" for at in range(1500))
     with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0") as root:
         bucket.fault = lambda number, found, more: (status if found and found[-1] > "x/a1200" else 200, found, more)

@@ -56,7 +56,7 @@ class Changing:
         return self.value
 
     def gets(self) -> int:
-        """How often the chunk was fetched since it was changed."""
+        """Return the number of fetches of the chunk since it was changed."""
         return sum((method, path) == ("GET", "/store/v/0") for method, path, _ in self.server.requests)
 
 
@@ -145,7 +145,7 @@ def test_a_value_that_stays_is_asked_for_no_more_often(changing: Changing, tmp_p
 
 
 def test_pieces_are_of_one_version(changing: Changing) -> None:
-    """What copies are made of."""
+    """Copies read their pieces from one version."""
 
     async def body() -> None:
         store = UnlistedStore(FsspecStore(changing.url, Options(part_size=512 << 10, prefetch=0, retries=0)))
@@ -177,7 +177,7 @@ def test_what_is_copied_up_is_what_is_there_now(changing: Changing, tmp_path: Pa
 
 
 def test_a_value_that_was_replaced_is_there_also_over_an_upper(changing: Changing, tmp_path: Path) -> None:
-    """Whoever knows the one before is told to look again, never that there is none: that would be the fill value."""
+    """A replaced value is ESTALE, so the kernel looks it up again; ENOENT would read as the fill value."""
     (tmp_path / "upper").mkdir()
     options = f"upperdir={tmp_path}/upper,entry_timeout=1d,attr_timeout=0s,{SMALL}"
     with mounted(changing.url, tmp_path / "mnt", options) as root:

@@ -1,4 +1,4 @@
-"""What real shells make of a TAB: bash and zsh at a terminal, fish asked by its own command."""
+"""Completion in real shells: bash and zsh at a terminal, fish by its own command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Terminal:
         self.typed(READY[shell] + "; echo READY''NOW\n", "READYNOW")
 
     def typed(self, text: str, wanted: str, timeout: float = 30.0) -> str:
-        """What is on the terminal after `text` was typed, as soon as it matches `wanted`."""
+        """Type `text` and return the terminal's content once it matches `wanted`."""
         os.write(self.descriptor, text.encode())
         seen, deadline = "", time.monotonic() + timeout
         while not re.search(wanted, seen) and time.monotonic() < deadline:
@@ -110,7 +110,7 @@ def test_mount_points_at_a_terminal(terminal: Terminal, place: Path) -> None:
 
 
 def fish(place: Path, line: str) -> list[str]:
-    """What fish offers."""
+    """Return the completions of fish."""
     path = f"{os.path.dirname(PROGRAM)}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HOME": str(place), "TERM": "dumb"}
     words = ["fish", "--no-config", "-c", f"source completion.fish; complete -C {line!r}"]

@@ -1,4 +1,4 @@
-"""What docs/containers.md says of mounts and namespaces, without a container around them."""
+"""The claims of docs/containers.md about mounts and namespaces, without a container around them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inside:
         self._process = process
 
     def run(self, command: str) -> str:
-        """What a command writes, errors included."""
+        """Run a command; return its output and errors."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{{ {command}; }} 2>&1; echo .\n")

@@ -52,7 +52,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def layer(tmp_path: Path) -> Iterator[Path]:
-    """Where the copy of the system is mounted."""
+    """A directory for the copy of the system."""
     made = tmp_path / "layer"
     made.mkdir()
     yield made
@@ -60,7 +60,7 @@ def layer(tmp_path: Path) -> Iterator[Path]:
 
 
 def on_a_copy(package: Path, layer: Path, script: str) -> str:
-    """What a script writes that is run as root, with the package as /tmp/zarrfs.deb."""
+    """Run a script as root on a copy of the system, with the package as /tmp/zarrfs.deb; return its output."""
     words = ["unshare", "--mount", "--propagation", "private", "bash", "-c", CHROOT]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
     command = [*words, "chroot", layer, package, script]

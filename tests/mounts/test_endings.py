@@ -56,7 +56,7 @@ PLAIN_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 def see(mnt: Path, end: Callable[[Path], None], busy: bool, *options: str, prefix: Sequence[str] = ()) -> str:
-    """What a reader with an open array sees after `end`; `busy`: it has its working directory there."""
+    """Return what a reader with an open array gets after `end`; `busy`: the mount is its working directory."""
     mnt.mkdir(mode=0o755)
     assert run("mount", DATA / "zarr/v2_hier", mnt, *options).returncode == 0
     reader = subprocess.Popen(

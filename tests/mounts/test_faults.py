@@ -1,4 +1,4 @@
-"""Whatever a handler raises, its one request fails and the mount lives on."""
+"""Unexpected exceptions in handlers: one request fails, the mount goes on."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ CONFIGURATION = Path("/etc/zarrfs/zarrfs.toml")
 
 @pytest.fixture
 def system_file() -> Iterator[Path]:
-    """Where the system's file is; what tests write has sections of their own sources alone: others run beside them."""
+    """The path of the system's zarrfs.toml. Write only sections of your own sources: other tests run beside you."""
     assert not CONFIGURATION.exists(), f"{CONFIGURATION} is the machine's own"
     made = not CONFIGURATION.parent.exists()
     CONFIGURATION.parent.mkdir(exist_ok=True)

@@ -255,7 +255,7 @@ def test_the_foreground_logs_to_stderr(form: str, tmp_path: Path) -> None:
 
 
 def test_a_service_manager_reads_levels(tmp_path: Path) -> None:
-    """Where stderr is its stream and the journal has no socket, as in a container; another stream has none."""
+    """Lines have levels if stderr is the journal's stream and the journal has no socket (a container); else none."""
     if os.path.exists("/run/systemd/journal/socket"):
         pytest.skip("this machine has a journal")
     point = tmp_path / "mnt"
@@ -309,7 +309,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def entries(machine: Machine, *matches: str) -> list[dict[str, str]]:
-    """What the journal has of zarrfs, in order."""
+    """Return the journal's entries of zarrfs, in order."""
     machine.root("journalctl --sync", check=False)
     return objects(machine.root(f"journalctl -o json SYSLOG_IDENTIFIER=zarrfs {' '.join(matches)}"))
 

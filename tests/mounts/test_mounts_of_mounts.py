@@ -29,7 +29,7 @@ except OSError as exc:
 
 
 def read(path: Path) -> int:
-    """How many bytes there are, or minus the errno; a read that never ends is left behind."""
+    """Return the number of bytes read, or minus the errno; leave a read that hangs behind."""
     with subprocess.Popen([sys.executable, "-c", _READ, path], stdout=subprocess.PIPE, text=True) as process:
         try:
             return int(process.communicate(timeout=20)[0])

@@ -58,7 +58,7 @@ def mode_of(machine: Machine, path: str) -> int:
 
 
 def may(mode: int, uid: int, gid: int, user: int, groups: set[int], bit: int) -> bool:
-    """What POSIX says of `bit` (4, 2 or 1) and a user who is not root."""
+    """Return whether POSIX grants `bit` (4, 2 or 1) to a user who is not root."""
     shift = 6 if user == uid else 3 if gid in groups else 0
     return bool(mode >> shift & bit)
 

@@ -1,4 +1,4 @@
-"""How much memory older versions of a source have, while somebody has files of them open."""
+"""Memory of older store versions, while readers have their files open."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ POOL = [*NAMES, *(f"{one}/{other}" for one in NAMES for other in NAMES), *(f"kee
 
 
 class Uses:
-    """What a process has open in the mount, and what the model says of it."""
+    """A process with open files and directories in the mount, and the model of what it must read."""
 
     def __init__(self, root: Path, document: Path, chance: random.Random) -> None:
         self.root, self.document, self.chance = root, document, chance

@@ -1,4 +1,4 @@
-"""What zarrfs refs from-store writes, mounted: the same tree with the same bytes, for the tools of the system."""
+"""A set of zarrfs refs from-store, mounted: system tools read the same tree with the same bytes."""
 
 from __future__ import annotations
 

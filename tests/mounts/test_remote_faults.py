@@ -31,7 +31,7 @@ SETTLED = 40  # idle connections, at most host_requests=32, and idle threads; hu
 
 
 def settled(root: Path) -> bool:
-    """Whether nothing is on its way any more."""
+    """Return whether no request is in flight."""
     remote = counters_of(root)["remote"]
     return not (remote["in_flight"] or remote["waiting"] or remote["in_flight_bytes"])
 
@@ -143,7 +143,7 @@ def start_readers(path: Path, count: int, length: int, direct: bool) -> tuple[su
 
 
 def joined(root: Path) -> int:
-    """How many reads have waited for a block that was already on its way."""
+    """Return the number of reads that joined a block in flight."""
     return int(counters_of(root)["remote"]["cache"]["joins"])
 
 

@@ -1,4 +1,4 @@
-"""How many requests a Zarr store at a URL takes, counted at its server: one a value, none for a name."""
+"""Numbers of requests for a Zarr store at a URL, counted at its server: one for a value, none for a name."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def read_all(root: Path) -> None:
 
 @pytest.mark.promise("S54")
 def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
-    """Whatever the version, and whatever the server lists; what it takes to mount is part of it."""
+    """One request for a value, in every Zarr version, with and without listings; the mount's own are counted."""
 
     def action() -> None:
         with mounted(served.url, tmp_path / "mnt", served.options) as root:

@@ -1,4 +1,4 @@
-"""What else changes while a mount runs: its bounds, and its end when nobody uses it; and what it says of itself."""
+"""Changes of a running mount: its bounds, its end when idle, and its statistics."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_prefetch_from_nothing_and_to_nothing(faulty: Faulty, tmp_path: Path) ->
     with mounted(tmp_path / "set.json", tmp_path / "mnt", "allow=private", "prefetch=0B") as root:
 
         def started(first: int) -> int:
-            """How many keys have been fetched ahead when 40 were read in order."""
+            """Return the number of keys prefetched after 40 reads in order."""
             for index in range(first, first + 40):
                 assert (root / f"x/{index}").read_bytes() == b"value"
             return int(counters_of(root)["read_ahead"]["started"])

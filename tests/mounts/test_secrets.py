@@ -137,7 +137,7 @@ def bytes_of(path: Path) -> bytes:
 
 
 def processes() -> bytes:
-    """What ps shows of everybody."""
+    """Return the command lines of all processes, as ps shows them."""
     done = subprocess.run(["ps", "axww", "-o", "pid,args"], capture_output=True, check=True)
     lines = b"".join(bytes_of(path) + b"\n" for path in Path("/proc").glob("[0-9]*/cmdline"))
     own = bytes_of(Path("/proc/self/cmdline"))

@@ -30,7 +30,7 @@ BLOBS = f"blobs={DATA / 'archives/blobs'}"
 
 @pytest.fixture(autouse=True)
 def caches_are_kept() -> Iterator[None]:
-    """What the kernel asks of a mount is counted here."""
+    """Keep the kernel's caches: these tests count its requests."""
     with caches.kept():
         yield
 

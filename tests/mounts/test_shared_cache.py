@@ -32,7 +32,7 @@ def disk(root: Path, name: str) -> int:
 
 
 def usage(directory: Path) -> int:
-    """What du(1) says of a directory, in bytes; files may go while it looks."""
+    """Return the bytes of a directory, as du(1) counts them; files may disappear meanwhile."""
     done = subprocess.run(["du", "-s", "-B1", str(directory)], capture_output=True, text=True, check=False)
     return int(done.stdout.split()[0])
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def staged(*arguments: object) -> dict[str, object]:
-    """What `zarrfs stage` reports."""
+    """Run `zarrfs stage` and return its report."""
     done = run("stage", SOURCE, *arguments, "--report", "-")
     assert done.returncode == 0, done.stderr
     report: dict[str, object] = json.loads(done.stdout)
@@ -220,7 +220,7 @@ def test_stale(what: str, node: Node) -> None:
 
 
 def test_a_dead_mount_stays_an_error_as_long_as_its_job(node: Node) -> None:
-    """Where it were gone, a reader of an array would read fill values."""
+    """An unmounted directory would read as fill values; a dead mount is an error."""
     dest, owner = node.path / "input", subprocess.Popen(["sleep", "100"])
     kill(int(str(staged(dest, "--for", owner.pid)["daemon"])))
     assert unstaged("--stale") == []

@@ -22,7 +22,7 @@ SOURCE = DATA / "zarr/v2_hier"
 
 
 def equal(one: Path, other: Path) -> bool:
-    """Whether two trees hold the same."""
+    """Return whether two trees have the same content."""
     return subprocess.run(["diff", "-r", one, other], check=False).returncode == 0
 
 
@@ -303,7 +303,7 @@ def test_a_copy_is_of_one_job(node: Node) -> None:
 
 
 def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:
-    """What is whole is not fetched again."""
+    """A second run does not fetch complete files again."""
     dest, refs = node.path / "input", node.path / "refs.json"
     urls = [faulty.put(f"/{number}", b"%d" % number * 100) for number in range(300)]
     faulty.put("/99", b"99" * 100, forever="slow")  # the last one

@@ -1,4 +1,4 @@
-"""What stage and unstage meet: signals, dead mounts, other mount namespaces, names that have changed, damage."""
+"""stage and unstage beside signals, dead mounts, other mount namespaces, renamed directories and damaged records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def keeper(node: Node) -> int:
 
 
 def kept(node: Node, dest: Path) -> bool:
-    """Whether the mount at `dest` is there and kept in use."""
+    """Return whether the mount at `dest` exists and its holder runs."""
     return is_mounted(dest) and [one["state"] for one in node.records()] == ["ready"] and alive(keeper(node))
 
 
@@ -49,7 +49,7 @@ def test_an_unstage_that_is_ended_leaves_the_mount_kept(number: signal.Signals, 
 
 @pytest.mark.parametrize("how", [["--stale"], ["--all"]])
 def test_a_keeper_that_is_not_on_record_holds_up_nothing(how: list[str], node: Node) -> None:
-    """Whoever had started it was killed before it could note that."""
+    """Its parent was killed before it could record the holder."""
     dest = node.path / "input"
     assert run("stage", SOURCE, dest).returncode == 0
     pid = keeper(node)

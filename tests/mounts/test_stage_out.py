@@ -39,7 +39,7 @@ DELETED = ["blosc", "gzip/.zarray"]
 
 
 def kept(*arguments: object) -> dict[str, object]:
-    """What `zarrfs stage-out` reports."""
+    """Run `zarrfs stage-out` and return its report."""
     done = run("stage-out", *arguments, "--report", "-")
     assert done.returncode == 0, done.stderr
     report: dict[str, object] = json.loads(done.stdout)
@@ -149,7 +149,7 @@ def test_another_mount_that_writes_is_waited_for(node: Node) -> None:
 
 
 def test_links_are_refused_or_left_out(node: Node, s3: S3) -> None:
-    """Where they are nothing: a URL has no links, and nothing has fifos."""
+    """A URL cannot hold links, and nothing holds FIFOs."""
     dest, out = job(node), node.path / "out"
     (dest / "link").symlink_to("new/big")
     url = (f"s3://{s3.bucket}/links", "--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items()))

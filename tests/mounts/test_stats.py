@@ -204,7 +204,7 @@ def watching(mountpoint: Path) -> Iterator[Any]:
 
 
 def wait_for(stream: Any, text: bytes, times: int = 1) -> bytes:
-    """What a pipe or terminal gives until `text` has come that often."""
+    """Read a pipe or terminal until `text` has come `times` times; return all of it."""
     seen, deadline = b"", time.monotonic() + 60
     while seen.count(text) < times:
         assert select.select([stream], [], [], deadline - time.monotonic())[0], seen

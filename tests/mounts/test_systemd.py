@@ -242,7 +242,7 @@ ExecStop=sh -c 'cat /mnt/era5/a >/shared/at-shutdown; cat /mnt/line/a >>/shared/
 
 
 def test_boot_and_shutdown(machine: Booted) -> None:
-    """What is mounted at boot is there for who needs it, until he has ended; a line that fails stops nothing."""
+    """Mounts of fstab exist before their users start and end after them; a line that fails does not stop the boot."""
     units, wanted = "/etc/systemd/system", "/etc/systemd/system/multi-user.target.wants"
     service = (ROOT / "systemd/zarrfs@.service").read_text().replace("/usr/bin/zarrfs", f"{ROOT}/.venv/bin/zarrfs")
     files: dict[str, str | Path] = {
@@ -266,7 +266,7 @@ def test_boot_and_shutdown(machine: Booted) -> None:
 
 
 def test_a_machine_that_does_not_end_by_itself_is_ended() -> None:
-    """Who would end it is stopped: neither processes nor files stay, and the test that was at fault is told."""
+    """A hanging machine is killed, leaves no process and no file, and fails its test."""
     booted = Booted()
     booted.patience = 1
     with pytest.raises(subprocess.TimeoutExpired), booted:

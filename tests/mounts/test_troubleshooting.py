@@ -133,7 +133,7 @@ AS_USER = {
 
 
 def says(message: str, text: str) -> bool:
-    """Whether a line of `text` has the message, "…" being any characters."""
+    """Return whether a line of `text` matches the message, "…" being any characters."""
     return re.search(".+".join(map(re.escape, message.split("…"))), text) is not None
 
 

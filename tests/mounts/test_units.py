@@ -120,7 +120,7 @@ def started(variables: dict[str, str], said: list[str] | None = None) -> Iterato
 
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str]:
-    """What /etc/zarrfs/NAME.conf says."""
+    """Return the variables of /etc/zarrfs/NAME.conf."""
     source = tmp_path / "a name with blanks.json"
     shutil.copy(DATA / "archives/flux-list.json", source)
     options = f"blobs={DATA}/archives/blobs,file_mode=0444"

@@ -120,7 +120,7 @@ def test_others_and_root_see_nothing_of_it(machine: Machine) -> None:
     ],
 )
 def test_allow_other_takes_a_line_of_fuse_conf(text: str | None, mode: int, says: str, machine: Machine) -> None:
-    """What we say before anything is prepared is what fusermount3 will say, in more words."""
+    """The check before the mount agrees with fusermount3, and says more."""
     machine.fuse_conf(text, mode)
     for option in ("allow_other", "allow_root"):
         done = machine.run("zarrfs", "mount", "/nonexistent.json", "mnt", "-o", option, user="ann")
@@ -329,7 +329,7 @@ def test_the_helper_of_mount_as_a_user(machine: Machine) -> None:
 
 
 def test_root_of_a_user_namespace(machine: Machine) -> None:
-    """Who is root there mounts without fusermount3, and has his own places."""
+    """Root of a user namespace mounts without fusermount3, with places of its own."""
     if ann(machine, "unshare", "-Urm", "true")[0]:
         pytest.skip("users may make no namespaces here")
     fusermount = shutil.which("fusermount3") or "/usr/bin/fusermount3"

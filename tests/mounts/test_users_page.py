@@ -30,7 +30,7 @@ def machine() -> Iterator[Machine]:
 
 
 def ran(machine: Machine, user: str, lines: list[str]) -> list[str]:
-    """What each of the commands writes, in one shell of `user`."""
+    """Run the commands in one shell of `user`; return the output of each."""
     script = "exec 2>&1\n" + "".join(f"{line.replace('/data', '/srv/data')}echo '{MARK}'\n" for line in lines)
     path = f"{Path(machine.command('zarrfs')[-1]).parent}:/usr/bin:/bin"
     done = machine.run("bash", "-c", script, user=user, PATH=path, TZ="UTC")

@@ -52,7 +52,7 @@ def digest(values: Any, dtype: str | list[Any]) -> str:
 
 
 def read(version: int, mountpoint: Path, sample: Sample) -> str:
-    """What became of a sample: "equal", or why it was not."""
+    """Read a sample through a view; return "equal", or the difference."""
     path = mountpoint / sample.store.name / sample.path
     if not any((path / name).exists() for name in ("zarr.json", ".zarray")):
         return "left out"

@@ -1,4 +1,4 @@
-"""What happens to a file while it is being copied up, and what the clock says of what was written."""
+"""Changes to a file while it is copied up, and the times of written files."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_new_arrays_over_a_reference_set(version: int, references: Path, tmp_pat
 
 
 def change_existing(root: Path) -> None:
-    """What there is of a v2 hierarchy: metadata, chunks, whole arrays."""
+    """Change a v2 hierarchy: metadata, chunks, whole arrays."""
     group = zarr.open_group(root, mode="r+")
     for number, (name, array) in enumerate(sorted(group.arrays())):
         if number % 4 == 0:

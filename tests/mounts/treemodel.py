@@ -22,7 +22,7 @@ Outcome = tuple[str, object]
 
 
 def attempt(call: Callable[[], object]) -> Outcome:
-    """What a call gives: its result, or the name of its errno."""
+    """Return the result of a call, or the name of its errno."""
     try:
         return "done", call()
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""Which addresses are public: the rule against ipaddress, for every spelling of an address."""
+"""The rule for public addresses, compared with ipaddress, for every spelling of an address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _numbers_of(network: ipaddress.IPv4Network) -> st.SearchStrategy[int]:
 
 
 def model(address: ipaddress.IPv4Address) -> bool:
-    """What the rule should say of an IPv4 address."""
+    """Return the expected verdict for an IPv4 address."""
     return address.is_global and not address.is_multicast and str(address) != "168.63.129.16"
 
 

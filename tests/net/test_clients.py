@@ -1,4 +1,4 @@
-"""What is read of buckets through fsspec's clients and through obstore: the same bytes, tags and names."""
+"""Reads of buckets through fsspec's clients and through obstore: the same bytes, tags and names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUE = bytes(range(256)) * 40
 
 
 def with_system(options: list[str], url: str, function: Callable[[System, str], Any]) -> Any:
-    """What `function` gives of the system and the path of `url`."""
+    """Run `function` on the system and the path of `url`."""
 
     async def main() -> Any:
         files = RemoteFiles(parse(["retries=0", *options]).options)

@@ -49,7 +49,7 @@ def every(number: int, begin: int = WARM) -> Callable[[int], float]:
 
 
 async def timed(ranges: RequestQueue, server: Server, path: str = "a", size: int = 1) -> float:
-    """How long a read takes; its bytes are right."""
+    """Return the seconds that a read takes; check its bytes."""
     began = trio.current_time()
     assert bytes((await ranges.fetch(server, path, 0, 10 * size)).data) == path.encode() * 10
     return trio.current_time() - began

@@ -1,4 +1,4 @@
-"""Where permanent redirects lead: one of a name tells of others."""
+"""A permanent redirect of one name redirects others of the same prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What targets reach besides HTTP: local files, other protocols, buckets, and with whose credentials."""
+"""Reach of targets besides HTTP: local files, other protocols, buckets, and credentials."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_nobody_else_is_held_back(tree: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_link_that_changes_while_it_is_opened(tree: Path) -> None:
-    """What is judged is what is read: a link that flips between the two gives one of two answers, never the secret."""
+    """A link that flips while it is opened gives one of two permitted answers, never the secret."""
     (tree / "secret").write_bytes(b"secret" * 100)
     root, link = str(tree / "data"), tree / "data/flip"
 
@@ -258,7 +258,7 @@ def test_who_comes_from_the_network(origin: str, remote: bool) -> None:
 
 @pytest.fixture
 def asked(s3: S3) -> Iterator[Recorder]:
-    """What the S3 server is asked, which has the buckets tests, theirs and named."""
+    """Return the requests of the S3 server, which has the buckets tests, theirs and named."""
     for bucket in ("tests", "theirs", "named"):
         s3.client.create_bucket(Bucket=bucket)
         s3.client.put_object(Bucket=bucket, Key="v", Body=VALUE, ACL="public-read")

@@ -1,4 +1,4 @@
-"""What targets of a set from the network reach over HTTP, and who hears the user's headers: against real servers."""
+"""Reach of the targets of a remote set over HTTP, and the servers that get the user's headers, on real servers."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_killed_writer_leaves_a_readable_file(tmp_path: Path) -> None:
 
 
 def test_a_new_record_replaces_the_old_one_at_once(tmp_path: Path) -> None:
-    """Whoever reads the old one goes on reading it: record= and warm= may be the same file."""
+    """A reader of the old record keeps it: record= and warm= may be the same file."""
     path = tmp_path / "record"
     path.write_text(HEADER + '["old", 0, 1]\n' * 100)
     options = Options(record=str(path), warm=str(path))

@@ -187,7 +187,7 @@ COSTLY = [
 
 
 class Watch:
-    """What this process does that a template must not make it do, by Python's own audit events."""
+    """An audit hook for what a template must not make this process do."""
 
     kinds = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
 

@@ -143,7 +143,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of a user who logs in."""
+        """Return the environment of a user who logs in."""
         return {"PATH": PATH, "SLURM_CONF": f"{self.base}/slurm.conf", "LC_ALL": "C.UTF-8", "HOME": str(self.home)}
 
     def _pid(self, name: str) -> int | None:
@@ -186,14 +186,14 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
     def states(self) -> set[str]:
-        """What the nodes are: "idle", "allocated", "drained: REASON", ..."""
+        """Return the states of the nodes: "idle", "allocated", "drained: REASON", ..."""
         done = subprocess.run(
             ["sinfo", "-h", "-N", "-o", "%T: %E"], env=self.environment, capture_output=True, text=True, check=False
         )
         return {line.removesuffix(": none") for line in done.stdout.splitlines()}
 
     def mounts(self, node: str) -> list[str]:
-        """Where zarrfs has mounted something on `node`."""
+        """Return the mount points of zarrfs on `node`."""
         with open(f"/proc/{self._pid(node)}/mountinfo") as file:
             return [line.split(" ")[4] for line in file if " - fuse.zarrfs " in line]
 
@@ -210,7 +210,7 @@ class Cluster:
         return Path(f"/proc/{self._pid(node)}/root{path}")
 
     def left(self) -> list[str]:
-        """What jobs have left: mounts, their daemons, directories and records, of all nodes."""
+        """Return the leftovers of jobs on all nodes: mounts, daemons, directories and records."""
         found: list[str] = []
         for node in NODES:
             found += [f"{node}: {place}" for place in self.mounts(node)]
@@ -221,12 +221,12 @@ class Cluster:
         return found
 
     def log(self, node: str) -> str:
-        """What slurmd, prolog and epilog have logged."""
+        """Return the logs of slurmd, prolog and epilog."""
         return (self.base / f"{node}.log").read_text()
 
 
 def is_zarrfs(pid: int) -> bool:
-    """Whether a process is one of zarrfs: a command, a daemon, a keeper."""
+    """Return whether a process is a command, a daemon or a mount holder of zarrfs."""
     return bool(re.search("bin/zarrfs |-m zarrfs ", command_of(pid)))
 
 

@@ -32,7 +32,7 @@ exit $status
 
 
 def job(user: int = NOBODY, **more: str) -> dict[str, str]:
-    """What slurmd tells prolog and epilog."""
+    """The environment of prolog and epilog."""
     return {"SLURM_JOB_ID": NUMBER, "SLURM_JOB_UID": f"{user}", "SLURM_JOB_GID": f"{user}", **more}
 
 
@@ -45,17 +45,17 @@ def script(
 
 
 def task(slurm: Cluster, stage: str, user: int = NOBODY) -> str:
-    """What the task prolog prints for a job of `user` that wants `stage`."""
+    """Run the task prolog for a job of `user` that requests `stage`; return its output."""
     return script(slurm, "task_prolog", user, job(user, ZARRFS_STAGE=stage)).stdout
 
 
 def good(slurm: Cluster) -> str:
-    """What the task prolog prints where all is mounted."""
+    """Return the expected output of the task prolog if all sources are mounted."""
     return f"export ZARRFS_DATASETS={PLACE}/datasets\nexport ZARRFS_STAGED={PLACE}/user\n"
 
 
 def listed(slurm: Cluster, name: str, user: int = NOBODY) -> str:
-    """What the job's user finds there."""
+    """List a directory as the job's user."""
     become = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
     return slurm.on_node("n0", *become, "ls", f"{PLACE}/{name}").stdout
 
@@ -108,7 +108,7 @@ def test_what_a_job_asks_for_may_have_comments_and_blank_lines(prolog: Cluster) 
 
 @pytest.mark.parametrize("killed", ["", "bin/zarrfs "])
 def test_a_mount_whose_daemon_was_killed_is_made_anew_for_the_next_task(prolog: Cluster, killed: str) -> None:
-    """Whether the keeper was killed with it or not."""
+    """With and without its holder killed."""
     assert task(prolog, f"in {archive(prolog)}\nother {archive(prolog)}") == good(prolog)
     before = prolog.mounts("n0")
     kill(prolog, killed)

@@ -27,7 +27,7 @@ def job(slurm: Cluster) -> Iterator[Cluster]:
 
 
 def task_prolog(slurm: Cluster, stage: str) -> str:
-    """What the task prolog of the job adds to the environment, or says."""
+    """Run the task prolog of the job; return the variables that it adds, or its error."""
     become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
     variables = {**JOB, "ZARRFS_STAGE": stage, "HOME": str(slurm.home)}
     return slurm.on_node("n0", *become, slurm.scripts / "task_prolog", **variables).stdout

@@ -1,4 +1,4 @@
-"""What is done to the mounts of a soak while they are used: remounts, kills, signals, faults of servers."""
+"""Disturbances of the mounts of a soak: remounts, kills, signals, faults of servers."""
 
 from __future__ import annotations
 

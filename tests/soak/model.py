@@ -67,7 +67,7 @@ class Model:
         return len(data)
 
     def differences(self, place: Place) -> list[str]:
-        """What is another in the mount than in the model; nobody writes meanwhile."""
+        """Compare the mount with the model, while nobody writes; return the differences."""
         found = []
         for folder in sorted(path.name for path in self._model.iterdir() if path.name.startswith("w")):
             own, theirs = _tree(self._model / folder), _tree(place.mountpoint / folder)
@@ -80,7 +80,7 @@ class Model:
 
 
 def _outcome(change: object, root: Path, one: str, other: str, chance: random.Random) -> int | str:
-    """What a change gives: bytes, or the errno. A mount that has died is told, not compared."""
+    """Return the bytes of a call or its errno; report a mount that has died."""
     try:
         return change(root, one, other, chance)  # type: ignore[operator,no-any-return]
     except OSError as exc:

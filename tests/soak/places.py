@@ -25,7 +25,7 @@ _PATIENCE = 30.0  # seconds that a mount may stay in use by a request that is en
 
 
 class Weather:
-    """Whether faults are being injected, or were a moment ago."""
+    """The fault injection of the servers: active, or active a moment ago."""
 
     def __init__(self) -> None:
         self._stormy = False
@@ -39,7 +39,7 @@ class Weather:
 
     @property
     def excuses(self) -> bool:
-        """Whether a read from a server may fail at this moment."""
+        """Return whether a read from a server may fail now."""
         return self._stormy or time.monotonic() - self._calm_since < GRACE
 
 
@@ -98,7 +98,7 @@ class Place:
                 self._changed.notify_all()
 
     def excuses(self, code: int | None, epoch: int) -> bool:
-        """Whether an operation that began in `epoch` may have failed with `code`."""
+        """Return whether an operation that began in `epoch` may have failed with `code`."""
         if code in DEAD and (epoch != self.epoch or epoch % 2):
             return True
         return code == errno.EIO and self.remote and self.weather.excuses

@@ -1,4 +1,4 @@
-"""What has happened in a soak: operations, bytes, errors that were expected, and violations."""
+"""Counts of a soak: operations, bytes, expected errors, and violations."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ class Tally:
 
     @property
     def over(self) -> bool:
-        """Whether going on would tell nothing new."""
+        """Return whether more operations would show nothing new."""
         return len(self.violations) >= VIOLATIONS_MAX

@@ -1,4 +1,4 @@
-"""What the daemons of a soak hold, sampled, and the rules for it.
+"""Resources of the daemons of a soak, sampled, and their limits.
 
 At each quiesce nobody uses the mounts, no fault is injected and the kernel was told to forget what it knows
 (drop_caches), so a daemon is back at its least:
@@ -36,7 +36,7 @@ _TROUBLE = re.compile(r"internal error|Traceback|CRITICAL|Error: .* at [a-z]+\.p
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one process holds. Memory in bytes."""
+    """Resources of one process; memory in bytes."""
 
     memory: int
     descriptors: int
@@ -100,7 +100,7 @@ class Watch:
 
 
 def _unsettled(counters: dict[str, Any]) -> str:
-    """What a daemon still has to do; "" at rest."""
+    """Return the work that a daemon still has; "" if it is idle."""
     remote = counters.get("remote", {})
     waiting = {name: remote[name] for name in ("in_flight", "waiting", "in_flight_bytes") if remote.get(name)}
     if counters["open_files"] or waiting:

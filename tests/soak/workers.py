@@ -1,4 +1,4 @@
-"""What uses the mounts of a soak: readers, listers, writers, each a thread, each with random numbers of its own."""
+"""Users of the mounts of a soak: readers, listers, writers; each a thread with its own random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak mounts: servers, documents and stores whose every byte follows from the seed."""
+"""Sources of a soak: servers, documents and stores whose every byte follows from the seed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _program(*arguments: object) -> None:
 
 
 def digest(data: memoryview) -> str:
-    """What the readers in processes of their own tell of bytes."""
+    """Return the digest of bytes, as reader processes report it."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What every Store does, as tests: subclass StoreContract, or WritableContract, and say how a store is made.
+"""The contract of every Store, as tests: subclass StoreContract or WritableContract, and make the store.
 
 A model is a dict of keys and values; its directories are those that its keys go through.
 """
@@ -293,7 +293,7 @@ class StoreContract:
         self.run(check)
 
     def test_cancelled_anywhere_the_next_reader_gets_all(self) -> None:
-        """Whatever was under way when a reader went away, a later one gets the bytes, and nothing hangs."""
+        """A reader is cancelled at each step; the next one gets the bytes, and nothing hangs."""
 
         async def check(store: Store) -> None:
             async def read(key: str) -> bytes:

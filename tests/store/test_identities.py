@@ -1,4 +1,4 @@
-"""What tells one value of a store from the next is the same, however it was asked for."""
+"""The identity of a value is the same from every method that returns it."""
 
 from __future__ import annotations
 

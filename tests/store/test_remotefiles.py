@@ -47,7 +47,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options = OPTIONS) -> Any:
-    """What `check` gives with a RemoteFiles that is closed afterwards."""
+    """Run `check` on a RemoteFiles, and close it."""
 
     async def main() -> Any:
         files = RemoteFiles(options)

@@ -1,4 +1,4 @@
-"""Which bytes a path means: what tells two values apart, and what is no part of it."""
+"""The identity of remote values: the parts of a URL and its options that belong to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sources are paths, and the canonical URI of a directory (file system store 1.0; RFC 8089)."""
+"""Sources that are paths, and the canonical URI of a directory (file system store 1.0; RFC 8089)."""
 
 from __future__ import annotations
 

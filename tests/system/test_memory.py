@@ -96,7 +96,7 @@ def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_this_machine() -> None:
-    """Whatever limits there are here: a quarter of its memory at most, and the same at each call."""
+    """The default limit is at most a quarter of memory, and the same at each call."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 64 * MIB <= memory_limit(Options()) <= max(64 * MIB, min(GIB, total // 4))
     assert memory_limit(Options()) == suggested(total)

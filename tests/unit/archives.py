@@ -27,7 +27,7 @@ READ_AT_MOST = 1 << 24
 
 
 class Node(NamedTuple):
-    """What a reader sees of one entry."""
+    """One entry, as a reader sees it."""
 
     kind: Kind
     mode: int | None

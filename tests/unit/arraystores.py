@@ -22,7 +22,7 @@ DTYPES = ["u1", "<i2", ">i4", "<f8", ">f4", "?", "<c16", "S3", "<U2", "<M8[s]", 
 
 
 class Shape(NamedTuple):
-    """How an array is stored."""
+    """The layout of an array."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -82,7 +82,7 @@ def write(group: zarr.Group, name: str, how: Shape) -> Array:
 
 
 def flat_bytes(items: Array, how: Shape) -> bytes:
-    """What the file of an array holds behind its header."""
+    """Return the content of an array's file after its header."""
     fortran = how.order == "F" and items.ndim > 1
     return items.tobytes("F" if fortran else "C")
 

@@ -36,7 +36,7 @@ _LINKS = st.sampled_from(["a", "../x", "/é", "b c", "n\nl", "x" * 4000])
 
 
 class File(NamedTuple):
-    """What is written where, holes in between; `more` bytes of hole at the end; permission bits; mtime in ns."""
+    """Extents to write, with holes in between; `more` bytes of hole at the end; permission bits; mtime in ns."""
 
     pieces: list[tuple[int, bytes]]
     more: int

@@ -1,4 +1,4 @@
-"""Directories that copy_store() writes, and what is in them."""
+"""Directories written by copy_store(), and their state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Ki
 
 
 class FileState(NamedTuple):
-    """What lstat(2) and the bytes say of an entry."""
+    """The attributes and the content of an entry."""
 
     kind: Kind
     mode: int
@@ -39,7 +39,7 @@ def look(path: Path | str) -> FileState:
 
 
 def snapshot(root: Path) -> dict[str, FileState]:
-    """All that is in a directory, itself under ""."""
+    """Return the state of a directory and of all below it, by path; itself under ""."""
     found = {"": look(root)}
     for at, directories, files in os.walk(root):
         for name in (*directories, *files):
@@ -51,7 +51,7 @@ def snapshot(root: Path) -> dict[str, FileState]:
 def write(
     store: Store, to: Path, done: Callable[[CopiedEntry], None] = lambda done: None, link: Any = None, **choice: Any
 ) -> CopyReport:
-    """What copy_store() reports; a store that is a directory is closed."""
+    """Run copy_store(), close the store if it is a directory, and return the report."""
     report = CopyReport()
 
     async def body() -> None:
@@ -66,6 +66,6 @@ def write(
 
 
 def extract(document: Any, to: Path, blobs: Path | None = None, **choice: Any) -> CopyReport:
-    """An archive as a directory, without the command."""
+    """Extract an archive into a directory, without the command."""
     with opened(document, type="archive", blobs=(str(blobs),) if blobs else ()) as (store, _plan):
         return write(store, to, **choice)

@@ -59,7 +59,7 @@ class RecordingStore(IndexStore):
 
 
 class Outcome:
-    """What readers saw."""
+    """The results of readers."""
 
     def __init__(self, store: RecordingStore, reads: list[str], expected: int, seconds: float, ahead: KeyReadAhead):
         self.reads = len(reads)

@@ -29,7 +29,7 @@ _DATA = st.binary(max_size=40) | st.binary(min_size=1, max_size=1).map(lambda on
 
 
 class Shown(NamedTuple):
-    """What a store shows at a key."""
+    """The entry that a store shows at a key."""
 
     kind: Kind
     data: bytes | str | None
@@ -54,7 +54,7 @@ def operations(links: bool) -> st.SearchStrategy[list[Operation]]:
 
 
 def model_of(entries: dict[str, Any]) -> Model:
-    """What the set `entries`, as refsets.random_sets() has them, shows."""
+    """Return the tree of the set `entries`, as made by refsets.random_sets()."""
     model: Model = {}
     for key, value in entries.items():
         _add_above(model, key)

@@ -113,7 +113,7 @@ Check = Callable[[HttpSystem, Scripted], Awaitable[Any]]
 def run(
     serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "127.0.0.1"
 ) -> Any:
-    """What `check` gives of a HttpSystem, with all that is behind it, and of a server at `host`.
+    """Run `check` on a HttpSystem with its connections, and a server at `host`.
 
     `origin` is where the set came from whose targets are read, with {port} for the port of the server.
     """

@@ -1,4 +1,4 @@
-"""What `import zarrfs` offers: a source as a Store, with options as Python values."""
+"""The Python API, `import zarrfs`: a source as a Store, with options as Python values."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError, reason_of
 from zarrfs.system.buffers import Buffer, write_parts
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 UNKNOWN = 4 << 20  # bytes reserved for a blob whose length the archive does not declare
 BACK_OFF = 30.0  # seconds without writes to the disk after one has failed

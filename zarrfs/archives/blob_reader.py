@@ -30,7 +30,7 @@ from zarrfs.store.targets import TargetReader
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 MAX_OPEN = 128  # open descriptors: one more closes the least recently used
 _WARNINGS = 65_536  # warnings remembered, each being logged once

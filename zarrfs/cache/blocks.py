@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zarrfs.cache.disk import DiskCache
     from zarrfs.cache.fetchlocks import Lease
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 _UNIT = 1 << 20  # bytes: what one lease is taken on for many tiny values
 _LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
@@ -285,7 +285,7 @@ class Blocks:
     # -- the disk
 
     def _oldest(self) -> float:
-        """When a server must have been asked for its word to count: seconds since 1970."""
+        """Return the time since which a server must have been asked, in seconds since 1970."""
         return max(time.time() - self._options.cache_validity, self._options.asked_since)
 
     def _target(self, wanted: BlockRequest) -> str:
@@ -328,7 +328,7 @@ class Blocks:
             return None
 
     async def _from_disk_or_lease(self, wanted: BlockRequest) -> tuple[Buffer | None, bool, Lease | None]:
-        """What _look_or_lease() gives: at once where the kernel has in memory what it takes, else by a thread."""
+        """Run _look_or_lease(): at once if the kernel has all of it in memory, else in a thread."""
         assert self._disk is not None
         if self._disk.local:
             try:
@@ -338,7 +338,7 @@ class Blocks:
         return await trio.to_thread.run_sync(self._look_or_lease, wanted, limiter=self._readers)
 
     def _look_or_lease(self, wanted: BlockRequest, now: bool = False) -> tuple[Buffer | None, bool, Lease | None]:
-        """What _from_disk() gives, and, where that is nothing, the lease on the block (None: fetch without).
+        """Return what _from_disk() finds; on a miss, the lease on the block (None: fetch without).
 
         `now`: BlockingIOError where that means waiting for the disk.
         """

@@ -30,7 +30,7 @@ from zarrfs.net.versions import TargetVersion
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_cached
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 QUEUE = 64 << 20  # bytes that wait to be written at most
 UNIT = 1 << 20  # bytes: where runs of tiny values are cut
@@ -221,7 +221,7 @@ class DiskCache:
         return index
 
     def _search(self, search: Callable[[Index], list[IndexRow]], now: bool) -> list[IndexRow]:
-        """What `search` finds in the index."""
+        """Run `search` on the index."""
         index = self._index
         if now and (index is None or not self._layout.local):
             raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")

@@ -153,7 +153,7 @@ def _drop(layout: Layout, row: IndexRow | bytes) -> None:
 
 
 def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = False) -> list[Target]:
-    """What lies in the files that are `chosen`, summed up by target; with `remove` they are removed."""
+    """Sum up the content of the files that are `chosen`, by target; remove them with `remove`."""
     files = {file[3]: file for file in _files(layout) if chosen(file)}
     found: dict[bytes, Target] = {}
     records: dict[bytes, IndexRow] = {}
@@ -185,7 +185,7 @@ def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = F
 
 
 def _old(layout: Layout) -> list[Target]:
-    """What earlier layouts hold."""
+    """Return the files of earlier layouts."""
     found = Target(OLD_SOURCE)
     for name in layout.old():
         for above, _, names in os.walk(os.path.join(layout.directory, name)):

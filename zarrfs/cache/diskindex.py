@@ -36,7 +36,7 @@ _NOBODY = bytes(16)  # the key of a free row
 
 
 class IndexRow(NamedTuple):
-    """Where the bytes of a block lie, and what they are."""
+    """The place, length and checksum of a block."""
 
     key: bytes  # 16 bytes; a version record's begins with its `target`
     target: bytes  # the first 8 bytes of the hash of the target

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import trio
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

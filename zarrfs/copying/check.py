@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zarrfs.copying.array_check import ArrayChecks
     from zarrfs.copying.check_digests import Digests, FirstPass
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 READERS = 16  # files read at the same time
 

@@ -41,7 +41,7 @@ from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import write_all
 from zarrfs.system.sparse import copy_data
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes, that a thread writes in one call
 _IN_FLIGHT = 4  # batches that are fetched over a network while others are written

@@ -19,7 +19,7 @@ from zarrfs.store.api import BlockingReader, Info, Kind, Part, Store
 from zarrfs.system.buffers import Buffer, write_all
 from zarrfs.system.sparse import copy_data, data_extents
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 LARGE = 8 << 20  # bytes: a larger file is written in pieces
 _HOLES = 16 << 30  # bytes of holes in a file beyond which it is not hashed: a size costs nothing, its zeros do

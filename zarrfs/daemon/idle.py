@@ -11,7 +11,7 @@ from zarrfs.errors import MountError
 from zarrfs.fuse.operations import Operations
 from zarrfs.system import mounts
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _LEAST, _MOST = 0.05, 5.0  # seconds between checks
 

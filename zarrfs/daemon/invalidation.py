@@ -26,7 +26,7 @@ from zarrfs.errors import ZarrfsError
 from zarrfs.fuse.operations import Operations
 from zarrfs.store.api import Kind, split_key
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _INC_EPOCH = 8
 _DEVICE = os.makedev(10, 229)  # /dev/fuse: Documentation/admin-guide/devices.txt

@@ -13,7 +13,7 @@ from zarrfs.daemon.refreshing import Refresher
 from zarrfs.errors import UsageError
 from zarrfs.fuse.operations import Operations
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 CHANGEABLE = (
     "memory_limit", "array_cache", "cache_size", "cache_min_free", "cache_validity", "metadata_ttl", "prefetch",
@@ -41,7 +41,7 @@ class LiveOptions:
         for version in self._operations.versions:
             version.adjust(self._refresher.options)
         if "log_level" in changes:
-            log.setLevel(self.options.log_level.upper())
+            logging.getLogger("zarrfs").setLevel(self.options.log_level.upper())
         if changes:
             log.info("changed: %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
         return {"changed": changes}

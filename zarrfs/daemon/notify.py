@@ -12,7 +12,7 @@ import trio
 from zarrfs.config.redaction import without_secrets
 from zarrfs.fuse.operations import Operations
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _EVERY = 30.0  # seconds between two updates of the status
 

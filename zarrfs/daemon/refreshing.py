@@ -23,7 +23,7 @@ from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 
 class Refresher:

@@ -37,7 +37,7 @@ from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _NICE = -5  # the daemon, where it may: with 64 readers on 2 cores it would have a share of a thirtieth

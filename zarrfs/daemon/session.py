@@ -30,7 +30,7 @@ from zarrfs.sources import absolute_source, discard, plan_source
 from zarrfs.system import mounts, requirements
 from zarrfs.system.processes import close_descriptors, end_with_parent, readable
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 READY = b"\n"
 

@@ -64,7 +64,7 @@ from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 P = ParamSpec("P")
 T = TypeVar("T")
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _CACHING = 4  # replaced versions that may cache blocks in memory: the most recently read
 _MONITORING = ("statfs", "getxattr", "listxattr")  # requests that do not count as use of the mount

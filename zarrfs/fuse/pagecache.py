@@ -14,7 +14,7 @@ from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Store
 from zarrfs.system import mounts
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 READ_AHEAD = 128 << 10  # bytes: the kernel's default read-ahead window of a FUSE mount
 _CONNECTIONS = "/sys/fs/fuse/connections"

@@ -12,7 +12,7 @@ from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.overlay import Overlay
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _V2, _V3 = (".zarray", ".zattrs", ".zgroup"), "zarr.json"
 _CONSOLIDATED = ".zmetadata"

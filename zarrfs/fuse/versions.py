@@ -16,7 +16,7 @@ from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.api import Store
 from zarrfs.system.memory import memory_limit
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _ANY = "*"  # any name
 _DISK, _AHEAD = ("remote", "disk"), ("read_ahead",)

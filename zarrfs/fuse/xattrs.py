@@ -17,7 +17,7 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import internal_error
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 SOURCE_XATTR = b"user.zarrfs.source"
 MOUNT_XATTR = b"user.zarrfs.mount"

@@ -68,7 +68,7 @@ class Record:
 
     @property
     def mounted(self) -> bool:
-        """Whether the source is, or was to be, mounted."""
+        """Whether the source is mounted, or was about to be."""
         return self.how in ("mount", "run")
 
     def save(self) -> None:

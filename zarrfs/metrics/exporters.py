@@ -21,7 +21,7 @@ from zarrfs.config.values import address
 from zarrfs.errors import MountError
 from zarrfs.failures import FAILURES
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 Text = Callable[[float | None], str]  # renders the metrics; a file also has the time of writing, in seconds since 1970
 _FLUSH_EVERY = 10.0  # seconds between two reports of failures without a line in the log

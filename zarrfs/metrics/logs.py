@@ -26,7 +26,7 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import cleaned
 from zarrfs.errors import message_line
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger("zarrfs")  # the parent of all loggers of modules
 
 NAME = "zarrfs"
 _LONGEST_MESSAGE = 8000  # characters of a message: every syslog accepts that

@@ -16,7 +16,7 @@ import trio
 
 from zarrfs.metrics.exposition import TYPE
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 _CONNECTIONS = 16  # at once; further ones are closed
 _PATIENCE = 5.0  # seconds for one request and its answer

@@ -68,7 +68,7 @@ class Cut(Transient):
 
 
 class Tls(NamedTuple):
-    """How a server is authenticated, and how it authenticates the client; paths of PEM files."""
+    """Authentication of a server and of the client; paths of PEM files."""
 
     authorities: str = ""  # a file or directory of certificates; "": those of the system, or $SSL_CERT_FILE
     verify: bool = True

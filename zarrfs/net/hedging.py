@@ -18,7 +18,7 @@ import trio
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.net.responses import Fetched
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 _TIMES, _LEAST, _EVERY = 256, 100, 64  # the last answers that tell what is usual; at least so many; looked at so often
 _WATCHED = 10_000  # requests that are watched after a slow one

@@ -29,7 +29,7 @@ from zarrfs.net.responses import Entry, Fetched, Page, Transient, too_large
 from zarrfs.net.web import Response, Web
 from zarrfs.system.buffers import Buffer
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

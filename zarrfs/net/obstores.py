@@ -31,7 +31,7 @@ from zarrfs.net.responses import Entry, Fetched, Page, Transient, checked_page
 from zarrfs.net.storeoptions import Unserved, bucket, configuration
 from zarrfs.net.systems import PAGE, OnLoop, System, store_host
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -430,7 +430,7 @@ def tag_of(meta: Any) -> str | None:
 
 
 def _time_of(meta: Any) -> int | None:
-    """When a value was changed; None where a server tells nothing (obstore has 1970), or the time of its answer."""
+    """Return the modification time of a value; None if the server gives none (1970), or the time of its answer."""
     seconds = int(meta["last_modified"].timestamp())
     told = seconds and (meta["e_tag"] or seconds <= time.time() - 1)
     return seconds * 1_000_000_000 if told else None

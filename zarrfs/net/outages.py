@@ -17,7 +17,7 @@ import trio
 
 from zarrfs.config.redaction import cleaned
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between probes, doubled each time
 _TOLD = 1.0  # seconds of an outage without a line in the log: a connection that broke is none
@@ -48,7 +48,7 @@ class Outage:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """The duration so far."""
         return trio.current_time() - self.began
 
     async def turn(self, path: str) -> bool:

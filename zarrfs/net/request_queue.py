@@ -31,7 +31,7 @@ from zarrfs.net.outages import Outage
 from zarrfs.net.responses import Fetched, Transient
 from zarrfs.net.systems import System, ThreadSystem
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
 _ONCE_MORE = 1.0  # seconds for a read that comes again just after it has failed

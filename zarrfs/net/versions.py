@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zarrfs.net.responses import Entry, Fetched
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 _HOSTS = 1024  # that are noted
 _unversioned: dict[str, None] = {}  # hosts, in the order in which they were met

@@ -48,7 +48,7 @@ _PLAIN = re.compile(
 
 
 class _Site(NamedTuple):
-    """How one place is asked: by these options, in this way."""
+    """The options and the client of one place."""
 
     server: Server
     options: WebOptions
@@ -348,7 +348,7 @@ class Web:
 
 
 class _Answer:
-    """What http.cookiejar asks of an answer."""
+    """A response, as http.cookiejar reads it."""
 
     def __init__(self, message: Any) -> None:
         self._message = message

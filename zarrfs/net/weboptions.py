@@ -18,7 +18,7 @@ from zarrfs.errors import ReadError
 from zarrfs.net.addresses import literal
 from zarrfs.net.connections import Proxy, Tls
 
-log = logging.getLogger("zarrfs.transfer")
+log = logging.getLogger(__name__)
 
 _REDIRECTS = 10
 # How fsspec lists and buffers, which does not matter here; trust_env= always holds, and -o request_timeout= bounds.
@@ -41,7 +41,7 @@ _TEXT = re.compile(r"[\t -~\x80-\xff]*")
 
 
 class WebOptions(NamedTuple):
-    """How requests to one place are made."""
+    """Options of the requests to one place."""
 
     headers: dict[str, str]  # beside those of every request; names as given
     cookies: str  # of a Cookie header; "": none

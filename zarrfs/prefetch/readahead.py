@@ -23,7 +23,7 @@ from zarrfs.prefetch.sequences import (
 )
 from zarrfs.store.api import Kind, Store, split_key
 
-log = logging.getLogger("zarrfs.store")
+log = logging.getLogger(__name__)
 
 _FIRST = 4  # keys: the first read-ahead window; later as many as were predicted correctly
 _CHEAP = 1 << 20  # bytes: up to so many, the window may be four times as many keys as were predicted correctly

@@ -22,7 +22,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError
 from zarrfs.store.api import Kind, Store, key_rule
 
-log = logging.getLogger("zarrfs.store")
+log = logging.getLogger(__name__)
 
 BLOCK = 4 << 20  # bytes: reads are recorded in whole blocks
 _INTERVAL = 1.0  # seconds from one write to the next

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.references.parquet_records import RecordFile, RecordRow
 
-log = logging.getLogger("zarrfs.sources")
+log = logging.getLogger(__name__)
 
 _ROW = 32  # estimated bytes of memory of a row
 _LEAST = 64 << 20  # bytes that a record file may always expand to, however small the memory limit

@@ -138,7 +138,7 @@ class NameTable:
         return None if row is None else _known(row)
 
     def listed(self, directory: str, now: float | None = None) -> float:
-        """When all names of a directory were told, if that may be believed; else 0."""
+        """Return when all names of a directory were reported, if that is still valid; else 0."""
         now = time.time() if now is None else now
         parent, name = split_key(directory)
         row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(parent), encoded(name))
@@ -382,7 +382,7 @@ class NameTable:
         return seen + ttl > now and seen < now + max(ttl, _AHEAD)
 
     def _told_of_all(self, key: str, parent: str, now: float) -> float:
-        """When it was told of all names where `key` is, and may be believed; 0 where it was not."""
+        """Return when all names beside `key` were reported, if that is still valid; else 0."""
         above, name = split_key(parent)
         row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(above), encoded(name))
         listed = row[0] if row is not None and row[0] is not None and self._is_fresh(row[0], self.ttl, now) else 0.0
@@ -390,7 +390,7 @@ class NameTable:
         return max(listed, self._spanned(key_, key_ + b"0", now) if self._spans else 0.0)
 
     def _spanned(self, start: bytes, stop: bytes, now: float) -> float:
-        """When the keys from `start` to before `stop` were told, the oldest of them; 0 where some were not."""
+        """Return when the keys [start, stop) were reported, the oldest of them; 0 if some were not."""
         at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
         oldest = now + self.ttl
         for low, high, seen in self._spans[at:]:

@@ -37,7 +37,7 @@ from zarrfs.store.values import FileValue, open_sized
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import keep_times, write_sparse
 
-log = logging.getLogger("zarrfs.store")
+log = logging.getLogger(__name__)
 
 _ABSENT = 10_000  # negative entries in memory
 _PIECE = 4 << 20  # bytes that are copied up at a time

@@ -21,7 +21,7 @@ from zarrfs.net.responses import Page
 from zarrfs.store.api import key_rule
 from zarrfs.store.name_table import END, NameTable, encoded
 
-log = logging.getLogger("zarrfs.store")
+log = logging.getLogger(__name__)
 
 _WALK = 2  # directories listed one after the other until pages go on from one into the next
 _LONG = 4  # pages of a chain until it is split

@@ -41,7 +41,7 @@ from zarrfs.store.pages import Pages
 from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.system.buffers import Buffer
 
-log = logging.getLogger("zarrfs.store")
+log = logging.getLogger(__name__)
 
 _FRESH = 1.0  # seconds for which it is believed that a value is the same, where its bytes come without a word of that
 

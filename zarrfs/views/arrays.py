@@ -45,7 +45,7 @@ from zarrfs.zarr.model import ArrayMetadata
 if TYPE_CHECKING:
     from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
 
-log = logging.getLogger("zarrfs.views")
+log = logging.getLogger(__name__)
 
 ATTRIBUTES = ".attributes.json"  # of a group
 ROOT = "array"  # the name of an array at the root of its store

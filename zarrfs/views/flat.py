@@ -30,7 +30,7 @@ from zarrfs.zarr.model import ArrayMetadata
 if TYPE_CHECKING:
     from zarrfs.zarr.dtypes import DataType
 
-log = logging.getLogger("zarrfs.views")
+log = logging.getLogger(__name__)
 
 _SIZE_MAX = 2**63 - 1 - (1 << 20)  # bytes of a file, less a header
 _RUNS = 8  # contiguous runs to read one by one, from uncompressed chunks without caching them

@@ -45,7 +45,7 @@ class Scans:
 
     @property
     def fits(self) -> bool:
-        """Whether the cache can hold a whole band."""
+        """Return whether the cache can hold a whole band."""
         return self.width <= self._room
 
     def read(self, start: int, stop: int) -> Scan | None:

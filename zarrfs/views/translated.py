@@ -27,7 +27,7 @@ from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
-log = logging.getLogger("zarrfs")
+log = logging.getLogger(__name__)
 
 Metadata = ArrayMetadata | GroupMetadata
 

@@ -33,7 +33,7 @@ Check = Callable[[Options], Iterable[Finding]]
 
 
 def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: str = WARNING) -> list[Finding]:
-    """What `check` finds within `limit` seconds; that it does not answer, or fails, is a finding `otherwise`."""
+    """Run `check` for at most `limit` seconds; a timeout or an exception is the finding `otherwise`."""
     name = (check.__doc__ or check.__name__).partition(":")[0]
     found: list[Finding] = []
 

@@ -132,7 +132,7 @@ def packages(options: Options) -> Iterator[Finding]:
 
 
 def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> Iterator[Finding]:
-    """Whether a directory is there, or can be made, ours to write to, on a disk with room; `state` where it is not."""
+    """Check that a directory exists or can be made, is writable, and has room; `state` if it does not exist."""
     place = _existing(path)
     try:
         status, disk = os.stat(place), os.statvfs(place)

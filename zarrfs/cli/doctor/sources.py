@@ -90,7 +90,7 @@ def advice_for(reason: str, url: str) -> str:
 
 
 def _server(url: str) -> Iterator[Finding]:
-    """What of a server of HTTP is there: its name, its port, what it answers at this URL."""
+    """Check an HTTP server: its name, its port, its answer at this URL."""
     parts = urlsplit(url)
     host = parts.hostname
     if parts.scheme not in _PORTS or host is None or proxied():

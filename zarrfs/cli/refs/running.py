@@ -55,7 +55,7 @@ def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callab
 
 
 def output(path: str | None, written: dict[str, Any], usual: str | None = None, version: int = 1) -> Output:
-    """Where to write; without a path, or where a name tells no form, `usual` is the form. UsageError."""
+    """Return where to write; `usual` is the form if there is no path, or a name without a known form. UsageError."""
     from zarrfs.references.output import STDOUT, Output, output_format
 
     path = path or STDOUT
