@@ -119,11 +119,16 @@ class Options:
         "those, for sets of which all record files were written.",
     )
     view: str | None = _option(
-        "source", None, words("v2", "v3", "arrays"), "VIEW",
-        "Show Zarr of any generation as a hierarchy of v2 or v3, or its arrays as plain files (docs/zarr-views.md).",
+        "source", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
+        "Show Zarr of any generation as a hierarchy of v2 or v3 (docs/zarr-views.md), its arrays as plain files "
+        "(docs/array-views.md), or all of it as a NetCDF-4 file (docs/netcdf.md).",
     )
     arrays: str = _option(
         "source", "npy", words("npy", "raw"), "FORM", "With view=arrays: NAME.npy, or NAME.bin beside NAME.json."
+    )
+    netcdf: str = _option(
+        "source", "file", words("file", "groups"), "FORM",
+        "With view=netcdf: one file for the root group and all below it, or a file for each group.",
     )
     grid: str | None = _option(
         "source", None, words("list", "ask", "hide"), "WHAT",
@@ -145,8 +150,8 @@ class Options:
         bounds=_MEMORY,
     )
     array_cache: int = _option(
-        "fetch", 256 << 20, size, "SIZE", "With view=arrays: bound on decoded chunks that are kept in memory.",
-        bounds=_MANY,
+        "fetch", 256 << 20, size, "SIZE",
+        "With view=arrays or netcdf: bound on decoded chunks that are kept in memory.", bounds=_MANY,
     )
     request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.", bounds=_WAIT)
     read_timeout: float = _option(

@@ -388,7 +388,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """Answer source of a file, left_out of a directory, mount and stats of the root, and control requests."""
+        """Answer source of a file, left_out, mount and stats of the root, and control requests."""
         if name.startswith(_WAITS_XATTR):
             return await self._waits_for(os.fsdecode(name[len(_WAITS_XATTR) :]))
         if not name.startswith(b"user."):
@@ -421,7 +421,7 @@ class Operations(pyfuse3.Operations):
             if inode == pyfuse3.ROOT_INODE:
                 return [MOUNT_XATTR, *left_out]
             info = await version.store.info(key, sized=False)
-        return [SOURCE_XATTR] if info.kind is Kind.FILE else left_out
+        return [SOURCE_XATTR, *left_out] if info.kind is Kind.FILE else left_out
 
     # -- versions
 

@@ -22,9 +22,9 @@ _AT_ONCE = 64  # sizes requested at the same time
 
 
 def check_tree(plan: Plan, view: str | None = None) -> None:
-    """Raise SourceError unless the whole tree, or that view of it, can be listed; UsageError for view=arrays."""
-    if view == "arrays":
-        raise UsageError("--view arrays: its bytes are decoded, so that no reference can name them")
+    """Raise SourceError unless the whole tree, or that view of it, can be listed; UsageError for a decoded one."""
+    if view in ("arrays", "netcdf"):
+        raise UsageError(f"--view {view}: its bytes are decoded, so that no reference can name them")
     if plan.kind != "zarr" and not (plan.kind == "references" and view):
         raise SourceError(plan.source, "is a document; from-store takes a directory")
     if not plan.lists:

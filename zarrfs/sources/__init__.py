@@ -111,9 +111,14 @@ def _open(plan: Plan, options: Options) -> Store:
     store = _open_bare(plan, options)
     if options.view is None:
         return store
+    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.views import open_view
 
-    return open_view(store, options)
+    try:
+        return open_view(store, options, plan.source, IndexCache(options) if options.view == "netcdf" else None)
+    except UsageError:
+        discard(plan)
+        raise
 
 
 def check_view(plan: Plan, options: Options) -> None:

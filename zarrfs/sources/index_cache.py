@@ -31,6 +31,7 @@ from zarrfs.store.indexfile import read_notes
 
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 _NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/name_table.py)
+_HEADER_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.netcdf")  # headers of view=netcdf
 _SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-"  # prefix of a temporary directory with one index
@@ -152,6 +153,41 @@ class IndexCache:
         os.rename(scratch, path)
         return path
 
+    # -- headers of view=netcdf, named and trusted as indexes are
+
+    def header(self, digest: str) -> bytes | None:
+        """Return the header kept for the description with that digest; None if there is none that is trusted."""
+        if not self._keeps or self._problem is not None:
+            return None
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.directory):
+                match = _HEADER_NAME.fullmatch(name)
+                if match is None or match[1] != digest:
+                    continue
+                path = os.path.join(self.directory, name)
+                with _own_file(path) as file:
+                    data: bytes = file.read()
+                if hashlib.sha256(data).hexdigest() == match[2]:
+                    with contextlib.suppress(OSError):
+                        os.utime(path)  # the time of its last use
+                    return data
+        return None
+
+    def keep_header(self, digest: str, data: bytes) -> None:
+        """Keep a header. A failure is ignored: it only costs time at the next mount."""
+        if not self._keeps or self._problem is not None:
+            return
+        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
+        with contextlib.suppress(OSError):
+            try:
+                with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    file.write(data)
+                content = hashlib.sha256(data).hexdigest()
+                os.rename(scratch, os.path.join(self.directory, f"{digest}.{content}.netcdf"))
+            except BaseException:
+                os.unlink(scratch)
+                raise
+
     def _candidates(self, digest: str) -> list[str]:
         """Return the paths of all indexes named for `digest`."""
         if not self._keeps:
@@ -252,7 +288,7 @@ class CachedFile:
     size: int  # bytes
     made: float
     used: float  # the time of the last mount, as far as known
-    kind: str  # of the source: references or archive; "" if the file is of no use
+    kind: str  # of the source: references or archive; names or netcdf for other tables; "" if the file is of no use
     source: str  # the document it was first made of; "" if unknown
     problem: str = ""  # why the file is of no use
 
@@ -276,6 +312,12 @@ def cached_files(options: Options) -> list[CachedFile]:
             elif _NAMES_NAME.fullmatch(name):
                 status = os.lstat(path)
                 found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "names", ""))
+            elif _HEADER_NAME.fullmatch(name):
+                status = os.lstat(path)
+                problem = "" if verified(path) else DAMAGED
+                found.append(
+                    CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "netcdf", "", problem)
+                )
             elif _SCRATCH_NAME.fullmatch(name):
                 status = os.lstat(path)
                 found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "", "", UNFINISHED))

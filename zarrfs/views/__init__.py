@@ -5,16 +5,34 @@ A view knows Store and the Zarr formats. It must not know where the bytes of its
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from zarrfs.config.options import Options
+from zarrfs.errors import UsageError
 from zarrfs.store.api import Store
 
+if TYPE_CHECKING:
+    from zarrfs.views.netcdf import KeptHeaders
 
-def open_view(store: Store, options: Options) -> Store:
-    """Return the view of `store` that options.view names; closing the view closes the store."""
+
+def open_view(store: Store, options: Options, source: str = "", kept: KeptHeaders | None = None) -> Store:
+    """Return the view of `store` that options.view names; closing the view closes the store.
+
+    `source` names files of view=netcdf, `kept` is where it keeps headers. UsageError if a package is missing.
+    """
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 
         return ArraysView(store, options.arrays == "raw", options.array_cache, options.strict)
+    if options.view == "netcdf":
+        from zarrfs.views.netcdf import NetCDFView, name_of
+        from zarrfs.views.netcdf_header import missing_package
+
+        problem = missing_package()
+        if problem is not None:
+            raise UsageError(f"option view=netcdf: {problem}")
+        groups = options.netcdf == "groups"
+        return NetCDFView(store, name_of(source), groups, options.array_cache, options.strict, kept)
     from zarrfs.views.translated import open_translated
 
     return open_translated(store, 2 if options.view == "v2" else 3, options.strict)

@@ -7,12 +7,10 @@ its contents, too. The attributes of the group are in `.attributes.json`. An arr
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -34,16 +32,12 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.memory import heap
-from zarrfs.views.decoded_cache import DecodedCache
+from zarrfs.views.flat_arrays import FlatArrays
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.dtypes import as_v2
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, dump_json
 from zarrfs.zarr.model import ArrayMetadata
-
-if TYPE_CHECKING:
-    from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +45,6 @@ ATTRIBUTES = ".attributes.json"  # of a group
 ROOT = "array"  # the name of an array at the root of its store
 _BELIEVED = 1.0  # seconds for which entries of a mutable store are cached
 _ENTRIES = 16_384  # files and directories to remember
-_OPEN = 1024  # arrays whose readers to remember
 _AT_ONCE = 64  # nodes to look up concurrently
 
 
@@ -80,11 +73,8 @@ class ArraysView(WrappingStore):
         self._raw, self._strict = raw, strict
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
-        self._cache = DecodedCache(budget)
         self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
-        self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
-        heap()
-        self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
+        self._arrays = FlatArrays(store, budget)
         self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
@@ -92,7 +82,7 @@ class ArraysView(WrappingStore):
     async def info(self, key: str, sized: bool = True) -> Info:
         entry = await self._find(key)
         if entry.items and not self.immutable:
-            await self._look_at_chunks(entry.node)
+            await self._arrays.look_at_chunks(entry.node)
         return self._info(split_key(key)[1], entry)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
@@ -139,7 +129,7 @@ class ArraysView(WrappingStore):
             return text[start:stop]
         if start >= stop:
             return b""
-        items = await self._flat(entry.node).read(max(start - begin, 0), stop - begin)
+        items = await self._arrays.reader(entry.node).read(max(start - begin, 0), stop - begin)
         return items if start >= begin else b"".join((text[start:], items))
 
     async def locate(self, key: str) -> dict[str, Any]:
@@ -155,7 +145,7 @@ class ArraysView(WrappingStore):
         return False  # the view prefetches chunks along the array: read-ahead by file names gains nothing
 
     async def get_ready(self) -> None:
-        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
+        await self._arrays.get_ready()
         await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
@@ -163,10 +153,10 @@ class ArraysView(WrappingStore):
 
     def adjust(self, options: Options) -> None:
         super().adjust(options)
-        self._cache.resize(options.array_cache)
+        self._arrays.cache.resize(options.array_cache)
 
     def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "arrays": self._cache.stats()}
+        return {**super().stats(), "arrays": self._arrays.cache.stats()}
 
     # -- what is left out
 
@@ -272,33 +262,13 @@ class ArraysView(WrappingStore):
             self._left_out[node.path] = reason
             log.warning("%s: left out of view=arrays: %s", node.path or "/", reason)
 
-    def _flat(self, node: Node) -> FlatArray:
-        """Return the reader of an array."""
-        from zarrfs.views.flat import FlatArray
-
-        found = self._arrays.use(node.path)
-        if found is None or found.chunks.node != node:
-            found = self._arrays.put(node.path, FlatArray(self.lower, node, self._cache))
-        return found
-
-    async def _look_at_chunks(self, node: Node) -> None:
-        """Check whether chunks read so far have changed; a new mtime then makes the kernel drop cached pages."""
-        looked, changed = self._seen.get(node.path, (0.0, 0))
-        flat, now = self._arrays.get(node.path), trio.current_time()
-        if flat is None or now - looked < _BELIEVED:
-            return
-        if not await flat.chunks.unchanged():
-            changed = time.time_ns()
-            self._arrays.pop(node.path, None)
-        self._seen[node.path] = now, changed
-
     def _info(self, name: str, entry: _ViewEntry) -> Info:
         node = entry.node
         if entry.text is None:
             return Info(name, Kind.DIRECTORY, mtime_ns=node.mtime_ns)
         mtime = node.mtime_ns
         if mtime is not None and entry.items:
-            mtime = max(mtime, self._seen.get(node.path, (0.0, 0))[1])
+            mtime = max(mtime, self._arrays.changed(node))
         return Info(name, Kind.FILE, entry.size, node.mode, mtime)
 
 

@@ -37,17 +37,17 @@ class Chunks:
 
     Shape, chunks and numbers are in the order of the flat file: an array whose chunks are stored in Fortran order is
     transposed, with its dimensions reversed. Items are opaque bytes of their size (dtype void), in the byte order of
-    the array; items without a fixed size are objects.
+    the array; items without a fixed size are objects. With `c_order` nothing is transposed.
     """
 
-    def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
+    def __init__(self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False) -> None:
         """`node` is an array in `store`."""
         assert isinstance(node.metadata, ArrayMetadata)
         self.node, self.array = node, node.metadata
         self._store, self._cache = store, cache
         self._sharding = sharding_of(self.array)
         self._stored = self._sharding.inner if self._sharding else self.array  # the metadata that decodes one chunk
-        self.fortran = is_fortran(self.array)
+        self.fortran = not c_order and is_fortran(self.array)
         grid, turn = self._stored.grid, -1 if self.fortran else 1
         self._grid = Grid(grid.shape[::turn], grid.chunks[::turn])  # in the order of the flat file
         self.shape, self.shape_of_chunk, self.counts = self._grid.shape, self._grid.chunks, self._grid.counts
@@ -143,6 +143,11 @@ class Chunks:
         if info is None or info.size != size or len(data) != count * self.itemsize:
             raise ReadError(key, f"a chunk of {info and info.size} bytes, not {size}")
         return data
+
+    @property
+    def noted(self) -> int:
+        """How many stored values unchanged() looks at."""
+        return len(self._read)
 
     async def unchanged(self) -> bool:
         """Return whether the stored values read first (_NOTED of them) still have their versions."""

@@ -95,9 +95,9 @@ class _Run(NamedTuple):
 class FlatArray:
     """The items of an array in C order, or in Fortran order if its chunks are stored so (`chunks.fortran`)."""
 
-    def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
-        """`node` is an array in `store` with items of fixed size."""
-        self.chunks = Chunks(store, node, cache)
+    def __init__(self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False) -> None:
+        """`node` is an array in `store` with items of fixed size. `c_order`: never in Fortran order."""
+        self.chunks = Chunks(store, node, cache, c_order)
         self._cache = cache
         self._store = store
         room = cache.budget // (self.chunks.size_of_chunk + KEPT)

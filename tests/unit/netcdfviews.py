@@ -1,0 +1,44 @@
+"""Views of stores as NetCDF-4 files for tests, in process: headers are made in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from zarrfs.store.directory import FileSystemStore
+from zarrfs.views.netcdf import NetCDFView
+from zarrfs.views.netcdf_header import pack, write
+
+
+async def build_here(description: bytes, key: str) -> bytes:
+    """Make a header without a child process."""
+    return await trio.to_thread.run_sync(lambda: pack(write(description)))
+
+
+@contextlib.asynccontextmanager
+async def netcdf_view(path: Path, groups: bool = False, **more: Any) -> AsyncIterator[NetCDFView]:
+    """A view of a directory, whose file is x.nc."""
+    view = NetCDFView(FileSystemStore(str(path)), "x", groups, 1 << 20, **({"build": build_here} | more))
+    try:
+        yield view
+    finally:
+        await view.aclose()
+
+
+def converted(path: Path, into: Path, key: str = "x.nc", **more: Any) -> dict[str, str]:
+    """Write a file of the view of `path` to `into`, read in pieces of odd sizes; return what was left out."""
+
+    async def main() -> dict[str, str]:
+        async with netcdf_view(path, **more) as view:
+            value = await view.open(key)
+            with into.open("wb") as file:
+                for at in range(0, value.size, 997):
+                    file.write(await value.read(at, 997))
+            assert into.stat().st_size == value.size == (await view.info(key)).size
+            return await view.left_out(key)
+
+    return trio.run(main)

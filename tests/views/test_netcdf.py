@@ -1,0 +1,365 @@
+"""view=netcdf in process: values, attributes and coordinates, what is left out, and headers that are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+import trio
+import xarray as xr
+import zarr
+from hypothesis import HealthCheck, given, settings
+
+from tests.conftest import DATA
+from tests.unit.arraystores import Shape, shapes, write
+from tests.unit.netcdfviews import build_here, converted, netcdf_view
+from tests.zarrsamples import DRAFT, SAMPLES, STORES
+from zarrfs.config.options import Options
+from zarrfs.errors import NotFound, ReadError, UsageError
+from zarrfs.sources import open_source
+from zarrfs.sources.index_cache import IndexCache
+from zarrfs.store.api import Kind
+from zarrfs.views.netcdf import name_of
+from zarrfs.views.netcdf_model import valid_name
+
+ENGINES: tuple[Literal["netcdf4", "h5netcdf"], ...] = ("netcdf4", "h5netcdf")
+
+
+def dataset() -> xr.Dataset:
+    """A data set as xarray users have them: coordinates, packed and masked data, times, text."""
+    time = np.array(["2000-01-01", "2000-01-02T06", "NaT"], "M8[ns]")
+    t = np.linspace(270, 290, 12).reshape(3, 4)
+    t[1, 2] = np.nan
+    return xr.Dataset(
+        {
+            "t": (("time", "lat"), t, {"units": "K", "long_name": "température", "valid_range": [0, 400]}),
+            "p": (("time", "lat"), np.arange(12, dtype=">f4").reshape(3, 4)),
+            "flag": (("lat",), np.array([1, 2, 3, 4], "i1"), {"flag_values": [1, 2], "flag_meanings": "a b"}),
+            "station": (("lat",), np.array([b"ab", b"c", b"de", b"f"])),
+            "wet": (("lat",), np.array([True, False, True, True])),
+            "one": ((), np.float64(3.5)),
+            "lag": (("time",), np.array([1, 2, 3], "m8[s]")),
+        },
+        {"time": time, "lat": np.linspace(-90, 90, 4, dtype="f4"), "height": ((), 2.0, {"units": "m"})},
+        {"title": "a data set", "level": 3, "ratio": 0.5, "list": [1, 2], "empty": ""},
+    )
+
+
+@pytest.mark.parametrize("consolidated", [True, False], ids=["consolidated", "unconsolidated"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_data_set_is_equal_to_the_zarr_it_was(tmp_path: Path, version: Literal[2, 3], consolidated: bool) -> None:
+    packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
+    dataset().to_zarr(tmp_path / "z", zarr_format=version, consolidated=consolidated, encoding={"t": packed})
+    assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
+    wanted = xr.open_zarr(tmp_path / "z", consolidated=consolidated, decode_timedelta=True).load()
+    for engine in ENGINES:
+        with xr.open_dataset(tmp_path / "x.nc", engine=engine, decode_timedelta=True) as found:
+            xr.testing.assert_equal(found.load(), wanted)
+            assert set(found.coords) == set(wanted.coords)
+            for name, variable in found.variables.items():
+                assert variable.dims == wanted[name].dims
+                plain = {key: np.asarray(value).tolist() for key, value in variable.attrs.items()}
+                assert plain == {key: np.asarray(value).tolist() for key, value in wanted[name].attrs.items()}
+            assert {key: np.asarray(value).tolist() for key, value in found.attrs.items()} == wanted.attrs
+            assert found["t"].encoding["_FillValue"] == -32768
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        assert file["t"].dtype == "i2"
+        assert file["t"].getncattr("valid_range").dtype == "i2"
+        assert isinstance(file["t"].units, str)
+
+
+SMALL = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def shown(file: Any, items: np.ndarray[Any, Any]) -> None:
+    """Compare a variable `x` of an HDF5 file with the items of the array."""
+    kind = items.dtype.kind
+    if kind == "c":
+        for part, name in ((items.real, "x_real"), (items.imag, "x_imag")):
+            np.testing.assert_array_equal(file[name][()], part)
+        return
+    found = file["x"][()]
+    if kind == "S":
+        assert found.shape == (*items.shape, items.itemsize)
+        assert found.tobytes() == items.tobytes()
+    elif kind == "U":
+        joined = np.ascontiguousarray(found).reshape(*items.shape, -1).view(f"S{found.shape[-1]}")[..., 0]
+        assert np.char.decode(joined, "utf-8").tolist() == items.tolist()
+    elif kind in "mM":
+        np.testing.assert_array_equal(found, items.view(items.dtype.str[0] + "i8"))
+    else:
+        assert file["x"].dtype == (np.dtype("i1") if kind == "b" else items.dtype)
+        np.testing.assert_array_equal(found, items)
+
+
+@SMALL
+@given(how=shapes())
+def test_any_array_is_equal_to_its_items(tmp_path_factory: pytest.TempPathFactory, how: Shape) -> None:
+    """Shapes, chunks, types, byte and memory orders, shards, fill values, absent chunks."""
+    base = tmp_path_factory.mktemp("any")
+    group = zarr.open_group(base / "z", mode="w", zarr_format=how.version)
+    items = write(group, "x", how)
+    left_out = converted(base / "z", base / "x.nc")
+    if np.dtype(how.dtype).kind == "V":
+        assert "V5" in left_out["x"]
+        return
+    assert left_out == {}
+    with h5py.File(base / "x.nc") as file:
+        shown(file, items)
+
+
+def test_types_that_netcdf_lacks(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    made = {
+        "half": np.array([1.5, np.nan, -2], "f2"), "week": np.array([1, -3, 7], "M8[W]"),
+        "month": np.array(["2000-03", "NaT", "1969-12"], "M8[M]"), "step": np.array([1, 2, 3], "m8[10m]"),
+        "text": np.array(["aé", "", "鍵鍵"], "<U2"), "big": np.array([1, 2, 3], ">u8"),
+    }  # fmt: skip
+    for name, items in made.items():
+        array = root.create_array(name, shape=items.shape, chunks=(2,), dtype=items.dtype, fill_value=None)
+        array[:] = items
+        array.attrs["_ARRAY_DIMENSIONS"] = ["n"]
+    assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
+    with xr.open_dataset(tmp_path / "x.nc", decode_timedelta=True) as found:
+        np.testing.assert_array_equal(found["half"], made["half"].astype("f4"))
+        np.testing.assert_array_equal(found["week"], made["week"].astype("M8[ns]"))
+        np.testing.assert_array_equal(found["month"], made["month"].astype("M8[ns]"))
+        np.testing.assert_array_equal(found["step"], made["step"].astype("m8[ns]"))
+        assert found["text"].values.tolist() == made["text"].tolist()
+        np.testing.assert_array_equal(found["big"], made["big"])
+    with h5py.File(tmp_path / "x.nc") as file:
+        assert file["big"].dtype == ">u8"
+
+
+def test_what_cannot_be_shown_is_left_out_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array("good", shape=(2,), chunks=(2,), dtype="i2")[:] = [1, 2]
+    for name, change in {
+        "words": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "fill_value": ""}, "bad": {"shape": [-1]},
+        "fields": {"dtype": [["a", "<i4"]], "fill_value": None}, "deep": {"shape": [1] * 33, "chunks": [1] * 33},
+        "quad": {"dtype": "<f16"}, "atto": {"dtype": "<M8[as]"}, "huge": {"shape": [2**61], "dtype": "<f8"},
+    }.items():  # fmt: skip
+        (tmp_path / "z" / name).mkdir()
+        document = json.loads((tmp_path / "z/good/.zarray").read_text()) | change
+        (tmp_path / "z" / name / ".zarray").write_text(json.dumps(document))
+    left_out = converted(tmp_path / "z", tmp_path / "x.nc")
+    assert set(left_out) == {"words", "bad", "fields", "deep", "quad", "atto", "huge"}
+    assert "NetCDF-4 has no such type" in left_out["quad"]
+    assert len([record for record in caplog.records if "left out" in record.message]) == 7
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        assert list(file.variables) == ["good"]
+
+    async def strictly() -> None:
+        async with netcdf_view(tmp_path / "z", strict=True) as view:
+            with pytest.raises(ReadError, match="view=netcdf cannot show it"):
+                await view.check()
+
+    trio.run(strictly)
+
+
+def test_names_dimensions_and_clashes(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+
+    def array(name: str, shape: tuple[int, ...], dims: list[str] | None, dtype: str = "i2") -> None:
+        made = root.create_array(name, shape=shape, chunks=shape or (), dtype=dtype, fill_value=None)
+        made[...] = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+        if dims is not None:
+            made.attrs["_ARRAY_DIMENSIONS"] = dims
+
+    array("x", (3,), ["x"])
+    array("lat", (2, 3), ["y", "x"])  # not a coordinate, and
+    array("at", (4,), ["lat"])  # a dimension of its name
+    array("y2", (5,), ["y"])  # a dimension with another extent
+    array("same", (2, 2), ["y", "y"])
+    array("-a b ", (2,), ["a/b"])
+    array("_a b_", (2,), None)
+    array("u2", (2, 2), None)
+    array("u", (3,), ["sub"], "c8")  # a dimension with the name of a group
+    array("u_real", (3,), ["x"])
+    root["x"].attrs.update({"NAME": "n", "a/b": 1, "_FillValue": "odd", "deep": {"a": [1]}, "none": None, "yes": True})
+    root["x"].attrs["huge"] = 2**70
+    sub = root.create_group("sub", attributes={"title": "below"})
+    sub.create_array("x", shape=(7,), chunks=(7,), dtype="i1")[:] = range(7)
+    assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        file.set_auto_mask(False)
+        assert file["lat"].dimensions == ("y", "x")
+        np.testing.assert_array_equal(file["lat"][:], np.arange(6).reshape(2, 3))
+        assert file["at"].dimensions == ("lat",)
+        assert file["y2"].dimensions == ("y_2",)
+        assert json.loads(file["y2"].zarr_dimension_names) == ["y"]
+        assert file["same"].dimensions == ("y", "y")
+        assert {file["_-a b_"].zarr_name, "_a b_"} == {"-a b ", "_a b_"}
+        assert file["_-a b_"].dimensions == ("a_b",)
+        assert file["u2"].dimensions == ("phony_dim_0", "phony_dim_1")
+        assert file["_a b_"].dimensions == ("phony_dim_0",)
+        assert file["u_real_2"].zarr_name == "u"
+        assert file["u_real_2"].dimensions == ("sub_2",)
+        assert file["sub"].title == "below"
+        assert file["sub/x"].shape == (7,)
+        attributes = {name: file["x"].getncattr(name) for name in file["x"].ncattrs()}
+        assert json.loads(attributes.pop("zarr_attribute_names")) == {
+            "zarr_NAME": "NAME", "a_b": "a/b", "zarr_FillValue": "_FillValue",
+        }  # fmt: skip
+        assert attributes == {
+            "zarr_NAME": "n", "a_b": 1, "zarr_FillValue": "odd", "deep": '{"a": [1]}', "none": "null", "yes": "true",
+            "huge": str(2**70),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a", "_x", "é", "1", "a b", "a-b"])
+def test_names_that_netcdf_allows_stay(name: str) -> None:
+    assert valid_name(name) == name
+
+
+def test_the_file_is_named_after_the_source() -> None:
+    assert name_of("/data/forecast.zarr") == "forecast"
+    assert name_of("s3://bucket/air.json.zst") == "air"
+    assert name_of("https://host/a/refs.parq/?key=1") == "refs"
+    assert name_of("/") == "data"
+
+
+def test_a_file_for_each_group(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3, attributes={"of": "root"})
+    for path in ("a", "a/b", "x"):
+        group = root.require_group(path)
+        group.create_array("v", shape=(2,), chunks=(2,), dtype="i2", dimension_names=["n"])[:] = [len(path), 2]
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z", groups=True) as view:
+            assert [(i.name, i.kind) async for i in view.list_dir("")] == [
+                ("_x.nc", Kind.FILE), ("a", Kind.DIRECTORY), ("a.nc", Kind.FILE), ("x.nc", Kind.FILE)
+            ]  # fmt: skip
+            assert [i.name async for i in view.list_dir("a")] == ["b.nc"]
+            assert [i.name async for i in view.list_dir("", "a")] == ["a.nc", "x.nc"]
+            for missing in ("b.nc", "a/c.nc", "a.nc/x"):
+                with pytest.raises(NotFound):
+                    await view.open(missing)
+            (tmp_path / "b.nc").write_bytes(await view.get("a/b.nc"))
+
+    trio.run(main)
+    with netCDF4.Dataset(tmp_path / "b.nc") as file:
+        assert file["v"][:].tolist() == [3, 2]
+        assert file["v"].dimensions == ("n",)
+
+
+def test_a_damaged_chunk_is_an_error_of_its_bytes_alone(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array("v", shape=(40,), chunks=(10,), dtype="i4")[:] = np.arange(40)
+    (tmp_path / "z/v/2").write_bytes(b"damaged")
+    (tmp_path / "z/v/3").unlink()
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            value = await view.open("x.nc")
+            (start,) = value._file.starts  # type: ignore[attr-defined]
+            for index in range(40):
+                if 20 <= index < 30:
+                    with pytest.raises(ReadError, match="v/2"):
+                        await value.read(start + 4 * index, 4)
+                else:
+                    found = await value.read(start + 4 * index, 4)
+                    assert int.from_bytes(found, "little") == (index if index < 20 else 0)
+            assert bytes(await value.read(0, 8)) == b"\x89HDF\r\n\x1a\n"
+            with pytest.raises(ReadError, match="v/2"):
+                await view.get("x.nc")
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("store", sorted({*STORES, *(one.store for one in DRAFT)}), ids=lambda store: store.name)
+def test_every_sample(tmp_path: Path, store: Path) -> None:
+    """Stores of zarr 0.3 to 3, by other programs too."""
+    left_out = converted(store, tmp_path / "x.nc")
+    with h5py.File(tmp_path / "x.nc") as file:
+        for sample in [one for one in SAMPLES + DRAFT if one.store == store]:
+            path = sample.path or "array"
+            if sample.path in left_out:
+                assert isinstance(sample.dtype, list) or np.dtype(sample.dtype).kind in "VO"
+            elif np.dtype(sample.dtype).kind == "c":
+                both = np.stack([file[path + "_real"][()], file[path + "_imag"][()]], -1)
+                assert not sample.defined or hashlib.sha256(both.tobytes()).hexdigest() == sample.sha256
+            elif np.dtype(sample.dtype).kind not in "U" and sample.dtype != "<f2":
+                found = file[path][()]
+                assert found.shape[: len(sample.shape)] == sample.shape
+                assert not sample.defined or hashlib.sha256(found.tobytes()).hexdigest() == sample.sha256
+
+
+def test_a_header_is_made_once_for_a_version(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array("v", shape=(4,), chunks=(2,), dtype="i4")[:] = range(4)
+    kept, made = IndexCache(Options(index_dir=str(tmp_path / "index"))), []
+
+    async def build(description: bytes, key: str) -> bytes:
+        made.append(key)
+        return await build_here(description, key)
+
+    async def read() -> bytes:
+        async with netcdf_view(tmp_path / "z", kept=kept, build=build) as view:
+            found = bytes(await view.get("x.nc"))
+            assert bytes(await view.get("x.nc")) == found
+            return found
+
+    first = trio.run(read)
+    assert (trio.run(read), made) == (first, ["x.nc"])
+    (file,) = (tmp_path / "index").iterdir()
+    file.write_bytes(file.read_bytes() + b"x")  # damaged: made again, to the same bytes
+    assert (trio.run(read), len(made)) == (first, 2)
+    root["v"].attrs["units"] = "K"
+    assert (trio.run(read) != first, len(made)) == (True, 3)
+
+
+def test_an_array_that_grows_is_seen_by_those_who_open_it_then(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array("v", shape=(4,), chunks=(2,), dtype="u1")[:] = range(4)
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            old = await view.open("x.nc")
+            was = bytes(await old.read(0, old.size))
+            root["v"].resize((6,))
+            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            new = await view.open("x.nc")
+            assert new.version != old.version
+            assert bytes(await old.read(0, old.size)) == was
+            (tmp_path / "x.nc").write_bytes(await new.read(0, new.size))
+
+    trio.run(main)
+    with h5py.File(tmp_path / "x.nc") as file:
+        assert file["v"][()].tolist() == [0, 1, 2, 3, 0, 0]
+
+
+def test_reference_sets_and_the_child_that_writes_headers(tmp_path: Path, references: Path) -> None:
+    document = references / "combined_v1.json"
+
+    async def main() -> None:
+        view = open_source(str(document), Options(view="netcdf", index_dir=str(tmp_path / "index")))
+        try:
+            assert [info.name async for info in view.list_dir("")] == ["combined_v1.nc"]
+            (tmp_path / "c.nc").write_bytes(await view.get("combined_v1.nc"))
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+    days = [xr.open_dataset(DATA / f"references/data/day{day}.nc", decode_cf=False) for day in range(3)]
+    with xr.open_dataset(tmp_path / "c.nc", decode_cf=False) as found:
+        wanted = xr.concat(days, "time", data_vars="minimal", coords="minimal", compat="override")
+        assert set(found.variables) == set(wanted.variables)
+        for name in found.variables:
+            np.testing.assert_allclose(found[name], wanted[name])
+    for day in days:
+        day.close()
+
+
+def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5netcdf", None)
+    zarr.open_group(tmp_path / "z", mode="w")
+    with pytest.raises(UsageError, match=r"view=netcdf: needs the package h5netcdf: pip install 'zarrfs\[netcdf\]'"):
+        open_source(str(tmp_path / "z"), Options(view="netcdf"))

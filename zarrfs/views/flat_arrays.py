@@ -1,0 +1,65 @@
+"""The readers of a view's arrays: kept while in use, with one cache of decoded chunks, and checked for changes."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from zarrfs.concurrency.lru import LRU
+from zarrfs.store.api import Store
+from zarrfs.system.memory import heap
+from zarrfs.views.decoded_cache import DecodedCache
+from zarrfs.views.hierarchy import Node
+
+if TYPE_CHECKING:
+    from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
+
+_BELIEVED = 1.0  # seconds for which chunks of a mutable store are not checked again
+_OPEN = 1024  # arrays whose readers to remember
+
+
+class FlatArrays:
+    """The readers of the arrays of one store, with a bound on decoded chunks."""
+
+    def __init__(self, store: Store, budget: int, c_order: bool = False) -> None:
+        """`budget`: bytes of decoded chunks to cache. `c_order`: read items in C order, however they are stored."""
+        self._store, self._c_order = store, c_order
+        self.cache = DecodedCache(budget)
+        self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
+        self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
+        heap()
+
+    def reader(self, node: Node) -> FlatArray:
+        """Return the reader of an array."""
+        from zarrfs.views.flat import FlatArray
+
+        found = self._arrays.use(node.path)
+        if found is None or (found.chunks.node is not node and found.chunks.node != node):
+            found = self._arrays.put(node.path, FlatArray(self._store, node, self.cache, self._c_order))
+        return found
+
+    async def look_at_chunks(self, node: Node) -> int:
+        """Check whether chunks read so far have changed; a new mtime then makes the kernel drop cached pages.
+
+        Returns how many were looked at.
+        """
+        looked, changed = self._seen.get(node.path, (0.0, 0))
+        flat, now = self._arrays.get(node.path), trio.current_time()
+        if flat is None or now - looked < _BELIEVED:
+            return 0
+        if not await flat.chunks.unchanged():
+            changed = time.time_ns()
+            self._arrays.pop(node.path, None)
+        self._seen[node.path] = now, changed
+        return flat.chunks.noted
+
+    def changed(self, node: Node) -> int:
+        """Return when a change of chunks was last noticed, in ns since 1970; 0 for never."""
+        return self._seen.get(node.path, (0.0, 0))[1]
+
+    async def get_ready(self) -> None:
+        """Import what the first read takes."""
+        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")

@@ -1,0 +1,405 @@
+"""-o view=netcdf: groups of any Zarr generation as NetCDF-4 files.
+
+A file is its header, which libhdf5 writes when the file is first looked at (netcdf_header.py), and the items of its
+arrays, decoded where they are read. The root group with everything below it is one file, named after the source; with
+-o netcdf=groups each group is a file of its own arrays, beside a directory with those of the groups below it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import trio
+
+from zarrfs.config.options import Options
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.store.api import (
+    Info,
+    Kind,
+    Store,
+    Usage,
+    Value,
+    WrappingStore,
+    check_key,
+    join_key,
+    keys_below,
+    name_rule,
+    split_key,
+)
+from zarrfs.system.buffers import Buffer
+from zarrfs.views import netcdf_header
+from zarrfs.views.flat_arrays import FlatArrays
+from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.views.netcdf_header import Header
+from zarrfs.zarr.errors import MetadataError
+
+if TYPE_CHECKING:
+    from zarrfs.views.netcdf_model import Description, Variable  # imports numpy
+
+log = logging.getLogger("zarrfs.views")
+
+SUFFIX = ".nc"
+_BELIEVED = 1.0  # seconds for which the documents of a mutable store are not looked at again
+_LOOKED_AT = 2048  # chunks to check for changes when a file is opened
+_NODES_MAX = 100_000  # nodes of a hierarchy
+_ENDINGS = (
+    ".gz", ".zst", ".bz2", ".xz", ".lz4", ".json", ".zip", ".zarr", ".parquet", ".parq", ".n5", ".refs", ".nc", ".h5",
+)  # fmt: skip
+
+Build = Callable[[bytes, str], Awaitable[bytes]]
+
+
+class KeptHeaders(Protocol):
+    """A place where headers are kept from mount to mount."""
+
+    def header(self, digest: str) -> bytes | None:
+        """Return the header kept for `digest`, if it is there and sound."""
+        ...
+
+    def keep_header(self, digest: str, data: bytes) -> None:
+        """Keep a header."""
+        ...
+
+
+class _File(NamedTuple):
+    """A file of the view with its header: one version of it."""
+
+    name: str
+    root: str  # the group that it shows
+    nodes: list[Node]
+    description: Description
+    digest: str  # of the description
+    header: Header
+    starts: list[int]  # of the variables that have bytes, in order of their addresses,
+    shown: list[tuple[int, Variable]]  # with their ends
+    mtime_ns: int | None
+    mode: int | None
+
+
+class _Tree(NamedTuple):
+    """The files of the view, as far as documents say: the nodes of each, by key."""
+
+    nodes: tuple[Node, ...]
+    files: dict[str, tuple[str, list[Node]]]  # (its group, nodes) of each file
+    directories: dict[str, dict[str, bool]]  # names in each directory, and whether they are directories
+
+
+class NetCDFView(WrappingStore):
+    """A store of NetCDF-4 files. Arrays that NetCDF has no form for are left out with a warning."""
+
+    def __init__(
+        self, store: Store, name: str, groups: bool, budget: int, strict: bool = False,
+        kept: KeptHeaders | None = None, build: Build = netcdf_header.build,
+    ) -> None:  # fmt: skip
+        """`name`: of the root group's file, without suffix; `groups`: a file for each group; `budget`: as ArraysView.
+
+        `strict`: an array that would be left out is a ReadError when its file is looked at. `build` makes headers.
+        """
+        super().__init__(store)
+        self._name, self._groups, self._strict = name, groups, strict
+        self._hierarchy = Hierarchy(store)
+        self._arrays = FlatArrays(store, budget, c_order=True)
+        self._kept, self._build = kept, build
+        self._lock = trio.Lock()  # around the tree and the headers
+        self._tree: tuple[float, _Tree] | None = None  # with the time of the walk
+        self._files: dict[str, _File] = {}
+        self._reasons: dict[str, dict[str, str]] = {}  # why nodes are left out, by file and path
+
+    # -- the Store protocol
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        if not key:
+            return self._directory("")
+        tree = await self._walked(key)
+        if key in tree.directories:
+            return self._directory(split_key(key)[1])
+        if key not in tree.files:
+            raise NotFound(check_key(key))
+        return self._info(await self._file(key))
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        tree = await self._walked(prefix)
+        if prefix in tree.files:
+            raise NotDirectory(prefix)
+        if prefix not in tree.directories:
+            raise NotFound(prefix)
+        for name, is_directory in sorted(tree.directories[prefix].items()):
+            if name > after:
+                if is_directory:
+                    yield self._directory(name)
+                elif (file := self._files.get(join_key(prefix, name))) is not None:
+                    yield self._info(file)
+                else:  # a header for each file of a listing would take long
+                    yield Info(name, Kind.FILE, None)
+
+    async def open(self, key: str) -> Value:
+        tree = await self._walked(key)
+        if key in tree.directories:
+            raise IsDirectory(key)
+        if key not in tree.files:
+            raise NotFound(check_key(key))
+        file = await self._file(key)
+        info = self._info(file)
+        version = (file.digest, info.mtime_ns) if self.immutable or info.mtime_ns is not None else None
+        return _NetCDFValue(self._arrays, key, file, info, version)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        tree = await self._walked(key)
+        if key not in tree.files:
+            await self.info(key)
+            return {}
+        file = await self._file(key)
+        header = sum(len(data) for _, data in file.header.parts)
+        return {"group": file.root, "variables": len(file.description.variables), "header": header}
+
+    async def usage(self) -> Usage:
+        """Return that of the source."""
+        return await self.lower.usage()
+
+    @property
+    def remote(self) -> bool:
+        return False  # as of ArraysView: chunks are fetched ahead along the arrays
+
+    async def get_ready(self) -> None:
+        await self._arrays.get_ready()
+        await super().get_ready()
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
+
+    def adjust(self, options: Options) -> None:
+        super().adjust(options)
+        self._arrays.cache.resize(options.array_cache)
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "arrays": self._arrays.cache.stats()}
+
+    # -- what is left out
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """Return why nodes are not in the file `key`, or in those below the directory, of those looked at so far."""
+        below = f"{key}/" if key else ""
+        return {
+            path: why for file, reasons in self._reasons.items()
+            if file == key or file.startswith(below) for path, why in reasons.items()
+        }  # fmt: skip
+
+    async def check(self) -> None:
+        async for key in keys_below(self, ""):
+            await self.info(key)
+
+    # -- which files there are
+
+    async def _walked(self, key: str) -> _Tree:
+        """Return the files; of one file, without reading a document if only its name matters."""
+        known = self._tree
+        if known is None or not (self.immutable or trio.current_time() - known[0] < _BELIEVED):
+            check_key(key, root=True)
+            async with self._lock:
+                if self._tree is known:
+                    now, tree = trio.current_time(), await self._walk()
+                    if known is not None and _same(known[1].nodes, tree.nodes):
+                        tree = known[1]
+                    self._tree = now, tree
+        assert self._tree is not None
+        return self._tree[1]
+
+    async def _walk(self) -> _Tree:
+        nodes: list[Node] = []
+        async for node in self._hierarchy.walk():
+            nodes.append(node)
+            if len(nodes) > _NODES_MAX:
+                raise ReadError("/", f"view=netcdf: more than {_NODES_MAX:,} groups and arrays")
+        directories: dict[str, dict[str, bool]] = {"": {}}
+        if not self._groups:
+            directories[""][self._name + SUFFIX] = False
+            return _Tree(tuple(nodes), {self._name + SUFFIX: ("", nodes)}, directories)
+        return _Tree(tuple(nodes), self._by_group(nodes, directories), directories)
+
+    def _by_group(
+        self, nodes: list[Node], directories: dict[str, dict[str, bool]]
+    ) -> dict[str, tuple[str, list[Node]]]:
+        """Return the files with -o netcdf=groups; fill `directories`."""
+        members: dict[str, list[Node]] = {}
+        for node in nodes:
+            at = node.path if not node.leaf or not node.path else split_key(node.path)[0]
+            members.setdefault(at, []).append(node)
+        for path in members:  # directories have the names of their groups
+            above, name = split_key(path)
+            while above:
+                directories.setdefault(split_key(above)[0], {})[split_key(above)[1]] = True
+                directories.setdefault(above, {})
+                above = split_key(above)[0]
+        files: dict[str, tuple[str, list[Node]]] = {}
+        for path, own in members.items():
+            if not path and len(own) == 1 and not own[0].leaf and not (own[0].metadata and own[0].metadata.attributes):
+                continue  # a root with nothing but groups
+            above, name = split_key(path)
+            name = (name if path else self._name) + SUFFIX
+            siblings = directories.setdefault(above, {})
+            while name in siblings and not name_rule(name):
+                name = "_" + name
+            if name_rule(name):
+                self._reasons.setdefault(join_key(above, name), {})[path] = f"{SUFFIX}: {name_rule(name)}"
+                continue
+            siblings[name] = False
+            files[join_key(above, name)] = path, own
+        return files
+
+    # -- one file
+
+    async def _file(self, key: str) -> _File:
+        """Return a file with its header, made if it is looked at for the first time or its documents have changed."""
+        async with self._lock:
+            assert self._tree is not None
+            root, nodes = self._tree[1].files.get(key, ("", None))
+            if nodes is None:
+                raise NotFound(key)
+            known = self._files.get(key)
+            if known is None or known.nodes is not nodes:
+                known = self._files[key] = await self._made(key, root, nodes, known)
+        if not self.immutable:
+            await self._look_at_chunks(known)
+        return known
+
+    async def _look_at_chunks(self, file: _File) -> None:
+        """Check chunks for changes, a bounded number at a time; the next call goes on with the others."""
+        looked = 0
+        for variable in file.description.variables:
+            looked += await self._arrays.look_at_chunks(variable.node)
+            if looked >= _LOOKED_AT:
+                break
+
+    async def _made(self, key: str, root: str, nodes: list[Node], old: _File | None) -> _File:
+        description = await trio.to_thread.run_sync(_described, key, nodes, root)
+        self._leave_out(key, description.left_out)
+        digest = hashlib.sha256(description.text).hexdigest()
+        if old is not None and old.digest == digest:
+            header = old.header
+        else:
+            header = await self._header(key, digest, description)
+        places = sorted(
+            (place[0], place[0] + place[1], variable)
+            for place, variable in zip(header.places, description.variables, strict=True) if place is not None
+        )  # fmt: skip
+        mtimes = [node.mtime_ns for node in nodes if node.mtime_ns is not None]
+        return _File(
+            split_key(key)[1], root, nodes, description, digest, header, [start for start, _, _ in places],
+            [(stop, variable) for _, stop, variable in places], max(mtimes, default=None), nodes[0].mode,
+        )  # fmt: skip
+
+    async def _header(self, key: str, digest: str, description: Description) -> Header:
+        """Return the header of a description: kept, or made now. ReadError."""
+        if self._kept is not None:
+            data = await trio.to_thread.run_sync(self._kept.header, digest)
+            if data is not None:
+                return netcdf_header.unpack(data)
+        data = await self._build(description.text, key)
+        try:
+            header = netcdf_header.unpack(data)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ReadError(key, f"its header cannot be made: {exc}") from exc
+        for place, variable in zip(header.places, description.variables, strict=True):
+            if (0 if place is None else place[1]) != variable.nbytes:
+                raise ReadError(key, f"its header has {place} for {variable.nbytes} bytes of {variable.node.path}")
+        if self._kept is not None:
+            await trio.to_thread.run_sync(self._kept.keep_header, digest, data)
+        return header
+
+    def _leave_out(self, key: str, reasons: dict[str, str]) -> None:
+        if self._strict and reasons:
+            path, reason = next(iter(reasons.items()))
+            raise ReadError(path or "/", f"view=netcdf cannot show it: {reason}")
+        before = self._reasons.get(key, {})
+        for path, reason in reasons.items():
+            if before.get(path) != reason:
+                log.warning("%s: left out of view=netcdf: %s", path or "/", reason)
+        self._reasons[key] = reasons
+
+    def _info(self, file: _File) -> Info:
+        mtime = file.mtime_ns
+        if mtime is not None:
+            mtime = max(mtime, *(self._arrays.changed(one.node) for one in file.description.variables), 0)
+        return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime)
+
+    def _directory(self, name: str) -> Info:
+        return Info(name, Kind.DIRECTORY)
+
+
+class _NetCDFValue(Value):
+    """A file of the view, with the header of one version. Chunks are looked up at every read, as in ArraysView."""
+
+    __slots__ = ("_arrays", "_file", "_key")
+
+    def __init__(self, arrays: FlatArrays, key: str, file: _File, info: Info, version: Hashable | None) -> None:
+        super().__init__(info, version)
+        self._arrays, self._key, self._file = arrays, key, file
+
+    async def read(self, start: int, length: int) -> Buffer:
+        file, stop = self._file, min(start + length, self.size)
+        if start >= stop:
+            return b""
+        at = max(bisect.bisect_right(file.starts, start) - 1, 0)
+        if at < len(file.starts) and file.starts[at] <= start and stop <= file.shown[at][0]:
+            return await self._items(file.shown[at][1], start - file.starts[at], stop - file.starts[at])
+        out = bytearray(stop - start)  # between what is written, the file has holes
+        for address, data in file.header.parts:
+            if address < stop and address + len(data) > start:
+                first, last = max(address, start), min(address + len(data), stop)
+                out[first - start : last - start] = data[first - address : last - address]
+        for begin, (end, variable) in zip(file.starts[at:], file.shown[at:], strict=True):
+            if begin >= stop:
+                break
+            first, last = max(begin, start), min(end, stop)
+            if first < last:
+                out[first - start : last - start] = await self._items(variable, first - begin, last - begin)
+        return out
+
+    async def _items(self, variable: Variable, start: int, stop: int) -> Buffer:
+        """Return the bytes [start, stop) of a variable. ReadError."""
+        flat, form = self._arrays.reader(variable.node), variable.form
+        if form.convert is None:
+            return await flat.read(start, stop)
+        import numpy as np
+
+        first, last = start // form.itemsize, -(-stop // form.itemsize)
+        stored = flat.chunks.itemsize
+        items = np.frombuffer(await flat.read(first * stored, last * stored), flat.chunks.array.dtype.numpy())
+        try:
+            data = form.convert(items)
+        except ReadError as exc:
+            raise ReadError(variable.node.path, exc.reason) from None
+        shown = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        return shown[start - first * form.itemsize : stop - first * form.itemsize]
+
+
+def _described(key: str, nodes: list[Node], root: str) -> Description:
+    """Return the description of a file. Runs in a thread: it imports numpy."""
+    from zarrfs.views.netcdf_model import describe
+
+    try:
+        return describe(nodes, root)
+    except MetadataError as exc:
+        raise ReadError(key, str(exc)) from exc
+
+
+def _same(nodes: Sequence[Node], others: Sequence[Node]) -> bool:
+    """Return whether two walks found the same nodes, whose documents have not been read anew."""
+    return len(nodes) == len(others) and all(a is b for a, b in zip(nodes, others, strict=True))
+
+
+def name_of(source: str) -> str:
+    """Return the name, without suffix, of the file that shows `source`: its last part without known endings."""
+    name = source.split("::")[0].split("?")[0].rstrip("/").rpartition("/")[2]
+    stripped = True
+    while stripped:
+        stripped = False
+        for ending in _ENDINGS:
+            if name.lower().endswith(ending) and len(name) > len(ending):
+                name, stripped = name[: -len(ending)], True
+    name = "".join("_" if char < " " or char == "\x7f" else char for char in name).strip(". ")
+    return "data" if not name or name_rule(name + SUFFIX) else name

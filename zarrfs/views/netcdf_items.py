@@ -1,0 +1,123 @@
+"""How the items of a Zarr data type are stored in a NetCDF-4 variable: as they are, or converted.
+
+Sources: NetCDF user guide, "External data types"; CF conventions 1.11, 4.4 (time coordinate); what xarray writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zarrfs.errors import ReadError
+from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.errors import MetadataError
+
+Array = np.ndarray[Any, Any]
+Convert = Callable[[Array], Array]
+
+NOT_A_TIME = -(1 << 63)
+_UNITS = {  # numpy's unit: unit of CF, how many of them
+    "W": ("days", 7), "D": ("days", 1), "h": ("hours", 1), "m": ("minutes", 1), "s": ("seconds", 1),
+    "ms": ("milliseconds", 1), "us": ("microseconds", 1), "ns": ("nanoseconds", 1),
+}  # fmt: skip
+_SMALL = {"s", "ms", "us", "ns"}  # the units that xarray has in memory
+_TIME = re.compile(r"[<>][mM]8(?:\[([0-9]*)([A-Za-z]+)\])?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The form of items in one variable; a complex array has two."""
+
+    dtype: str  # numpy's typestr of an element, S1 for NC_CHAR
+    width: int = 0  # elements of an item along a further dimension; 0: an item is one element
+    suffix: str = ""  # of the variable's name
+    convert: Convert | None = None  # from items in the array's data type; None: the bytes are the same
+    attributes: tuple[tuple[str, str], ...] = ()  # which a reader needs to understand the items
+    masks: bool = True  # a _FillValue means the same as in the array
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an item."""
+        return np.dtype(self.dtype).itemsize * (self.width or 1)
+
+
+def forms_of(dtype: DataType) -> tuple[Form, ...]:
+    """Return the form of each variable that shows an array of this data type. MetadataError if NetCDF has none."""
+    kind, size, text = dtype.kind, dtype.itemsize, dtype.text
+    if kind in "iu" or (kind == "f" and size in (4, 8)):
+        assert isinstance(text, str)
+        return (Form(text),)
+    if kind == "b":
+        return (Form("|i1", attributes=(("dtype", "bool"),), masks=False),)
+    if kind == "f" and size == 2:
+        return (Form("<f4", convert=lambda items: items.astype("<f4")),)
+    if kind == "c" and size in (8, 16):
+        real = f"{'>' if dtype.endian == 'big' else '<'}f{size // 2}"
+        return (
+            Form(real, 0, "_real", lambda items: np.ascontiguousarray(items.real), masks=False),
+            Form(real, 0, "_imag", lambda items: np.ascontiguousarray(items.imag), masks=False),
+        )
+    if kind in "mM":
+        return (_time(dtype),)
+    if kind == "S":
+        return (Form("|S1", size, masks=False),)
+    if kind == "U":
+        convert = _utf8(f"S{size}")  # an item of UTF-32 has room for its UTF-8
+        return (Form("|S1", size, convert=convert, attributes=(("_Encoding", "utf-8"),), masks=False),)
+    raise MetadataError(f"dtype {_short(text)}: NetCDF-4 has no such type")
+
+
+def _short(text: Any) -> str:
+    return text if isinstance(text, str) else "with fields"
+
+
+def _time(dtype: DataType) -> Form:
+    """Return the form of datetime64 or timedelta64: int64 with units as CF has them."""
+    text = str(dtype.text)
+    match = _TIME.fullmatch(text)
+    factor, unit = (int(match[1] or 1), match[2]) if match and match[2] else (1, "")
+    calendar = dtype.kind == "M" and unit in ("Y", "M")
+    if not calendar and unit not in _UNITS:
+        raise MetadataError(f"dtype {text}: CF has no such unit of time")
+    convert: Convert | None
+    if calendar:
+        name, convert = "days", lambda items: items.astype("M8[D]").view("<i8")
+        element = "<i8"
+    else:
+        name, more = _UNITS[unit]
+        factor *= more
+        element = f"{text[0]}i8"
+        convert = None if factor == 1 else _times(element, factor)
+    attributes = ("units", f"{name} since 1970-01-01"), ("calendar", "proleptic_gregorian")
+    if dtype.kind == "m":
+        attributes = ("units", name), ("dtype", f"timedelta64[{unit if unit in _SMALL else 's'}]")
+    return Form(element, convert=convert, attributes=attributes)
+
+
+def _times(element: str, factor: int) -> Convert:
+    """Return a function that multiplies times, but those that are none."""
+
+    def convert(items: Array) -> Array:
+        numbers = items.view(element)
+        none = numbers == NOT_A_TIME
+        if (abs(np.where(none, 0, numbers).astype("f8")) >= 2.0**63 / factor).any():
+            raise ReadError("", "a time that is out of the range of NetCDF's int64")
+        return np.where(none, NOT_A_TIME, np.where(none, 0, numbers) * factor).astype(element)
+
+    return convert
+
+
+def _utf8(into: str) -> Convert:
+    """Return a function that encodes text."""
+
+    def convert(items: Array) -> Array:
+        try:
+            return np.char.encode(items, "utf-8").astype(into)
+        except UnicodeError:
+            raise ReadError("", "text with a character that UTF-8 does not have") from None
+
+    return convert

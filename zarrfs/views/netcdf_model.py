@@ -1,0 +1,388 @@
+"""The description of a NetCDF-4 file that shows Zarr groups: dimensions, variables, attributes; no bytes yet.
+
+It is made of documents alone, and a file's header is made of it alone (netcdf_header.py): equal descriptions have
+equal headers. Sources: NetCDF-4 file format specification (names, dimensions, coordinates); xarray's encoding of Zarr
+(`_ARRAY_DIMENSIONS`, `_FillValue`).
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import re
+import struct
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zarrfs.store.api import join_key, split_key
+from zarrfs.views.flat import flat_size
+from zarrfs.views.hierarchy import Node
+from zarrfs.views.netcdf_items import NOT_A_TIME, Form, forms_of
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.model import ArrayMetadata
+
+LAYOUT = 1  # changes whenever equal documents get another header
+ROOT = "array"  # the name of an array that is the whole store
+_DIMENSIONS = "_ARRAY_DIMENSIONS"
+_NAME_MAX = 240  # bytes, of 256 (NC_MAX_NAME) and 255 of a Zarr name; the rest is for suffixes
+_RANK_MAX = 32  # H5S_MAX_RANK
+_SIZE_MAX = 1 << 62  # bytes of all variables of a file
+_RESERVED = {  # attributes that the NetCDF library keeps for itself
+    "CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid", "_Netcdf4Coordinates",
+    "_nc3_strict", "_NCProperties", "_FillValue", "_NCCOPY", "_IsNetcdf4", "_SuperblockVersion", "_Format",
+}  # fmt: skip
+_OF_THE_TYPE = {  # attributes that CF wants in the type of their variable
+    "missing_value", "valid_min", "valid_max", "valid_range", "actual_range", "flag_values", "flag_masks",
+}  # fmt: skip
+_FORBIDDEN = re.compile(r"[\x00-\x1f/\x7f]")
+_OLD_NAME, _OLD_ATTRIBUTES, _OLD_DIMENSIONS = "zarr_name", "zarr_attribute_names", "zarr_dimension_names"
+
+Attribute = tuple[str, str, JSON]  # name; "text" or the dtype of numbers; the value
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A variable of the file, and the array whose items it shows."""
+
+    node: Node
+    form: Form
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A NetCDF-4 file: `text` describes it in JSON for netcdf_header.build(), with the variables in this order."""
+
+    text: bytes
+    variables: tuple[Variable, ...]
+    left_out: dict[str, str]  # why nodes are not in the file, by path
+
+
+def describe(nodes: Iterable[Node], root: str = "") -> Description:
+    """Describe the file that shows `nodes`: the group, or array, at `root` and what lies below it, in any order."""
+    ordered = sorted(nodes, key=lambda node: node.path.split("/"))
+    groups: dict[str, _Group] = {}
+    variables: list[Variable] = []
+    left_out: dict[str, str] = {}
+    arrays: dict[str, list[Node]] = {}
+    counter = _Counter()
+    for node in ordered:
+        if node.problem is not None:
+            left_out[node.path] = node.problem
+        if isinstance(node.metadata, ArrayMetadata):
+            above = root if node.path == root else split_key(node.path)[0]
+            arrays.setdefault(above, []).append(node)
+            if above not in groups:  # a root that is an array
+                groups[above] = _Group([], {})
+        elif not node.leaf:
+            attributes = {} if node.metadata is None else node.metadata.attributes
+            if node.path == root:
+                groups[node.path] = _Group([], attributes)
+                continue
+            parent, name = split_key(node.path)
+            if parent not in groups:
+                continue
+            known = groups[parent]
+            shown = known.names.unique(name)
+            groups[node.path] = _Group([*known.path, shown], attributes, name if shown != name else None)
+            known.below.add(shown)
+    total = 0
+    for path, group in groups.items():
+        for variable, size in group.fill(arrays.get(path, ()), path == root, left_out, counter):
+            total += size
+            if total > _SIZE_MAX:
+                raise MetadataError(f"its variables are larger than any file ({total} bytes)")
+            variables.append(variable)
+    document = {"layout": LAYOUT, "groups": [group.as_json() for group in groups.values()]}
+    return Description(json.dumps(document, separators=(",", ":")).encode(), tuple(variables), left_out)
+
+
+class _Counter:
+    """Numbers for phony dimensions: unique in the file, as the NetCDF library has them."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+
+class _Names:
+    """Names in use: each Zarr name gets one that NetCDF allows."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+
+    def unique(self, name: str, also: Iterable[str] = ()) -> str:
+        """Take a valid name that neither this set nor `also` has."""
+        base = found = valid_name(name)
+        number = 2
+        while found in self.taken or found in also:
+            found, number = f"{base}_{number}", number + 1
+        self.taken.add(found)
+        return found
+
+
+def valid_name(name: str) -> str:
+    """Return `name`, or one like it that NetCDF allows.
+
+    Allowed are names in Unicode's form NFC without control characters, that begin with a letter, a digit or "_", and
+    do not end in a space. Source: NetCDF user guide, "Permitted characters in netCDF names".
+    """
+    name = name.encode("utf-8", "replace").decode()
+    name = _FORBIDDEN.sub("_", unicodedata.normalize("NFC", name)).replace("_nc4_non_coord_", "nc4_non_coord_")
+    if name.endswith(" "):
+        name = name.rstrip(" ") + "_"
+    if not name or (name[0] < "\x80" and not (name[0].isalnum() or name[0] == "_")):
+        name = f"_{name}"
+    return name.encode()[:_NAME_MAX].decode(errors="ignore")
+
+
+class _Group:
+    """A group of the file while it is described."""
+
+    def __init__(self, path: list[str], attributes: Mapping[str, JSON], old: str | None = None) -> None:
+        self.path = path  # names in the file
+        self.names = _Names()  # of variables and groups
+        self.below: set[str] = set()  # groups
+        self._dimensions: dict[str, int] = {}
+        self._variables: list[dict[str, JSON]] = []
+        hidden = {name: value for name, value in attributes.items() if not name.lower().startswith("_nc")}
+        self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, "text", old),)))
+
+    def fill(
+        self, arrays: Sequence[Node], is_root: bool, left_out: dict[str, str], counter: _Counter
+    ) -> list[tuple[Variable, int]]:
+        """Add the variables of `arrays`; return each with its size. Fills `left_out`."""
+        sound: list[tuple[str, ArrayMetadata, Node, tuple[Form, ...]]] = []
+        for node in arrays:
+            array = node.metadata
+            assert isinstance(array, ArrayMetadata)
+            try:
+                flat_size(array)
+                forms = forms_of(array.dtype)
+                if array.ndim + (forms[0].width > 0) > _RANK_MAX:
+                    raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
+            except MetadataError as exc:
+                left_out[node.path] = str(exc)
+                continue
+            name = split_key(node.path)[1] if node.path and not (is_root and node.path == "") else ROOT
+            sound.append((name, array, node, forms))
+        called = {name: self.names.unique(name) for name, _, _, forms in sound if not forms[0].suffix}
+        mapped: dict[tuple[str, int], str] = {}
+        # coordinates first: their dimensions are then made with them, not before
+        sound.sort(key=lambda one: dimension_names(one[1])[:1] != (one[0],))
+        found = []
+        for name, array, node, forms in sound:
+            dims = self._dimensions_of(array, called, mapped, counter)
+            for form in forms:
+                shown = called[name] if not form.suffix else self.names.unique(name + form.suffix)
+                own = [*dims, self._named(f"string{form.width}", form.width, {}, mapped)] if form.width else dims
+                self._variables.append(_variable(array, form, name, shown, own))
+                size = form.itemsize * math.prod(array.shape)
+                found.append((Variable(node, form, size), size))
+        return found
+
+    def _dimensions_of(
+        self, array: ArrayMetadata, called: Mapping[str, str], mapped: dict[tuple[str, int], str], counter: _Counter
+    ) -> list[str]:
+        """Return the names of an array's dimensions in the file."""
+        dims: list[str] = []
+        for name, extent in zip(dimension_names(array), array.shape, strict=True):
+            if name is None:
+                dims.append(self._phony(extent, dims, counter))
+            else:
+                dims.append(self._named(name, extent, called, mapped))
+        return dims
+
+    def _named(self, name: str, extent: int, called: Mapping[str, str], mapped: dict[tuple[str, int], str]) -> str:
+        """Return the dimension for a name and an extent; one name with two extents gets two dimensions."""
+        known = mapped.get((name, extent))
+        if known is not None:
+            return known
+        wanted = called.get(name) or valid_name(name)
+        found, number = wanted, 2
+        while found in self._dimensions or found in self.below or (found in self.names.taken and name not in called):
+            found, number = f"{wanted}_{number}", number + 1
+        self._dimensions[found] = extent
+        mapped[name, extent] = found
+        return found
+
+    def _phony(self, extent: int, taken: Sequence[str], counter: _Counter) -> str:
+        """Return a dimension of that extent which the array does not have yet."""
+        for name, known in self._dimensions.items():
+            if known == extent and name not in taken and name.startswith("phony_dim_"):
+                return name
+        while True:
+            name, counter.next = f"phony_dim_{counter.next}", counter.next + 1
+            if name not in self._dimensions and name not in self.names.taken:
+                self._dimensions[name] = extent
+                return name
+
+    def as_json(self) -> JSON:
+        """Return the group for netcdf_header.build()."""
+        return {
+            "path": self.path, "dimensions": self._dimensions, "attributes": self._attributes,
+            "variables": self._variables,
+        }  # fmt: skip
+
+
+def _variable(array: ArrayMetadata, form: Form, name: str, shown: str, dims: Sequence[str]) -> dict[str, JSON]:
+    """Return a variable for netcdf_header.build(): the array `name` under the name `shown`."""
+    old = dimension_names(array)
+    fixed: list[Attribute] = [(key, "text", value) for key, value in form.attributes]
+    if shown != name:
+        fixed.append((_OLD_NAME, "text", name))
+    if any(given is not None and given != dim for given, dim in zip(old, dims, strict=False)):
+        fixed.append((_OLD_DIMENSIONS, "text", json.dumps(old)))
+    fill = fill_of(array, form)
+    if array.dtype.kind in "mM" and fill != _none(form):
+        fixed.append(("missing_value", form.dtype, NOT_A_TIME))
+    attributes = {
+        key: value for key, value in array.attributes.items()
+        if key != _DIMENSIONS and not key.lower().startswith("_nc") and not (key == "_FillValue" and fill is not None)
+    }  # fmt: skip
+    return {
+        "name": shown, "dims": dims, "dtype": form.dtype, "fill": None if fill is None else fill.hex(),
+        "attributes": attributes_of(attributes, form.dtype, fixed),
+    }  # fmt: skip
+
+
+def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
+    """Return the names of an array's dimensions, None for those without one."""
+    given: Any = array.dimension_names
+    if given is None:
+        given = array.attributes.get(_DIMENSIONS)
+    if isinstance(given, list | tuple) and len(given) == array.ndim:
+        return tuple(name if isinstance(name, str) and name else None for name in given)
+    return (None,) * array.ndim
+
+
+# -- fill values
+
+
+def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
+    """Return `_FillValue` by xarray's rules, as one element; None if the variable has none.
+
+    Of v2 and older that is `fill_value`, else the attribute; of v3 the attribute alone.
+    """
+    if not form.masks:
+        return None
+    dtype = array.dtype
+    if array.fill is not None and array.generation not in ("v3", "v3-draft"):
+        item = np.frombuffer(array.fill, dtype.numpy())
+        if form.convert is not None:
+            item = form.convert(item)
+        return item.tobytes()
+    value = array.attributes.get("_FillValue")
+    if value is not None:
+        if dtype.kind == "f" and isinstance(value, str):
+            value = _float_of(value)
+        cast = _cast(value, form.dtype)
+        if cast is not None and cast.ndim == 0:
+            return cast.tobytes()
+    return _none(form) if dtype.kind in "mM" else None
+
+
+def _none(form: Form) -> bytes:
+    """Return NaT as an element of int64."""
+    return NOT_A_TIME.to_bytes(8, "big" if form.dtype[0] == ">" else "little", signed=True)
+
+
+def _float_of(text: str) -> JSON:
+    """Decode a float as xarray encodes it: base64 of a little-endian double, or the names of JSON's missing ones."""
+    known = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(text)
+    if known is not None:
+        return known
+    try:
+        return struct.unpack("<d", base64.b64decode(text, validate=True))[0]
+    except (ValueError, struct.error):
+        return text
+
+
+def _cast(value: JSON, dtype: str) -> np.ndarray[Any, Any] | None:
+    """Convert numbers to `dtype`; None if that would change them, or they are no numbers."""
+    if np.dtype(dtype).kind not in "iuf" or not _are_numbers(value):
+        return None
+    with np.errstate(all="ignore"):
+        try:
+            given = np.array(value)
+            cast = given.astype(dtype)
+        except (ValueError, OverflowError, TypeError):
+            return None
+        if given.dtype.kind not in "iuf":
+            return None
+        if np.dtype(dtype).kind == "f":  # a float of the type is as near as it gets
+            return cast if np.array_equal(np.isfinite(cast), np.isfinite(given.astype("f8"))) else None
+        same = all(int(a) == b for a, b in zip(cast.reshape(-1), given.reshape(-1).tolist(), strict=True))
+        return cast if same else None
+
+
+def _are_numbers(value: JSON) -> bool:
+    """Return whether `value` is a number, or a list of numbers that is not empty."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(type(item) in (int, float) for item in value)
+    return type(value) in (int, float)
+
+
+# -- attributes
+
+
+def attributes_of(
+    given: Mapping[str, JSON], dtype: str | None, fixed: Iterable[Attribute] = ()
+) -> list[Attribute]:
+    """Return attributes as NetCDF has them: text, or numbers of one type; what has other parts becomes JSON text.
+
+    `dtype`: the element type of the variable. `fixed`: attributes that win over those of the same name.
+    """
+    found: list[Attribute] = [*fixed]
+    taken = {name for name, _, _ in found}
+    renamed = {}
+    for name, value in given.items():
+        shown = valid_name(name)
+        if name in _RESERVED or shown in taken:
+            shown = "zarr_" + shown.lstrip("_")
+        number, base = 2, shown
+        while shown in taken or (shown != name and shown in given):
+            shown, number = f"{base}_{number}", number + 1
+        taken.add(shown)
+        if shown != name:
+            renamed[shown] = name
+        found.append((shown, *_value(name, value, dtype)))
+    if renamed:
+        found.append((_OLD_ATTRIBUTES, "text", json.dumps(renamed)))
+    return found
+
+
+def _value(name: str, value: JSON, dtype: str | None) -> tuple[str, JSON]:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "text", json.dumps(value)
+        return "text", value if not value.endswith("\0") else json.dumps(value)
+    if _are_numbers(value):
+        if dtype is not None and name in _OF_THE_TYPE and (cast := _cast(value, dtype)) is not None:
+            return dtype, cast.tolist()
+        items = value if isinstance(value, list | tuple) else [value]
+        if all(type(item) is int for item in items):
+            low, high = min(items), max(items)
+            for kind in ("<i4", "<i8", "<u8"):
+                if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+                    return kind, value
+        else:
+            try:
+                np.array(value, "f8")
+            except OverflowError:
+                return "text", json.dumps(value)
+            return "<f8", value
+    return "text", json.dumps(value)
+
+
+def group_file(path: str) -> str:
+    """Return the key of the file that shows the group at `path` with -o netcdf=groups."""
+    above, name = split_key(path)
+    return join_key(above, f"{name}.nc")
