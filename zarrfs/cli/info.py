@@ -65,6 +65,8 @@ def info(
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
             with meter.displayed(meter.of(found), parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
+        if reasons := await store.left_out(start):
+            about["left_out"] = [f"{path or '/'}: {reason}" for path, reason in reasons.items()]
         if key is None:
             about["unversioned"] = unversioned()
             about |= await _absent_records(store, not no_count)

@@ -154,7 +154,15 @@ class NetCDFView(WrappingStore):
             return {}
         file = await self._file(key)
         header = sum(len(data) for _, data in file.header.parts)
-        return {"group": file.root, "variables": len(file.description.variables), "header": header}
+        return {"group": file.root or "/", "variables": len(file.description.variables), "header": header}
+
+    async def about(self) -> dict[str, Any]:
+        """Return that of the source, and how many files there are; notes what is left out of them."""
+        tree = await self._walked("")
+        for key, (root, nodes) in tree.files.items():
+            description = await trio.to_thread.run_sync(_described, key, nodes, root)
+            self._leave_out(key, description.left_out)
+        return await self.lower.about() | {"files": len(tree.files)}
 
     async def usage(self) -> Usage:
         """Return that of the source."""
@@ -347,9 +355,13 @@ class _NetCDFValue(Value):
         if at < len(file.starts) and file.starts[at] <= start and stop <= file.shown[at][0]:
             return await self._items(file.shown[at][1], start - file.starts[at], stop - file.starts[at])
         out = bytearray(stop - start)  # between what is written, the file has holes
-        for address, data in file.header.parts:
-            if address < stop and address + len(data) > start:
-                first, last = max(address, start), min(address + len(data), stop)
+        parts = file.header.parts
+        for index in range(max(bisect.bisect_right(parts, start, key=_address) - 1, 0), len(parts)):
+            address, data = parts[index]
+            if address >= stop:
+                break
+            first, last = max(address, start), min(address + len(data), stop)
+            if first < last:
                 out[first - start : last - start] = data[first - address : last - address]
         for begin, (end, variable) in zip(file.starts[at:], file.shown[at:], strict=True):
             if begin >= stop:
@@ -375,6 +387,10 @@ class _NetCDFValue(Value):
             raise ReadError(variable.node.path, exc.reason) from None
         shown = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         return shown[start - first * form.itemsize : stop - first * form.itemsize]
+
+
+def _address(part: tuple[int, bytes]) -> int:
+    return part[0]
 
 
 def _described(key: str, nodes: list[Node], root: str) -> Description:

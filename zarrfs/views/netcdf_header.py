@@ -1,7 +1,8 @@
 """The header of a NetCDF-4 file, written by libhdf5 in a child process: python -m zarrfs.views.netcdf_header.
 
 The child reads a description (netcdf_model.py), creates the file in memory with the space of every variable allocated
-and never written, and asks the library where each lies. What it has written is the header; the rest is holes.
+and none of it filled, and asks the library where each lies. What it has written is the header; the rest is holes.
+Space is allocated after all metadata is written, so that the header is the beginning of the file.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import trio
 
 from zarrfs.errors import ReadError
 
-_ALIGNED = 4096  # bytes: large variables begin at a page, so that a page is of one variable
-_FROM = 65_536  # bytes of a large variable
+_VERSIONS = ("earliest", "v110")  # of the HDF5 format
+_PAGE = 4096  # bytes: each variable begins at a page, so that no other is read with it, nor the header
+_AHEAD = 4 << 20  # bytes that the NetCDF library (4.10) reads of a file to see what it is: in large ones, a hole
 _LIMIT = 600.0  # seconds for one header
-_PIECE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +88,22 @@ def pack(header: Header) -> bytes:
 def write(description: bytes) -> Header:
     """Create the file that `description` describes; return its header. Imports h5py."""
     import h5netcdf
+    import h5py
 
     # h5py wants an object: libhdf5 resolves paths, and that of a memfd leads nowhere
     with open(os.memfd_create("zarrfs-header", os.MFD_CLOEXEC), "w+b", buffering=0) as memory:
-        with h5netcdf.File(
-            memory, "w", libver=("earliest", "v110"), alignment_threshold=_FROM, alignment_interval=_ALIGNED
-        ) as file:
-            places = [place for group in json.loads(description)["groups"] for place in _write_group(file, group)]
+        with h5netcdf.File(memory, "w", libver=_VERSIONS) as file:
+            variables = [one for group in json.loads(description)["groups"] for one in _write_group(file, group)]
+            names = [variable._h5ds.name for variable in variables]
+        # opened anew, the library knows no free space within the header that it would give to small variables
+        with h5py.File(memory, "r+", libver=_VERSIONS, alignment_threshold=1, alignment_interval=_PAGE) as file:
+            places = _allocate(file, names)
         size = os.fstat(memory.fileno()).st_size
         return Header(size, tuple(_written(memory.fileno(), size)), tuple(places))
 
 
 def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
-    """Return the parts of a sparse file that are no holes."""
+    """Return the pages of a sparse file that are no holes, without the zeros at their ends."""
     found, at = [], 0
     while at < size:
         try:
@@ -107,12 +111,36 @@ def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
         except OSError:  # ENXIO: a hole up to the end
             break
         at = os.lseek(descriptor, start, os.SEEK_HOLE)
-        found.append((start, b"".join(os.pread(descriptor, min(_PIECE, at - p), p) for p in range(start, at, _PIECE))))
+        for page in range(start, at, _PAGE):
+            data = os.pread(descriptor, min(_PAGE, at - page), page).rstrip(b"\0")
+            if data:
+                found.append((page, data))
     return found
 
 
-def _write_group(file: Any, group: dict[str, Any]) -> list[tuple[int, int] | None]:
-    """Write a group, which is in no other yet; return where the bytes of its variables lie."""
+def _allocate(file: Any, names: list[str]) -> list[tuple[int, int] | None]:
+    """Allocate the space of the variables, without filling it; return where it lies."""
+    import numpy as np
+
+    datasets = [file[name] for name in names]
+    large = sum(dataset.nbytes for dataset in datasets) > _AHEAD
+    gap = file.create_dataset("_gap", (_AHEAD,), "u1") if large else None
+    if gap is not None:
+        gap[0] = 0
+    places: list[tuple[int, int] | None] = []
+    for dataset in datasets:
+        if not dataset.size:
+            places.append(None)
+            continue
+        dataset[(0,) * dataset.ndim] = np.zeros((), dataset.dtype)  # of a contiguous data set allocates it all
+        places.append((dataset.id.get_offset(), dataset.id.get_storage_size()))
+    if gap is not None:
+        del file["_gap"]
+    return places
+
+
+def _write_group(file: Any, group: dict[str, Any]) -> list[Any]:
+    """Write a group, which is in no other yet; return its variables."""
     import h5py
     import numpy as np
 
@@ -122,25 +150,18 @@ def _write_group(file: Any, group: dict[str, Any]) -> list[tuple[int, int] | Non
     _write_attributes(made, group["attributes"])
     dimensions = group["dimensions"]
     made.dimensions = {name: extent or None for name, extent in dimensions.items()}
-    places: list[tuple[int, int] | None] = []
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    variables = []
     for about in group["variables"]:
         dtype = np.dtype(about["dtype"])
         fill = None if about["fill"] is None else np.frombuffer(bytes.fromhex(about["fill"]), dtype)[0]
-        more = {}
-        empty = not all(dimensions[name] for name in about["dims"])
-        if not empty:
-            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            plist.set_layout(h5py.h5d.CONTIGUOUS)
-            plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            more["dcpl"] = plist
+        more = {"dcpl": plist.copy()} if all(dimensions[name] for name in about["dims"]) else {}
         variable = made.create_variable(about["name"], tuple(about["dims"]), dtype, fillvalue=fill, **more)
         _write_attributes(variable, about["attributes"])
-        if not about["dims"]:
-            variable[()] = np.zeros((), dtype)  # h5py drops the property list of a scalar: writing allocates it
-        dataset = variable._h5ds.id
-        places.append(None if empty else (dataset.get_offset(), dataset.get_storage_size()))
-    return places
+        variables.append(variable)
+    return variables
 
 
 def _write_attributes(place: Any, attributes: list[list[Any]]) -> None:

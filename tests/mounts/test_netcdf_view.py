@@ -1,0 +1,192 @@
+"""One mount with view=netcdf, read by the programs and libraries that know NetCDF and HDF5, not Zarr."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import h5netcdf
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from tests.conftest import PROGRAM, run
+from tests.mounts.mounting import log_of, mounted
+
+T = np.linspace(230, 310, 6 * 90 * 120).reshape(6, 90, 120)
+
+
+def write_source(path: Path) -> None:
+    """Write a data set with packed data, a missing chunk, a damaged one, and an array that NetCDF has no form for."""
+    t = T.copy()
+    t[0, :4, :4] = np.nan
+    coordinates = {"time": ("time", np.arange(6), {"units": "days since 2000-01-01"}), "level": ((), 2.0)}
+    coordinates |= {
+        "lat": ("lat", np.linspace(-89, 89, 90), {"units": "degrees_north"}),
+        "lon": ("lon", np.linspace(0, 357, 120, dtype="f4"), {"units": "degrees_east"}),
+    }
+    made = xr.Dataset(
+        {
+            "t2m": (("time", "lat", "lon"), t, {"units": "K", "long_name": "2 metre température"}),
+            "bad": (("time", "x"), np.ones((6, 200_000), "f4")),
+            "mask": (("lat", "lon"), np.arange(90 * 120, dtype=">i2").reshape(90, 120)),
+        },
+        coordinates, {"title": "a forecast", "Conventions": "CF-1.8"},
+    )  # fmt: skip
+    packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768, "chunks": (1, 45, 60)}
+    made.to_zarr(path, zarr_format=2, encoding={"t2m": packed, "bad": {"chunks": (3, 200_000)}})
+    (path / "t2m/2.0.1").unlink()
+    (path / "bad/1.0").write_bytes(b"damaged")
+    words = json.loads((path / "lat/.zarray").read_text()) | {
+        "dtype": "|O", "filters": [{"id": "vlen-utf8"}], "fill_value": "",
+    }  # fmt: skip
+    (path / "words").mkdir()
+    (path / "words/.zarray").write_text(json.dumps(words))
+    group = zarr.open_group(path, mode="r+", use_consolidated=False).create_group("stations")
+    group.create_array("name", shape=(2,), chunks=(1,), dtype="S4")[:] = [b"Bonn", b"Ulm"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("netcdf") / "forecast.zarr"
+    write_source(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(source: Path) -> Iterator[Path]:
+    """The file in the mount."""
+    with mounted(source, source.parent / "mnt", "view=netcdf", f"index_dir={source.parent}/index") as mountpoint:
+        assert os.listdir(mountpoint) == ["forecast.nc"]
+        yield mountpoint / "forecast.nc"
+
+
+@pytest.fixture(scope="module")
+def wanted(source: Path) -> xr.Dataset:
+    """What xarray reads from the Zarr store, less what is damaged and what is no NetCDF."""
+    left = ["bad", "words"]
+    return xr.open_zarr(source, consolidated=True, drop_variables=left).load()
+
+
+def tool(*command: object) -> str:
+    """Run a program; return what it writes."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf"])
+def test_xarray(file: Path, wanted: xr.Dataset, engine: Literal["netcdf4", "h5netcdf"]) -> None:
+    with xr.open_dataset(file, engine=engine) as found:
+        xr.testing.assert_equal(found.drop_vars("bad").load(), wanted)
+        assert found.attrs == wanted.attrs
+        assert found["t2m"].attrs == wanted["t2m"].attrs
+        assert set(found.coords) == {"time", "lat", "lon", "level"}
+        assert found["t2m"].isnull()[2, :45, 60:].all()
+    with xr.open_datatree(file, engine=engine) as tree:
+        assert tree["stations/name"].values.tolist() == [b"Bonn", b"Ulm"]
+
+
+def test_netcdf4_python_and_h5netcdf(file: Path, wanted: xr.Dataset) -> None:
+    with netCDF4.Dataset(file) as data:
+        np.testing.assert_allclose(data["t2m"][1].filled(np.nan), wanted["t2m"][1])
+        assert data["mask"].endian() == "big"
+        assert data["mask"][:].tolist() == np.arange(90 * 120).reshape(90, 120).tolist()
+        assert netCDF4.chartostring(data["stations/name"][:]).tolist() == ["Bonn", "Ulm"]
+    with h5netcdf.File(file) as data:
+        assert sorted(data.dimensions) == ["lat", "lon", "time", "x"]
+        assert data["t2m"].attrs["long_name"] == "2 metre température"
+        np.testing.assert_array_equal(data["lat"][...], wanted["lat"])
+
+
+def test_h5py(file: Path) -> None:
+    with h5py.File(file) as data:
+        assert [scale[0].name for scale in data["t2m"].dims] == ["/time", "/lat", "/lon"]
+        assert (data["t2m"][2, :45, 60:] == -32768).all()
+        assert data["t2m"].chunks is None
+
+
+def test_ncdump(file: Path) -> None:
+    header = tool("ncdump", "-h", file)
+    for line in (
+        "time = 6 ;", "short t2m(time, lat, lon) ;", "t2m:_FillValue = -32768s ;", "t2m:scale_factor = 0.01 ;",
+        't2m:long_name = "2 metre température" ;', 'time:units = "days since 2000-01-01" ;', ':title = "a forecast" ;',
+        "char name(phony_dim_0, string4) ;",
+    ):  # fmt: skip
+        assert line in header
+    assert not re.search(r"^\s*string ", header, re.MULTILINE)  # text is NC_CHAR, which every program knows
+    assert '"Bonn"' in tool("ncdump", "-v", "/stations/name", file)
+
+
+def test_cdo(file: Path, wanted: xr.Dataset) -> None:
+    table = [line.split() for line in tool("cdo", "-s", "infon", "-selname,t2m", file).splitlines()[1:]]
+    assert [line[2] for line in table] == [f"2000-01-0{day}" for day in range(1, 7)]
+    assert [int(line[6]) for line in table] == wanted["t2m"].isnull().sum(("lat", "lon")).values.tolist()
+    found = [float(line[9]) for line in table]
+    np.testing.assert_allclose(found, wanted["t2m"].mean(("lat", "lon")), atol=0.01)
+
+
+def test_nco(file: Path, tmp_path: Path, wanted: xr.Dataset) -> None:
+    tool("ncks", "-O", "-v", "t2m", "-d", "time,3", "-d", "lat,10,20", file, tmp_path / "cut.nc")
+    with xr.open_dataset(tmp_path / "cut.nc") as found:
+        np.testing.assert_array_equal(found["t2m"], wanted["t2m"][3:4, 10:21])
+
+
+def test_h5dump(file: Path) -> None:
+    found = tool("h5dump", "-y", "-d", "/lat", "-s", "0", "-c", "3", file)
+    assert "-89, -87, -85" in found
+    assert "H5T_STD_I16BE" in tool("h5dump", "-H", "-d", "/mask", file)
+
+
+def test_a_damaged_chunk_is_an_error_for_its_readers_alone(file: Path) -> None:
+    with netCDF4.Dataset(file) as data, h5py.File(file) as other:
+        assert (data["bad"][:2] == 1).all()
+        with pytest.raises(RuntimeError, match="HDF error"):
+            data["bad"][3:]
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            other["bad"][()]
+        assert data["mask"][0, 1] == 1
+    assert "bad/1.0" in log_of(file.parent)
+
+
+def test_what_is_left_out_is_reported(file: Path, source: Path) -> None:
+    reason = {"words": "dtype |O: its items have no fixed size"}
+    for path in (file, file.parent):
+        assert json.loads(os.getxattr(path, "user.zarrfs.left_out")) == reason
+    assert "user.zarrfs.left_out" in os.listxattr(file)
+    assert len([line for line in log_of(file.parent).splitlines() if "left out of view=netcdf" in line]) == 1
+    done = run("info", "-q", "-o", "view=netcdf", source)
+    assert "words: dtype |O: its items have no fixed size" in done.stdout
+
+
+def test_commands(file: Path, source: Path, tmp_path: Path) -> None:
+    """Convert a store: the copy has the bytes of the mounted file and opens without zarrfs."""
+    sound = tmp_path / "sound.zarr"
+    xr.Dataset({"v": ("x", np.arange(50_000.0))}, {"x": np.arange(50_000)}).to_zarr(sound, zarr_format=2)
+    done = run("stage", "--copy", "-o", "view=netcdf", sound, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    with xr.open_dataset(tmp_path / "out/sound.nc") as copy:
+        np.testing.assert_array_equal(copy["v"], np.arange(50_000.0))
+    content = (tmp_path / "out/sound.nc").read_bytes()
+    done = run("run", "-o", "view=netcdf", sound, "cp", "{}/sound.nc", tmp_path / "by-run.nc")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "by-run.nc").read_bytes() == content
+    assert subprocess.check_output([PROGRAM, "cat", "-o", "view=netcdf", sound, "sound.nc"]) == content
+    done = run("check", "-o", "view=netcdf", sound)
+    assert done.returncode == 0, done.stdout
+    done = run("check", "-o", "view=netcdf", source)
+    assert done.returncode == 1
+    assert "bad/1.0" in done.stdout
+    done = run("stage", "--copy", "-o", "view=netcdf", source, tmp_path / "none")
+    assert done.returncode != 0
+    assert "bad/1.0" in done.stderr
+    assert not (tmp_path / "none").exists()
