@@ -89,8 +89,10 @@ def shown(file: Any, items: np.ndarray[Any, Any]) -> None:
     if kind == "S":
         assert found.shape == (*items.shape, items.itemsize)
         assert found.tobytes() == items.tobytes()
+    elif not items.size:
+        assert found.size == 0
     elif kind == "U":
-        joined = np.ascontiguousarray(found).reshape(*items.shape, -1).view(f"S{found.shape[-1]}")[..., 0]
+        joined = np.ascontiguousarray(found).view(f"S{found.shape[-1]}")[..., 0]
         assert np.char.decode(joined, "utf-8").tolist() == items.tolist()
     elif kind in "mM":
         np.testing.assert_array_equal(found, items.view(items.dtype.str[0] + "i8"))
