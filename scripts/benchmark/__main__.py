@@ -16,6 +16,7 @@ import arrays
 import clients
 import many
 import measures
+import netcdf
 import remote
 import sets
 import stores
@@ -36,10 +37,11 @@ SUITES: dict[str, dict[str, Any]] = {
     "many": many.MEASURES,
     "stores": stores.MEASURES,
     "arrays": arrays.MEASURES,
+    "netcdf": netcdf.MEASURES,
 }
 NOTES = {
     "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
-    "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES,
+    "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES,
 }  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
@@ -78,7 +80,7 @@ def arguments() -> argparse.Namespace:
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
         ("--entries", None, "N", "references (default 100,000; references, many: a million); files (10,000)"),
-        ("--size", None, "MIB", "size of the large file (default 512; writes, archives: 1024; arrays: 2048)"),
+        ("--size", None, "MIB", "size of the large file (default 512; writes, archives: 1024; arrays, netcdf: 2048)"),
         ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
         ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
     ):
@@ -102,7 +104,7 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
         return writes.Writes(directory, (chosen.size or 1024) << 20, chosen.entries or 10_000)
     if chosen.suite == "archives":
         return archives.Archives(directory, chosen.entries or 10_000, (chosen.size or 1024) << 20)
-    if chosen.suite == "arrays":
+    if chosen.suite in ("arrays", "netcdf"):
         return arrays.Arrays(directory, (chosen.size or 2048) << 20)
     size = (chosen.size or 512) << 20
     if chosen.suite == "stores":

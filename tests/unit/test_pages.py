@@ -20,6 +20,7 @@ RUN = {
     ],
     "tests/mounts/test_install_page.py": ["install.md"],
     "tests/mounts/test_logs_page.py": ["logs.md", "metrics.md"],
+    "tests/mounts/test_netcdf_page.py": ["netcdf.md"],
     "tests/mounts/test_readme.py": ["README.md"],
     "tests/mounts/test_running_page.py": ["running-changes.md"],
     "tests/mounts/test_stage_page.py": ["stage-in.md"],

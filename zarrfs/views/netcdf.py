@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import importlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -174,6 +175,7 @@ class NetCDFView(WrappingStore):
 
     async def get_ready(self) -> None:
         await self._arrays.get_ready()
+        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_model")
         await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
