@@ -45,6 +45,7 @@ log = logging.getLogger("zarrfs.views")
 
 SUFFIX = ".nc"
 _BELIEVED = 1.0  # seconds for which the documents of a mutable store are not looked at again
+_PAUSE = 10.0  # or for so many times as long as that took
 _LOOKED_AT = 2048  # chunks to check for changes when a file is opened
 _NODES_MAX = 100_000  # nodes of a hierarchy
 _ENDINGS = (
@@ -106,7 +107,7 @@ class NetCDFView(WrappingStore):
         self._arrays = FlatArrays(store, budget, c_order=True)
         self._kept, self._build = kept, build
         self._lock = trio.Lock()  # around the tree and the headers
-        self._tree: tuple[float, _Tree] | None = None  # with the time of the walk
+        self._tree: tuple[float, _Tree] | None = None  # with the time of the next walk
         self._files: dict[str, _File] = {}
         self._reasons: dict[str, dict[str, str]] = {}  # why nodes are left out, by file and path
 
@@ -205,16 +206,17 @@ class NetCDFView(WrappingStore):
     # -- which files there are
 
     async def _walked(self, key: str) -> _Tree:
-        """Return the files; of one file, without reading a document if only its name matters."""
+        """Return the files. InvalidKey if `key` cannot be one of them."""
         known = self._tree
-        if known is None or not (self.immutable or trio.current_time() - known[0] < _BELIEVED):
+        if known is None or not (self.immutable or trio.current_time() < known[0]):
             check_key(key, root=True)
             async with self._lock:
                 if self._tree is known:
-                    now, tree = trio.current_time(), await self._walk()
+                    began, tree = trio.current_time(), await self._walk()
                     if known is not None and _same(known[1].nodes, tree.nodes):
                         tree = known[1]
-                    self._tree = now, tree
+                    now = trio.current_time()
+                    self._tree = now + max(_BELIEVED, _PAUSE * (now - began)), tree
         assert self._tree is not None
         return self._tree[1]
 
@@ -246,8 +248,8 @@ class NetCDFView(WrappingStore):
                 above = split_key(above)[0]
         files: dict[str, tuple[str, list[Node]]] = {}
         for path, own in members.items():
-            if not path and len(own) == 1 and not own[0].leaf and not (own[0].metadata and own[0].metadata.attributes):
-                continue  # a root with nothing but groups
+            if len(own) == 1 and not own[0].leaf and not (own[0].metadata and own[0].metadata.attributes):
+                continue  # a group with nothing but groups
             above, name = split_key(path)
             name = (name if path else self._name) + SUFFIX
             siblings = directories.setdefault(above, {})
@@ -332,7 +334,7 @@ class NetCDFView(WrappingStore):
 
     def _info(self, file: _File) -> Info:
         mtime = file.mtime_ns
-        if mtime is not None:
+        if mtime is not None and not self.immutable:
             mtime = max(mtime, *(self._arrays.changed(one.node) for one in file.description.variables), 0)
         return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime)
 

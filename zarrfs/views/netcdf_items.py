@@ -85,8 +85,7 @@ def _time(dtype: DataType) -> Form:
         raise MetadataError(f"dtype {text}: CF has no such unit of time")
     convert: Convert | None
     if calendar:
-        name, convert = "days", lambda items: items.astype("M8[D]").view("<i8")
-        element = "<i8"
+        name, convert, element = "days", _dates(366 if unit == "Y" else 31, factor), "<i8"
     else:
         name, more = _UNITS[unit]
         factor *= more
@@ -98,14 +97,31 @@ def _time(dtype: DataType) -> Form:
     return Form(element, convert=convert, attributes=attributes)
 
 
+def _missing(numbers: Array, most: int) -> Array:
+    """Return which times are none. ReadError if one of the others, times `most`, is out of the range of int64."""
+    none: Array = numbers == NOT_A_TIME
+    limit = (2**63 - 1) // most
+    if (~none & ((numbers > limit) | (numbers < -limit))).any():
+        raise ReadError("", "a time that is out of the range of NetCDF's int64")
+    return none
+
+
+def _dates(days: int, factor: int) -> Convert:
+    """Return a function that converts years or months, of up to `days` each, to days."""
+
+    def convert(items: Array) -> Array:
+        _missing(items.view(f"{items.dtype.str[0]}i8"), days * factor)
+        return items.astype("M8[D]").view("<i8")
+
+    return convert
+
+
 def _times(element: str, factor: int) -> Convert:
     """Return a function that multiplies times, but those that are none."""
 
     def convert(items: Array) -> Array:
         numbers = items.view(element)
-        none = numbers == NOT_A_TIME
-        if (abs(np.where(none, 0, numbers).astype("f8")) >= 2.0**63 / factor).any():
-            raise ReadError("", "a time that is out of the range of NetCDF's int64")
+        none = _missing(numbers, factor)
         return np.where(none, NOT_A_TIME, np.where(none, 0, numbers) * factor).astype(element)
 
     return convert
