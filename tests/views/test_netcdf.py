@@ -16,8 +16,9 @@ import trio
 import xarray as xr
 import zarr
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.conftest import DATA
+from tests.conftest import DATA, run
 from tests.unit.arraystores import Shape, shapes, write
 from tests.unit.netcdfviews import build_here, converted, netcdf_view
 from tests.zarrsamples import DRAFT, SAMPLES, STORES
@@ -26,8 +27,12 @@ from zarrfs.errors import NotFound, ReadError, UsageError
 from zarrfs.sources import open_source
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.api import Kind
+from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf import name_of
-from zarrfs.views.netcdf_model import valid_name
+from zarrfs.views.netcdf_header import pack, unpack
+from zarrfs.views.netcdf_header import write as write_header
+from zarrfs.views.netcdf_model import describe, valid_name
+from zarrfs.zarr.documents import parse_document
 
 ENGINES: tuple[Literal["netcdf4", "h5netcdf"], ...] = ("netcdf4", "h5netcdf")
 
@@ -216,6 +221,62 @@ def test_names_dimensions_and_clashes(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="/\0"), min_size=1, max_size=4).filter(
+    lambda name: name[0] != "."
+) | st.sampled_from(["x", "lat", "phony_dim_0", "string3", "_nc4_non_coord_x", "x_real", "_gap"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=5,
+)  # fmt: skip
+ATTRIBUTES = st.dictionaries(
+    st.text(max_size=4) | st.sampled_from(["NAME", "CLASS", "_FillValue", "missing_value", "units", "zarr_name"]),
+    VALUES, max_size=4,
+)  # fmt: skip
+DIMENSIONS = st.lists(st.tuples(st.integers(0, 3), NAMES | st.sampled_from(["a/b", ""])), max_size=3)
+TYPES = st.sampled_from(["<i2", "|u1", ">f4", "|b1", "<c8", "|S3", "<U1", "<M8[s]", "<m8[h]", "<f2", "|V3"])
+DOCUMENTS = st.dictionaries(
+    st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.tuples(TYPES, DIMENSIONS, ATTRIBUTES, st.booleans()),
+    max_size=6,
+)  # fmt: skip
+
+
+@SMALL
+@given(arrays=DOCUMENTS, attributes=ATTRIBUTES)
+def test_any_names_and_attributes_make_a_file(
+    arrays: dict[str, tuple[str, list[tuple[int, str]], dict[str, Any], bool]], attributes: dict[str, Any]
+) -> None:
+    nodes = {"": Node("", parse_document(".zgroup", {"zarr_format": 2}, attributes))}
+    for path, (dtype, dims, own, named) in arrays.items():
+        if any(path.startswith(f"{other}/") for other in arrays):
+            continue  # below an array
+        for depth in range(1, path.count("/") + 1):
+            above = "/".join(path.split("/")[:depth])
+            nodes[above] = nodes[""]._replace(path=above)
+        document = {
+            "zarr_format": 2, "shape": [extent for extent, _ in dims], "chunks": [1] * len(dims), "dtype": dtype,
+            "fill_value": None, "order": "C", "compressor": None, "filters": None,
+        }  # fmt: skip
+        more = {"_ARRAY_DIMENSIONS": [name for _, name in dims]} if named else {}
+        nodes[path] = Node(path, parse_document(".zarray", document, own | more), leaf=True)
+    described = describe(nodes.values())
+    header = unpack(pack(write_header(described.text)))
+    assert [place[1] if place else 0 for place in header.places] == [one.nbytes for one in described.variables]
+    content = bytearray(header.size)
+    for address, data in header.parts:
+        content[address : address + len(data)] = data
+
+    def read(group: Any) -> int:
+        for variable in group.variables.values():
+            variable.set_auto_maskandscale(False)
+            variable.set_auto_chartostring(False)
+            assert variable[...].shape == variable.shape
+            assert all(variable.getncattr(name) is not None for name in variable.ncattrs())
+        return len(group.variables) + sum(map(read, group.groups.values()))
+
+    with netCDF4.Dataset("x", memory=bytes(content)) as file:
+        assert read(file) == len(described.variables)
+
+
 @pytest.mark.parametrize("name", ["a", "_x", "é", "1", "a b", "a-b"])
 def test_names_that_netcdf_allows_stay(name: str) -> None:
     assert valid_name(name) == name
@@ -338,24 +399,30 @@ def test_an_array_that_grows_is_seen_by_those_who_open_it_then(tmp_path: Path) -
         assert file["v"][()].tolist() == [0, 1, 2, 3, 0, 0]
 
 
-def test_reference_sets_and_the_child_that_writes_headers(tmp_path: Path, references: Path) -> None:
-    document = references / "combined_v1.json"
+@pytest.mark.parametrize("name", ["combined_v1", "day0_v0", "day0_v1", "day2_v1", "parquet"])
+def test_reference_sets_and_the_child_that_writes_headers(tmp_path: Path, references: Path, name: str) -> None:
+    document = references / f"{'combined_v1' if name == 'parquet' else name}.json"
+    if name == "parquet":
+        done = run("refs", "convert", document, tmp_path / "combined_v1.parq")
+        assert done.returncode == 0, done.stderr
+        document = tmp_path / "combined_v1.parq"
 
     async def main() -> None:
         view = open_source(str(document), Options(view="netcdf", index_dir=str(tmp_path / "index")))
         try:
-            assert [info.name async for info in view.list_dir("")] == ["combined_v1.nc"]
-            (tmp_path / "c.nc").write_bytes(await view.get("combined_v1.nc"))
+            assert [info.name async for info in view.list_dir("")] == [f"{document.stem}.nc"]
+            (tmp_path / "c.nc").write_bytes(await view.get(f"{document.stem}.nc"))
         finally:
             await view.aclose()
 
     trio.run(main)
-    days = [xr.open_dataset(DATA / f"references/data/day{day}.nc", decode_cf=False) for day in range(3)]
+    numbers = [int(name[3])] if name.startswith("day") else range(3)
+    days = [xr.open_dataset(DATA / f"references/data/day{day}.nc", decode_cf=False) for day in numbers]
     with xr.open_dataset(tmp_path / "c.nc", decode_cf=False) as found:
         wanted = xr.concat(days, "time", data_vars="minimal", coords="minimal", compat="override")
         assert set(found.variables) == set(wanted.variables)
-        for name in found.variables:
-            np.testing.assert_allclose(found[name], wanted[name])
+        for variable in found.variables:
+            np.testing.assert_allclose(found[variable], wanted[variable])
     for day in days:
         day.close()
 

@@ -157,7 +157,10 @@ def _write_group(file: Any, group: dict[str, Any]) -> list[Any]:
     for about in group["variables"]:
         dtype = np.dtype(about["dtype"])
         fill = None if about["fill"] is None else np.frombuffer(bytes.fromhex(about["fill"]), dtype)[0]
-        more = {"dcpl": plist.copy()} if all(dimensions[name] for name in about["dims"]) else {}
+        shape = [dimensions[name] for name in about["dims"]]
+        more: dict[str, Any] = {"dcpl": plist.copy()}
+        if not all(shape):  # an empty one, along an unlimited dimension, which takes chunks
+            more = {"maxshape": [extent or None for extent in shape], "chunks": (1,) * len(shape)}
         variable = made.create_variable(about["name"], tuple(about["dims"]), dtype, fillvalue=fill, **more)
         _write_attributes(variable, about["attributes"])
         variables.append(variable)

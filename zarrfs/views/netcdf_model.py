@@ -149,6 +149,7 @@ class _Group:
         self.names = _Names()  # of variables and groups
         self.below: set[str] = set()  # groups
         self._dimensions: dict[str, int] = {}
+        self._phonies: dict[str, int] = {}  # those of them that have no name in the source
         self._variables: list[dict[str, JSON]] = []
         hidden = {name: value for name, value in attributes.items() if not name.lower().startswith("_nc")}
         self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, "text", old),)))
@@ -213,13 +214,13 @@ class _Group:
 
     def _phony(self, extent: int, taken: Sequence[str], counter: _Counter) -> str:
         """Return a dimension of that extent which the array does not have yet."""
-        for name, known in self._dimensions.items():
-            if known == extent and name not in taken and name.startswith("phony_dim_"):
+        for name, known in self._phonies.items():
+            if known == extent and name not in taken:
                 return name
         while True:
             name, counter.next = f"phony_dim_{counter.next}", counter.next + 1
             if name not in self._dimensions and name not in self.names.taken:
-                self._dimensions[name] = extent
+                self._dimensions[name] = self._phonies[name] = extent
                 return name
 
     def as_json(self) -> JSON:

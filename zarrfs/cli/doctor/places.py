@@ -17,7 +17,7 @@ from zarrfs.system import mounts
 _ROOM = 64 << 20  # bytes: less is too little for the index of a large source
 _PACKAGES = {  # by what they serve
     "s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "sshfs", "fast": "obstore", "parquet": "pyarrow",
-    "flux": "lz4",
+    "netcdf": "h5netcdf", "flux": "lz4",
 }  # fmt: skip
 
 
