@@ -35,7 +35,7 @@ def store(nginx: Nginx, tmp_path: Path) -> str:
     group.create_array("dense", shape=(20, 20), chunks=(10, 10), dtype="i4")[:] = 3
     encoding = {"name": "v2", "separator": "."}
     large = group.create_array(
-        "large", shape=(1000, 1000), chunks=(1, 1), dtype="u1", chunk_key_encoding=encoding
+        "large", shape=(300, 300), chunks=(1, 1), dtype="u1", chunk_key_encoding=encoding
     )
     large[3, 4] = 7
     zarr.consolidate_metadata(group.store)
@@ -122,7 +122,7 @@ def test_zarr_python_through_the_mount(store: str, tmp_path: Path) -> None:
         assert np.asarray(large[2:5, 3:6]).tolist() == [[0, 0, 0], [0, 7, 0], [0, 0, 0]]
 
 
-def test_a_grid_of_a_million_chunks(store: str, nginx: Nginx, tmp_path: Path) -> None:
+def test_a_grid_of_90000_chunks(store: str, nginx: Nginx, tmp_path: Path) -> None:
     """Its names come one after the other, and none of them from the server."""
     with mounted(store, tmp_path / "mnt") as root:
         (root / "large/zarr.json").stat()
@@ -130,11 +130,11 @@ def test_a_grid_of_a_million_chunks(store: str, nginx: Nginx, tmp_path: Path) ->
         with os.scandir(root / "large") as listing:
             seen = {entry.name for entry in listing}
         assert requests(nginx) - before < 50
-        assert len(seen) == 1_000_001
-        assert {"zarr.json", "0.0", "999.999", "3.4"} < seen
+        assert len(seen) == 90_001
+        assert {"zarr.json", "0.0", "299.299", "3.4"} < seen
         status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
         peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-        assert peak < 400 << 10  # KiB: mostly of the inodes that the kernel holds
+        assert peak < 150 << 10  # KiB: mostly of the inodes that the kernel holds
         assert (root / "large/3.4").stat().st_size > 0
         assert error_of(os.stat, root / "large/3.5") == errno.ENOENT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -39,13 +40,12 @@ def files(place: Path) -> dict[str, bytes]:
 
 def shown(path: Path | str, *options: str) -> dict[str, bytes]:
     """Read every file of a set with the program itself."""
-    keys = [json.loads(line) for line in run("ls", "-R", "--json", path, *options).stdout.splitlines()]
-    command = [PROGRAM, "cat", path, *options]
-    return {
-        entry["key"]: subprocess.run([*command, entry["key"]], capture_output=True, check=True).stdout
-        for entry in keys
-        if entry["kind"] == "file"
-    }
+    lines = run("ls", "-R", "--json", path, *options).stdout.splitlines()
+    sizes = {entry["key"]: entry["size"] for entry in map(json.loads, lines) if entry["kind"] == "file"}
+    data = subprocess.run([PROGRAM, "cat", path, *options, *sizes], capture_output=True, check=True).stdout
+    assert len(data) == sum(sizes.values())
+    stream = io.BytesIO(data)
+    return {key: stream.read(size) for key, size in sizes.items()}
 
 
 def test_the_set_shows_the_same_tree(tree: Path, tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_the_output_is_not_part_of_the_tree(name: str, tmp_path: Path) -> None:
     for place in ".", tree, f"local://{tree}", tmp_path / "link":
         command = ["refs", "from-store", place]
         if name == "stdout":
-            command = ["sh", "-c", '"$0" "$@" > sub/stdout', PROGRAM, *command]
+            subprocess.run(["sh", "-c", '"$0" "$@" > sub/stdout', PROGRAM, *command], cwd=tree, check=True)
         else:
-            command = [PROGRAM, *command, "--force", "-o", name]
-        subprocess.run(command, cwd=tree, check=True)
+            result = run(*command, "--force", "-o", name, cwd=tree)
+            assert result.returncode == 0, result.stderr
         found = entries(tree / ("sub/stdout" if name == "stdout" else name))
         found.pop(".zmetadata", None)
         assert sorted(found) == sorted(expected)
