@@ -1,8 +1,8 @@
 """The tests of a room, and of what a change touches: turns arguments of scripts/test into arguments of pytest.
 
-A room (`cache`) stands for tests/cache and for all other tests that import a module of zarrfs/cache. `--changed` stands
-for the changed tests, and for the tests of changed modules, pages and scripts, since the branch left main. Modules that
-most tests import for their words alone choose no tests outside their room.
+A room (`cache`) stands for tests/cache and for all other tests that import a module of zarrfs/cache. `--changed`
+stands for the changed tests, and for the tests of changed modules, pages and scripts, since the branch left main.
+Modules that most tests import (COMMON) choose no tests outside their room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tests() -> list[str]:
 
 
 def imported(test: str) -> set[str]:
-    """Return the names that a test file imports from the package: zarrfs.cache.disk and zarrfs.cache.disk.DiskCache."""
+    """Return the names that a test file imports: zarrfs.cache.disk and zarrfs.cache.disk.DiskCache."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / test).read_text())):
         if isinstance(node, ast.Import):
@@ -63,7 +63,7 @@ def of_change(path: str) -> set[str]:
         words = (f"from {helper} import", f"import {helper}", f"from {parent} import {name}")
         return {test for test in tests() if any(word in (ROOT / test).read_text() for word in words)}
     name = path.rpartition("/")[2]
-    chosen = {test for test in tests() if f'{name}"' in (ROOT / test).read_text() or f"{name}'" in (ROOT / test).read_text()}
+    chosen = {test for test in tests() if f'{name}"' in (ROOT / test).read_text()}
     return chosen | ({"tests/unit/test_docs.py", "tests/unit/test_pages.py"} if path.endswith(".md") else set())
 
 

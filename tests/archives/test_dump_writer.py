@@ -60,7 +60,7 @@ def blobs_of(tar: Path, name: str = "main") -> list[bytes]:
     return blobs
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(models(), HOW, st.booleans())
 def test_random_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
     with tempfile.TemporaryDirectory() as name, small_pieces() if pieces else contextlib.nullcontext():

@@ -32,7 +32,7 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Info, Kind, Store, Value
 from zarrfs.store.directory import FileSystemStore
 
-KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
+KILLS = int(os.environ.get("ZARRFS_KILLS", "5"))  # of one command; more than in CI with ZARRFS_KILLS=100
 
 
 def archive_of(base: Path, files: int, seed: int = 1) -> list[dict[str, Any]]:
