@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,11 @@ def test_a_server_with_a_page_for_every_name(page_for_all: str, nginx: Nginx, tm
 
 
 def requests(nginx: Nginx) -> int:
-    return len(nginx.log.read_text().splitlines())
+    """Return the number of requests so far, once none has come for 0.2 s: read-ahead may still be under way."""
+    count = -1
+    while count != (count := len(nginx.log.read_text().splitlines())):
+        time.sleep(0.2)
+    return count
 
 
 def test_the_grid_is_listed_and_what_is_not_there_is_enoent(store: str, nginx: Nginx, tmp_path: Path) -> None:
