@@ -564,7 +564,7 @@ def test_calls_that_never_end_take_no_more_threads_than_there_are(monkeypatch: p
             async with trio.open_nursery() as nursery:
                 for number in range(40):
                     nursery.start_soon(one, number)
-            while len(began) < 16:  # noqa: ASYNC110: on a busy machine a thread may start after its caller has left
+            while len(began) < 16:  # noqa: ASYNC110  # a thread may start after its caller has left
                 await trio.sleep(0.01)
         assert len(began) == 16
         assert reasons.count("no answer within 0.1 s") == 16
