@@ -30,7 +30,7 @@ def test_a_slow_file_server_does_not_block_the_loop(tmp_path: Path, monkeypatch:
 
     async def link() -> str | None:
         store = FileSystemStore(str(source))
-        links = staged_copy._Links(store, record, Options())
+        links = staged_copy._Linking(store, record, Options())
         monkeypatch.setattr(os.path, "isfile", slow)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(setting)
