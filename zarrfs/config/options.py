@@ -287,7 +287,8 @@ class Options:
         "mount", None, text, "NAME", "The source that mount(8) shows (default: SOURCE)."
     )
     mount_timeout: float = _option(
-        "mount", 300.0, seconds, "TIME", "How long to wait for the mount, once the source has been read.",
+        "mount", 300.0, seconds, "TIME",
+        "How long to wait for the mount, once the source has been read, and for another process that compiles it.",
         bounds=_WAIT,
     )
     notify_pipe: int | None = _option(

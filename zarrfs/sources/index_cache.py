@@ -32,7 +32,7 @@ from zarrfs.store.indexfile import read_notes
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 _NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/name_table.py)
 _HEADER_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.netcdf")  # headers of view=netcdf
-_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written
+_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written, and their locks
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-"  # prefix of a temporary directory with one index
 _FORGOTTEN = 3600.0  # seconds after which such a directory is abandoned
@@ -144,6 +144,12 @@ class IndexCache:
         if not self._keeps:
             return self._memory
         return self.directory if os.path.isdir(self.directory) else None
+
+    def lock_path(self, name: str) -> str | None:
+        """Return the lock file of the document with that stamp or digest; None if no index is kept."""
+        if not self._keeps or self._problem is not None:
+            return None
+        return os.path.join(self.directory, f".zarrfs-{name}.tmp")
 
     def keep(self, scratch: str, digest: str) -> str:
         """Rename a finished index to its final name; return its path."""

@@ -18,6 +18,7 @@ import signal
 import sqlite3
 import stat
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import APART
+from zarrfs.sources.compile_lock import compiling
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.sources.index_sources import adopt, plan_index
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
@@ -47,17 +49,21 @@ DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.refe
 
 def prepare(source: str, options: Options) -> Plan:
     """Make the plan of `source` in this process; sources.plan_source() without a child."""
-    if is_flux(source):
-        found: Document | Plan = _fetch_flux(source, options)
-    else:
-        found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source, options)
-    if isinstance(found, Plan):
-        return found
-    with contextlib.closing(found):
+    deadline = time.monotonic() + options.mount_timeout  # of waiting for other processes
+    with contextlib.ExitStack() as until_compiled:
+        if is_flux(source):
+            found: Document | Plan = _fetch_flux(source, options)
+        elif "://" in source or "::" in source:
+            found = fetch_remote(source, options, deadline, until_compiled)
+        else:
+            found = fetch_local(source, options)
+        if isinstance(found, Plan):
+            return found
+        until_compiled.enter_context(contextlib.closing(found))
         options = _for_blobs(options, found.blobs)
         if options.type == "zarr":
             raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
-        return compile_document(found, options)
+        return compile_document(found, options, deadline)
 
 
 def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:
@@ -121,8 +127,12 @@ def _member(path: str, file: int, member: str, options: Options) -> bytes:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
 
 
-def fetch_remote(url: str, options: Options) -> Document | Plan:
-    """Fetch a document behind an fsspec URL, or plan the Zarr store that the URL turns out to be."""
+def fetch_remote(url: str, options: Options, deadline: float, until_compiled: contextlib.ExitStack) -> Document | Plan:
+    """Fetch a document behind an fsspec URL, or plan the Zarr store that the URL turns out to be.
+
+    Until `deadline`, wait for another process that fetches and compiles the same version; `until_compiled` keeps our
+    own lock.
+    """
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
 
@@ -131,7 +141,12 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
 
     def recalled(stamp: str, dump: bool) -> bool:
         nonlocal known
-        known = cache.recall(_key(stamp, _for_blobs(options, places if dump else ())))
+        key = _key(stamp, _for_blobs(options, places if dump else ()))
+        if dump:
+            known = cache.recall(key)
+        else:
+            waited = compiling(cache.lock_path(key), lambda: cache.recall(key), deadline)
+            known = until_compiled.enter_context(waited)
         return known is not None
 
     found = read_document(url, options, cache.documents(), recalled) if options.type != "zarr" else None
@@ -146,13 +161,33 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     return Document(shown, found.data, base, found.mtime_ns, origin, found.stamp, blobs)
 
 
-def compile_document(document: Document, options: Options) -> Plan:
+def compile_document(document: Document, options: Options, deadline: float) -> Plan:
     """Plan a document: find its index in the cache directory, or compile it now."""
+    cache = IndexCache(options)
+    path, notes = document.known or _index(document, options, cache, deadline)
+    base = notes.get("base", "")  # a fetched index may claim any base
+    return Plan(
+        document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
+        base=base if same_server(base, document.origin) else document.base, mtime_ns=document.mtime_ns,
+        warnings=tuple(json.loads(notes["warnings"])), digest=notes.get("document", ""), blobs=document.blobs,
+    )  # fmt: skip
+
+
+def _index(
+    document: Document, options: Options, cache: IndexCache, deadline: float
+) -> tuple[str, dict[str, str]]:
+    """Find the index of a document, wait for its compiler, or compile it; return (path, notes)."""
     stamp = document.stamp()
     key = _key(stamp, options) if document.settled() else ""
-    cache = IndexCache(options)
-    found = document.known or (cache.recall(key) if key else None)
-    if found is None:
+
+    def recalled() -> tuple[str, dict[str, str]] | None:
+        return cache.recall(key) if key else None
+
+    # the lock on the version of a fetched document is held since before it was fetched
+    lock = cache.lock_path(key) if key and not document.fetched else None
+    with compiling(lock, recalled, deadline) as known:
+        if known is not None:
+            return known
         content = document.digest()
         digest = _digest(content, options)
 
@@ -161,16 +196,17 @@ def compile_document(document: Document, options: Options) -> Plan:
                 return False
             return document.stamp() != stamp or (not key and document.digest() != content)
 
-        found = cache.find(digest) or _compile(document, options, cache, content, changed)
+        made: list[tuple[str, dict[str, str]]] = []
+
+        def same() -> tuple[str, dict[str, str]] | None:
+            return made[0] if made else cache.find(digest)
+
+        with compiling(cache.lock_path(digest), same, deadline) as verified:
+            found = verified or _compile(document, options, cache, content, changed)
+            made.append(found)
         if key and not changed():
             cache.remember(key, found[0])
-    path, notes = found
-    base = notes.get("base", "")  # a fetched index may claim any base
-    return Plan(
-        document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
-        base=base if same_server(base, document.origin) else document.base, mtime_ns=document.mtime_ns,
-        warnings=tuple(json.loads(notes["warnings"])), digest=notes.get("document", ""), blobs=document.blobs,
-    )  # fmt: skip
+        return found
 
 
 def _shape(options: Options) -> bytes:

@@ -1,0 +1,168 @@
+"""One process compiles a document; the others wait for its index, succeed it, or lose patience."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Faulty
+from zarrfs.config.options import Options
+from zarrfs.sources import prepare
+from zarrfs.store import indexfile
+
+# Plans a document; says "compiles" when it begins to, then compiles once its standard input ends.
+PLAN = """
+import json, sys
+from zarrfs.config.options import Options
+from zarrfs.errors import SourceError
+from zarrfs.sources import prepare
+write = prepare._write
+def wait(*parts):
+    print("compiles", flush=True)
+    sys.stdin.read()
+    return write(*parts)
+prepare._write = wait
+source, more = json.loads(sys.argv[1])
+try:
+    print(prepare.prepare(source, Options(**more)).index)
+except SourceError as exc:
+    print(exc)
+"""
+
+
+class Planner(subprocess.Popen[str]):
+    """A process that plans the document."""
+
+    def __init__(self, source: str, **more: object) -> None:
+        command = [sys.executable, "-c", PLAN, json.dumps([source, more])]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.stdin is not None
+        assert self.stdout is not None
+        self.input, self.lines = self.stdin, self.stdout
+
+    def line(self) -> str:
+        return self.lines.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A document whose next change would show in its times."""
+    document = tmp_path_factory.mktemp("settled") / "refs.json"
+    document.write_text('{"refs": {"k": "v"}}')
+    time.sleep(2.1)
+    return document
+
+
+@pytest.fixture(params=["settled", "fresh", "url"])
+def planners(request: pytest.FixtureRequest, tmp_path: Path, settled: Path, faulty: Faulty) -> Iterator[list[Planner]]:
+    """A process that has begun to compile, and two that wait for it: they have said nothing yet."""
+    source = str(settled)
+    if request.param == "fresh":
+        source = str(tmp_path / "refs.json")
+        Path(source).write_text('{"refs": {"k": "w"}}')
+    if request.param == "url":
+        source = faulty.put("/refs.json", b'{"refs": {"k": "v"}}')
+    yield _planners(source, tmp_path)
+    if request.param == "url":
+        assert faulty.gets() <= 2  # for three processes, one of which may have been killed
+
+
+def _planners(source: str, place: Path, **more: object) -> list[Planner]:
+    more["index_dir"] = str(place / "index")
+    first = Planner(source, **more)
+    assert first.line() == "compiles"
+    others = [Planner(source, **more), Planner(source, **more)]
+    for other in others:
+        _until_waiting(other, place / "index")
+    return [first, *others]
+
+
+def _until_waiting(planner: Planner, directory: Path) -> None:
+    """Wait until a process has the lock file open."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for number in os.listdir(f"/proc/{planner.pid}/fd"):
+            try:
+                if os.readlink(f"/proc/{planner.pid}/fd/{number}").startswith(f"{directory}/.zarrfs-"):
+                    return
+            except FileNotFoundError:
+                pass
+        time.sleep(0.02)
+    raise AssertionError("does not wait")
+
+
+def _end(planners: list[Planner]) -> list[str]:
+    """Let all go on; return what each still says."""
+    for planner in planners:
+        planner.input.close()
+    said = [planner.lines.read() for planner in planners]
+    assert [planner.wait(20) for planner in planners] == [0] * len(planners)
+    return said
+
+
+def test_the_others_use_the_index_of_the_first(planners: list[Planner], tmp_path: Path) -> None:
+    said = _end(planners)
+    assert len(set(said)) == 1  # a path: nobody else compiled
+    assert said[0].strip() == str(next((tmp_path / "index").glob("*.index")))
+    assert not list((tmp_path / "index").glob(".*"))
+
+
+def test_a_killed_compiler_is_succeeded_by_one(planners: list[Planner], tmp_path: Path) -> None:
+    planners[0].kill()
+    planners[0].wait(20)
+    said = _end(planners[1:])
+    assert sorted(len(text.splitlines()) for text in said) == [1, 2]  # one of both compiled
+    assert not list((tmp_path / "index").glob(".*"))
+
+
+def test_a_stopped_compiler_is_not_waited_for_beyond_mount_timeout(tmp_path: Path, settled: Path) -> None:
+    first, *others = _planners(str(settled), tmp_path, mount_timeout=2.0)
+    first.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert others[0].line() == "compiles"
+        assert 1 < time.monotonic() - began < 3.5
+        assert all(".index" in text for text in _end(others))
+    finally:
+        first.send_signal(signal.SIGCONT)
+        _end([first])
+
+
+def test_after_a_failure_all_go_on_at_once(tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text('{"refs": {"k": ')
+    first, *others = _planners(str(tmp_path / "refs.json"), tmp_path)
+    assert ".index" not in _end([first])[0]
+    assert [other.line() for other in others] == ["compiles", "compiles"]  # before either ends
+    _end(others)
+
+
+def test_without_locks_each_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zarrfs.sources import compile_lock
+
+    def refuse(*_: object) -> bool:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(compile_lock, "try_lock", refuse)
+    (tmp_path / "refs.json").write_text('{"refs": {"k": "v"}}')
+    made = prepare.prepare(str(tmp_path / "refs.json"), Options(index_dir=str(tmp_path / "index")))
+    assert made.index is not None
+    assert indexfile.read_notes(made.index)["kind"] == "references"
+
+
+def test_a_lock_file_of_another_user_is_not_waited_for(tmp_path: Path) -> None:
+    from zarrfs.sources.compile_lock import compiling
+
+    lock = tmp_path / "lock"
+    lock.touch()
+    os.chown(lock, 65534, 65534)
+    with compiling(str(lock), lambda: None, 20.0) as found:
+        assert found is None
+    assert lock.exists()
