@@ -178,7 +178,7 @@ def test_an_unknown_option_suggests_the_closest() -> None:
         ("memory_limit=1EiB", "option memory_limit=1EiB: expected a size from 64KiB to 64TiB"),
         ("host_requests=0", "option host_requests=0: expected a whole number from 1 to 10000"),
         ("part_size=0B", "option part_size=0B: expected a size from 4KiB to 1GiB"),
-        ("type=zip", "option type=zip: expected one of references, archive, zarr"),
+        ("type=zip", "option type=zip: expected one of references, archive, zarr, icechunk"),
         ("strict=maybe", "option strict=maybe: expected nothing, true or false"),
         ("base=", "option base=: expected a value"),
     ],

@@ -18,6 +18,7 @@ RUN = {
     "tests/mounts/test_howto_pages.py": [
         "howto-credentials.md", "howto-gcs.md", "howto-hpc.md", "howto-http.md", "howto-performance.md", "howto-s3.md",
     ],
+    "tests/mounts/test_icechunk.py": ["icechunk.md"],
     "tests/mounts/test_install_page.py": ["install.md"],
     "tests/mounts/test_logs_page.py": ["logs.md", "metrics.md"],
     "tests/mounts/test_netcdf_page.py": ["netcdf.md"],

@@ -20,7 +20,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 # From the ground up: a room imports from itself and from rooms above it in this list, never from one below.
 ROOMS = (
     "failures", "errors", "config", "concurrency", "system", "metrics", "net", "cache", "zarr", "store", "prefetch",
-    "views", "documents", "references", "archives", "sources", "copying", "fuse", "daemon", "jobs", "cli",
+    "views", "documents", "references", "icechunk", "archives", "sources", "copying", "fuse", "daemon", "jobs", "cli",
 )  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
 # Rooms that make system calls or answer FUSE; everywhere else an error has a type of its own.

@@ -96,7 +96,7 @@ async def _of_source(store: Store, plan: Any) -> dict[str, Any]:
         "index": None if plan.temporary else plan.index,
         "warnings": list(plan.warnings),
     }
-    return about | await store.about()
+    return about | dict(plan.about) | await store.about()
 
 
 async def _links_of(path: str, options: Options) -> dict[str, Any]:

@@ -143,12 +143,24 @@ def _items(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
         if os.environ.get(VARIABLE, "").startswith("bash"):  # for bash the word begins after "="
             return _paths(ctx, parameter, value)
         candidates = [f"{name}={one}" for one in _entries(value)]
+    elif equals and name in ("branch", "tag"):
+        candidates = [f"{name}={one}" for one in _refs(ctx, name) if one.startswith(value)]
     elif equals:
         candidates = [f"{name}={one}" for one in _choices(name) if one.startswith(value)]
     else:
         names = [one for one in TABLE if one.startswith(name)]
         candidates = [one if TABLE[one].metadata["parse"] is flag else f"{one}=" for one in names]
     return [CompletionItem(before + comma + one) for one in candidates]
+
+
+def _refs(ctx: click.Context, kind: str) -> list[str]:
+    """Return the branches or tags of the local Icechunk repository on the command line; no server is asked."""
+    source = ctx.params.get("source") or next(iter(ctx.args), None)  # click leaves arguments there before a lone -o
+    if not isinstance(source, str) or "://" in source:
+        return []
+    from zarrfs.sources.icechunk import local_refs
+
+    return [one for one in local_refs(os.path.expanduser(source), kind) if one.isprintable() and "," not in one]
 
 
 def _entries(path: str) -> list[str]:

@@ -66,12 +66,18 @@ class Options:
 
     # the source
     type: str | None = _option(
-        "source", None, words("references", "archive", "zarr"), "KIND",
-        "What SOURCE is: references, archive or zarr. Detected by content and name otherwise.",
+        "source", None, words("references", "archive", "zarr", "icechunk"), "KIND",
+        "What SOURCE is: references, archive, zarr or icechunk. Detected by content and name otherwise.",
     )
     strict: bool = _option(
         "source", False, flag, "", "Refuse a document with a bad entry, instead of leaving that entry out."
     )
+    branch: str | None = _option(
+        "source", None, text, "NAME",
+        "Icechunk repositories: show the last snapshot of this branch (default: main); a refresh follows it.",
+    )
+    tag: str | None = _option("source", None, text, "NAME", "Icechunk repositories: show the snapshot of this tag.")
+    snapshot: str | None = _option("source", None, text, "ID", "Icechunk repositories: show the snapshot of this id.")
     conflict: str = _option(
         "source", "directory", words("error", "directory", "file"), "WHAT",
         "Reference sets: what wins where a key is also the directory of others, or error to refuse the set.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,7 +11,7 @@ class Plan:
     """The plan of a source, which says how to open it: plain values, ready for JSON."""
 
     source: str  # as messages show it, without credentials
-    kind: str  # references, archive or zarr
+    kind: str  # references, archive, zarr or icechunk
     path: str | None = None  # a local directory
     url: str | None = None  # an fsspec URL
     index: str | None = None  # an index file
@@ -23,4 +24,5 @@ class Plan:
     warnings: tuple[str, ...] = ()
     digest: str = ""  # SHA-256 of the document, hexadecimal, where its index notes it
     blobs: tuple[str, ...] = ()  # places of blobs unless -o blobs= names others
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of a repository: what `info` says of it
     named: str = ""  # of a mount: the source as the user named it, to plan it again from any directory; never shown

@@ -25,7 +25,7 @@ def check_tree(plan: Plan, view: str | None = None) -> None:
     """Raise SourceError unless the whole tree, or that view of it, can be listed; UsageError for a decoded one."""
     if view in ("arrays", "netcdf"):
         raise UsageError(f"--view {view}: its bytes are decoded, so that no reference can name them")
-    if plan.kind != "zarr" and not (plan.kind == "references" and view):
+    if plan.kind not in ("zarr", "icechunk") and not (plan.kind == "references" and view):
         raise SourceError(plan.source, "is a document; from-store takes a directory")
     if not plan.lists:
         raise SourceError(plan.source, "the server shows no listings, so the files of the tree are unknown")

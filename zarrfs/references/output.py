@@ -203,6 +203,9 @@ def reference_set(store: Store, plan: Plan) -> Store:
     """Return `store` if it is a reference set; raise SourceError otherwise."""
     if plan.kind == "archive":
         raise SourceError(plan.source, "is a file archive, not a reference set")
+    if plan.kind == "icechunk":
+        way = "zarrfs refs from-store --option type=icechunk makes a set of it"
+        raise SourceError(plan.source, f"is an Icechunk repository; {way}")
     if not store.is_reference_set:
         raise SourceError(plan.source, "is no reference set; zarrfs refs from-store makes one of a Zarr store")
     return store

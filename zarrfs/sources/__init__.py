@@ -37,7 +37,11 @@ def plan_source(
     programs, of which the child may be a fork.
     """
     plan = _planned(source, options, child, meanwhile, forks)
-    if options.base is None or plan.kind == "zarr":
+    if plan.kind != "icechunk" and (options.branch, options.tag, options.snapshot) != (None, None, None):
+        from zarrfs.sources.icechunk import check_options
+
+        check_options(plan, options)
+    if options.base is None or plan.kind in ("zarr", "icechunk"):
         return plan
     base = options.base if "://" in options.base else os.path.abspath(options.base)
     return dataclasses.replace(plan, base=base.rstrip("/") + "/")
@@ -60,9 +64,10 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 
     path = None if is_flux(source) else path_of_uri(source)
     if path is not None and options.type != "archive" and os.path.isdir(path):
-        from zarrfs.sources.zarrstore import plan_directory
+        from zarrfs.sources.zarrstore import looks_like_repository, plan_directory
 
-        return plan_directory(source, path, options)
+        if options.type != "icechunk" and not (options.type is None and looks_like_repository(path)):
+            return plan_directory(source, path, options)
     if path is not None:
         source = os.path.abspath(path)
         if _DESCRIPTOR.match(source):  # such as a shell's <(...): neither a child nor a daemon has it
@@ -163,6 +168,10 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
         from zarrfs.archives.blob_reader import BlobReader
 
         targets = BlobReader(options.blobs or plan.blobs, options)
+    elif plan.kind == "icechunk":
+        from zarrfs.icechunk.targets import RepositoryTargets
+
+        targets = RepositoryTargets(options, plan.base, plan.origin, plan.private)
     else:
         from zarrfs.store.targets import Targets
 

@@ -49,6 +49,8 @@ DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.refe
 
 def prepare(source: str, options: Options) -> Plan:
     """Make the plan of `source` in this process; sources.plan_source() without a child."""
+    if options.type in (None, "icechunk") and os.path.isdir(source):
+        return _plan_repository(source, options)
     deadline = time.monotonic() + options.mount_timeout  # of waiting for other processes
     with contextlib.ExitStack() as until_compiled:
         if is_flux(source):
@@ -64,6 +66,15 @@ def prepare(source: str, options: Options) -> Plan:
         if options.type == "zarr":
             raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
         return compile_document(found, options, deadline)
+
+
+def _plan_repository(path: str, options: Options) -> Plan:
+    from zarrfs.sources.icechunk import is_repository, plan_local
+    from zarrfs.sources.zarrstore import plan_directory
+
+    if options.type == "icechunk" or is_repository(path):
+        return plan_local(path, options)
+    return plan_directory(path, path, options)
 
 
 def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:

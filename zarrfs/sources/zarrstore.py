@@ -80,6 +80,14 @@ def is_zarr(path: str) -> bool:
     return any(map(has, ({*NODE_DOCUMENTS} - {"meta"}) | {DOCUMENT})) or (has("meta") and has("attrs"))
 
 
+def looks_like_repository(path: str) -> bool:
+    """Return whether a directory may be an Icechunk repository: it has no Zarr metadata, and a part of the layout."""
+    parts = ("repo", "refs")
+    return os.path.isdir(os.path.join(path, "snapshots")) and any(
+        os.path.lexists(os.path.join(path, part)) for part in parts
+    ) and not is_zarr(path)
+
+
 def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
     """Return (bytes, mtime in ns) of a `.zmetadata` that may be a set's; b"" for any other, and if there is none.
 
@@ -158,6 +166,14 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         return await _plan_set(files, system, path, url, document[1], options)
     if options.type == "references":
         raise SourceError(shown, problem or _NO_SET)
+    if options.type == "icechunk" or (options.type is None and document is None):
+        from zarrfs.sources import icechunk
+
+        repository = await icechunk.plan_remote(files, system, path, url, options)
+        if repository is not None:
+            return repository
+        if options.type == "icechunk":
+            raise SourceError(shown, problem or icechunk.NO_REPOSITORY)
     if document is not None:
         name = document[0]
         # Many web servers hide names with a dot. If any other name is missing, the page is no listing.

@@ -154,6 +154,9 @@ _FLUSH_TARGETS = 200_000
 _LONG = 4 << 20  # bytes of a value
 
 
+_KINDS = ("references", "archive", "icechunk")  # of sources
+
+
 class ContentKind(enum.IntEnum):
     """The location of a file's bytes; the values are stored in indexes."""
 
@@ -220,7 +223,7 @@ def read_notes(path: str) -> dict[str, str]:
     try:
         with contextlib.closing(open_database(path)) as db:
             notes = dict(db.execute("SELECT name, value FROM meta"))
-        if not isinstance(json.loads(notes["warnings"]), list) or notes["kind"] not in ("references", "archive"):
+        if not isinstance(json.loads(notes["warnings"]), list) or notes["kind"] not in _KINDS:
             raise SourceError(path, "not a usable index: its notes are not those of zarrfs")
     except (sqlite3.Error, KeyError, ValueError) as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc

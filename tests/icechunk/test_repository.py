@@ -1,0 +1,230 @@
+"""Snapshots of Icechunk repositories as stores: the same keys and bytes as icechunk's own store has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.icechunk.repositories import Repository, contents, write
+from tests.servers import S3, s3
+from zarrfs.config.options import parse
+from zarrfs.errors import ReadError, SourceError, UsageError
+from zarrfs.icechunk import files
+from zarrfs.icechunk.flatbuffers import Damaged
+from zarrfs.sources import open_source
+
+__all__ = ["s3"]
+FORMAT2 = Path(__file__).parents[1] / "data/icechunk/format2"  # written by icechunk 2.3
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return write(tmp_path_factory.mktemp("icechunk"))
+
+
+@pytest.fixture
+def own(shared: Repository, tmp_path: Path) -> Path:
+    """A copy of the repository, to be damaged."""
+    shutil.copytree(shared.path, tmp_path / "repo")
+    return tmp_path / "repo"
+
+
+async def _all(store: Any) -> dict[str, bytes]:
+    found = {}
+    async for key in store.list_prefix(""):
+        found[key] = bytes(await store.get(key))
+        assert (await store.info(key)).size == len(found[key])
+    return found
+
+
+def read(source: Path | str, *options: str) -> dict[str, bytes]:
+    """Return every key and value of a source."""
+
+    async def main() -> dict[str, bytes]:
+        store = open_source(str(source), parse(options).options, child=False)
+        try:
+            return await _all(store)
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
+
+
+def get(source: Path | str, key: str, *options: str) -> bytes:
+    """Return one value of a source."""
+
+    async def main() -> bytes:
+        store = open_source(str(source), parse(options).options, child=False)
+        try:
+            return bytes(await store.get(key))
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
+
+
+def test_every_key_and_byte_is_that_of_icechunk(shared: Repository) -> None:
+    main, tagged = contents(shared, branch="main"), contents(shared, tag="v1")
+    assert main != tagged
+    assert read(shared.path) == read(shared.path, "branch=main", "type=icechunk") == main
+    assert read(shared.path, f"snapshot={shared.second}") == main
+    assert read(shared.path, "tag=v1") == read(shared.path, "branch=dev") == tagged
+    assert {"c", "c/0/0"} <= {key.partition("/")[2] for key in main} | {key.partition("er/n/")[2] for key in main}
+
+
+def test_format_2_with_compressed_urls() -> None:
+    expected = json.loads((FORMAT2.parent / "expected.json").read_text())
+    for options, name in ((), "main"), (("tag=v1",), "v1"):
+        async def main(options: tuple[str, ...] = options) -> tuple[dict[str, str], Any]:
+            store = open_source(str(FORMAT2), parse(options).options, child=False)
+            try:
+                digests = {
+                    key: hashlib.sha256(bytes(await store.get(key))).hexdigest()
+                    async for key in store.list_prefix("") if not key.startswith("virtual/c/")
+                }
+                return digests, await store.locate("virtual/c/99")
+            finally:
+                await store.aclose()
+
+        digests, place = trio.run(main)
+        assert digests == expected[name]
+        url = "s3://bucket/archive/year 1999/month-of-the-year/file-99.nc"
+        assert place == {"url": url, "offset": 396, "length": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (["branch=nope"], "no branch 'nope'"),
+        (["tag=nope"], "no tag 'nope'"),
+        (["branch=../tag.v1"], "no name of one has a '/'"),
+        (["snapshot=1CECHNKREP0F1RSTCMT1"], "no snapshot 1CECHNKREP0F1RSTCMT1: unknown, or expired"),
+        (["snapshot=../../etc/passwd"], "an id has 20 characters"),
+        (["tag=v1", "branch=main"], "options branch and tag: give one of them"),
+        (["type=zarr"], None),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(shared: Repository, options: list[str], rule: str | None) -> None:
+    if rule is None:  # a directory like any other
+        assert "refs/branch.main/ref.json" in read(shared.path, *options)
+        return
+    for path in (shared.path, FORMAT2) if "/" not in options[0] else (shared.path,):
+        with pytest.raises(SourceError) as raised:
+            read(path, *options)
+        assert rule in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_options_of_repositories_for_other_sources(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"option branch=: .* is no Icechunk repository"):
+        read(tmp_path, "branch=main")
+    with pytest.raises(SourceError, match="is no Icechunk repository"):
+        read(tmp_path, "type=icechunk")
+
+
+def test_files_that_are_gone_newer_or_damaged(shared: Repository, own: Path, tmp_path: Path) -> None:
+    snapshot = own / "snapshots" / shared.first
+    whole = snapshot.read_bytes()
+    snapshot.write_bytes(whole[:36] + b"\3" + whole[37:])
+    with pytest.raises(SourceError, match=f"snapshots/{shared.first}: has format 3 of Icechunk"):
+        read(own, "tag=v1")
+    snapshot.write_bytes(whole[:-9])
+    with pytest.raises(SourceError, match="damaged"):
+        read(own, "tag=v1")
+    snapshot.write_bytes((own / "snapshots" / shared.second).read_bytes())
+    with pytest.raises(SourceError, match=f"damaged: is snapshot {shared.second}"):
+        read(own, "tag=v1")
+    snapshot.unlink()
+    with pytest.raises(SourceError, match=f"tag 'v1': no snapshot {shared.first}: unknown, or expired"):
+        read(own, "tag=v1")
+    (own / "refs/tag.v1/ref.json.deleted").touch()
+    with pytest.raises(SourceError, match="no tag 'v1': it was deleted"):
+        read(own, "tag=v1")
+    next((own / "manifests").iterdir()).unlink()
+    for name in os.listdir(own / "manifests"):
+        (own / "manifests" / name).unlink()
+    with pytest.raises(SourceError, match=r"manifests/.*: the repository lacks this file"):
+        read(own)
+
+
+def test_a_chunk_whose_file_is_gone_is_an_error(shared: Repository, own: Path) -> None:
+    read(own)
+    for name in os.listdir(own / "chunks"):
+        (own / "chunks" / name).unlink()
+    with pytest.raises(ReadError, match="chunks/"):
+        get(own, "rain/c/1/1")
+    assert get(own, "deep/er/n/c") == contents(shared, branch="main")["deep/er/n/c"]
+
+
+def test_virtual_chunks_are_judged_as_targets_of_reference_sets(shared: Repository, tmp_path: Path) -> None:
+    numbers = shared.numbers.read_bytes()
+    assert get(shared.path, "virtual/c/1", f"allow_path={shared.numbers.parent}") == numbers[40:]
+    assert get(shared.path, "rain/c/1/1", f"allow_path={tmp_path}")  # the repository's own
+    with pytest.raises(ReadError, match="lies not beneath") as raised:
+        get(shared.path, "virtual/c/0", f"allow_path={tmp_path}")
+    assert type(raised.value) is ReadError  # EIO
+
+
+def test_virtual_chunks_of_a_file_that_has_changed(shared: Repository) -> None:
+    before = os.stat(shared.numbers)
+    try:
+        os.utime(shared.numbers, ns=(before.st_atime_ns, before.st_mtime_ns + 5 * 10**9))
+        with pytest.raises(ReadError, match="has changed since the repository was written"):
+            get(shared.path, "virtual/c/1")
+        assert get(shared.path, "virtual/c/0")  # the repository notes no version of this one
+    finally:
+        os.utime(shared.numbers, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_repository_in_a_bucket(shared: Repository, s3: S3) -> None:
+    for place, _, names in os.walk(shared.path):
+        for name in names:
+            path = Path(place) / name
+            key = f"ice/{path.relative_to(shared.path)}"
+            s3.client.put_object(Bucket=s3.bucket, Key=key, Body=path.read_bytes())
+    options = [f"s3.{name}={value}" for name, value in s3.options.items()]
+    url, expected = f"s3://{s3.bucket}/ice", contents(shared, branch="main")
+    assert read(url, *options, f"allow_path={shared.numbers.parent}") == expected
+    with pytest.raises(ReadError, match="a set from the network reaches no local file"):
+        get(url, "virtual/c/0", *options)
+    with pytest.raises(SourceError, match="no branch 'nope'"):
+        read(url, *options, "branch=nope")
+    ident = next(iter(os.listdir(shared.path / "chunks")))
+    for name in os.listdir(shared.path / "chunks"):
+        s3.client.delete_object(Bucket=s3.bucket, Key=f"ice/chunks/{name}")
+    with pytest.raises(ReadError, match="chunks/"):
+        get(url, "rain/c/1/1", *options)
+    assert ident
+
+
+def test_damaged_buffers_are_damaged_and_nothing_else(shared: Repository) -> None:
+    chance = random.Random(0)
+    sources = [(path, files.SNAPSHOT) for path in (shared.path / "snapshots").iterdir()]
+    for root in shared.path, FORMAT2:
+        sources += [(path, files.MANIFEST) for path in (root / "manifests").iterdir()]
+    sources.append((FORMAT2 / "repo", files.REPOSITORY))
+    for path, kind in sources:
+        whole = files.payload(path.read_bytes(), kind, 1 << 20)
+        for _ in range(150):
+            buffer = bytearray(whole)
+            for _ in range(chance.choice((1, 3))):
+                buffer[chance.randrange(len(buffer))] = chance.choice((0, 1, 127, 255))
+            del buffer[chance.choice((len(buffer), len(buffer), chance.randrange(len(buffer)))) :]
+            try:
+                if kind == files.SNAPSHOT:
+                    files.snapshot(bytes(buffer), 1 << 20)
+                elif kind == files.REPOSITORY:
+                    files.repository(bytes(buffer))
+                else:
+                    for _, references in files.manifest(bytes(buffer)):
+                        assert sum(1 for _ in references) < 1 << 20
+            except Damaged:
+                pass

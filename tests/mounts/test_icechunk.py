@@ -1,0 +1,83 @@
+"""Mounts of Icechunk repositories: values, errors, refreshes; and the transcript in docs/icechunk.md."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import PROGRAM, run
+from tests.icechunk.repositories import NUMBERS, VALUES, Repository, commit, contents, write
+from tests.mounts.mounting import log_of, mount_lines, mounted
+from tests.mounts.test_semantics import error_of
+from tests.pages import DOCS, check_transcript
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return write(tmp_path_factory.mktemp("icechunk"))
+
+
+def test_values_errors_and_refreshes(repository: Repository, tmp_path: Path) -> None:
+    source = tmp_path / "repo"
+    shutil.copytree(repository.path, source)
+    with mounted(source, tmp_path / "mnt") as root:
+        group = zarr.open_group(root, mode="r")
+        assert np.array_equal(group["rain"][3:], VALUES[3:])  # type: ignore[index]
+        assert np.array_equal(group["virtual"][:], NUMBERS)  # type: ignore[index]
+        assert (group["rain"][0, 0], group["deep/er/n"][()]) == (5, 7)  # type: ignore[index]
+        found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        assert found == contents(repository, branch="main")
+        before = (root / "rain/c/0/0").read_bytes()
+        third = commit(source, 9)
+        with open(root / "rain/c/0/0", "rb") as file:
+            assert (root / "rain/c/0/0").read_bytes() == before  # one snapshot, until a refresh
+            assert run("refresh", root).returncode == 0
+            assert file.read() == before
+            assert (root / "rain/c/0/0").read_bytes() != before
+        assert zarr.open_array(root / "rain", mode="r")[0, 0] == 9
+        assert third in run("info", source).stdout
+        for name in os.listdir(source / "chunks"):
+            (source / "chunks" / name).unlink()
+        assert run("refresh", root).returncode == 0
+        assert error_of((root / "rain/c/1/1").read_bytes) == errno.EIO
+        assert "chunks/" in log_of(root)
+        assert (root / "deep/er/n/c").read_bytes()
+
+
+def test_a_tag_a_view_and_what_is_not_there(repository: Repository, tmp_path: Path) -> None:
+    source, mnt = repository.path, tmp_path / "mnt"
+    with mounted(source, mnt, "tag=v1", "view=arrays", f"allow_path={tmp_path}") as root:
+        assert np.array_equal(np.load(root / "rain.npy"), VALUES)
+        assert error_of((root / "virtual.npy").read_bytes) == errno.EIO  # its file is not beneath allow_path=
+    for option, rule in ("branch=nope", "no branch 'nope'"), ("snapshot=1CECHNKREP0F1RSTCMT1", "unknown, or expired"):
+        done = run("mount", source, mnt, "-o", option)
+        assert (done.returncode, done.stderr.count("\n"), rule in done.stderr) == (1, 1, True)
+        assert not mount_lines(mnt)
+    listed = run("ls", source, "-o", f"snapshot={repository.first}").stdout.split()
+    assert listed == ["deep", "rain", "virtual", "zarr.json"]
+    done = run("refs", "from-store", source, "-o", tmp_path / "set.json", "--option", "type=icechunk,tag=v1")
+    assert done.returncode == 0, done.stderr
+    with mounted(tmp_path / "set.json", mnt) as root:
+        assert np.array_equal(zarr.open_array(root / "rain", mode="r")[:], VALUES)  # type: ignore[arg-type]
+
+
+def test_branches_and_tags_are_completed(repository: Repository) -> None:
+    for typed, found in ("branch=", "branch=dev branch=main"), ("ro,tag=", "ro,tag=v1"), ("branch=d", "branch=dev"):
+        words = f"zarrfs mount {repository.path} -o {typed}"
+        environment = {"_ZARRFS_COMPLETE": "fish_complete", "COMP_WORDS": words, "COMP_CWORD": typed}
+        done = run(env=os.environ | environment, program=("env", PROGRAM))
+        assert [line.partition(",")[2] for line in done.stdout.splitlines()] == found.split()
+
+
+def test_the_transcript(repository: Repository, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    shutil.copytree(repository.path, tmp_path / "rain.icechunk")
+    names = {"VY76P925PRY57WFEK410": repository.first, "R7H1XKTKBVCNX1VAT6A0": repository.second}
+    masks = (r"index: +\S+", r"[0-9A-HJKMNP-TV-Z]{20}")
+    check_transcript(tmp_path, DOCS / "icechunk.md", names=names, masks=masks, least=6)

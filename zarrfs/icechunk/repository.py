@@ -1,0 +1,215 @@
+"""A repository as a source: the snapshot that a branch, tag or id names, compiled to an index."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, TypeVar
+from urllib.parse import unquote
+
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.options import Options
+from zarrfs.errors import SourceError, TargetMissing
+from zarrfs.icechunk import files
+from zarrfs.icechunk.flatbuffers import Damaged
+from zarrfs.icechunk.targets import target
+from zarrfs.store.api import key_rule
+from zarrfs.store.indexfile import IndexWriter
+
+T = TypeVar("T")
+
+_AT_ONCE = 8  # manifests fetched at the same time
+_END_MAX = 2**63 - 1
+_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+REF_NAMES = ("branch", "tag", "snapshot")
+
+Fetch = Callable[[str], Awaitable[bytes]]  # a file of the repository, by its path in it; TargetMissing
+
+
+class Selected(NamedTuple):
+    """The snapshot that is shown, and its file's bytes."""
+
+    snapshot: files.Snapshot
+    content: bytes
+    ref: dict[str, str]  # {"branch": NAME}, {"tag": NAME} or {}
+
+    def about(self) -> dict[str, str]:
+        """Return what `zarrfs info` says of it."""
+        from datetime import UTC, datetime
+
+        when = datetime.fromtimestamp(self.snapshot.flushed_at / 1e6, UTC).isoformat(timespec="seconds")
+        shown = {"snapshot": self.snapshot.ident, "message": self.snapshot.message, "time": when}
+        return self.ref | shown
+
+
+async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Selected:
+    """Find the snapshot that the options name. `newer`: the repository has a file `repo`, of format 2 and later.
+
+    SourceError if there is no such branch, tag or snapshot, or a file is damaged or of a newer format.
+    """
+    given = {name: value for name in REF_NAMES if (value := getattr(options, name)) is not None}
+    if len(given) > 1:
+        raise SourceError(source, f"options {' and '.join(given)}: give one of them")
+    kind, name = next(iter(given.items()), ("branch", "main"))
+    if kind == "snapshot" and not files.ID.fullmatch(name):
+        raise SourceError(source, f"snapshot={name}: an id has 20 characters, as 1CECHNKREP0F1RSTCMT0")
+    known: files.Repository | None = None
+    if newer:
+        whole = await fetch("repo")
+        known = _parsed(source, "repo", lambda: files.repository(_payload(whole, files.REPOSITORY, options)))
+    ident = name
+    if known is not None:
+        refs = known.branches if kind == "branch" else known.tags
+        if kind == "snapshot" and name not in known.snapshots:
+            raise SourceError(source, f"no snapshot {name}: unknown, or expired")
+        if kind != "snapshot":
+            if name not in refs:
+                raise SourceError(source, f"no {kind} {name!r} (there are: {_listed(refs)})")
+            ident = refs[name]
+    elif kind != "snapshot":
+        ident = await _ref(source, kind, name, fetch)
+    path = f"snapshots/{ident}"
+    try:
+        content = await fetch(path)
+    except TargetMissing:
+        what = f"no snapshot {ident}: unknown, or expired"
+        raise SourceError(source, what if kind == "snapshot" else f"{kind} {name!r}: {what}") from None
+    found = _parsed(
+        source, path,
+        lambda: files.snapshot(_payload(content, files.SNAPSHOT, options), options.document_limit),
+    )  # fmt: skip
+    if found.ident != ident:
+        raise SourceError(source, f"damaged: is snapshot {found.ident}", path)
+    return Selected(found, content, {} if kind == "snapshot" else {kind: name})
+
+
+async def _ref(source: str, kind: str, name: str, fetch: Fetch) -> str:
+    """Return the snapshot of a branch or tag of format 1."""
+    if "/" in name or "\0" in name:
+        raise SourceError(source, f"no {kind} {name!r}: no name of one has a '/' in it")
+    path = f"refs/{kind}.{name}/ref.json"
+    try:
+        content = await fetch(path)
+        if kind == "tag":
+            try:
+                await fetch(f"{path}.deleted")
+            except TargetMissing:
+                pass
+            else:
+                raise SourceError(source, f"no tag {name!r}: it was deleted")
+    except TargetMissing:
+        raise SourceError(source, f"no {kind} {name!r}") from None
+    try:
+        ident = json.loads(content)["snapshot"]
+    except (ValueError, KeyError, TypeError):
+        ident = None
+    if not isinstance(ident, str) or not files.ID.fullmatch(ident):
+        raise SourceError(source, "damaged: names no snapshot", path)
+    return ident
+
+
+async def compile_snapshot(
+    source: str, selected: Selected, options: Options, fetch: Fetch, writer: IndexWriter
+) -> None:
+    """Write every metadata document and chunk of a snapshot to an index. SourceError if the repository is damaged."""
+    nodes = selected.snapshot.nodes
+    wanted: dict[bytes, dict[bytes, list[tuple[files.Node, files.Extents]]]] = {}
+    mtime_ns = selected.snapshot.flushed_at * 1000
+    for node in nodes:
+        key = f"{node.path.strip('/')}/zarr.json".lstrip("/")
+        if (rule := key_rule(key)) is not None or not node.path.startswith("/"):
+            raise SourceError(source, f"a node whose path has {rule or 'no /'}", repr(node.path))
+        writer.inline(key, node.document, mtime_ns=mtime_ns)
+        for ident, extents in node.manifests:
+            wanted.setdefault(ident, {}).setdefault(node.ident, []).append((node, extents))
+    if not nodes:  # a repository without a commit
+        writer.directory("")
+    chunks = _Chunks(source, options, writer)
+
+    async def one(ident: bytes) -> None:
+        path = f"manifests/{files.name_of(ident)}"
+        try:
+            content = await fetch(path)
+        except TargetMissing:
+            raise SourceError(source, "the repository lacks this file, which the snapshot needs", path) from None
+        _parsed(source, path, lambda: chunks.add(_payload(content, files.MANIFEST, options), wanted[ident]))
+
+    idents = list(wanted)
+    for start in range(0, len(idents), _AT_ONCE):
+        await at_once(one, idents[start : start + _AT_ONCE])
+    if clash := writer.conflicts():
+        raise SourceError(source, "is a file and a directory", clash[0])
+
+
+class _Chunks:
+    """Adds the chunks of manifests to an index."""
+
+    def __init__(self, source: str, options: Options, writer: IndexWriter) -> None:
+        self._source, self._writer = source, writer
+        self._left = options.document_limit  # bytes of inline chunks and URLs: a file may name the same ones often
+
+    def add(self, buffer: bytes, wanted: dict[bytes, list[tuple[files.Node, files.Extents]]]) -> None:
+        """Add the chunks of the `wanted` arrays, by their ids, that lie within the extents of one manifest."""
+        for ident, references in files.manifest(buffer):
+            for node, extents in wanted.get(ident, ()):
+                self._array(node, extents, references)
+                break  # an id stands for one node
+
+    def _array(self, node: files.Node, extents: files.Extents, references: Iterable[files.ChunkReference]) -> None:
+        writer = self._writer
+        prefix = f"{node.path.strip('/')}/c".lstrip("/")
+        for index, inline, chunk, url, tag, changed, offset, length in references:
+            if len(index) != node.rank:
+                raise Damaged(f"damaged: a chunk of {node.path} with {len(index)} coordinates")
+            if extents and not all(low <= at < high for at, (low, high) in zip(index, extents, strict=False)):
+                continue
+            key = "/".join((prefix, *map(str, index)))
+            if inline is not None:
+                self._spend(len(inline))
+                writer.inline(key, inline)
+                continue
+            if offset + length > _END_MAX:
+                raise Damaged(f"damaged: {key}: offset + length is over 2^63 - 1")
+            if chunk is not None:
+                place = f"chunks/{files.name_of(chunk)}"
+            else:
+                self._spend(len(url or "") + len(tag or ""))
+                place = target(virtual_url(url or ""), tag and tag.replace("\n", " "), changed)
+            writer.range(key, place, offset, length)
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise Damaged("inline chunks and URLs of more than document_limit= bytes")
+
+
+def virtual_url(location: str) -> str:
+    """Return the URL or path of a virtual chunk's file: keys of buckets and paths are percent-encoded in locations."""
+    scheme, mark, rest = location.partition("://")
+    scheme = scheme.lower()
+    if not mark or "\n" in location or "\0" in location:
+        raise Damaged(f"damaged: a virtual chunk at {location[:80]!r}, which is no URL")
+    if scheme == "file":
+        path = unquote(re.split("[?#]", rest)[0], errors="surrogateescape")
+        return "/" + path.partition("/")[2]
+    if scheme in _BUCKETS:
+        bucket, slash, key = rest.partition("/")
+        return f"{scheme}://{bucket}{slash}{unquote(re.split('[?#]', key)[0])}"
+    return f"{scheme}://{rest}"
+
+
+def _payload(data: bytes, kind: int, options: Options) -> bytes:
+    return files.payload(data, kind, options.document_limit)
+
+
+def _parsed(source: str, path: str, parse: Callable[[], T]) -> T:
+    try:
+        return parse()
+    except Damaged as exc:
+        raise SourceError(source, str(exc), path) from exc
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = sorted(names)
+    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "") if found else "none"

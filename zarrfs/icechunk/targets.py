@@ -1,0 +1,109 @@
+"""Targets of a repository's chunks: its own files, and virtual chunks, which may have to be of one version.
+
+A target in the index is a URL, relative to the repository for its own chunks. Where the repository notes the version
+of a virtual chunk's file, a line with its ETag and one with the time of its last change follow the URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import trio
+
+from zarrfs.concurrency.lru import LRU
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import AccessDenied, ReadError, TargetChanged
+from zarrfs.net.responses import Entry
+from zarrfs.store.targets import Targets
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import LocalFiles
+
+_REMEMBERED = 65_536  # targets whose version was compared
+
+
+def target(url: str, tag: str | None, changed: int) -> str:
+    """Return a target whose file must have the ETag `tag`, or be no younger than `changed` (seconds since 1970)."""
+    return f"{url}\n{tag or ''}\n{changed or ''}" if tag or changed else url
+
+
+def _parts(target: str) -> tuple[str, str, int]:
+    url, _, rest = target.partition("\n")
+    tag, _, changed = rest.partition("\n")
+    return url, tag, int(changed) if changed.isdigit() else 0
+
+
+class RepositoryTargets(Targets):
+    """A reader of the chunks of a repository at `base`.
+
+    The trust of reference sets decides which virtual chunks are read; a refused one is a ReadError like any other that
+    cannot be had. The repository's own files are read also where local targets are restricted: the user named them.
+    """
+
+    def __init__(self, options: Options, base: str, origin: str = "", private: bool = False) -> None:
+        super().__init__(options, base, origin, private)
+        roots, rule = self._trust.local_roots(self._base)
+        if roots is not None and self._base.startswith("/"):
+            self.local = LocalFiles((*roots, os.path.realpath(self._base)), rule)
+        self._compared: LRU[str, Entry | None] = LRU(_REMEMBERED)  # the version of a target; None: of a local one
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        try:
+            if "\n" not in url:
+                return await super().read(url, offset, length, low, high)
+            entry = self._compared[url] if url in self._compared else await self._compare(url)
+            plain = _parts(url)[0]
+            if entry is None:
+                return await super().read(plain, offset, length, low, high)
+            remote = self._remotely()
+            system, path = await remote.find(plain)
+            return await remote.read_at(system, path, offset, length, low, high, entry)
+        except AccessDenied as exc:
+            raise ReadError(exc.where, exc.reason) from exc
+
+    async def get_ready(self, url: str) -> None:
+        await super().get_ready(_parts(url)[0])
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        # of a version that was not compared yet nothing is fetched ahead: its first reader compares it
+        await super().prefetch([one for one in wanted if "\n" not in one[0]])
+        blocks = []
+        for url, low, high in wanted:
+            entry = self._compared.get(url) if "\n" in url else None
+            if entry is not None:
+                remote = self._remotely()
+                system, path = await remote.find(_parts(url)[0])
+                blocks.append(remote.first_block(system, path, low, high, entry))
+        if blocks:
+            await self._remotely().blocks.prefetch(blocks)
+
+    async def size(self, url: str, begin: bool = False) -> int:
+        return await super().size(_parts(url)[0], begin)
+
+    def resolve(self, url: str) -> str:
+        return super().resolve(_parts(url)[0])
+
+    async def _compare(self, url: str) -> Entry | None:
+        """Return the version of a target that is the one the repository notes. TargetChanged if it is another one."""
+        plain, tag, changed = _parts(url)
+        path, remote = await self._find(plain)
+        if path is not None:
+            await self.local.size(path)  # pins its version: a later one is TargetChanged
+            status = await trio.to_thread.run_sync(os.stat, path)
+            found_tag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"  # as object_store
+            _check(path, tag, changed, found_tag, status.st_mtime_ns)
+            return self._compared.put(url, None)
+        files = self._remotely()
+        system, where = await files.find(remote)
+        entry = await files.stat_at(system, where)
+        _check(without_secrets(remote), tag, changed, entry.tag, entry.mtime_ns)
+        return self._compared.put(url, entry)
+
+
+def _check(where: str, tag: str, changed: int, found_tag: str | None, mtime_ns: int | None) -> None:
+    if tag and (found_tag is None or found_tag.removeprefix("W/").strip('"') != tag.removeprefix("W/").strip('"')):
+        found = "no ETag" if found_tag is None else f"the ETag {found_tag}"
+        raise TargetChanged(where, f"has {found}; the repository was written for {tag}")
+    if changed and (mtime_ns is None or mtime_ns // 1_000_000_000 > changed):
+        raise TargetChanged(where, "has changed since the repository was written (its time of change says so)")

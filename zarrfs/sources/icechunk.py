@@ -1,0 +1,165 @@
+"""Icechunk repositories as sources: detected by their layout, planned with an index of one snapshot."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.urls import protocols
+from zarrfs.documents.plan import Plan
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError
+from zarrfs.icechunk import files
+from zarrfs.icechunk.files import MAGIC
+from zarrfs.icechunk.flatbuffers import Damaged
+from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
+from zarrfs.sources.fetching import run
+from zarrfs.sources.index_cache import IndexCache
+from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
+
+if TYPE_CHECKING:
+    from zarrfs.net.systems import System
+    from zarrfs.store.remotefiles import RemoteFiles
+
+KIND = "icechunk"
+_COMPLETED = 64 << 20  # bytes of a repository file that shell completion reads
+_LAYOUT = 1  # of indexes that this module writes
+_MAIN = "refs/branch.main/ref.json"  # every repository of format 1 has it
+NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.main/ref.json there"
+
+
+def is_repository(path: str) -> bool:
+    """Return whether a local directory has the layout of a repository."""
+    try:
+        with open(os.path.join(path, "repo"), "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return os.path.isfile(os.path.join(path, _MAIN)) and os.path.isdir(os.path.join(path, "snapshots"))
+
+
+def check_options(plan: Plan, options: Options) -> None:
+    """Raise UsageError for branch=, tag= or snapshot= of a source that has none."""
+    given = [name for name in REF_NAMES if getattr(options, name) is not None]
+    if given and plan.kind != KIND:
+        raise UsageError(f"option {given[0]}=: {plan.source} is no Icechunk repository")
+
+
+def plan_local(path: str, options: Options) -> Plan:
+    """Plan the repository in the local directory `path` (absolute). SourceError."""
+    if not is_repository(path):
+        raise SourceError(path, NO_REPOSITORY)
+
+    async def fetch(name: str) -> bytes:
+        where = os.path.join(path, name)
+        try:
+            data = _read(where, options.document_limit + 1)  # blocks: nothing else runs in this child
+        except (FileNotFoundError, NotADirectoryError):
+            raise TargetMissing(where, "is not there") from None
+        except OSError as exc:
+            raise SourceError(path, (exc.strerror or str(exc)).lower(), name) from exc
+        if len(data) > options.document_limit:
+            raise SourceError(path, f"more than {options.document_limit} bytes (-o document_limit=)", name)
+        return data
+
+    async def plan(_: RemoteFiles, source: str, options: Options) -> Plan:
+        newer = os.path.exists(os.path.join(path, "repo"))
+        selected = await select(path, options, fetch, newer)
+        place = os.path.realpath(path)
+        found = Plan(path, KIND, path=path, base=path.rstrip("/") + "/")
+        return await _indexed(found, place, selected, options, fetch)
+
+    return run(path, options, plan)
+
+
+def local_refs(path: str, kind: str) -> list[str]:
+    """Return the names of the branches or tags (`kind`) of a local repository, sorted; none if it has none."""
+    try:
+        whole = _read(os.path.join(path, "repo"), _COMPLETED)
+        known = files.repository(files.payload(whole, files.REPOSITORY, _COMPLETED))
+        return sorted(known.branches if kind == "branch" else known.tags)
+    except Damaged:
+        return []
+    except OSError:
+        pass
+    try:
+        names = os.listdir(os.path.join(path, "refs"))
+    except OSError:
+        return []
+    return sorted(name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}."))
+
+
+def _read(path: str, most: int) -> bytes:
+    with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+        return file.read(most)
+
+
+async def plan_remote(
+    remote: RemoteFiles, system: System, path: str, url: str, options: Options
+) -> Plan | None:
+    """Plan the repository at `url`; None if there is none. SourceError, ReadError."""
+
+    async def fetch(name: str) -> bytes:
+        where = path
+        for part in name.split("/"):
+            where = system.child(where, part)
+        try:
+            return await remote.read_all_at(system, where)
+        except (NotADirectoryError, FileNotFoundError):
+            raise TargetMissing(system.shown(where), "is not there") from None
+
+    newer = await _begins(fetch, "repo", MAGIC)
+    if not newer and not await _begins(fetch, _MAIN, b"{"):
+        return None
+    shown = without_secrets(url)
+    local = not protocols(url) or protocols(url)[-1] in ("file", "local", "memory")
+    try:
+        selected = await select(shown, options, fetch, newer)
+        plan = Plan(shown, KIND, url=url, base=url.rstrip("/") + "/", origin="" if local else shown)
+        return await _indexed(plan, system.identity(path), selected, options, fetch)
+    except ReadError as exc:
+        raise SourceError(shown, exc.reason, exc.where) from exc
+
+
+async def _begins(fetch: Fetch, name: str, start: bytes) -> bool:
+    try:
+        return (await fetch(name)).startswith(start)
+    except (TargetMissing, AccessDenied):
+        return False
+
+
+async def _indexed(plan: Plan, place: str, selected: Selected, options: Options, fetch: Fetch) -> Plan:
+    """Complete a plan with the index of a snapshot of the repository at `place`: a kept one, or a new one."""
+    # a snapshot's file names its manifests, whose content only the place vouches for
+    shape = repr((INDEX_VERSION, _LAYOUT, KIND, place)).encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(shape + selected.content).hexdigest()
+    cache = IndexCache(options)
+    found = cache.recall(digest) or cache.find(digest)
+    path = found[0] if found is not None else await _compile(plan, cache, digest, selected, options, fetch)
+    if not cache.temporary:
+        cache.remember(digest, path)
+    return dataclasses.replace(
+        plan, index=path, temporary=cache.temporary, mtime_ns=selected.snapshot.flushed_at * 1000,
+        digest=digest, about=selected.about(),
+    )  # fmt: skip
+
+
+async def _compile(
+    plan: Plan, cache: IndexCache, digest: str, selected: Selected, options: Options, fetch: Fetch
+) -> str:
+    notes = {"kind": KIND, "source": plan.source, "warnings": json.dumps([]), "snapshot": selected.snapshot.ident}
+    try:
+        with cache.new() as scratch:
+            with IndexWriter(scratch) as writer:
+                await compile_snapshot(plan.source, selected, options, fetch, writer)
+                writer.commit(notes.items())
+            return cache.keep(scratch, digest)
+    except (OSError, sqlite3.Error) as exc:  # SQLite's own errors: a full disk
+        if cache.leave_memory():
+            return await _compile(plan, cache, digest, selected, options, fetch)
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise SourceError(plan.source, f"cannot write its index in {cache.directory}: {reason}") from exc
