@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ def opened(document: Any, **options: Any) -> Iterator[tuple[IndexStore, Any]]:
     raw = document if isinstance(document, bytes) else json.dumps(document).encode()
     with tempfile.TemporaryDirectory() as directory:
         chosen = Options(index_dir=directory, **options)
-        plan = compile_document(Document("test.json", raw, "/", None), chosen)
+        plan = compile_document(Document("test.json", raw, "/", None), chosen, time.monotonic() + 60)
         store = IndexStore(plan.index, BlobReader(chosen.blobs), plan.mtime_ns)
         try:
             yield store, plan

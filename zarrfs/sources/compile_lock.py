@@ -30,52 +30,69 @@ def compiling(path: str | None, find: Callable[[], T | None], deadline: float) -
     None: the caller compiles, holding the lock if it can be had. It is not held where `path` is None or the directory
     has no locks, after `deadline`, and where another process has ended without an index.
     """
-    found, descriptor = _wait(path, find, deadline) if path is not None else (find(), None)
-    if descriptor is None or path is None:
-        yield found
+    if path is None:
+        yield find()
         return
+    lock = _Lock(path)
     in_vain = False  # a signal ends us: a waiter goes on
     try:
-        yield found
-        in_vain = find() is None
+        yield lock.wait(find, deadline)
+        in_vain = lock.held and find() is None
     except Exception:
-        in_vain = True
+        in_vain = lock.held
         raise
     finally:
-        if in_vain:
-            with contextlib.suppress(OSError):
-                os.pwrite(descriptor, _IN_VAIN, 0)
+        lock.release(in_vain)
+
+
+class _Lock:
+    """The lock on a file. A signal may raise an exception at any point: release() looks for a file left behind."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self.held = False
+
+    def wait(self, find: Callable[[], T | None], deadline: float) -> T | None:
+        """Wait for what find() returns, or for the lock; None also after `deadline` and without locks."""
+        began = time.monotonic()
+        try:
+            while (found := find()) is None and (now := time.monotonic()) < deadline:
+                if self._descriptor is None:
+                    self._descriptor = _open(self._path)
+                if not try_lock(self._descriptor, 0):
+                    time.sleep(min(max(_SHORTEST, (now - began) * _SHARE), _LONGEST))
+                    continue
+                if (found := find()) is not None:
+                    break
+                if _is_at(self._descriptor, self._path):
+                    os.ftruncate(self._descriptor, 0)
+                    self.held = True
+                    return None
+                if os.pread(self._descriptor, 1, 0) == _IN_VAIN:
+                    break
+                self._close()  # its holder has removed it
+        except OSError:  # no locks, or the file of another user
+            found = None
+        self._close()  # or others would wait for us
+        return found
+
+    def release(self, in_vain: bool) -> None:
+        """Remove the file unless another process holds the lock. `in_vain`: tell those who wait that it is no use."""
         with contextlib.suppress(OSError):
-            os.unlink(path)
-        os.close(descriptor)
+            if in_vain and self._descriptor is not None:
+                os.pwrite(self._descriptor, _IN_VAIN, 0)
+            if self._descriptor is None and os.path.lexists(self._path):
+                self._descriptor = _open(self._path)
+            mine = self._descriptor is not None and (self.held or try_lock(self._descriptor, 0))
+            if mine and _is_at(self._descriptor, self._path):
+                os.unlink(self._path)
+        self._close()
 
-
-def _wait(path: str, find: Callable[[], T | None], deadline: float) -> tuple[T | None, int | None]:
-    """Return (what find() returned, None), or (None, the descriptor that holds the lock; None without a lock)."""
-    began = time.monotonic()
-    descriptor = None
-    try:
-        while (found := find()) is None and (now := time.monotonic()) < deadline:
-            descriptor = _open(path) if descriptor is None else descriptor
-            if not try_lock(descriptor, 0):
-                time.sleep(min(max(_SHORTEST, (now - began) * _SHARE), _LONGEST))
-                continue
-            if (found := find()) is not None:
-                break
-            if _is_at(descriptor, path):
-                os.ftruncate(descriptor, 0)
-                held, descriptor = descriptor, None
-                return None, held
-            if os.pread(descriptor, 1, 0) == _IN_VAIN:
-                break
-            os.close(descriptor)  # its holder has removed it
-            descriptor = None
-    except OSError:  # no locks, or the file of another user
-        found = None
-    finally:
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-    return found, None
 
 
 def _open(path: str) -> int:
@@ -88,8 +105,8 @@ def _open(path: str) -> int:
     return descriptor
 
 
-def _is_at(descriptor: int, path: str) -> bool:
+def _is_at(descriptor: int | None, path: str) -> bool:
     """Return whether `path` is still the open file."""
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+        return descriptor is not None and os.path.samestat(os.fstat(descriptor), os.lstat(path))
     return False
