@@ -115,11 +115,11 @@ class Archives:
 
 
 def create(tree: Path, document: Path, blobs: Path) -> list[str | Path]:
-    return [peers.ZARRFS, "archive", "create", "-q", "-C", tree, "-o", document, "--blobs", blobs, "."]
+    return [peers.ZARRFS, "archive", "create", "-q", "-C", tree, "-O", document, "--blobs", blobs, "."]
 
 
 def create_tar(tree: Path, made: Path) -> list[str | Path]:
-    return [peers.ZARRFS, "archive", "create", "-q", "-C", tree, "-o", made, "."]
+    return [peers.ZARRFS, "archive", "create", "-q", "-C", tree, "-O", made, "."]
 
 
 def extract_tar(made: Path, to: Path) -> list[str | Path]:

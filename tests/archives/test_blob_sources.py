@@ -244,7 +244,7 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
 def test_a_tar_whose_reported_length_is_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
     """An error that names both lengths, at once; a tar that tells its own end needs no length."""
     (tmp_path / "f").write_bytes(DATA)
-    done = conftest.run("archive", "create", "-C", tmp_path, "-o", tmp_path / "own.tar", "--inline-threshold=0", "f")
+    done = conftest.run("archive", "create", "-C", tmp_path, "-O", tmp_path / "own.tar", "--inline-threshold=0", "f")
     assert done.returncode == 0, done.stderr
     dump = Path(make_dump(tmp_path, [DATA, OTHER], None))  # type: ignore[arg-type]
     for path, right in (tmp_path / "own.tar", False), (dump, True):

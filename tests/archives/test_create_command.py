@@ -96,19 +96,19 @@ def test_files_from(place: Path) -> None:
         (("--inline", "--blobs", "b", "in"), "--blobs has nothing to do"),
         (("--inline-threshold", "0", "in"), "in/a.txt: 1 bytes, which go to a blob: name a directory"),
         (("--inline-threshold", "0", "in", "--blobs", "no/where"), "--blobs no/where: no such file or directory"),
-        (("in", "-o", "no/where.json"), "no/where.json: no such directory"),
-        (("in", "-o", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
-        (("in", "-o", "x.tar", "--blobs", "b"), "a tar has the blobs in it: --blobs has nothing to do"),
-        (("in", "-o", "x.tar", "--name", "a/b"), "--name a/b: a name has up to 64 letters, digits, '-', '_'"),
-        (("in", "-o", "x.json", "--name", "a"), "--name a: only an archive in a tar has a name: say -o FILE.tar"),
-        (("in", "-o", "X.Tar.GZ", "--force"), "X.Tar.GZ: a file archive is JSON, not tar"),
-        (("in", "-o", "x.tgz"), "x.tgz: a file archive is JSON, not tgz"),
-        (("in", "-o", "x.zip"), "x.zip: a file archive is JSON, not zip"),
-        (("in", "-o", "in"), "in: is a directory"),
-        (("in", "-o", ""), "an empty name of a file"),
-        (("in", "-o", "/dev/stdout"), "/dev/stdout: is no regular file"),
-        (("in", "-o", "/dev/null", "--force"), "/dev/null: is no regular file"),
-        (("in", "-o", "more"), "is there already; --force replaces it"),
+        (("in", "-O", "no/where.json"), "no/where.json: no such directory"),
+        (("in", "-O", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
+        (("in", "-O", "x.tar", "--blobs", "b"), "a tar has the blobs in it: --blobs has nothing to do"),
+        (("in", "-O", "x.tar", "--name", "a/b"), "--name a/b: a name has up to 64 letters, digits, '-', '_'"),
+        (("in", "-O", "x.json", "--name", "a"), "--name a: only an archive in a tar has a name: say --output"),
+        (("in", "-O", "X.Tar.GZ", "--force"), "X.Tar.GZ: a file archive is JSON, not tar"),
+        (("in", "-O", "x.tgz"), "x.tgz: a file archive is JSON, not tgz"),
+        (("in", "-O", "x.zip"), "x.zip: a file archive is JSON, not zip"),
+        (("in", "-O", "in"), "in: is a directory"),
+        (("in", "-O", ""), "an empty name of a file"),
+        (("in", "-O", "/dev/stdout"), "/dev/stdout: is no regular file"),
+        (("in", "-O", "/dev/null", "--force"), "/dev/null: is no regular file"),
+        (("in", "-O", "more"), "is there already; --force replaces it"),
     ],
 )
 def test_bad_usage(place: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -145,7 +145,7 @@ def test_entries_that_no_archive_can_hold(place: Path, kind: str) -> None:
         pytest.skip("makes devices")
     make(kind, "in/bad")
     told = f"in/bad: {RULES[kind]}, which no archive can hold"
-    assert refused("in", "-o", "new.json", "--blobs", "b") == f"{told} (--skip-unsupported leaves it out)"
+    assert refused("in", "-O", "new.json", "--blobs", "b") == f"{told} (--skip-unsupported leaves it out)"
     assert sorted(os.listdir()) == ["in", "more"]
     assert refused("in/bad") == f"{told} (--skip-unsupported leaves it out)"
     left = archived("in", "--skip-unsupported", told=f"zarrfs: warning: {told}: left out\n")
@@ -183,9 +183,9 @@ def test_outputs(place: Path) -> None:
         "gz": gzip.decompress, "tar.json.GZ": gzip.decompress,
     }  # fmt: skip
     for ending, decompressed in opened.items():
-        assert run("archive", "create", "in", "-o", f"new.{ending}").returncode == 0
+        assert run("archive", "create", "in", "-O", f"new.{ending}").returncode == 0
         assert len(paths(decompressed((place / f"new.{ending}").read_bytes()))) == 6
-    assert run("archive", "create", "more", "-o", "new.json", "--force").returncode == 0
+    assert run("archive", "create", "more", "-O", "new.json", "--force").returncode == 0
     assert paths((place / "new.json").read_bytes()) == ["more"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run([PROGRAM, "archive", "create", "in"], stdout=full, stderr=subprocess.PIPE, check=False)
@@ -194,7 +194,7 @@ def test_outputs(place: Path) -> None:
 
 
 def test_outputs_are_not_archived(place: Path) -> None:
-    command = ("archive", "create", ".", "-o", "in/new.json", "--blobs", "in/blobs", "--inline-threshold", "0")
+    command = ("archive", "create", ".", "-O", "in/new.json", "--blobs", "in/blobs", "--inline-threshold", "0")
     (place / "in/.new.json.0123456789abcdef.tmp").mkdir()  # what a killed process leaves
     done = run(*command)
     assert (done.returncode, done.stderr) == (0, "zarrfs: warning: in/blobs: is written meanwhile: left out\n")
@@ -244,6 +244,6 @@ def test_no_process_is_forked_beside_a_thread(place: Path) -> None:
     """A fork would inherit locks of the thread, which nothing releases."""
     for number in range(3):
         (place / f"large{number}").write_bytes(bytes(20 << 20))
-    command = ["archive", "create", ".", "--blobs", "b", "-o", "new.json", "--jobs", "2"]
+    command = ["archive", "create", ".", "--blobs", "b", "-O", "new.json", "--jobs", "2"]
     done = subprocess.run([sys.executable, "-c", FORKED, *command], capture_output=True, check=True, cwd=place)
     assert done.stdout.split() == [b"1", b"1"]

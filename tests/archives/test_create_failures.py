@@ -53,10 +53,10 @@ def kill_and_repeat(place: Path, times: int) -> None:
     write_tree(place / "tree")
     command = [PROGRAM, "archive", "create", "-C", str(place / "tree"), ".", "--jobs", "2", "--region-size", "100KiB"]
     began = time.monotonic()
-    subprocess.run([*command, "--blobs", place / "whole", "-o", place / "whole.json"], check=True)
+    subprocess.run([*command, "--blobs", place / "whole", "-O", place / "whole.json"], check=True)
     took = time.monotonic() - began
     for _ in range(times):
-        child = subprocess.Popen([*command, "--blobs", place / "b", "-o", place / "new.json"], stdout=subprocess.PIPE)
+        child = subprocess.Popen([*command, "--blobs", place / "b", "-O", place / "new.json"], stdout=subprocess.PIPE)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(random.uniform(0.1, took))
         child.kill()
@@ -69,7 +69,7 @@ def kill_and_repeat(place: Path, times: int) -> None:
                 assert (place / "whole" / name).read_bytes() == (place / "b" / name).read_bytes()
                 if random.random() < 0.3:
                     (place / "b" / name).unlink()
-    subprocess.run([*command, "--blobs", place / "b", "-o", place / "new.json"], check=True)
+    subprocess.run([*command, "--blobs", place / "b", "-O", place / "new.json"], check=True)
     assert (place / "new.json").read_bytes() == (place / "whole.json").read_bytes()
     assert sorted(os.listdir(place / "b")) == sorted(os.listdir(place / "whole"))
     check_blobs(place / "b")
@@ -156,7 +156,7 @@ def test_several_write_to_one_directory(tmp_path: Path) -> None:
 def test_an_interrupt_leaves_whole_blobs_alone(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(64 << 20))
     blobs = tmp_path / "b"
-    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-o", tmp_path / "new.json"]
+    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-O", tmp_path / "new.json"]
     child = subprocess.Popen(
         [*command, "--region-size", "2KiB", "--jobs", jobs], stderr=subprocess.PIPE, start_new_session=True
     )
@@ -174,7 +174,7 @@ def test_signals_to_worker_processes(tmp_path: Path, number: signal.Signals) -> 
     """Workers leave signals of the terminal to their parent, which reports a killed worker."""
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 << 20))
     blobs = tmp_path / "b"
-    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-o", tmp_path / "new.json"]
+    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-O", tmp_path / "new.json"]
     child = subprocess.Popen([*command, "--region-size", "4KiB", "--jobs", "2"], stderr=subprocess.PIPE)
     while not (blobs.exists() and len(os.listdir(blobs)) > 10):
         assert child.poll() is None
@@ -207,7 +207,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_no_room_for_blobs(tmp_path: Path, small_disk: Path, jobs: str) -> None:
     write_tree(tmp_path / "tree")
     (small_disk / "b").mkdir()
-    more = ["--jobs", jobs, "--region-size", "100KiB", "--blobs", small_disk / "b", "-o", tmp_path / "new.json"]
+    more = ["--jobs", jobs, "--region-size", "100KiB", "--blobs", small_disk / "b", "-O", tmp_path / "new.json"]
     done = run("archive", "create", "-C", tmp_path / "tree", ".", *more)
     assert done.returncode == 1
     assert done.stderr.startswith(f"zarrfs: {small_disk}/b/sha1-")
@@ -219,7 +219,7 @@ def test_no_room_for_blobs(tmp_path: Path, small_disk: Path, jobs: str) -> None:
 
 def test_no_room_for_the_document(tmp_path: Path, small_disk: Path) -> None:
     write_tree(tmp_path / "tree")
-    done = run("archive", "create", "-C", tmp_path / "tree", ".", "--inline", "-o", small_disk / "new.json")
+    done = run("archive", "create", "-C", tmp_path / "tree", ".", "--inline", "-O", small_disk / "new.json")
     told = f"zarrfs: {small_disk}/new.json: cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, told)
     assert os.listdir(small_disk) == []
@@ -241,7 +241,7 @@ def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) ->
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        done = run("archive", "create", "file", *arguments, "-o", "new.json", cwd=tmp_path)
+        done = run("archive", "create", "file", *arguments, "-O", "new.json", cwd=tmp_path)
     finally:
         ended.set()
         writer.join()
@@ -287,7 +287,7 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
         os.truncate(file.fileno(), 100 << 30)
         for number in range(2000):
             os.pwrite(file.fileno(), b"%d" % number, number * (50 << 20) + 12345)
-    assert peak("sparse", "--blobs", "b", "-o", "new.json", "--jobs", "2", cwd=tmp_path) < MEMORY
+    assert peak("sparse", "--blobs", "b", "-O", "new.json", "--jobs", "2", cwd=tmp_path) < MEMORY
     (entry,) = json.loads((tmp_path / "new.json").read_bytes())
     assert [region[0] for region in entry["data"]] == [number * (50 << 20) + 12288 for number in range(2000)]
     check_blobs(tmp_path / "b")
@@ -298,7 +298,7 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
 def test_sigterm_with_sigint_ignored(tmp_path: Path) -> None:
     """Scripts start background jobs so."""
     trap = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
-    command = [*trap, PROGRAM, "archive", "create", "-C", tmp_path, "--inline", "-o", tmp_path / "new.json"]
+    command = [*trap, PROGRAM, "archive", "create", "-C", tmp_path, "--inline", "-O", tmp_path / "new.json"]
     child = subprocess.Popen([*command, "--files-from", "-"], stdin=subprocess.PIPE)
     status = Path(f"/proc/{child.pid}/status")
     while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:

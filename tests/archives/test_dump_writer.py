@@ -1,4 +1,4 @@
-"""zarrfs archive create -o FILE.tar: an archive and its blobs in one tar, read back as a source, and by others."""
+"""zarrfs archive create -O FILE.tar: an archive and its blobs in one tar, read back as a source, and by others."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_regions_larger_than_a_task(tmp_path: Path) -> None:
 def test_from_the_command_line_to_the_mount(tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     tar = tmp_path / "job.tar"
-    done = run("archive", "create", "-C", tmp_path / "tree", ".", "-o", tar, "--name", "a.b")
+    done = run("archive", "create", "-C", tmp_path / "tree", ".", "-O", tar, "--name", "a.b")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     listed = subprocess.run(["tar", "-tf", tar], capture_output=True, text=True, check=True).stdout.splitlines()
     assert (listed[0], listed[-1]) == ("archive/a/b_blobs/0", "archive/a/b")
@@ -130,7 +130,7 @@ def test_from_the_command_line_to_the_mount(tmp_path: Path) -> None:
     assert run("archive", "extract", "-C", tmp_path / "out", f"{tar}#a.b").returncode == 0
     assert on_disk(tmp_path / "out") == on_disk(tmp_path / "tree")
     assert run("archive", "verify", tar).returncode == 0
-    again = run("archive", "create", "-C", tmp_path / "tree", ".", "-o", tar)
+    again = run("archive", "create", "-C", tmp_path / "tree", ".", "-O", tar)
     assert "is there already; --force replaces it" in again.stderr
     with open(tar, "r+b") as file:
         file.seek(1000)  # in the first blob
@@ -203,7 +203,7 @@ def test_text_that_looks_like_a_region_leads_nowhere(tmp_path: Path) -> None:
 
 def test_no_memory_for_a_task(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 5000)
-    command = [PROGRAM, "archive", "create", "file", "-o", "x.tar", "--jobs", "1000", "--region-size", "64MiB"]
+    command = [PROGRAM, "archive", "create", "file", "-O", "x.tar", "--jobs", "1000", "--region-size", "64MiB"]
     limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", *command]
     done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -213,7 +213,7 @@ def test_no_memory_for_a_task(tmp_path: Path) -> None:
 
 def test_no_tar_after_a_kill(tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
-    command = [PROGRAM, "archive", "create", "-C", str(tmp_path / "tree"), ".", "--jobs", "2", "-o"]
+    command = [PROGRAM, "archive", "create", "-C", str(tmp_path / "tree"), ".", "--jobs", "2", "-O"]
     began = time.monotonic()
     subprocess.run([*command, tmp_path / "whole.tar"], check=True)
     took = time.monotonic() - began
@@ -233,7 +233,7 @@ def test_no_tar_after_a_kill(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_full_disk(tmp_path: Path, small_disk: Path, jobs: str) -> None:
     write_tree(tmp_path / "tree")
-    done = run("archive", "create", "-C", tmp_path / "tree", ".", "--jobs", jobs, "-o", small_disk / "new.tar")
+    done = run("archive", "create", "-C", tmp_path / "tree", ".", "--jobs", jobs, "-O", small_disk / "new.tar")
     told = f"zarrfs: {small_disk}/new.tar: cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, told)
     assert os.listdir(small_disk) == []
@@ -246,7 +246,7 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
             os.pwrite(file.fileno(), b"%d" % number, number * (50 << 20) + 12345)
         for number in range(64):
             os.pwrite(file.fileno(), os.urandom(1 << 20), number << 20)
-    assert peak("sparse", "-o", "new.tar", "--jobs", "2", cwd=tmp_path) < MEMORY // 3
+    assert peak("sparse", "-O", "new.tar", "--jobs", "2", cwd=tmp_path) < MEMORY // 3
     assert len(blobs_of(tmp_path / "new.tar")) > 2000
 
 

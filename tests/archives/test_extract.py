@@ -296,7 +296,7 @@ def test_created_extracted_and_mounted(tmp_path: Path) -> None:
     for name in ("a/b/big", "a/small", "a/text", "a/b", "a", "empty", "link", "sparse", "."):
         os.utime(source / name, (1_500_000_000, 1_500_000_000), follow_symlinks=False)
     blobs = ("--blobs", tmp_path / "blobs")
-    assert run("archive", "create", "-C", source, "-o", tmp_path / "a.json", *blobs, ".").returncode == 0
+    assert run("archive", "create", "-C", source, "-O", tmp_path / "a.json", *blobs, ".").returncode == 0
     assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "out", *blobs).returncode == 0
     found, expected = snapshot(tmp_path / "out"), snapshot(source)
     del found[""], expected[""]  # the directory itself is not in the archive
@@ -324,7 +324,7 @@ def test_an_empty_archive(command: str, document: str, tmp_path: Path) -> None:
 
 def test_a_compressed_tar_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    assert run("archive", "create", "-C", tmp_path / "source", "-o", tmp_path / "a.tar", ".").returncode == 0
+    assert run("archive", "create", "-C", tmp_path / "source", "-O", tmp_path / "a.tar", ".").returncode == 0
     subprocess.run(["gzip", tmp_path / "a.tar"], check=True)
     done = run("archive", "verify", tmp_path / "a.tar.gz")
     rule = "a tar that is compressed, which cannot be read in pieces: decompress it first"
@@ -375,8 +375,8 @@ def test_a_run_with_patterns_does_not_end_an_unfinished_one(tmp_path: Path) -> N
         (source / f"f{number:02}").write_text(str(number))
     blobs = ("--blobs", tmp_path / "blobs")
     create = ("archive", "create", "-C", source, "--inline-threshold", "0", *blobs)
-    assert run(*create, "-o", tmp_path / "a.json", ".").returncode == 0
-    assert run(*create, "-o", tmp_path / "b.json", "f00").returncode == 0
+    assert run(*create, "-O", tmp_path / "a.json", ".").returncode == 0
+    assert run(*create, "-O", tmp_path / "b.json", "f00").returncode == 0
     [lost] = [path for path in (tmp_path / "blobs").iterdir() if path.read_text() == "15"]
     lost.rename(tmp_path / "lost")
     extract = ("archive", "extract", tmp_path / "a.json", "-C", out, *blobs)

@@ -240,6 +240,23 @@ def test_o_takes_the_options_of_every_command(opened: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "command", ["commit x", "index x", "refs merge x", "refs relocate x --from a --to b", "refs expand x",
+                "refs from-store x", "archive create x", "stage-out x"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["new.json", "../out", "a.tar", "-", "new"])
+def test_o_is_no_output(command: str, name: str) -> None:
+    result = zarrfs(*command.split(), "-o", name)
+    says = f"zarrfs: -o {name}: -o gives options, as in mount(8); name the output with -O {name}\n"
+    assert (result.exit_code, result.stderr) == (2, says)
+
+
+def test_o_is_options_in_a_command_that_writes(opened: list[Any], tmp_path: Path) -> None:
+    zarrfs("refs", "convert", "refs.json", "-", "-o", "strict,retries=3,s3.anon")
+    zarrfs("refs", "expand", "refs.json", "-o", "ro,retries=4,base=/x.json", "-O", str(tmp_path / "new.json"))
+    assert [(given.retries, given.base) for given in opened] == [(3, None), (4, "/x.json")]
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [(["-o", "retrys=1"], "unknown option 'retrys' (did you mean retries?)"),
      (["--memory-limit", "5"], "option memory_limit=5: expected a size with a unit"),

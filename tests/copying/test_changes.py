@@ -87,7 +87,7 @@ def test_the_status_tells_a_difference_when_asked(place: Path) -> None:
 
 
 def test_without_an_upper_directory(place: Path) -> None:
-    for command in (["diff", "x"], ["commit", "x", "-o", "y.zip"], ["discard"]):
+    for command in (["diff", "x"], ["commit", "x", "-O", "y.zip"], ["discard"]):
         result = CliRunner().invoke(main, command)
         assert result.exit_code == 2
         assert result.stderr.startswith("zarrfs: --upperdir: ")

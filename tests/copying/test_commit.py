@@ -147,7 +147,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def commit_to(new: str, *more: str, source: str = "refs.json") -> Result:
-    return CliRunner().invoke(main, ["commit", source, "--upperdir", "up", "-o", new, *more])
+    return CliRunner().invoke(main, ["commit", source, "--upperdir", "up", "-O", new, *more])
 
 
 def done(new: str, *more: str, source: str = "refs.json") -> None:
@@ -367,7 +367,7 @@ def test_what_cannot_be_read_leaves_nothing(place: Path, new: str) -> None:
     for name, path in upper.items():
         path.rename(place / "other" / name)
     before = sorted(os.listdir("."))
-    arguments = ["commit", "archive.json", "-q", "--upperdir", "other", "--format", form_of(new), "-o", new]
+    arguments = ["commit", "archive.json", "-q", "--upperdir", "other", "--format", form_of(new), "-O", new]
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith(f"zarrfs: {place}/archive.json: z: ")
@@ -401,7 +401,7 @@ def array(place: Path) -> None:
 @pytest.mark.parametrize("inline", ["1KiB", "0"])
 def test_a_set_in_parquet(place: Path, new: str, inline: str) -> None:
     array(place)
-    arguments = ["commit", "arr.parquet", "--upperdir", "up2", "-o", new, "--inline-threshold", inline]
+    arguments = ["commit", "arr.parquet", "--upperdir", "up2", "-O", new, "--inline-threshold", inline]
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.output) == (0, "")
     found = entries_of(new)
@@ -430,7 +430,7 @@ def test_a_zip_file_as_the_source(place: Path) -> None:
     (place / "up2").mkdir()
     changed(place / "up2", place / "first.zip")
     (place / "up2/.wh.sparse").touch()
-    arguments = ["commit", "first.zip", "--upperdir", "up2", "-o", "second.json"]
+    arguments = ["commit", "first.zip", "--upperdir", "up2", "-O", "second.json"]
     assert CliRunner().invoke(main, arguments).output == ""
     assert entries_of("second.json")["large"] == [f"zip://large::{place}/first.zip", 0, 2_000_000]
     assert trio.run(read, place / "second.json", "large") == b"0123456789" * 200_000
@@ -438,7 +438,7 @@ def test_a_zip_file_as_the_source(place: Path) -> None:
 
 def test_a_store_that_is_its_own_upper_has_no_difference(place: Path) -> None:
     done("new.zarr")
-    for command in (["commit", "-o", "other.zip"], ["diff"]):
+    for command in (["commit", "-O", "other.zip"], ["diff"]):
         result = CliRunner().invoke(main, [*command, "new.zarr", "--upperdir", "new.zarr"])
         assert result.exit_code == 2
         assert "is the source itself" in result.stderr

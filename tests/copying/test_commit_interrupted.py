@@ -38,7 +38,7 @@ def source(place: Path, url: str) -> list[str]:
     record = {"zarrfs_upper": 1, "source": str(place / "refs.json"), "fingerprint": digest}
     (place / "upper" / RECORD).write_text(json.dumps(record))
     (place / "upper/first").write_bytes(b"1" * 10_000)
-    return ["commit", str(place / "refs.json"), "--upperdir", str(place / "upper"), "-o"]
+    return ["commit", str(place / "refs.json"), "--upperdir", str(place / "upper"), "-O"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -78,7 +78,7 @@ def test_flux_extracts_an_archive_of_ours(tree: Path, inline: bool) -> None:
     (tree.parent / "blobs").mkdir()
     where = "--inline" if inline else "--blobs blobs"
     script = f"""
-        zarrfs archive create -C tree -o ours.json {where} .
+        zarrfs archive create -C tree -O ours.json {where} .
         for blob in blobs/*; do
             [ ! -f "$blob" ] || [ "$(flux content store <"$blob")" = "${{blob##*/}}" ]
         done
@@ -92,7 +92,7 @@ def test_flux_extracts_an_archive_of_ours(tree: Path, inline: bool) -> None:
 
 def test_flux_restores_a_tar_of_ours(tree: Path) -> None:
     script = """
-        zarrfs archive create -C tree -o ours.tar --name ours .
+        zarrfs archive create -C tree -O ours.tar --name ours .
         flux restore --quiet --key=restored ours.tar
         flux kvs copy restored.archive.ours archive.ours
         mkdir out mnt

@@ -34,18 +34,18 @@ METADATA: dict[str, Any] = {
 }  # fmt: skip
 # Made by the program itself, in this order
 MADE = """
-archive create -C /data -o job.json --blobs /srv/blobs input config.toml
-archive create -C /data -o inline.json --inline input config.toml
-archive create -C /data -o old.json --blobs /srv/blobs input
-archive create -C tree -o archive.json --inline .
-archive create -C /data -o job.tar input config.toml
+archive create -C /data -O job.json --blobs /srv/blobs input config.toml
+archive create -C /data -O inline.json --inline input config.toml
+archive create -C /data -O old.json --blobs /srv/blobs input
+archive create -C tree -O archive.json --inline .
+archive create -C /data -O job.tar input config.toml
 archive extract inline.json -C /scratch/job
 refs convert combined.json combined.parq
 refs convert b.json b.parq
 refs convert air.json air.parq
 refs convert moving.json set.parq
 refs convert remote.json /run/www/combined.parq
-index refs.json -o refs.index
+index refs.json -O refs.index
 """
 # and what takes processes of their own
 COPIED = """

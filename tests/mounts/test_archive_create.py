@@ -52,7 +52,7 @@ def compare(place: Path, model: Model, more: list[Any]) -> None:
     blobs.mkdir()
     write(tree, model)
     where = [] if "--inline" in more else ["--blobs", blobs]
-    done = run("archive", "create", "-C", tree, ".", "-o", document, *where, *more)
+    done = run("archive", "create", "-C", tree, ".", "-O", document, *where, *more)
     assert (done.returncode, done.stderr) == (0, "")
     with mounted(document, place / "mnt", f"blobs={blobs}") as mountpoint:
         expected = {

@@ -143,7 +143,7 @@ def test_stores_and_other_commands(places: Places, nginx: Nginx, references: Pat
 
 def test_an_index_that_is_asked_for_is_written(places: Places, references: Path, tmp_path: Path) -> None:
     source = references / "combined_v1.json"
-    done = run("index", "--option", "cache=none", "-o", tmp_path / "made.index", source)
+    done = run("index", "--option", "cache=none", "-O", tmp_path / "made.index", source)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/made.index\n")
     done = run("index", "--option", "cache=none", source)
     assert done.returncode == 1

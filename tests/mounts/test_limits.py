@@ -52,7 +52,7 @@ def test_10000_open_files(kind: str, nginx: Nginx, many_descriptors: None, tmp_p
         (tmp_path / "tree/file").write_bytes(bytes(5000))
         for number in range(1, 100):
             os.link(tmp_path / "tree/file", tmp_path / f"tree/{number}")
-        made = run("archive", "create", "-C", tmp_path / "tree", "-o", tmp_path / "a.json", "--blobs",
+        made = run("archive", "create", "-C", tmp_path / "tree", "-O", tmp_path / "a.json", "--blobs",
                    tmp_path / "blobs", ".")  # fmt: skip
         assert made.returncode == 0, made.stderr
         source, keys, options = tmp_path / "a.json", ["file", *map(str, range(1, 100))], f"blobs={tmp_path}/blobs"

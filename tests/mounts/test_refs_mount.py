@@ -19,7 +19,7 @@ def test_a_store_by_its_references(form: str, tmp_path: Path) -> None:
     group = zarr.open_group(str(store), mode="w", zarr_format=2)
     group.create_array("x/y", data=np.arange(1000).reshape(20, 50), chunks=(7, 9))
     written = tmp_path / f"set.{form}"
-    done = run("refs", "from-store", store, "-o", written)
+    done = run("refs", "from-store", store, "-O", written)
     assert (done.returncode, done.stderr) == (0, "")
     with mounted(written, tmp_path / "mnt") as mountpoint:
         found = zarr.open_group(str(mountpoint), mode="r", zarr_format=2)["x/y"][:]

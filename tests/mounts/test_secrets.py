@@ -210,7 +210,7 @@ COMMANDS = [
     "info SOURCE", "info --json SOURCE s403", "check --json SOURCE", "cat SOURCE s401 closed bucket",
     "refs validate SOURCE", "refs stats --json SOURCE", "cache ls --json", "config SOURCE",
     "stage --copy --keep-going --report REPORT SOURCE COPY", "stage --mount --report REPORT SOURCE STAGED",
-    "index -o INDEX SOURCE", "run SOURCE -- true", "archive verify --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
+    "index -O INDEX SOURCE", "run SOURCE -- true", "archive verify --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
     "stage-out --upperdir UPPER --to http://USER@SERVER/401?sig=SIG", "warm SOURCE REPORT",
     *(f"ls http://USER@SERVER/{path}?sig=SIG" for path in ("401", "500", "away-403")),
     "ls http://USER@CLOSED/x?sig=SIG", "ls http://USER@host.invalid/x?sig=SIG", "ls http://USER@[SERVER/x?sig=SIG",

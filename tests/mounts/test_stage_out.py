@@ -54,22 +54,22 @@ def values(path: Path) -> dict[str, bytes]:
 def test_an_archive_holds_what_was_written(node: Node) -> None:
     dest, blobs, archive = job(node), node.path / "blobs", node.path / "result.json"
     blobs.mkdir()
-    done = run("stage-out", dest, "-o", archive, "--blobs", blobs)
+    done = run("stage-out", dest, "-O", archive, "--blobs", blobs)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [f"zarrfs: deleted: {key}" for key in DELETED]
     with mounted(archive, node.path / "mnt", f"blobs={blobs}") as root:
         assert values(root) == WRITTEN
-    assert "is there already" in one_line(run("stage-out", dest, "-o", archive, "--blobs", blobs).stderr)
+    assert "is there already" in one_line(run("stage-out", dest, "-O", archive, "--blobs", blobs).stderr)
     assert run("unstage", dest).returncode == 0
-    assert kept("--upperdir", node.path / "upper", "-o", archive, "--inline", "--force")["deleted"] == DELETED
+    assert kept("--upperdir", node.path / "upper", "-O", archive, "--inline", "--force")["deleted"] == DELETED
     with mounted(archive, node.path / "mnt") as root:
         assert values(root) == WRITTEN
 
 
 def test_an_archive_and_its_blobs_in_one_file(node: Node) -> None:
     dest, archive = job(node), node.path / "result.tar"
-    assert "a tar has the blobs in it" in one_line(run("stage-out", dest, "-o", archive, "--blobs", node.path).stderr)
-    assert kept(dest, "-o", archive)["deleted"] == DELETED
+    assert "a tar has the blobs in it" in one_line(run("stage-out", dest, "-O", archive, "--blobs", node.path).stderr)
+    assert kept(dest, "-O", archive)["deleted"] == DELETED
     with mounted(archive, node.path / "mnt") as root:
         assert values(root) == WRITTEN
 
@@ -81,7 +81,7 @@ def test_all_that_the_mount_shows(node: Node) -> None:
     assert {"gzip/.zarray", "blosc/.zarray"}.isdisjoint(values(out))
     assert values(out).items() >= WRITTEN.items()
     archive = node.path / "all.json"
-    kept(dest, "--merged", "--inline", "-o", archive)
+    kept(dest, "--merged", "--inline", "-O", archive)
     with mounted(archive, node.path / "mnt") as root:
         assert values(root) == values(dest)
 
@@ -122,13 +122,13 @@ def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
 def test_what_makes_no_sense(node: Node) -> None:
     dest = job(node)
     for said, words in {
-        "say where to": [dest], "say what": ["--to", node.path / "x"], "only one": [dest, "--to", "x", "-o", "x.json"],
+        "say where to": [dest], "say what": ["--to", node.path / "x"], "only one": [dest, "--to", "x", "-O", "x.json"],
         "nothing is staged there": [node.path / "other", "--to", node.path / "x"],
         "cannot be written to": [dest, "--to", "https://example.org/x"], "unknown": [dest, "--to", "nosuch://x/y"],
-        "is to be archived": [dest, "-o", node.path / "upper/x.json", "--inline"],
-        "work, which is to be archived": [dest, "-o", dest / "x.json", "--inline"],
+        "is to be archived": [dest, "-O", node.path / "upper/x.json", "--inline"],
+        "work, which is to be archived": [dest, "-O", dest / "x.json", "--inline"],
         "is to be copied": [dest, "--to", dest / "in"], "upper, which is": [dest, "--to", node.path / "upper/in"],
-        "--blobs": [dest, "-o", node.path / "x.json"],
+        "--blobs": [dest, "-O", node.path / "x.json"],
     }.items():
         done = run("stage-out", *words, "-q")
         assert done.returncode == (1 if said.startswith("nothing") else 2)
@@ -246,6 +246,6 @@ def test_holes_stay_holes_and_the_directory_of_blobs_is_made(node: Node) -> None
     assert done.returncode == 0, done.stderr
     status = (node.path / "out/holes").stat()
     assert (status.st_size, status.st_blocks < 1000) == (1 << 30, True)
-    done = run("stage-out", "--upperdir", upper, "-o", node.path / "a.json", "--blobs", node.path / "blobs")
+    done = run("stage-out", "--upperdir", upper, "-O", node.path / "a.json", "--blobs", node.path / "blobs")
     assert done.returncode == 0, done.stderr
     assert len(os.listdir(node.path / "blobs")) == 1

@@ -19,6 +19,6 @@ def test_the_transcript(node: Node) -> None:
     group = zarr.open_group(str(data / "data.zarr"), mode="w", zarr_format=2)
     group.create_array("air", shape=(4, 1000), chunks=(1, 1000), dtype="f4", compressors=None)[:] = np.ones((4, 1000))
     (data / "data.zarr/air/.zattrs").write_text('{"units": "C"}\n')
-    main(["refs", "from-store", f"{data}/data.zarr", "-o", f"{data}/refs.json"], standalone_mode=False)
+    main(["refs", "from-store", f"{data}/data.zarr", "-O", f"{data}/refs.json"], standalone_mode=False)
     check_transcript(data, PAGE, least=16)
     assert node.clean()

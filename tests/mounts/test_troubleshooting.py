@@ -101,7 +101,7 @@ SCRIPTS = {
     "a mount with an upper directory is not refreshed: …": "m -o upperdir=empty refs.json mnt; zarrfs refresh mnt",
     "option …: cannot change while mounted: unmount, and mount again":
         "m refs.json mnt; zarrfs refresh --set view=v3 mnt",
-    "…: is there already; --force replaces it": "zarrfs commit --upperdir empty -o refs.json http.json",
+    "…: is there already; --force replaces it": "zarrfs commit --upperdir empty -O refs.json http.json",
 }  # fmt: skip
 # As a user of a machine: what root does to it, before and after
 FUSERMOUNT = shutil.which("fusermount3") or "/usr/bin/fusermount3"

@@ -256,8 +256,8 @@ def test_writing_archiving_and_caching(machine: Machine) -> None:
     assert ann(machine, "sh", "-c", script) == (0, "", "")
     assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
     assert ann(machine, "sh", "-c", "stat -c %U up/.zattrs; cat up/dir/new")[1] == "ann\nnew\n"
-    assert ann(machine, "zarrfs", "commit", "--upperdir", "up", "-o", "committed.json", SOURCE)[0] == 0
-    assert ann(machine, "zarrfs", "archive", "create", "-C", "up", "-o", "a.json", "--blobs", "blobs", ".")[0] == 0
+    assert ann(machine, "zarrfs", "commit", "--upperdir", "up", "-O", "committed.json", SOURCE)[0] == 0
+    assert ann(machine, "zarrfs", "archive", "create", "-C", "up", "-O", "a.json", "--blobs", "blobs", ".")[0] == 0
     assert ann(machine, "zarrfs", "archive", "extract", "a.json", "-C", "work", "--blobs", "blobs")[0] == 0
     assert ann(machine, "cat", "work/dir/new")[1] == "new\n"
     assert mount(machine, "-o", "cache_dir=cache") == (0, "")

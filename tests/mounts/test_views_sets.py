@@ -91,7 +91,7 @@ def test_xarray_reads_a_kerchunk_set_as_the_file_itself(
 
 def test_a_view_of_a_set_as_a_set(kerchunk_set: tuple[Path, xr.Dataset], tmp_path: Path) -> None:
     path, held = kerchunk_set
-    done("from-store", "--option", "type=references", "--view", "v3", path, "-o", tmp_path / "v3.json")
+    done("from-store", "--option", "type=references", "--view", "v3", path, "-O", tmp_path / "v3.json")
     fs = fsspec.filesystem("reference", fo=str(tmp_path / "v3.json"), remote_protocol="file", asynchronous=False)
     with xr.open_zarr(fs.get_mapper(""), consolidated=False, chunks=None, zarr_format=3) as seen:
         xr.testing.assert_identical(seen.load(), held)
@@ -100,7 +100,7 @@ def test_a_view_of_a_set_as_a_set(kerchunk_set: tuple[Path, xr.Dataset], tmp_pat
 @pytest.mark.parametrize("view", ["v2", "v3"])
 @pytest.mark.parametrize("sample", SOME, ids=lambda sample: sample.label)
 def test_a_set_of_a_view_needs_no_mount(tmp_path: Path, sample: Sample, view: str) -> None:
-    done("from-store", "--view", view, sample.store, "-o", tmp_path / "set.json")
+    done("from-store", "--view", view, sample.store, "-O", tmp_path / "set.json")
     found = entries(tmp_path / "set.json")
     chunks = [value for value in found.values() if isinstance(value, list)]
     assert chunks
@@ -113,12 +113,12 @@ def test_a_set_of_a_view_needs_no_mount(tmp_path: Path, sample: Sample, view: st
 
 
 def test_what_a_version_cannot_have_is_told(tmp_path: Path) -> None:
-    found = refs("from-store", "--view", "v2", ROOT / "v3_hier", "-o", tmp_path / "set.json")
+    found = refs("from-store", "--view", "v2", ROOT / "v3_hier", "-O", tmp_path / "set.json")
     assert found.exit_code == 0
     assert "shard: left out of view=v2: chunks in shards" in found.stderr
     assert not any(key.startswith("shard/") for key in entries(tmp_path / "set.json"))
-    found = refs("from-store", "--strict", "--view", "v2", ROOT / "v3_hier", "-o", tmp_path / "other.json")
+    found = refs("from-store", "--strict", "--view", "v2", ROOT / "v3_hier", "-O", tmp_path / "other.json")
     assert found.exit_code == 1
     assert "shard" in found.stderr
     assert not (tmp_path / "other.json").exists()
-    assert run("refs", "from-store", "--view", "arrays", ROOT / "v3_hier", "-o", tmp_path / "x.json").returncode == 2
+    assert run("refs", "from-store", "--view", "arrays", ROOT / "v3_hier", "-O", tmp_path / "x.json").returncode == 2

@@ -16,5 +16,5 @@ def test_the_transcript(tmp_path: Path) -> None:
     array = group.create_array("air", shape=(4, 1000), chunks=(1, 1000), dtype="f4", compressors=None, fill_value=0)
     array[:] = np.arange(4000).reshape(4, 1000)
     array.attrs["units"] = "C"
-    main(["refs", "from-store", f"{tmp_path}/data.zarr", "-o", f"{tmp_path}/refs.json"], standalone_mode=False)
+    main(["refs", "from-store", f"{tmp_path}/data.zarr", "-O", f"{tmp_path}/refs.json"], standalone_mode=False)
     check_transcript(tmp_path, DOCS / "writes.md", least=9)

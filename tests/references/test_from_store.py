@@ -49,7 +49,7 @@ def shown(path: Path | str, *options: str) -> dict[str, bytes]:
 
 
 def test_the_set_shows_the_same_tree(tree: Path, tmp_path: Path) -> None:
-    done("from-store", tree, "-o", tmp_path / "set.json")
+    done("from-store", tree, "-O", tmp_path / "set.json")
     found = entries(tmp_path / "set.json")
     for key, data in files(tree).items():
         inline = not data or Path(key).name in METADATA
@@ -63,9 +63,9 @@ def test_the_set_shows_the_same_tree(tree: Path, tmp_path: Path) -> None:
 def test_relative_urls_move_with_the_tree(tree: Path, tmp_path: Path) -> None:
     expected = files(tree)
     (tmp_path / "sets").mkdir()
-    done("from-store", tree, "--relative", "-o", tmp_path / "sets" / "set.json")
+    done("from-store", tree, "--relative", "-O", tmp_path / "sets" / "set.json")
     assert entries(tmp_path / "sets" / "set.json")["notes/hh::i"] == [f"../{tree.name}/notes/hh::i", 0, 5000]
-    done("from-store", tree, "--relative", "-o", tree / "notes" / "set.json")
+    done("from-store", tree, "--relative", "-O", tree / "notes" / "set.json")
     assert entries(tree / "notes" / "set.json")["notes/hh::i"] == ["./hh::i", 0, 5000]
     (tree / "notes" / "set.json").unlink()
     (tmp_path / "moved").mkdir()
@@ -75,7 +75,7 @@ def test_relative_urls_move_with_the_tree(tree: Path, tmp_path: Path) -> None:
 
 
 def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
-    done("from-store", tree, "--inline", "50B", "-o", tmp_path / "set.json")
+    done("from-store", tree, "--inline", "50B", "-O", tmp_path / "set.json")
     found = entries(tmp_path / "set.json")
     assert found["notes/a b%20c"] == b"1" * 50
     assert found["notes/hh::i"] == [f"{tree}/notes/hh::i", 0, 5000]
@@ -86,13 +86,13 @@ def test_a_store_on_a_web_server(nginx: Nginx, tree: Path, tmp_path: Path) -> No
     place = nginx.listing.root / "from" / "störe.zarr"
     shutil.copytree(tree, place)
     url = f"{nginx.listing.url}/from/st%C3%B6re.zarr"
-    done("from-store", url, "-o", tmp_path / "set.json")
+    done("from-store", url, "-O", tmp_path / "set.json")
     assert entries(tmp_path / "set.json")["x/y/0"][0] == f"{url}/x/y/0"
     assert shown(tmp_path / "set.json") == files(tree)
     unlisted = refs("from-store", f"{nginx.plain.url}/from/st%C3%B6re.zarr")
     assert unlisted.exit_code == 1
     assert "no listings" in unlisted.stderr
-    assert refs("from-store", url, "--relative", "-o", tmp_path / "x.json").exit_code == 2
+    assert refs("from-store", url, "--relative", "-O", tmp_path / "x.json").exit_code == 2
 
 
 def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Path) -> None:
@@ -100,16 +100,16 @@ def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Pat
         s3.client.put_object(Bucket=s3.bucket, Key=f"from.zarr/{key}", Body=data)
     options = [f"--option=s3.{name}={value}" for name, value in s3.options.items()]
     url = f"s3://{s3.bucket}/from.zarr"
-    result = run("refs", "from-store", url, "-o", tmp_path / "s3.json", *options)
+    result = run("refs", "from-store", url, "-O", tmp_path / "s3.json", *options)
     assert (result.returncode, 'hh::i: a name with "::"' in result.stderr) == (1, True)
     s3.client.delete_object(Bucket=s3.bucket, Key="from.zarr/notes/hh::i")
     (tree / "notes" / "hh::i").unlink()
-    assert run("refs", "from-store", url, "-o", tmp_path / "s3.json", *options).returncode == 0
+    assert run("refs", "from-store", url, "-O", tmp_path / "s3.json", *options).returncode == 0
     assert shown(tmp_path / "s3.json", *options) == files(tree)
     with zipfile.ZipFile(tmp_path / "store.zip", "w") as archive:
         for key, data in files(tree).items():
             archive.writestr(key, data)
-    done("from-store", f"zip://::file://{tmp_path}/store.zip", "-o", tmp_path / "zip.json")
+    done("from-store", f"zip://::file://{tmp_path}/store.zip", "-O", tmp_path / "zip.json")
     assert shown(tmp_path / "zip.json") == files(tree)
 
 
@@ -124,7 +124,7 @@ def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Pat
 def test_files_that_no_set_can_hold(make: object, entry: str, rule: str, tree: Path, tmp_path: Path) -> None:
     assert callable(make)
     make(tree)
-    result = refs("from-store", tree, "-o", tmp_path / "set.json")
+    result = refs("from-store", tree, "-O", tmp_path / "set.json")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"zarrfs: {tree}: {entry}")
     assert rule in result.stderr
@@ -171,7 +171,7 @@ def test_the_output_is_not_part_of_the_tree(name: str, tmp_path: Path) -> None:
         if name == "stdout":
             subprocess.run(["sh", "-c", '"$0" "$@" > sub/stdout', PROGRAM, *command], cwd=tree, check=True)
         else:
-            result = run(*command, "--force", "-o", name, cwd=tree)
+            result = run(*command, "--force", "-O", name, cwd=tree)
             assert result.returncode == 0, result.stderr
         found = entries(tree / ("sub/stdout" if name == "stdout" else name))
         found.pop(".zmetadata", None)
@@ -181,7 +181,7 @@ def test_the_output_is_not_part_of_the_tree(name: str, tmp_path: Path) -> None:
 def test_the_tree_itself_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{".zgroup": "{}"}')
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
-    result = refs("from-store", tmp_path / "set.parq", "--force", "-o", tmp_path / "set.parq")
+    result = refs("from-store", tmp_path / "set.parq", "--force", "-O", tmp_path / "set.parq")
     assert result.exit_code == 2
     assert "is also the output" in result.stderr
     assert os.listdir(tmp_path / "set.parq") == [".zmetadata"]
@@ -191,7 +191,7 @@ def test_the_tree_itself_is_not_replaced(tmp_path: Path) -> None:
 def test_a_path_that_is_not_utf8(output: str, tmp_path: Path) -> None:
     place = tmp_path / os.fsdecode(b"d\xff")
     zarr.create_array(str(place / "x"), data=np.arange(9), chunks=(3,), zarr_format=2)
-    command = [PROGRAM, "refs", "from-store", place, "-o", output.format(tmp_path)]
+    command = [PROGRAM, "refs", "from-store", place, "-O", output.format(tmp_path)]
     result = subprocess.run(command, capture_output=True)
     assert result.returncode == 1
     assert result.stderr.count(b"\n") == 1
@@ -202,12 +202,12 @@ def test_a_path_that_is_not_utf8(output: str, tmp_path: Path) -> None:
 def test_relative_urls_in_a_directory_that_is_not_utf8(tmp_path: Path) -> None:
     place = tmp_path / os.fsdecode(b"d\xff")
     zarr.create_array(str(place / "x"), data=np.arange(9), chunks=(3,), zarr_format=2)
-    subprocess.run([PROGRAM, "refs", "from-store", ".", "--relative", "-o", "set.json"], cwd=place, check=True)
+    subprocess.run([PROGRAM, "refs", "from-store", ".", "--relative", "-O", "set.json"], cwd=place, check=True)
     assert entries(place / "set.json")["x/0"][0] == "x/0"
     elsewhere = subprocess.run([PROGRAM, "refs", "convert", "set.json", "-"], cwd=place, capture_output=True)
     assert elsewhere.returncode == 1
     assert b"its path is not UTF-8, which a URL cannot hold" in elsewhere.stderr
-    for command in ["refs", "convert", "set.json", "new.index"], ["index", "set.json", "-o", "new.index"]:
+    for command in ["refs", "convert", "set.json", "new.index"], ["index", "set.json", "-O", "new.index"]:
         result = subprocess.run([PROGRAM, *command], cwd=place, capture_output=True)
         assert result.returncode == 1
         assert b"not UTF-8" in result.stderr

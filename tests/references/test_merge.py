@@ -57,7 +57,7 @@ def test_merge_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
             if which == "last" or whole not in expected:
                 expected[whole] = value
     (tmp_path / "out").mkdir(exist_ok=True)
-    result = refs("merge", *given_, "-o", tmp_path / "out" / "m.json", "--duplicates", which, "--force", "--no-group")
+    result = refs("merge", *given_, "-O", tmp_path / "out" / "m.json", "--duplicates", which, "--force", "--no-group")
     both = any(other.startswith(f"{key}/") for key in expected for other in expected)
     if both or (twice and which == "error"):
         assert result.exit_code == 1
@@ -84,18 +84,18 @@ def test_prefixes(text: str, expected: tuple[str, str]) -> None:
 
 def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:
     one, two = made(tmp_path / "1.json", {"x/a": "1"}), made(tmp_path / "2.json", {"a": "2"})
-    assert wrong("merge", one, f"x={two}", "-o", tmp_path / "m.json") == (
+    assert wrong("merge", one, f"x={two}", "-O", tmp_path / "m.json") == (
         f"{two}: x/a: is in {one}, too (see --duplicates)"
     )
     other = made(tmp_path / "3.json", {"x": "3"})
-    assert wrong("merge", other, one, "-o", tmp_path / "m.json") == f"{one}: x/a: x is a file in {other}"
+    assert wrong("merge", other, one, "-O", tmp_path / "m.json") == f"{one}: x/a: x is a file in {other}"
     assert not (tmp_path / "m.json").exists()
 
 
 @pytest.mark.parametrize(("which", "expected"), [("first", b"1"), ("last", b"3")])
 def test_the_chosen_duplicate_wins(which: str, expected: bytes, tmp_path: Path) -> None:
     sets = [made(tmp_path / f"{n}.json", {"a": str(n), f"b{n}": ""}) for n in (1, 2, 3)]
-    done("merge", *sets, "--duplicates", which, "-o", tmp_path / "m.json")
+    done("merge", *sets, "--duplicates", which, "-O", tmp_path / "m.json")
     assert entries(tmp_path / "m.json") == {"a": expected, "b1": b"", "b2": b"", "b3": b""}
 
 
@@ -107,7 +107,7 @@ def test_groups_are_made_only_for_zarr_v2(tmp_path: Path) -> None:
     below = made(tmp_path / "below.json", {"x/.zarray": "{}"})
 
     def merged(*arguments: object) -> list[str]:
-        done("merge", *arguments, "-o", tmp_path / "m.json", "--force")
+        done("merge", *arguments, "-O", tmp_path / "m.json", "--force")
         found = entries(tmp_path / "m.json")
         return [key for key, value in found.items() if value == GROUP]
 
@@ -142,7 +142,7 @@ def test_relocate_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
     }
     (tmp_path / "set.json").write_text(written(document))
     rules = [word for old, new in pairs.items() for word in ("--from", old, "--to", new)]
-    done("relocate", tmp_path / "set.json", *rules, "-o", tmp_path / "out.json", "--force", "--allow-unused")
+    done("relocate", tmp_path / "set.json", *rules, "-O", tmp_path / "out.json", "--force", "--allow-unused")
     assert entries(tmp_path / "out.json") == expected
 
 
@@ -164,7 +164,7 @@ def test_rules_match_relative_urls_as_written_then_resolved(some: Path, tmp_path
     rules = ["--from", "s3://b/", "--to", "/m/", "--from", f"{tmp_path}/", "--to", "http://h/"]
     assert json.loads(done("relocate", some, *rules).stdout)["refs"]["c"] == ["http://h/data/x"]
     rules += ["--from", "data/", "--to", "D/"]
-    assert "no target begins so" in wrong("relocate", some, *rules, "-o", tmp_path / "o.json", status=2)
+    assert "no target begins so" in wrong("relocate", some, *rules, "-O", tmp_path / "o.json", status=2)
     assert not (tmp_path / "o.json").exists()
     out = done("relocate", some, *rules, "--allow-unused").stdout
     assert json.loads(out)["refs"]["c"] == ["D/x"]

@@ -101,7 +101,7 @@ def test_fsspec_reads_the_same_bytes(data: st.DataObject, tmp_path: Path, urls: 
     done("convert", tmp_path / "set.json", tmp_path / "out.json", "--force")
     assert as_fsspec_reads(tmp_path / "out.json") == meant(document)
     assert as_fsspec_reads(tmp_path / "out.json", simple_templates=False) == meant(document)
-    done("expand", tmp_path / "set.json", "-o", tmp_path / "v0.json", "--force")
+    done("expand", tmp_path / "set.json", "-O", tmp_path / "v0.json", "--force")
     assert as_fsspec_reads(tmp_path / "v0.json") == meant(document)
 
 
@@ -136,7 +136,7 @@ def test_expand_renders_templates_and_gen(tmp_path: Path) -> None:
 
 def test_expand_refuses_a_set_that_reads_as_version_1(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"version": 1, "refs": {"version": "x", "a": "b"}}')
-    result = refs("expand", tmp_path / "set.json", "-o", tmp_path / "out.json")
+    result = refs("expand", tmp_path / "set.json", "-O", tmp_path / "out.json")
     assert result.exit_code == 1
     assert result.stderr.startswith("zarrfs: version: ")
     assert "zarrfs refs convert" in result.stderr
@@ -329,7 +329,7 @@ def test_relative_urls_of_parquet(relative: Path, tmp_path: Path) -> None:
     done("convert", relative, relative.parent / "set.parq")
     assert cat(relative.parent / "set.parq", "x/0", "x/1") == TARGET[1:3] + TARGET
     rules = ["--from", f"{relative.parent}/", "--to", "../"]
-    done("relocate", relative.parent / "set.parq", *rules, "-o", tmp_path / "there" / "r.parq")
+    done("relocate", relative.parent / "set.parq", *rules, "-O", tmp_path / "there" / "r.parq")
     (tmp_path / "there" / "data").write_bytes(TARGET[::-1])
     assert cat(tmp_path / "there" / "r.parq", "x/0") == TARGET[::-1][1:3]
     done("convert", tmp_path / "there" / "r.parq", tmp_path / "there" / "r.json")
@@ -359,7 +359,7 @@ def test_merge_sorts_the_chunks_of_parquet(tmp_path: Path) -> None:
     document = {"x/.zarray": '{"shape":[12],"chunks":[1]}'} | {f"x/{n}": [f"/t{n}", n, 1] for n in range(12)}
     (tmp_path / "set.json").write_text(json.dumps(document))
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
-    done("merge", f"a={tmp_path}/set.parq", f"b={tmp_path}/set.json", "--no-group", "-o", tmp_path / "m.json")
+    done("merge", f"a={tmp_path}/set.parq", f"b={tmp_path}/set.json", "--no-group", "-O", tmp_path / "m.json")
     found = entries(tmp_path / "m.json")
     assert found.pop("a/.zmetadata")
     for prefix in "ab":

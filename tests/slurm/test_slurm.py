@@ -124,7 +124,7 @@ def test_a_file_sent_with_sbcast_is_mounted_by_the_task_prolog_once_a_node(slurm
     if ending == "tar":
         made = slurm.base / "sent.tar"
         for words in ("extract", source, "-o", options, "-C", slurm.base / "sent"), (
-            "create", "-C", slurm.base / "sent", "-o", made, "."
+            "create", "-C", slurm.base / "sent", "-O", made, "."
         ):  # fmt: skip
             assert run("archive", *words).returncode == 0
         made.chmod(0o644)

@@ -104,7 +104,7 @@ class World:
             file.seek(MIB)
             file.write(data)
         values["sparse"] = memoryview((tree / "sparse").read_bytes())
-        _program("archive", "create", "-C", tree, "-o", self.directory / "archive.json", "--blobs",
+        _program("archive", "create", "-C", tree, "-O", self.directory / "archive.json", "--blobs",
                  self.directory / "blobs", ".")  # fmt: skip
         return str(self.directory / "archive.json"), values
 

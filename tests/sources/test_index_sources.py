@@ -62,7 +62,7 @@ def content(source: object, **options: object) -> dict[str, bytes]:
 def test_an_index_is_a_source(tmp_path: Path) -> None:
     document = a_set(tmp_path / "refs.json")
     expected = content(document, index_dir=str(tmp_path / "kept"))
-    done = run("index", document, "-o", tmp_path / "refs.index", "--index-dir", tmp_path / "kept")
+    done = run("index", document, "-O", tmp_path / "refs.index", "--index-dir", tmp_path / "kept")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/refs.index\n"), done.stderr
     elsewhere = tmp_path / "else" / "where"
     elsewhere.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_an_index_is_a_source(tmp_path: Path) -> None:
 
 def test_an_index_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
     a_set(nginx.plain.root / "far.json", 20)
-    done = run("index", f"{nginx.plain.url}/far.json", "-o", nginx.plain.root / "far.index")
+    done = run("index", f"{nginx.plain.url}/far.json", "-O", nginx.plain.root / "far.index")
     assert done.returncode == 0, done.stderr
     (nginx.plain.root / "sub").mkdir()
     shutil.copy(nginx.plain.root / "far.index", nginx.plain.root / "sub" / "far")
@@ -90,7 +90,7 @@ def test_an_index_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
 def test_a_copied_index_from_the_network_keeps_its_limits(nginx: Nginx, tmp_path: Path) -> None:
     """A local copy of its index does not widen what a set from the network may reach."""
     (nginx.plain.root / "reach.json").write_text(json.dumps({"version": 1, "refs": {"k": [f"file://{__file__}"]}}))
-    run("index", f"{nginx.plain.url}/reach.json", "-o", tmp_path / "reach.index")
+    run("index", f"{nginx.plain.url}/reach.json", "-O", tmp_path / "reach.index")
     done = run("cat", tmp_path / "reach.index", "k")
     assert done.returncode == 1
     assert "allow" in done.stderr
@@ -104,7 +104,7 @@ def test_what_an_index_from_the_network_says_of_its_base(base: str, nginx: Nginx
     (nginx.plain.root / "evil.json").write_text(json.dumps({"version": 1, "refs": {"k": ["secret", 0, 6]}}))
     index = nginx.plain.root / "evil.index"
     index.unlink(missing_ok=True)
-    assert run("index", f"{nginx.plain.url}/evil.json", "-o", index).returncode == 0
+    assert run("index", f"{nginx.plain.url}/evil.json", "-O", index).returncode == 0
     with sqlite3.connect(index) as db:
         db.execute("UPDATE meta SET value=? WHERE name='base'", (base.format(directory=tmp_path),))
         db.execute("UPDATE meta SET value='' WHERE name='origin'")
@@ -154,7 +154,7 @@ def test_a_cached_index_with_other_bytes_on_every_page(tmp_path: Path) -> None:
 
 def test_files_that_only_look_like_an_index(tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
-    assert run("index", a_set(tmp_path / "refs.json", 5), "-o", index).returncode == 0
+    assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
     for number, statement in enumerate(
         (
             "PRAGMA user_version=99",
@@ -180,7 +180,7 @@ def test_files_that_only_look_like_an_index(tmp_path: Path) -> None:
 
 def test_an_index_whose_directory_contains_itself(tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
-    assert run("index", a_set(tmp_path / "refs.json", 5), "-o", index).returncode == 0
+    assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
     with sqlite3.connect(index) as db:
         db.execute("INSERT INTO entry SELECT 2, 'again', kind, size, mode, mtime_ns, place, 2, start, held FROM entry "
                    "WHERE name='v'")  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_disk_that_fills_up(size: str, tmp_path: Path) -> None:
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size.replace('0k', '4k', 1)}", "tmpfs", small], check=True)
     try:
-        for arguments in (["index", document, "--index-dir", small], ["index", document, "-o", small / "x.index"]):
+        for arguments in (["index", document, "--index-dir", small], ["index", document, "-O", small / "x.index"]):
             done = run(*arguments)
             assert (done.returncode, done.stdout) == (1, "")
             assert done.stderr.count("\n") == 1
@@ -326,7 +326,7 @@ def test_an_index_is_a_dict(pairs: list[tuple[str, object]]) -> None:
 def test_an_index_from_the_network_is_checked(statement: str, nginx: Nginx, tmp_path: Path) -> None:
     index = nginx.plain.root / "checked.index"
     index.unlink(missing_ok=True)
-    assert run("index", a_set(tmp_path / "refs.json", 5), "-o", index).returncode == 0
+    assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
     url, kept = f"{nginx.plain.url}/checked.index", tmp_path / "kept"
     assert run("ls", url, "-o", f"index_dir={kept}").returncode == 0
     with sqlite3.connect(index) as db:
@@ -340,7 +340,7 @@ def test_an_index_from_the_network_is_checked(statement: str, nginx: Nginx, tmp_
 
 def test_an_index_with_pages_in_a_circle(tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
-    assert run("index", a_set(tmp_path / "refs.json"), "-o", index).returncode == 0
+    assert run("index", a_set(tmp_path / "refs.json"), "-O", index).returncode == 0
     data = bytearray(index.read_bytes())
     with sqlite3.connect(index) as db:
         (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name='entry'").fetchone()

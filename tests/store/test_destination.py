@@ -40,18 +40,18 @@ def document(tmp_path: Path) -> Path:
 def test_an_index_replaces_only_an_index_and_only_when_told(document: Path, tmp_path: Path) -> None:
     before = document.read_bytes()
     for force in [], ["--force"]:
-        for command in ["index", document, "-o", document], ["refs", "convert", document, document, "--to", "index"]:
+        for command in ["index", document, "-O", document], ["refs", "convert", document, document, "--to", "index"]:
             result = run(*command, *force)
             assert (result.returncode, result.stdout) == (2, "")
             assert result.stderr == f"zarrfs: {document}: is there already, and is no index: it stays\n"
     assert document.read_bytes() == before
     index = tmp_path / "set.index"
-    assert run("index", document, "-o", index).returncode == 0
+    assert run("index", document, "-O", index).returncode == 0
     document.write_text('{"a": "b"}')
-    result = run("index", document, "-o", index)
+    result = run("index", document, "-O", index)
     assert (result.returncode, result.stderr) == (2, f"zarrfs: {index}: is there already; --force replaces it\n")
     assert set(entries(index)) == set(ARRAY)
-    assert run("index", document, "-o", index, "--force").returncode == 0
+    assert run("index", document, "-O", index, "--force").returncode == 0
     assert entries(index) == {"a": b"b"}
     assert sorted(os.listdir(tmp_path)) == ["set.index", "set.json"]
 
@@ -59,11 +59,11 @@ def test_an_index_replaces_only_an_index_and_only_when_told(document: Path, tmp_
 @pytest.mark.parametrize("spelled", ["{}", "file://{}", "local://{}"])
 def test_an_index_never_replaces_its_source(spelled: str, document: Path, tmp_path: Path) -> None:
     index, link = tmp_path / "set.index", tmp_path / "link.index"
-    assert run("index", document, "-o", index).returncode == 0
+    assert run("index", document, "-O", index).returncode == 0
     os.link(index, link)
     before = index.read_bytes()
     for output in index, link:
-        result = run("index", spelled.format(index), "-o", output, "--force")
+        result = run("index", spelled.format(index), "-O", output, "--force")
         assert (result.returncode, result.stderr) == (2, f"zarrfs: {output}: is the source itself\n")
     assert index.read_bytes() == before
     assert index.samefile(link)
@@ -71,7 +71,7 @@ def test_an_index_never_replaces_its_source(spelled: str, document: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz", "out.index", "made.index", "out.parq"])
 def test_the_umask_counts(name: str, document: Path, tmp_path: Path) -> None:
-    command = ["index", document, "-o"] if name == "made.index" else ["refs", "convert", document]
+    command = ["index", document, "-O"] if name == "made.index" else ["refs", "convert", document]
     for umask, mode in (0o077, 0o600), (0o002, 0o664):
         (tmp_path / f"{mode:o}").mkdir()
         made = tmp_path / f"{mode:o}" / name

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 FORMATS = ("references", "archive", "directory", "zip")  # as copying.commit
 EPILOG = """\b
 Examples:
-  zarrfs commit refs.json --upperdir changes -o new.json        and new.json.data, if it takes one
-  zarrfs commit refs.json --upperdir changes -o new.parquet --in-place
-  zarrfs commit archive.json --upperdir changes --blobs /srv/blobs -o new.json
-  zarrfs commit s3://bucket/refs.json --upperdir changes -o store.zarr
+  zarrfs commit refs.json --upperdir changes -O new.json        and new.json.data, if it takes one
+  zarrfs commit refs.json --upperdir changes -O new.parquet --in-place
+  zarrfs commit archive.json --upperdir changes --blobs /srv/blobs -O new.json
+  zarrfs commit s3://bucket/refs.json --upperdir changes -O store.zarr
 \b
 The name of NEW tells what it is: .json, .json.gz, .json.zst, .json.xz, .json.bz2, .parq, .parquet and .index are
 reference sets (but .json of an archive is an archive), .zip is a zip file, .zarr or a name that ends in "/" a
@@ -66,7 +66,7 @@ def commit(
     if parsed.options.upperdir is None:
         raise UsageError("--upperdir: say which directory holds the changes")
     if output is None:
-        raise UsageError("-o: say what is to be written")
+        raise UsageError("--output: name the file or directory to write")
     blobs = parsed.options.blobs[0] if parsed.options.blobs else None
 
     def warn(text: str) -> None:

@@ -69,10 +69,9 @@ def source_options(
 ) -> Callable[[Function], Function]:
     """Give a command -o (--option), the long options of `scopes` (default: all), and -v, -q, -d.
 
-    The command is called with `parsed`, an options.Parsed, inside report_errors(). `--option` takes every option
-    whatever the scopes, so that one line of options fits every command; long options win over it. `defaults` replace
-    those of the table. With `output`, a line of help, the command writes a file: -o FILE (--output) becomes its
-    parameter `output`, and options are given by --option alone. With "" only the short -o is left out.
+    The command is called with `parsed`, an options.Parsed, inside report_errors(). -o takes every option whatever the
+    scopes, so that one line of options fits every command; long options win over it. `defaults` replace those of the
+    table. With `output`, a line of help, the command writes a file: -O FILE (--output) becomes its parameter `output`.
     """
 
     from zarrfs.config import options
@@ -82,7 +81,7 @@ def source_options(
         def run(items: tuple[str, ...], **given: Any) -> Any:
             level = verbosity()
             with report_errors(debug=level == "debug"):
-                words = [part for item in items for part in options.split_commas(item)]
+                words = option_words(items, output is not None)
                 for name in options.TABLE:
                     words += _as_items(name, given.pop(_PREFIX + name, None))
                 if level:
@@ -96,13 +95,29 @@ def source_options(
         for name in reversed(options.TABLE):
             if not scopes or options.TABLE[name].metadata["scope"] in scopes or name in (*scopes, "config"):
                 decorated = _click_option(name)(decorated)
-        decorated = click.option(
-            *(("-o",) if output is None else ()), "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
-            help="Options in the manner of mount(8): every option of zarrfs, by its name.",
-        )(decorated)  # fmt: skip
-        return click.option("-o", "--output", metavar="FILE", help=output)(decorated) if output else decorated
+        decorated = option_items(decorated)
+        return click.option("-O", "--output", metavar="FILE", help=output)(decorated) if output else decorated
 
     return decorate
+
+
+option_items = click.option(
+    "-o", "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
+    help="Give options as mount(8) does, by their names: -o ro,retries=8. Takes every option of zarrfs.",
+)  # fmt: skip
+
+
+def option_words(items: Sequence[str], writes: bool) -> list[str]:
+    """Split the values of -o into single options. UsageError for what looks like a file's name.
+
+    `writes`: the command has --output, which -o was short for in earlier versions.
+    """
+    from zarrfs.config import options
+
+    for item in items:
+        if writes and options.looks_like_path(item):
+            raise UsageError(f"-o {item}: -o gives options, as in mount(8); name the output with -O {item}")
+    return [part for item in items for part in options.split_commas(item)]
 
 
 def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:

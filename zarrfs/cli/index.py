@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   zarrfs index refs.json                         into the cache directory: the next mount is immediate
-  zarrfs index s3://bucket/refs.json.zst -o refs.index
+  zarrfs index s3://bucket/refs.json.zst -O refs.index
   zarrfs mount refs.index /mnt/data              an index is itself a source
 """
 
@@ -30,7 +30,7 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
     """Compile the reference set or archive SOURCE into its index, and print where that is.
 
     Mounting does this by itself, once for each version of a document; a large one is better done ahead.
-    An index written with -o names the same targets as SOURCE, wherever it is moved.
+    An index written with --output names the same targets as SOURCE, wherever it is moved.
     """
     from zarrfs.errors import SourceError
     from zarrfs.sources import discard, plan_source

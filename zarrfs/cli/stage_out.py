@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  zarrfs stage-out work -o results.json --blobs /project/blobs
+  zarrfs stage-out work -O results.json --blobs /project/blobs
   zarrfs stage-out --upperdir changes --to s3://bucket/results --option s3.endpoint_url=http://...
   zarrfs stage-out work --merged --to /project/results
 \b
@@ -56,7 +56,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
     if (dest is None) == (upper is None):
         raise UsageError("say what: DEST, where it is staged, or --upperdir DIR")
     if (output is None) == (given["to"] is None):
-        raise UsageError("say where to: -o ARCHIVE or --to URL")
+        raise UsageError("say where to: --output ARCHIVE or --to URL")
     to = reports.place(given["report"])
     kept, began, error = stageout.StageOutReport(), time.monotonic(), None
     try:

@@ -441,6 +441,17 @@ def split_commas(text: str) -> list[str]:
     return [re.sub(r"\\([,\\])", r"\1", part) for part in parts]
 
 
+_WRITTEN = ("json", "gz", "zst", "xz", "bz2", "parq", "parquet", "index", "tar", "zip", "zarr")  # endings of outputs
+
+
+def looks_like_path(item: str) -> bool:
+    """Return whether a value of -o is no option but the name of a file that a command writes."""
+    if "=" in item or any(split in TABLE or split in KERNEL_FLAGS | IGNORED for split in item.split(",")):
+        return False
+    place = _PLACE.fullmatch(item)
+    return place is None or place[2] in _WRITTEN or "/" in item
+
+
 def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
     """Parse one list of items and nothing else: read() and combine() in one."""
     return combine([read(items, sloppy)], defaults)

@@ -48,7 +48,7 @@ def new_format(path: str, said: str | None, kind: str) -> str:
     JSON is an archive if the source is one, else a reference set. UsageError if the name implies nothing.
     """
     if path == STDOUT:
-        raise UsageError("-o -: what is committed goes to a file or directory: name one")
+        raise UsageError("--output -: standard output cannot hold what is committed; name a file or directory")
     if said is not None:
         return said
     name = path.rstrip("/")
@@ -127,7 +127,7 @@ def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
     """Raise UsageError if the output would lie in the input, or replace it."""
     upper, source = overlay.upper.path, local_path(plan.source)
     path = os.path.realpath(new.path)
-    for name, place in ("-o", path), ("--blobs", new.blobs):
+    for name, place in ("--output", path), ("--blobs", new.blobs):
         if place is None:
             continue
         for what, other in ("the upper directory", upper), ("the source", source):
@@ -135,7 +135,7 @@ def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
                 continue
             if _within(os.path.realpath(place), other):
                 raise UsageError(f"{name} {place}: is {what} {other}, or lies inside it")
-            if name == "-o" and _within(os.path.realpath(other), path):
+            if name == "--output" and _within(os.path.realpath(other), path):
                 raise UsageError(f"{name} {place}: {what} {other} lies inside it")
 
 

@@ -94,7 +94,7 @@ def archive(
     begun: Callable[[], None],
 ) -> None:  # fmt: skip
     """Write a tree as the archive `output`, which appears whole. `begun` and errors are those of create()."""
-    for name, path in (("-o", output), ("--blobs", options.blobs)):
+    for name, path in (("--output", output), ("--blobs", options.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
             raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
     form = archive_form(output, dumps=True)

@@ -18,7 +18,7 @@ COMMANDS = {
 
 EPILOG = """\b
 Examples:
-  zarrfs archive create -C /data -o job.json --blobs /srv/blobs input config.toml
+  zarrfs archive create -C /data -O job.json --blobs /srv/blobs input config.toml
   zarrfs archive extract job.json -C /scratch --blobs /srv/blobs
   zarrfs archive verify job.json --blobs /srv/blobs
 \b

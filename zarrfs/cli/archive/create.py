@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli import common
+from zarrfs.config import options
 from zarrfs.config import values as optionvalues
 from zarrfs.errors import SourceError, UsageError
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  zarrfs archive create -C /data -o job.json --blobs /srv/blobs input config.toml
-  zarrfs archive create -C /data -o job.tar input config.toml
-  zarrfs archive create -o job.json.zst --inline --exclude '*.tmp' --exclude .git .
-  find . -name '*.nc' -print0 | zarrfs archive create -0 --files-from - --blobs /srv/blobs -o nc.json
+  zarrfs archive create -C /data -O job.json --blobs /srv/blobs input config.toml
+  zarrfs archive create -C /data -O job.tar input config.toml
+  zarrfs archive create -O job.json.zst --inline --exclude '*.tmp' --exclude .git .
+  find . -name '*.nc' -print0 | zarrfs archive create -0 --files-from - --blobs /srv/blobs -O nc.json
 \b
 PATHs are relative to DIR; a directory is taken with all that is in it. A GLOB without "/" is compared with names at
 any depth, one with "/" with whole paths, in which "*" stands for "/" as well. SIZEs are bytes, or have a unit (KiB,
@@ -44,7 +45,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Start here (default: where you are).")
 @click.option(
-    "-o", "--output", default="-", metavar="FILE",
+    "-O", "--output", default="-", metavar="FILE",
     help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; with its blobs in one file '
     'if it ends in .tar; "-", which is usual, is standard output.',
 )  # fmt: skip
@@ -74,8 +75,12 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 )  # fmt: skip
 @click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes that read (default: CPUs, up to 8).")
+@common.option_items
 @common.process_options
-def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None, null: bool, **given: Any) -> None:
+def create(
+    paths: tuple[str, ...], output: str, force: bool, listed: str | None, null: bool, items: tuple[str, ...],
+    **given: Any,
+) -> None:  # fmt: skip
     """Write the files, directories and symbolic links PATH to an archive.
 
     Files that are small are in the document, larger ones in blobs, which are shared with those that Flux makes. Holes
@@ -85,7 +90,11 @@ def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None,
 
     level = common.verbosity()
     with common.report_errors(debug=level == "debug"), orderly_end():
-        _create([*paths, *(_listed(listed, null) if listed else ())], output, force, level == "error", given)
+        chosen = options.parse(common.option_words(items, writes=True)).options  # of the command line alone
+        if given["blobs"] is None and chosen.blobs:
+            given["blobs"] = chosen.blobs[0]
+        quiet = "error" in (level, chosen.log_level)
+        _create([*paths, *(_listed(listed, null) if listed else ())], output, force, quiet, given)
 
 
 def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
@@ -161,7 +170,7 @@ def _dump(output: str, name: str | None) -> str | None:
     if archive_form(output, dumps=True) == DUMP:
         return MAIN if name is None else name
     if name is not None:
-        raise UsageError(f"--name {name}: only an archive in a tar has a name: say -o FILE.tar")
+        raise UsageError(f"--name {name}: only an archive in a tar has a name: say --output FILE.tar")
     return None
 
 

@@ -21,12 +21,11 @@ COMMANDS = {
 EPILOG = """\b
 Examples:
   zarrfs refs convert combined.json combined.parq
-  zarrfs refs relocate combined.json --from /data/ --to s3://bucket/data/ -o moved.json
-  zarrfs refs merge 2023=a.json 2024=b.json -o both.json
+  zarrfs refs relocate combined.json --from /data/ --to s3://bucket/data/ -O moved.json
+  zarrfs refs merge 2023=a.json 2024=b.json -O both.json
 \b
 SRC is whatever `zarrfs mount` takes as a reference set: JSON of version 0 or 1, compressed or not, a Parquet
-directory or an index; a path or an fsspec URL. In commands that write a file, -o names it, and the options
-of zarrfs are given by their long names or by --option NAME=VALUE,..."""
+directory or an index; a path or an fsspec URL. In commands that write a file, --output (-O) names it."""
 
 
 @click.group(cls=LazyGroup, table=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)

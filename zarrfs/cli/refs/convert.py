@@ -26,7 +26,7 @@ lies beside SRC. DEST appears when it is whole."""
 @click.argument("source", metavar="SRC")
 @click.argument("dest")
 @running.written_options()
-@common.source_options("source", "fetch", output="", log_level="warning")
+@common.source_options("source", "fetch", log_level="warning")
 def convert(source: str, dest: str, written: dict[str, Any], parsed: Parsed) -> None:
     """Write the reference set SRC to DEST ("-" is standard output), as JSON, Parquet or an index."""
     running.write_set(source, parsed, running.output(dest, written))

@@ -12,7 +12,7 @@ from zarrfs.errors import UsageError
 EPILOG = """\b
 Examples:
   zarrfs refs expand set.json | jq keys
-  zarrfs refs expand combined.parq -o combined.json.gz
+  zarrfs refs expand combined.parq -O combined.json.gz
 \b
 Without templates and gen, and with URLs that are what they say. A key that is called "version" cannot be
 written so; zarrfs refs convert writes version 1, which holds any key."""

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  zarrfs refs from-store /data/store.zarr -o store.json
-  zarrfs refs from-store s3://bucket/store.zarr --option s3.anon=true -o store.parq
-  zarrfs refs from-store run42 --relative --inline 1KiB -o run42.json
-  zarrfs refs from-store --view v3 /data/2016.zarr -o as-v3.json
+  zarrfs refs from-store /data/store.zarr -O store.json
+  zarrfs refs from-store s3://bucket/store.zarr --option s3.anon=true -O store.parq
+  zarrfs refs from-store run42 --relative --inline 1KiB -O run42.json
+  zarrfs refs from-store --view v3 /data/2016.zarr -O as-v3.json
 \b
 Zarr metadata and empty files are inline, everything else is a reference to the whole file with its size.
 Symbolic links, names that are not UTF-8 and what cannot be read are errors."""
@@ -54,7 +54,7 @@ def from_store(
 
     to = running.output(output, written)
     if relative and to.base is None:
-        raise UsageError("--relative: relative to nothing; name a file with -o")
+        raise UsageError("--relative: relative to nothing; name a file with --output")
 
     async def body(store: Store, plan: Plan) -> None:
         check_tree(plan, parsed.options.view)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  zarrfs refs merge 2023=a.json 2024=b.json -o both.json
-  zarrfs refs merge air=air.parq sea=s3://bucket/sea.json -o model.parq
-  zarrfs refs merge base.json fixes.json --duplicates last -o fixed.json
+  zarrfs refs merge 2023=a.json 2024=b.json -O both.json
+  zarrfs refs merge air=air.parq sea=s3://bucket/sea.json -O model.parq
+  zarrfs refs merge base.json fixes.json --duplicates last -O fixed.json
 \b
 What stands before the first "=" is a prefix if it could be the key of a directory; write "=a=b.json" for a file
 of the name a=b.json. Where all sets are Zarr v2, the root and the directories above a prefix get a .zgroup if

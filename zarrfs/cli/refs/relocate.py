@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  zarrfs refs relocate set.json --from /data/ --to s3://bucket/data/ -o moved.json
-  zarrfs refs relocate set.parq --from s3://old/ --to s3://new/ --from /tmp/ --to /data/ -o new.parq
+  zarrfs refs relocate set.json --from /data/ --to s3://bucket/data/ -O moved.json
+  zarrfs refs relocate set.parq --from s3://old/ --to s3://new/ --from /tmp/ --to /data/ -O new.parq
   zarrfs refs relocate set.json --from /data/ --to /mnt/ --dry-run
 \b
 OLD is the beginning of a URL, character by character, so end it with "/" where a directory is meant. The longest
