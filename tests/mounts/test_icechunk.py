@@ -61,7 +61,7 @@ def test_a_tag_a_view_and_what_is_not_there(repository: Repository, tmp_path: Pa
         assert not mount_lines(mnt)
     listed = run("ls", source, "-o", f"snapshot={repository.first}").stdout.split()
     assert listed == ["deep", "rain", "virtual", "zarr.json"]
-    done = run("refs", "from-store", source, "-o", tmp_path / "set.json", "--option", "type=icechunk,tag=v1")
+    done = run("refs", "from-store", source, "-O", tmp_path / "set.json", "--option", "type=icechunk,tag=v1")
     assert done.returncode == 0, done.stderr
     with mounted(tmp_path / "set.json", mnt) as root:
         assert np.array_equal(zarr.open_array(root / "rain", mode="r")[:], VALUES)  # type: ignore[arg-type]

@@ -79,9 +79,10 @@ class _Lock:
 
     def release(self, in_vain: bool) -> None:
         """Remove the file unless another process holds the lock. `in_vain`: tell those who wait that it is no use."""
-        with contextlib.suppress(OSError):
-            if in_vain and self._descriptor is not None:
+        if in_vain and self._descriptor is not None:
+            with contextlib.suppress(OSError):  # a full disk
                 os.pwrite(self._descriptor, _IN_VAIN, 0)
+        with contextlib.suppress(OSError):
             if self._descriptor is None and os.path.lexists(self._path):
                 self._descriptor = _open(self._path)
             mine = self._descriptor is not None and (self.held or try_lock(self._descriptor, 0))
