@@ -51,9 +51,9 @@ def test_merge_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
         given_.append(f"{prefix}={tmp_path}/{number}.json")
         for key, value in document.items():
             whole = f"{prefix}/{key}" if prefix else key
-            twice = twice or whole in expected
             if isinstance(value, list) and value[0] == "rel/x":
                 value = [f"{tmp_path}/rel/x", *value[1:]]
+            twice = twice or expected.get(whole, value) != value
             if which == "last" or whole not in expected:
                 expected[whole] = value
     (tmp_path / "out").mkdir(exist_ok=True)
@@ -85,11 +85,23 @@ def test_prefixes(text: str, expected: tuple[str, str]) -> None:
 def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:
     one, two = made(tmp_path / "1.json", {"x/a": "1"}), made(tmp_path / "2.json", {"a": "2"})
     assert wrong("merge", one, f"x={two}", "-O", tmp_path / "m.json") == (
-        f"{two}: x/a: is in {one}, too (see --duplicates)"
+        f"{two}: x/a: has another value in {one} (--duplicates first or last takes one of them)"
     )
     other = made(tmp_path / "3.json", {"x": "3"})
     assert wrong("merge", other, one, "-O", tmp_path / "m.json") == f"{one}: x/a: x is a file in {other}"
     assert not (tmp_path / "m.json").exists()
+
+
+def test_an_entry_that_is_the_same_in_all_sets_is_taken_once(tmp_path: Path) -> None:
+    spaced, dense = '{"zarr_format": 2}', '{"zarr_format":2}'
+    one = made(tmp_path / "1.json", {".zgroup": spaced, "t/0": ["http://h/x", 0, 9], "t/1": "1"})
+    two = made(tmp_path / "2.json", {".zgroup": dense, "t/0": ["http://h/x", 0, 9], "t/2": "2"})
+    done("merge", one, two, "-O", tmp_path / "m.json")
+    assert entries(tmp_path / "m.json").keys() == {".zgroup", "t/0", "t/1", "t/2"}
+    other = made(tmp_path / "3.json", {"t/0": ["http://h/x", 0, 8]})
+    assert f"t/0: has another value in {one}" in wrong("merge", one, other, "-O", tmp_path / "n.json")
+    chunk = made(tmp_path / "4.json", {"t/1": "1.0"})  # equal JSON, but a chunk
+    assert f"t/1: has another value in {one}" in wrong("merge", one, chunk, "-O", tmp_path / "n.json")
 
 
 @pytest.mark.parametrize(("which", "expected"), [("first", b"1"), ("last", b"3")])

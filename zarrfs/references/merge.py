@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import orjson
+
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, SourceError, StoreError
 from zarrfs.references.output import add_reference
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _GROUP = b'{"zarr_format":2}'
 _V2 = (".zgroup", ".zarray")
+_METADATA = (*_V2, ".zattrs", ".zmetadata", "zarr.json")
 _LOOK = 100  # directories at the top of a set that are searched for metadata
 
 
@@ -45,15 +48,16 @@ def split_prefix(text: str) -> tuple[str, str]:
 async def merged(parts: Sequence[MergePart], duplicates: str = "error") -> AsyncIterator[Reference]:
     """Yield the references of all parts in the order of names; each part must yield its own in that order.
 
-    If several parts hold a key, the `duplicates` ("first" or "last") one is taken; with "error" the key is a
-    SourceError that names both parts. So is a key that is a file in one part and a directory in another.
+    If several parts hold a key with different values, the `duplicates` ("first" or "last") one is taken; with "error"
+    the key is a SourceError that names both parts. So is a key that is a file in one part and a directory in another.
     """
     held: Reference | None = None
     holder = parts[0]
     async for reference, part in _merged_stream(parts):
         if held is not None and reference.key == held.key:
-            if duplicates == "error":
-                raise SourceError(part.name, f"is in {holder.name}, too (see --duplicates)", reference.key)
+            if duplicates == "error" and not _is_same(reference, held):
+                rule = f"has another value in {holder.name} (--duplicates first or last takes one of them)"
+                raise SourceError(part.name, rule, reference.key)
             if duplicates == "last":
                 held, holder = reference, part
             continue
@@ -64,6 +68,18 @@ async def merged(parts: Sequence[MergePart], duplicates: str = "error") -> Async
         held, holder = reference, part
     if held is not None:
         yield held
+
+
+def _is_same(one: Reference, other: Reference) -> bool:
+    """Return whether two references of one key have the same value: for metadata, the same JSON."""
+    if one == other:
+        return True
+    if one.data is None or other.data is None or one.key.rpartition("/")[2] not in _METADATA:
+        return False
+    try:
+        return bool(orjson.loads(one.data) == orjson.loads(other.data))
+    except orjson.JSONDecodeError:
+        return False
 
 
 async def _merged_stream(parts: Sequence[MergePart]) -> AsyncIterator[tuple[Reference, MergePart]]:
