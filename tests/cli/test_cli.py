@@ -336,6 +336,16 @@ def test_the_program_itself() -> None:
     assert (done.returncode, "No such command" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("command", "near"), [("mout", "mount"), ("stage_out", "stage-out"), ("refs mrge", "merge"), ("xyzzy", None)]
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(command: str, near: str | None) -> None:
+    done = run(*command.split())
+    assert done.returncode == 2
+    assert ("Did you mean" in done.stderr) == (near is not None)
+    assert near is None or f"(Did you mean {near}?)" in done.stderr
+
+
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     for number in range(5000):

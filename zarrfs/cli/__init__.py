@@ -110,6 +110,20 @@ class LazyGroup(click.Group):
             add_completers(command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` begin with; the error for an unknown one names the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self._table, 1)
+            if not near or args[0] in self._table:
+                raise
+            raise click.UsageError(f"{exc.message} (Did you mean {near[0]}?)", ctx) from None
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names of commands, without importing any, and the group's own options."""
         from click.shell_completion import CompletionItem
