@@ -40,7 +40,7 @@ BEFORE = (
     (r"docker run -v /srv", r"zarrfs mount refs.json /srv/data -o allow_other"),
     (r"zarrfs (?=.*warm).* (\S*(?:set|refs)\.json) .*job.reads", RECORD),
     (r"zarrfs cache .*--cache-dir (\S+)", r"zarrfs cat s3://bucket/refs.json air/0.0.0 -o cache_dir=\1 >/dev/null"),
-    (r"zarrfs (?:index|commit|refs|archive create) .*-o (\S+)", r"rm -rf \1"),
+    (r"zarrfs (?:index|commit|refs|archive create) .*-O (\S+)", r"rm -rf \1"),
     (r"zarrfs refs convert \S+ ([^-]\S*)", r"rm -rf \1"),
     (r"(?:zarrfs stage|zarrfs unstage|mkdir -m 2770) .*?(/scratch/\S+|/lustre/\S+)", r"rm -rf \1"),
     (r"zarrfs unstage ([^-]\S*)", r"zarrfs stage refs.json \1"),

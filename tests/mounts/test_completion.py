@@ -146,7 +146,7 @@ def test_names_of_commands_are_told_without_importing_them() -> None:
 @pytest.mark.parametrize(
     ("line", "word", "offered"),
     [
-        ("zarrfs mount -o view=", "=", ["v2", "v3", "arrays"]),
+        ("zarrfs mount -o view=", "=", ["v2", "v3", "arrays", "netcdf"]),
         ("zarrfs mount -o view=v", "v", ["v2", "v3"]),
         ("zarrfs mount -o 'ro,vi", "ro,vi", ["ro,view="]),
         ("zarrfs --ver", "--ver", ["--verbose", "--version"]),
