@@ -66,7 +66,7 @@ class Block(NamedTuple):
 
     @property
     def transcript(self) -> bool:
-        """Whether a block has commands and their output."""
+        """True for a block of commands and their output."""
         return self.text.startswith("$ ")
 
     @property
@@ -109,7 +109,7 @@ class Line(NamedTuple):
 
 
 def examples(block: Block) -> bool:
-    """Whether a block is the end of a command's help."""
+    """Return True for the end of a command's help."""
     return block.text.startswith("Examples:\n")
 
 
@@ -137,7 +137,7 @@ def lines() -> list[Line]:
 
 
 def usage(block: Block) -> bool:
-    """Whether a block is the usage line of a command, which scripts/write-docs writes."""
+    """Return True for the usage line of a command, which scripts/write-docs writes."""
     return re.fullmatch(r"zarrfs [a-z -]*(\[OPTIONS\]|COMMAND).*\n", block.text) is not None
 
 

@@ -72,7 +72,7 @@ def file(source: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def wanted(source: Path) -> xr.Dataset:
-    """What xarray reads from the Zarr store, less what is damaged and what is no NetCDF."""
+    """Open the Zarr store with xarray, without its damaged arrays and those that NetCDF has no form for."""
     left = ["bad", "words"]
     return xr.open_zarr(source, consolidated=True, drop_variables=left).load()
 

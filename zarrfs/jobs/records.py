@@ -68,7 +68,7 @@ class Record:
 
     @property
     def mounted(self) -> bool:
-        """Whether the source is mounted, or was about to be."""
+        """True if the source is mounted, or was about to be mounted when the record was written."""
         return self.how in ("mount", "run")
 
     def save(self) -> None:

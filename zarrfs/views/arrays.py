@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable
 from typing import Any, NamedTuple
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
-from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
     Info,
     Kind,
     Store,
-    Usage,
     Value,
-    WrappingStore,
     check_key,
     join_key,
     keys_below,
@@ -32,7 +29,7 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.system.buffers import Buffer
-from zarrfs.views.flat_arrays import FlatArrays
+from zarrfs.views.flat_arrays import DecodedView, FlatArrays
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.dtypes import as_v2
 from zarrfs.zarr.errors import MetadataError
@@ -61,7 +58,7 @@ class _ViewEntry(NamedTuple):
         return len(self.text or b"") + (self.items or 0)
 
 
-class ArraysView(WrappingStore):
+class ArraysView(DecodedView):
     """A store of flat files. Arrays that no file can represent are left out with a warning."""
 
     def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False) -> None:
@@ -69,12 +66,11 @@ class ArraysView(WrappingStore):
 
         `strict`: an array that would be left out is a ReadError when it is looked up.
         """
-        super().__init__(store)
+        super().__init__(store, FlatArrays(store, budget))
         self._raw, self._strict = raw, strict
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
-        self._arrays = FlatArrays(store, budget)
         self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
@@ -135,28 +131,6 @@ class ArraysView(WrappingStore):
     async def locate(self, key: str) -> dict[str, Any]:
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
-
-    async def usage(self) -> Usage:
-        """Return that of the source."""
-        return await self.lower.usage()
-
-    @property
-    def remote(self) -> bool:
-        return False  # the view prefetches chunks along the array: read-ahead by file names gains nothing
-
-    async def get_ready(self) -> None:
-        await self._arrays.get_ready()
-        await super().get_ready()
-
-    async def prefetch(self, keys: Sequence[str]) -> None:
-        """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
-
-    def adjust(self, options: Options) -> None:
-        super().adjust(options)
-        self._arrays.cache.resize(options.array_cache)
-
-    def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "arrays": self._arrays.cache.stats()}
 
     # -- what is left out
 

@@ -1,15 +1,20 @@
-"""The readers of a view's arrays: kept while in use, with one cache of decoded chunks, and checked for changes."""
+"""The readers of a view's arrays: kept while in use, with one cache of decoded chunks, and checked for changes.
+
+DecodedView is what the views that show decoded chunks have in common.
+"""
 
 from __future__ import annotations
 
 import importlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.store.api import Store
+from zarrfs.config.options import Options
+from zarrfs.store.api import Store, Usage, WrappingStore
 from zarrfs.system.memory import heap
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
@@ -63,3 +68,33 @@ class FlatArrays:
     async def get_ready(self) -> None:
         """Import what the first read takes."""
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
+
+
+class DecodedView(WrappingStore):
+    """A view whose files are made of the decoded chunks of `arrays`."""
+
+    def __init__(self, store: Store, arrays: FlatArrays) -> None:
+        super().__init__(store)
+        self._arrays = arrays
+
+    async def usage(self) -> Usage:
+        """Return that of the source."""
+        return await self.lower.usage()
+
+    @property
+    def remote(self) -> bool:
+        return False  # the view prefetches chunks along the array: read-ahead by file names gains nothing
+
+    async def get_ready(self) -> None:
+        await self._arrays.get_ready()
+        await super().get_ready()
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
+
+    def adjust(self, options: Options) -> None:
+        super().adjust(options)
+        self._arrays.cache.resize(options.array_cache)
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "arrays": self._arrays.cache.stats()}

@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
     Info,
     Kind,
     Store,
-    Usage,
     Value,
-    WrappingStore,
     check_key,
     join_key,
     keys_below,
@@ -33,7 +30,7 @@ from zarrfs.store.api import (
 )
 from zarrfs.system.buffers import Buffer
 from zarrfs.views import netcdf_header
-from zarrfs.views.flat_arrays import FlatArrays
+from zarrfs.views.flat_arrays import DecodedView, FlatArrays
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.views.netcdf_header import Header
 from zarrfs.zarr.errors import MetadataError
@@ -41,7 +38,7 @@ from zarrfs.zarr.errors import MetadataError
 if TYPE_CHECKING:
     from zarrfs.views.netcdf_model import Description, Variable  # imports numpy
 
-log = logging.getLogger("zarrfs.views")
+log = logging.getLogger(__name__)
 
 SUFFIX = ".nc"
 _BELIEVED = 1.0  # seconds for which the documents of a mutable store are not looked at again
@@ -90,7 +87,7 @@ class _Tree(NamedTuple):
     directories: dict[str, dict[str, bool]]  # names in each directory, and whether they are directories
 
 
-class NetCDFView(WrappingStore):
+class NetCDFView(DecodedView):
     """A store of NetCDF-4 files. Arrays that NetCDF has no form for are left out with a warning."""
 
     def __init__(
@@ -101,10 +98,9 @@ class NetCDFView(WrappingStore):
 
         `strict`: an array that would be left out is a ReadError when its file is looked at. `build` makes headers.
         """
-        super().__init__(store)
+        super().__init__(store, FlatArrays(store, budget, c_order=True))
         self._name, self._groups, self._strict = name, groups, strict
         self._hierarchy = Hierarchy(store)
-        self._arrays = FlatArrays(store, budget, c_order=True)
         self._kept, self._build = kept, build
         self._lock = trio.Lock()  # around the tree and the headers
         self._tree: tuple[float, _Tree] | None = None  # with the time of the next walk
@@ -166,28 +162,9 @@ class NetCDFView(WrappingStore):
             self._leave_out(key, description.left_out)
         return await self.lower.about() | {"files": len(tree.files)}
 
-    async def usage(self) -> Usage:
-        """Return that of the source."""
-        return await self.lower.usage()
-
-    @property
-    def remote(self) -> bool:
-        return False  # as of ArraysView: chunks are fetched ahead along the arrays
-
     async def get_ready(self) -> None:
-        await self._arrays.get_ready()
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_model")
         await super().get_ready()
-
-    async def prefetch(self, keys: Sequence[str]) -> None:
-        """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
-
-    def adjust(self, options: Options) -> None:
-        super().adjust(options)
-        self._arrays.cache.resize(options.array_cache)
-
-    def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "arrays": self._arrays.cache.stats()}
 
     # -- what is left out
 
