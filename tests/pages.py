@@ -48,9 +48,9 @@ SHOWN = {
     "#!/bin/sh": "a job script: tests/slurm runs such",
     "sbcast ": "a job script: tests/slurm runs such",
     "root# ": "tests/mounts/test_users_page.py runs them, as root",
-    "dpkg ": "tests/mounts/test_debian_package.py",
+    "dpkg ": "tests/project/test_debian_package.py",
     "scripts/install-helper": "tests/mounts/test_helper.py",
-    "scripts/soak": "tests/mounts/test_soak.py runs it for less long",
+    "scripts/soak": "tests/soak/test_soak.py runs it for less long",
     "scripts/setup": "scripts/test runs it",
     "WARNING: data.example is out": "lines of a log: tests/mounts/test_outages.py has such",
 }

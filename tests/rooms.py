@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COMMON = ("zarrfs.errors", "zarrfs.failures", "zarrfs.config.options", "zarrfs.store.api", "zarrfs.sources")
-ALWAYS = "tests/unit/test_structure.py"
+ALWAYS = "tests/project/test_structure.py"
 
 
 def rooms() -> list[str]:
@@ -64,7 +64,7 @@ def of_change(path: str) -> set[str]:
         return {test for test in tests() if any(word in (ROOT / test).read_text() for word in words)}
     name = path.rpartition("/")[2]
     chosen = {test for test in tests() if f'{name}"' in (ROOT / test).read_text()}
-    return chosen | ({"tests/unit/test_docs.py", "tests/unit/test_pages.py"} if path.endswith(".md") else set())
+    return chosen | ({"tests/project/test_docs.py", "tests/project/test_pages.py"} if path.endswith(".md") else set())
 
 
 def changed() -> list[str]:

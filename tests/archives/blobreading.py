@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from tests.unit.archives import blobref
+from tests.archives.compiled import blobref
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
 from zarrfs.config.options import Options

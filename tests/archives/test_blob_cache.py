@@ -16,11 +16,11 @@ import pytest
 import trio
 
 from tests.archives.blobreading import DATA, REF, URL, run, whole
+from tests.archives.compiled import blobref, file, opened, put
 from tests.conftest import run as zarrfs
 from tests.conftest import tmpfs
 from tests.fakeflux import content_db
 from tests.servers import Faulty
-from tests.unit.archives import blobref, file, opened, put
 from zarrfs.archives import blob_cache
 from zarrfs.archives.blob_cache import DiskBlobs, MemoryBlobs
 from zarrfs.archives.blob_reader import BlobReader
@@ -375,7 +375,7 @@ MANY = """
 import sys
 from zarrfs.store.index import IndexStore
 from zarrfs.archives.blob_cache import DiskBlobs
-from tests.unit.archives import blobref
+from tests.archives.compiled import blobref
 disk = DiskBlobs(sys.argv[1], 64 << 20, 0)
 for at in range(40):
     data = at.to_bytes(4, "big") * 1024

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from tests.archives.blobreading import DATA, REF, fails, run, whole
-from tests.unit.archives import put
+from tests.archives.compiled import put
 from zarrfs.archives import blob_files, blob_reader
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from tests.archives.blobreading import DATA, REF, URL, fails, run, whole
-from tests.unit.archives import blobref, file, opened, put
+from tests.archives.compiled import blobref, file, opened, put
 from zarrfs.archives import blob_files, blob_reader
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import canonical, sized

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from tests import conftest
 from tests.archives.blobreading import DATA, REF, URL, fails, run, whole
+from tests.archives.compiled import blobref, file, put
 from tests.fakeflux import FakeFlux, content_db, dump_tar
 from tests.servers import S3, Faulty, Nginx
-from tests.unit.archives import blobref, file, put
 from zarrfs.archives import blob_sources, content_database
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.archives.compiled import tree
+from tests.archives.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
 from tests.conftest import DATA
-from tests.unit.archives import tree
-from tests.unit.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
 from zarrfs.archives.create import Progress, create, expect
 from zarrfs.archives.pack_tree import CreateOptions
 from zarrfs.store.api import Kind

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archives.blobreading import run, whole
+from tests.archives.compiled import blobref, file
 from tests.fakeflux import dump_tar
-from tests.unit.archives import blobref, file
 from zarrfs.archives import blob_sources
 from zarrfs.archives import dump_reader as dumptar
 from zarrfs.archives.blob_reader import BlobReader

@@ -17,13 +17,13 @@ import trio
 from hypothesis import given, settings
 
 from tests.archives.blobreading import run, whole
+from tests.archives.compiled import blobref, file
+from tests.archives.createdtrees import Model, models, write
 from tests.archives.test_create import HOW
 from tests.archives.test_dump_writer import made
 from tests.fakeflux import dump_tar
 from tests.servers import Faulty
 from tests.servers import faulty as faulty
-from tests.unit.archives import blobref, file
-from tests.unit.createdtrees import Model, models, write
 from zarrfs import sources
 from zarrfs.archives import blob_sources
 from zarrfs.archives import dump_reader as dumptar

@@ -20,13 +20,13 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.archives.compiled import nodes_of
+from tests.archives.createdtrees import Model, expected, models, on_disk, shown, silent, small_pieces, write
 from tests.archives.test_create import HOW
 from tests.archives.test_create_failures import KILLS, MEMORY, peak, small_disk, write_tree
 from tests.conftest import PROGRAM, run
 from tests.fakeflux import dump_tar
 from tests.mounts.mounting import mounted
-from tests.unit.archives import nodes_of
-from tests.unit.createdtrees import Model, expected, models, on_disk, shown, silent, small_pieces, write
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import check_name, header

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.archives.compiled import blobref, file
 from tests.conftest import run as zarrfs
 from tests.fakeflux import FakeFlux, dump_tar
 from tests.servers import S3, Nginx
-from tests.unit.archives import blobref, file
 from zarrfs.archives.dump_reader import split_member
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
+from tests.archives.compiled import D, F, L, blobref, file, opened, put, refused, tree
 from tests.conftest import DATA
-from tests.unit.archives import D, F, L, blobref, file, opened, put, refused, tree
 from zarrfs.archives import parse as archive
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, UsageError

@@ -12,7 +12,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.archives import D, F, L, file, opened, put, tree
+from tests.archives.compiled import D, F, L, file, opened, put, tree
 from zarrfs.archives.parse import apart
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind

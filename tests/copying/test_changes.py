@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 
 from tests.conftest import PROGRAM
-from tests.unit.mergedtrees import change, model_of, opened, operations, sets, write_source
-from tests.unit.refsets import targets
+from tests.copying.mergedtrees import change, model_of, opened, operations, sets, write_source
+from tests.references.refsets import targets
 from zarrfs.cli import main
 
 _URLS = tempfile.TemporaryDirectory(prefix="zarrfs-targets-")

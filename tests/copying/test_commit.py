@@ -16,7 +16,7 @@ import zarr
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 
-from tests.unit.mergedtrees import (
+from tests.copying.mergedtrees import (
     SECOND,
     Model,
     Shown,
@@ -29,8 +29,8 @@ from tests.unit.mergedtrees import (
     shown,
     write_source,
 )
-from tests.unit.refsets import TARGET, as_fsspec_reads, targets
-from tests.unit.refsets import entries as entries_of
+from tests.references.refsets import TARGET, as_fsspec_reads, targets
+from tests.references.refsets import entries as entries_of
 from zarrfs import sources
 from zarrfs.cli import main
 from zarrfs.config.options import Options

@@ -21,7 +21,7 @@ import pytest
 import trio
 
 from tests.conftest import PROGRAM, run
-from tests.unit.mergedtrees import changed, opened, write_source
+from tests.copying.mergedtrees import changed, opened, write_source
 from zarrfs.copying.changes import discard
 from zarrfs.copying.commit import NewSource, commit
 from zarrfs.store.upper import RECORD

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.archives.compiled import D, F, L, file, opened, put, tree
+from tests.copying.extracting import FileState, extract, look, snapshot, write
 from tests.servers import Nginx
-from tests.unit.archives import D, F, L, file, opened, put, tree
-from tests.unit.extracting import FileState, extract, look, snapshot, write
 from zarrfs.config.options import Options
 from zarrfs.copying.copy import CopiedEntry, _Copy
 from zarrfs.copying.destination_directory import Folder

@@ -22,9 +22,9 @@ import pytest
 import trio
 import trio.testing
 
+from tests.archives.compiled import D, file, opened, put
 from tests.conftest import PROGRAM, run, tmpfs
-from tests.unit.archives import D, file, opened, put
-from tests.unit.extracting import extract, snapshot, write
+from tests.copying.extracting import extract, snapshot, write
 from zarrfs.copying import destination_directory as filling
 from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.copying.destination_journal import forget

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.archives.compiled import file, opened, put
 from tests.conftest import PROGRAM, run
+from tests.copying.extracting import FileState, extract, snapshot, write
 from tests.copying.test_copy import no_processes
-from tests.unit.archives import file, opened, put
-from tests.unit.extracting import FileState, extract, snapshot, write
 from zarrfs.archives import blob_sources
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store

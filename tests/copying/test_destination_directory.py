@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tmpfs
-from tests.unit.extracting import write
+from tests.copying.extracting import write
 from zarrfs.copying import destination_directory as filling
 from zarrfs.copying.destination_directory import DestinationDirectory, Folder
 from zarrfs.errors import SourceError

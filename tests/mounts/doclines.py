@@ -25,7 +25,7 @@ NAMES = {
 # Lines that are not run here, by how they begin, and why
 NOT_HERE = {
     "flux archive create": "it takes a Flux instance: tests/flux/test_flux.py runs it where there is one",
-    "scripts/build-deb": "tests/mounts/test_debian_package.py builds a package with --extras flux, and installs it",
+    "scripts/build-deb": "tests/project/test_debian_package.py builds a package with --extras flux, and installs it",
 }
 EMPTY = "rm -r changes && mkdir changes"
 RECORD = r"zarrfs mount -o record=job.reads \1 mnt && cat mnt/air/* >/dev/null && zarrfs umount mnt"

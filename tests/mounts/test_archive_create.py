@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.archives.createdtrees import File, Model, models, on_disk, write
 from tests.conftest import run
 from tests.mounts.mounting import log_of, mounted
-from tests.unit.createdtrees import File, Model, models, on_disk, write
 from zarrfs.store.api import SET_IDS, Kind
 
 

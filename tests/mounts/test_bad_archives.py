@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.archives.compiled import D, F, L, blobref, file, put
 from tests.conftest import run
 from tests.mounts.mounting import mount_lines, mounted
-from tests.unit.archives import D, F, L, blobref, file, put
 from zarrfs.cli import main
 
 SHA1 = blobref(b"x")

@@ -23,8 +23,8 @@ from tests.mounts.mounting import log_of, mount_lines, mounted
 from tests.mounts.test_clients import compare_with_files
 from tests.mounts.test_samples import files_below
 from tests.mounts.test_semantics import error_of
+from tests.references.parquetsets import Reference, write_set, zarray
 from tests.servers import Nginx, nginx
-from tests.unit.parquetsets import Reference, write_set, zarray
 
 __all__ = ["nginx"]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.archives.compiled import blobref, file, put
 from tests.conftest import run
 from tests.fakeflux import FakeFlux, content_db, dump_tar
 from tests.mounts.mounting import log_of, mounted
 from tests.mounts.test_semantics import error_of
 from tests.servers import Faulty, Nginx, faulty, nginx
-from tests.unit.archives import blobref, file, put
 
 __all__ = ["faulty", "nginx"]
 

@@ -28,9 +28,9 @@ from tests.conftest import PROGRAM, run
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
 from tests.mounts.refreshing import refresh, write_set
 from tests.mounts.test_semantics import error_of
+from tests.references.parquetsets import write_set as write_parquet
+from tests.references.parquetsets import zarray
 from tests.servers import Faulty, Nginx, faulty, nginx
-from tests.unit.parquetsets import write_set as write_parquet
-from tests.unit.parquetsets import zarray
 
 __all__ = ["faulty", "nginx"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, run
+from tests.copying.extracting import snapshot
 from tests.mounts.mounting import mounted
 from tests.mounts.staging import Node, one_line
 from tests.mounts.staging import node as node
 from tests.servers import S3
 from tests.servers import s3 as s3
-from tests.unit.extracting import snapshot
 
 SOURCE = DATA / "zarr/v2_hier"
 BIG = bytes(range(256)) * 5000

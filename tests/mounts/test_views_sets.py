@@ -18,7 +18,7 @@ from kerchunk.hdf import SingleHdf5ToZarr
 
 from tests.conftest import run
 from tests.mounts.mounting import mounted
-from tests.unit.refsets import done, entries, refs
+from tests.references.refsets import done, entries, refs
 from tests.zarrsamples import ROOT, SAMPLES, Sample
 
 NAMES = "v0_int32_01", "v1_float64_06", "v1_str160_19", "v0_uint64_13"

@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
+from tests.net.scripted import VALUE, Peer, Scripted, get, head, right, run, well
 from tests.servers import free_port
-from tests.unit.scripted import VALUE, Peer, Scripted, get, head, right, run, well
 from zarrfs.errors import AccessDenied
 from zarrfs.net import connections, web
 from zarrfs.net.http import HttpSystem

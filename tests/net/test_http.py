@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
-from tests.unit.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run
+from tests.net.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.responses import Transient

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.unit.keyreaders import CHUNK, TINY, Outcome, RecordingStore, a_store, grid, listed, read_all
+from tests.prefetch.keyreaders import CHUNK, TINY, Outcome, RecordingStore, a_store, grid, listed, read_all
 from zarrfs.errors import ReadError
 from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.index import IndexStore

@@ -15,7 +15,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.keyreaders import RecordingStore
+from tests.prefetch.keyreaders import RecordingStore
 from zarrfs import sources
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError

@@ -16,8 +16,8 @@ import pytest
 import zarr
 
 from tests.conftest import PROGRAM, run
+from tests.references.refsets import as_fsspec_reads, done, entries, refs
 from tests.servers import S3, Nginx
-from tests.unit.refsets import as_fsspec_reads, done, entries, refs
 
 METADATA = {".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"}
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.references.refsets import done, entries, random_sets, refs
 from tests.references.test_output import _in_this_process, written
-from tests.unit.refsets import done, entries, random_sets, refs
 from zarrfs.references.merge import split_prefix
 
 __all__ = ["_in_this_process"]

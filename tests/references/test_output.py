@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import PROGRAM, run
-from tests.unit.refsets import TARGET, as_fsspec_reads, done, entries, random_sets, refs, targets
+from tests.references.refsets import TARGET, as_fsspec_reads, done, entries, random_sets, refs, targets
 from zarrfs import sources
 from zarrfs.cli.refs import running
 from zarrfs.references import output

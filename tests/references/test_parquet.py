@@ -21,8 +21,8 @@ from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.references.parquetsets import Reference, ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from tests.store.contract import StoreContract, Tree, children, keys, listed
-from tests.unit.parquetsets import Reference, ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, SourceError
 from zarrfs.references.parquet import ParquetStore

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.references.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from tests.servers import S3, Faulty, Nginx
 from tests.store.contract import listed
-from tests.unit.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from zarrfs.config.options import Options
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport

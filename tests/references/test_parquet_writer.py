@@ -16,7 +16,7 @@ from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.parquetsets import ask, tree_of, zarray
+from tests.references.parquetsets import ask, tree_of, zarray
 from zarrfs.errors import SourceError
 from zarrfs.references import parquet_writer
 from zarrfs.references.parquet import ParquetStore

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.references.refsets import KEYS, done, without_conflicts
 from tests.references.test_output import _in_this_process, written
-from tests.unit.refsets import KEYS, done, without_conflicts
 from tests.zarr.sample_documents import V0, V2, V3
 from zarrfs.references.stats import gaps_and_overlaps
 

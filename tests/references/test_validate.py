@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.references.refsets import done, refs
 from tests.references.test_output import _in_this_process
-from tests.unit.refsets import done, refs
 from zarrfs.store.indexfile import IndexWriter, Region
 
 __all__ = ["_in_this_process"]

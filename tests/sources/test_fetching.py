@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from tests.servers import S3, Faulty, Nginx, free_port
-from tests.unit.zarrstores import put
+from tests.sources.zarrstores import put
 from zarrfs.config.options import Options
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError

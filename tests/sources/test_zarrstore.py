@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import DATA
 from tests.servers import S3, Nginx, free_port
+from tests.sources.zarrstores import OPTIONS, SAMPLES, put, tree_of, with_store
 from tests.store.contract import children, directories, keys, listed
-from tests.unit.zarrstores import OPTIONS, SAMPLES, put, tree_of, with_store
 from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, SourceError
 from zarrfs.sources import open_plan, plan_source

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAM, run
-from tests.unit.refsets import done, entries, refs
+from tests.references.refsets import done, entries, refs
 from zarrfs import sources
 from zarrfs.errors import SourceError
 from zarrfs.sources.prepare import prepare

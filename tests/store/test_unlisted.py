@@ -11,8 +11,8 @@ import trio
 
 from tests.conftest import DATA
 from tests.servers import Faulty, Nginx
+from tests.sources.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
 from tests.store.contract import Tree, directories, keys, listed
-from tests.unit.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store

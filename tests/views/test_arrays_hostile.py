@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.unit.arraystores import with_view
+from tests.views.arraystores import with_view
 from zarrfs.copying.array_check import ArrayChecks
 from zarrfs.copying.check import check as run_check
 from zarrfs.copying.check_report import CheckReport

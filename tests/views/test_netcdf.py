@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import DATA, run
-from tests.unit.arraystores import Shape, shapes, write
-from tests.unit.netcdfviews import build_here, converted, netcdf_view
+from tests.views.arraystores import Shape, shapes, write
+from tests.views.netcdfviews import build_here, converted, netcdf_view
 from tests.zarrsamples import DRAFT, SAMPLES, STORES
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, UsageError

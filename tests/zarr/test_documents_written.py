@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.metadata import ArrayV2Metadata
 
-from tests.unit.viewstores import v0, v1, v2, v3
+from tests.views.viewstores import v0, v1, v2, v3
 from zarrfs.zarr import v2 as zarr_v2
 from zarrfs.zarr import v3 as zarr_v3
 from zarrfs.zarr.documents import parse_node

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.store.contract import Tree, keys, listed
-from tests.unit.viewstores import GROUP_2, GROUP_3, v0, v1, v2, v3, viewed, written
+from tests.views.viewstores import GROUP_2, GROUP_3, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.translated import TranslatedView, open_translated

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from tests.unit.archives import opened
+from tests.archives.compiled import opened
 from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, copy_store
 from zarrfs.store.api import Kind, Store
 from zarrfs.store.directory import FileSystemStore

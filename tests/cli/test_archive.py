@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.archives.compiled import D, L, blobref, file, opened, put
 from tests.conftest import DATA, PROGRAM, run
-from tests.unit.archives import D, L, blobref, file, opened, put
-from tests.unit.extracting import look, snapshot, write
+from tests.copying.extracting import look, snapshot, write
 
 SAMPLES = DATA / "archives"
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import zarrfs
 from tests.store.contract import StoreContract, Tree, keys, listed
-from tests.unit.arraystores import view_of, with_view
+from tests.views.arraystores import view_of, with_view
 from tests.zarrsamples import DRAFT, SAMPLES, Sample
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import trio
 from hypothesis import strategies as st
 
-from tests.unit.refsets import KEYS, TARGET, random_sets
+from tests.references.refsets import KEYS, TARGET, random_sets
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import IsDirectory, NotDirectory

@@ -1,4 +1,4 @@
-"""The structure of the package: which way imports point, and where errno is known."""
+"""The structure of the package: which way imports point, where errno is known, and that tests mirror the rooms."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ KNOW_ERRNO = (
     "zarrfs.archives.blob_cache", "zarrfs.archives.flux",
     "zarrfs.daemon.",
 )  # fmt: skip
+TESTS = Path(__file__).parents[1]
+OTHER_TESTS = ("flux", "mounts", "project", "slurm", "soak")  # directories of tests that belong to no room
+EVERY_STORE = "store/test_contract.py"
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -73,6 +76,16 @@ def test_imports_point_to_the_ground(name: str) -> None:
 
 def test_every_module_has_a_room() -> None:
     assert {room_of(name) for name in MODULES} - {"", "__main__"} == set(ROOMS)
+
+
+def test_a_test_file_is_named_after_a_module_of_its_room() -> None:
+    """test_MODULE.py, or test_MODULE_TOPIC.py where the tests of one module are several files."""
+    for path in TESTS.glob("*/test_*.py"):
+        room = path.parent.name
+        if room in OTHER_TESTS or path == TESTS / EVERY_STORE:
+            continue
+        names = {room, *(module.split(".")[2] for module in MODULES if module.startswith(f"zarrfs.{room}."))}
+        assert any(f"{path.stem}_".startswith(f"test_{name}_") for name in names), f"{path}: no such module"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.net.test_tls import VALUE, Authority, Server, authority, server
+from tests.net.test_connections_tls import VALUE, Authority, Server, authority, server
 from tests.servers import Faulty, free_port
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError

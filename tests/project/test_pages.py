@@ -31,16 +31,16 @@ RUN = {
     "tests/mounts/test_views_page.py": ["zarr-views.md"],
     "tests/mounts/test_writes_page.py": ["writes.md"],
     "tests/slurm/test_slurm.py": ["stage-in-slurm.md"],
-    "tests/cli/test_info_page.py": ["info-and-check.md"],
+    "tests/mounts/test_info_page.py": ["info-and-check.md"],
 }  # fmt: skip
 # Commands that another test runs, and by which words it is seen in that test
 ELSEWHERE = {
     "scripts/install-helper": ("tests/mounts/test_helper.py", "install-helper"),
     "scripts/setup": ("scripts/test", "scripts/setup"),
-    "dpkg -i": ("tests/mounts/test_debian_package.py", "-i /tmp/zarrfs.deb"),
-    "dpkg -r": ("tests/mounts/test_debian_package.py", "dpkg -r"),
-    "scripts/build-deb": ("tests/mounts/test_debian_package.py", "build-deb"),
-    "scripts/soak": ("tests/mounts/test_soak.py", "soak"),
+    "dpkg -i": ("tests/project/test_debian_package.py", "-i /tmp/zarrfs.deb"),
+    "dpkg -r": ("tests/project/test_debian_package.py", "dpkg -r"),
+    "scripts/build-deb": ("tests/project/test_debian_package.py", "build-deb"),
+    "scripts/soak": ("tests/soak/test_soak.py", "soak"),
     "root# ": ("tests/mounts/test_users_page.py", "root# "),
 }
 def all_blocks() -> list[Block]:

@@ -14,8 +14,8 @@ import fsspec
 import pytest
 import trio
 
+from tests.net.recording import VALUE, Recorder, recording
 from tests.servers import S3
-from tests.unit.recording import VALUE, Recorder, recording
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.reach import Trust

@@ -29,4 +29,4 @@ def test_every_row_names_a_test(row: str) -> None:
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_every_test_that_is_named_exists(file: str, name: str) -> None:
-    assert name in names_in(TESTS / (file if "/" in file else f"unit/{file}"))
+    assert name in names_in(TESTS / file)

@@ -22,7 +22,7 @@ WHEN = "1760000000"  # of the commit, as it were
 
 def checkout(directory: Path) -> Path:
     """A copy of what this checkout has, as another clone at another time would have it."""
-    for top in ("zarrfs", "scripts", "systemd", "docs", ".ci", "tests/unit"):
+    for top in ("zarrfs", "scripts", "systemd", "docs", ".ci", "tests/project"):
         if (ROOT / top).exists():
             skipped = shutil.ignore_patterns("__pycache__", "data")
             shutil.copytree(ROOT / top, directory / top, ignore=skipped, copy_function=shutil.copy)

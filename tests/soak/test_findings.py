@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import PROGRAM, run
 from tests.documents.test_json_document_large import peak
-from tests.unit.parquetsets import write_set, zarray
+from tests.references.parquetsets import write_set, zarray
 from zarrfs.references.parquet_metadata import json_text
 
 

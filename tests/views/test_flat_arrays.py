@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zarrfs
-from tests.unit.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
+from tests.views.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView

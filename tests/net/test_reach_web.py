@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import trio
 
+from tests.net.recording import VALUE, Recorder, recording
 from tests.servers import Faulty
-from tests.unit.recording import VALUE, Recorder, recording
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import AccessDenied, ReadError, to_errno
 from zarrfs.store.targets import Targets

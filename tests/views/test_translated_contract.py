@@ -12,7 +12,7 @@ import trio
 from hypothesis import strategies as st
 
 from tests.store.contract import StoreContract, Tree, directories
-from tests.unit.viewstores import GROUP_2, v0, v1, v2, v3, viewed
+from tests.views.viewstores import GROUP_2, v0, v1, v2, v3, viewed
 from zarrfs.views.translated import TranslatedView
 
 # names in the source, and in both views

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.servers import Faulty
-from tests.unit.viewstores import GROUP_2, v2
+from tests.views.viewstores import GROUP_2, v2
 from zarrfs.config.options import Options
 from zarrfs.sources import open_source
 from zarrfs.views.arrays import ArraysView

@@ -12,7 +12,7 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
-from tests.unit.archives import Node
+from tests.archives.compiled import Node
 from zarrfs.archives import blob_writer as blobdir
 from zarrfs.archives import create, pack_tree
 from zarrfs.archives import dump_writer as dump
