@@ -179,6 +179,10 @@ def test_an_unknown_option_suggests_the_closest() -> None:
         ("host_requests=0", "option host_requests=0: expected a whole number from 1 to 10000"),
         ("part_size=0B", "option part_size=0B: expected a size from 4KiB to 1GiB"),
         ("type=zip", "option type=zip: expected one of references, archive, zarr, icechunk"),
+        ("view=array", "option view=array: expected one of v2, v3, arrays, netcdf (did you mean arrays?)"),
+        ("stale=re-read", "option stale=re-read: expected one of error, reread (did you mean reread?)"),
+        ("allow=file,privat", "option allow=file,privat: expected all, credentials, file, private, or a protocol"
+         " (did you mean private?)"),
         ("strict=maybe", "option strict=maybe: expected nothing, true or false"),
         ("base=", "option base=: expected a value"),
     ],
@@ -265,6 +269,7 @@ def test_every_row_can_be_shown(name: str) -> None:
     about = TABLE[name].metadata
     assert about["scope"] in ("source", "fetch", "mount", "process")
     assert about["help"].endswith(".")
+    assert "efault: " not in about["help"] or not default_text(name), "stated twice"
     assert (about["metavar"] == "") == (about["parse"] is flag)
 
 

@@ -71,7 +71,8 @@ def test_man_page_of_refs_names_every_command_and_option(writer: ModuleType) -> 
 
     by_name = {text.split()[0]: text for text in writer.REFS}
     assert sorted(by_name) == sorted(COMMANDS)
-    shared = {f"--{name.replace('_', '-')}" for name in writer.TABLE} | {"--option", "--verbose", "--quiet", "--debug"}
+    shared = {f"--{name.replace('_', '-')}" for name in writer.TABLE}
+    shared |= {"--option", "--help-all", "--verbose", "--quiet", "--debug"}
     for name, text in by_name.items():
         command = refs.get_command(click.Context(refs), name)
         assert command is not None

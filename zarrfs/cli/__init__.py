@@ -117,12 +117,9 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            from difflib import get_close_matches
+            from zarrfs.config.values import did_you_mean
 
-            near = get_close_matches(args[0], self._table, 1)
-            if not near or args[0] in self._table:
-                raise
-            raise click.UsageError(f"{exc.message} (Did you mean {near[0]}?)", ctx) from None
+            raise click.UsageError(exc.message.removesuffix(".") + did_you_mean(args[0], self._table), ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names of commands, without importing any, and the group's own options."""

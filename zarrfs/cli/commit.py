@@ -38,7 +38,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="What NEW is (default: as its name tells).")
+@click.option("--format", "form", type=common.Choice(FORMATS), help="What NEW is (default: as its name tells).")
 @click.option(
     "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
     help="References and archives: files of up to SIZE are in the document itself.",

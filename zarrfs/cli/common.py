@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zarrfs.cli.option_help import OPTION, TableOption, help_all
 from zarrfs.config import values as optionvalues
 from zarrfs.config.redaction import cleaned
 from zarrfs.errors import UsageError, ZarrfsError, internal_error, message_line, reason_of
@@ -34,7 +35,6 @@ SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_
 SHORT = {"foreground": "-f"}
 _VERBOSITY = "zarrfs.log_level"  # in click's context: the level of -v, -q or -d, of the group or of the command
 _TAKES = ("zarrfs.store.remotefiles",)  # modules that most sources need
-_PREFIX = "option_"  # of the table's parameters in click, so that they never collide with a command's own
 
 
 def process_options(function: Function) -> Function:
@@ -48,9 +48,9 @@ def process_options(function: Function) -> Function:
         return callback
 
     for flags, level, text in (
-        (("-d", "--debug"), "debug", "Log everything, and show tracebacks."),
-        (("-q", "--quiet"), "error", "Say nothing but errors."),
-        (("-v", "--verbose"), "info", "Say more."),
+        (("-d", "--debug"), "debug", "Log everything, and show tracebacks of errors."),
+        (("-q", "--quiet"), "error", "Print errors only."),
+        (("-v", "--verbose"), "info", "Print what is done."),
     ):
         function = click.option(
             *flags, is_flag=True, expose_value=False, callback=remember(level), help=text
@@ -83,7 +83,7 @@ def source_options(
             with report_errors(debug=level == "debug"):
                 words = option_words(items, output is not None)
                 for name in options.TABLE:
-                    words += _as_items(name, given.pop(_PREFIX + name, None))
+                    words += _as_items(name, given.pop(OPTION + name, None))
                 if level:
                     words.append(f"log_level={level}")
                 try:
@@ -91,7 +91,8 @@ def source_options(
                 finally:
                     sys.stdout.flush()  # here, so that a closed pipe is reported as such
 
-        decorated: Function = process_options(run)
+        many = not scopes or not options.TABLE.keys() >= set(scopes)
+        decorated: Function = process_options(help_all(run) if many else run)
         for name in reversed(options.TABLE):
             if not scopes or options.TABLE[name].metadata["scope"] in scopes or name in (*scopes, "config"):
                 decorated = _click_option(name)(decorated)
@@ -103,7 +104,8 @@ def source_options(
 
 option_items = click.option(
     "-o", "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
-    help="Give options as mount(8) does, by their names: -o ro,retries=8. Takes every option of zarrfs.",
+    help="Give options as in mount(8): -o ro,retries=8. Takes every option of `zarrfs mount --help-all`, and those "
+    "of protocols: -o s3.anon=true.",
 )  # fmt: skip
 
 
@@ -143,14 +145,13 @@ def _click_option(name: str) -> Callable[[Function], Function]:
     from zarrfs.config import options
 
     about = options.TABLE[name].metadata
-    names = [f"--{name.replace('_', '-')}", _PREFIX + name]
+    names = [f"--{name.replace('_', '-')}", OPTION + name]
     if name in SHORT:
         names.insert(0, SHORT[name])
+    text = options.help_text(name)
     if about["parse"] is optionvalues.flag:
-        return click.option(*names, is_flag=True, help=about["help"])
-    default = options.default_text(name)
-    text = f"{about['help'].removesuffix('.')} (default: {default})." if default else about["help"]
-    return click.option(*names, metavar=about["metavar"], multiple=about["many"], help=text)
+        return click.option(*names, cls=TableOption, is_flag=True, help=text)
+    return click.option(*names, cls=TableOption, metavar=about["metavar"], multiple=about["many"], help=text)
 
 
 def _as_items(name: str, value: Any) -> list[str]:
@@ -304,6 +305,15 @@ def _prepare_output(level: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold bytes that are not UTF-8
         utf8 = sys.stdout.encoding.lower() in ("utf-8", "utf8")
         sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+
+
+class Choice(click.Choice[str]):
+    """One of some words; the error for another one names the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return the error for `value`."""
+        message = super().get_invalid_choice_message(value, ctx)
+        return message.removesuffix(".") + optionvalues.did_you_mean(str(value), self.choices)
 
 
 def time_given(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

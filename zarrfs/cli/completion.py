@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zarrfs.cli.common import SETTINGS
+from zarrfs.cli.common import SETTINGS, Choice
 
 EPILOG = """\b
 Examples:
@@ -16,7 +16,7 @@ The Debian package installs all three."""
 
 
 @click.command(epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Write the program that lets SHELL complete commands, options, their values, and mount points."""
     from zarrfs.cli.shell_completion import script

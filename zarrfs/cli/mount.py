@@ -14,8 +14,8 @@ Examples:
   zarrfs mount s3://bucket/store.zarr /mnt/store -o s3.anon=true
   zarrfs mount --foreground refs.json /mnt/data     (Ctrl-C unmounts)
 \b
-Returns when the mount answers; a problem with SOURCE is told before anything is mounted.
-Every long option is an -o option too, as in fstab: --blobs DIR is -o blobs=DIR."""
+Returns once the mount answers. If SOURCE cannot be opened, prints why, and mounts nothing.
+--blobs DIR, -o blobs=DIR and blobs=DIR in fstab are the same option."""
 
 
 @click.command(epilog=EPILOG, context_settings=SETTINGS)
@@ -25,8 +25,8 @@ Every long option is an -o option too, as in fstab: --blobs DIR is -o blobs=DIR.
 def mount(parsed: Parsed, source: str, mountpoint: str) -> None:
     """Mount SOURCE on the directory MOUNTPOINT.
 
-    SOURCE is a reference set (kerchunk), a JSON file archive (Flux), a jobspec, or a Zarr store: a path or an
-    fsspec URL. What it is, is found out by its content; -o type= says it.
+    SOURCE is the path or URL (fsspec) of a reference set (kerchunk), a JSON file archive or jobspec (Flux), a Zarr
+    store, or an Icechunk repository.
     """
     from zarrfs.daemon import session
 

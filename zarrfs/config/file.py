@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -14,6 +13,7 @@ from zarrfs.config.redaction import is_secret, names_file, without_secrets
 from zarrfs.config.values import (
     DEPTH,
     content,
+    did_you_mean,
     flag,
     is_url,
     lifetime,
@@ -109,7 +109,7 @@ class _Reading:
             if name not in SECTIONS:
                 at = f"[{name}]" if isinstance(content[name], dict) else name
                 rule = f"no section: expected {', '.join(f'[{one}]' for one in SECTIONS)}"
-                raise self._wrong(at, rule + _close(name, SECTIONS))
+                raise self._wrong(at, rule + did_you_mean(name, SECTIONS))
         given = Assignments()
         self._options(given, self._table(content.get("options", {}), "[options]"), (*NEVER, *OF_ONE_SOURCE))
         self._storage(given, self._table(content.get("storage", {}), "[storage]"), "storage")
@@ -145,7 +145,7 @@ class _Reading:
         for key, value in table.items():
             name, at = key.replace("-", "_"), f"{self._at} {key}"
             if name not in TABLE:
-                raise self._wrong(at, "unknown option" + _close(name, TABLE))
+                raise self._wrong(at, "unknown option" + did_you_mean(name, TABLE))
             if name in refused:
                 raise self._wrong(at, _REASONS.get(name, "belongs to one source: in a [source] section"))
             if isinstance(value, list) and TABLE[name].metadata["many"]:
@@ -228,11 +228,6 @@ def _plain(value: object) -> bool:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _close(name: str, names: Any) -> str:
-    close = difflib.get_close_matches(name, [*names], 1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def source_of(section: Section) -> str:

@@ -1,9 +1,8 @@
-"""The one table of options, read by the command line, -o, the mount helper and docs/options.md."""
+"""The one table of options: of the command line, -o, the mount helper, docs/mount-options.md and the man pages."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from zarrfs.config.values import (
     ALLOWED,
     FOREVER,
     allowed,
+    did_you_mean,
     directory,
     flag,
     from_files,
@@ -39,14 +39,20 @@ T = TypeVar("T")
 
 
 def _option(
-    scope: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False,
+    scope: str, group: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False,
     bounds: tuple[str, str] | None = None,
 ) -> T:  # fmt: skip
-    """Make a row of the table; `bounds` are the least and the greatest value, as a user would write them."""
+    """Make a row of the table; `bounds` are the least and the greatest value, as a user would write them.
+
+    `help` states the default where default_text() does not.
+    """
     return dataclasses.field(
         default=default,
-        metadata={"scope": scope, "parse": parse, "metavar": metavar, "help": help, "many": many, "bounds": bounds},
-    )
+        metadata={
+            "scope": scope, "group": group, "parse": parse, "metavar": metavar, "help": help, "many": many,
+            "bounds": bounds,
+        },
+    )  # fmt: skip
 
 
 _WAIT = ("10ms", "30d")  # bounds of timeouts
@@ -59,271 +65,360 @@ _NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natu
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Every option of zarrfs, parsed; field metadata holds scope, parser, metavar and help.
+    """Every option of zarrfs, parsed; field metadata holds scope, group, parser, metavar and help.
 
-    The scopes (source, fetch, mount, process) say which commands list an option; -o takes all everywhere.
+    The scopes (source, fetch, mount, process) say which commands list an option; -o takes all everywhere. The groups
+    are the headings of --help-all and of the documentation.
     """
 
-    # the source
+    # -- Source
     type: str | None = _option(
-        "source", None, words("references", "archive", "zarr", "icechunk"), "KIND",
-        "What SOURCE is: references, archive, zarr or icechunk. Detected by content and name otherwise.",
+        "source", "Source", None, words("references", "archive", "zarr", "icechunk"), "KIND",
+        "Open SOURCE as KIND: references, archive, zarr or icechunk. By default name and content decide; set it when "
+        "they decide wrongly.",
     )
     strict: bool = _option(
-        "source", False, flag, "", "Refuse a document with a bad entry, instead of leaving that entry out."
+        "source", "Source", False, flag, "",
+        "Refuse a document with a bad entry. Without it, zarrfs warns and leaves the entry out.",
     )
     branch: str | None = _option(
-        "source", None, text, "NAME",
-        "Icechunk repositories: show the last snapshot of this branch (default: main); a refresh follows it.",
+        "source", "Source", None, text, "NAME",
+        "Icechunk: show the latest snapshot of this branch; `zarrfs refresh` moves on to newer ones. Default: main.",
     )
-    tag: str | None = _option("source", None, text, "NAME", "Icechunk repositories: show the snapshot of this tag.")
-    snapshot: str | None = _option("source", None, text, "ID", "Icechunk repositories: show the snapshot of this id.")
-    conflict: str = _option(
-        "source", "directory", words("error", "directory", "file"), "WHAT",
-        "Reference sets: what wins where a key is also the directory of others, or error to refuse the set.",
-    )
-    compat: bool = _option(
-        "source", False, flag, "",
-        "Archives: zero-pad a file whose size is larger than its data, as Flux does.",
+    tag: str | None = _option("source", "Source", None, text, "NAME", "Icechunk: show the snapshot with this tag.")
+    snapshot: str | None = _option(
+        "source", "Source", None, text, "ID", "Icechunk: show the snapshot with this ID."
     )
     base: str | None = _option(
-        "source", None, text, "URL",
-        "Resolve relative target URLs against URL, not against the document's place.",
+        "source", "Source", None, text, "URL",
+        "Reference sets: resolve relative URLs of targets against URL. By default they are relative to the document; "
+        "set it when document and data do not lie together.",
     )
-    allow: tuple[str, ...] = _option(
-        "source", (), allowed, "WHAT",
-        "What a reference set may reach that it may not by default: file, private, credentials, all, or a "
-        "protocol (docs/trust.md). Repeatable.", many=True,
+    conflict: str = _option(
+        "source", "Source", "directory", words("error", "directory", "file"), "WHAT",
+        "Reference sets: which one to show when a key is a file and also the directory of other keys: directory or "
+        "file. error refuses the set.",
     )
-    allow_path: tuple[str, ...] = _option(
-        "source", (), directory, "DIR",
-        "Local targets only beneath DIR. A mount by root with allow_other has none without it. Symbolic links of a "
-        "Zarr store lead out of it only to files beneath DIR. Repeatable.",
-        many=True,
-    )
-    links: str | None = _option(
-        "source", None, words("follow", "keep"), "HOW",
-        "Symbolic links of a directory: show what they lead to (follow, the default of read-only Zarr stores and of "
-        "views), or the links themselves (keep). Out of the directory, links are followed beneath allow_path=.",
+    missing_records: str = _option(
+        "source", "Source", "absent", words("absent", "error"), "WHAT",
+        "Reference sets in Parquet: what a missing record file means. absent: its chunks do not exist, and Zarr "
+        "readers see fill values; error: reading its chunks fails. Set error when the set is known to be complete.",
     )
     blobs: tuple[str, ...] = _option(
-        "source", (), text, "PLACE",
-        "Where blobs lie: a directory or URL with one file per blobref, a content.sqlite or dump tar of Flux, "
-        "or flux: for the running instance. Repeatable, tried in that order.", many=True,
+        "source", "Source", (), text, "PLACE",
+        "Archives: read blobs from PLACE: a directory or URL with a file for each blobref, a content.sqlite or dump "
+        "tar of Flux, or flux: for the running instance. Repeatable; searched in the order given.", many=True,
+    )
+    compat: bool = _option(
+        "source", "Source", False, flag, "",
+        "Archives: pad a file with zeros if its size is larger than its data, as Flux does. Without it, such a file "
+        "is a bad entry.",
+    )
+    grid: str | None = _option(
+        "source", "Source", None, words("list", "ask", "hide"), "WHAT",
+        "Zarr on a server that cannot list: list shows every chunk that an array may have, ask only those that the "
+        "server has (one request for each), hide shows none. Default: list for mounts, ask for other commands.",
+    )
+    members: tuple[str, ...] = _option(
+        "source", "Source", (), paths, "PATHS",
+        "Zarr on a server that cannot list: paths of groups and arrays to show, such as temp,wind/u. Set it when the "
+        "store has no consolidated metadata. Repeatable.", many=True,
+    )
+    links: str | None = _option(
+        "source", "Source", None, words("follow", "keep"), "HOW",
+        "Symbolic links in a local directory: follow shows what they point to, keep shows the links. Default: follow "
+        "for read-only Zarr stores and views, keep otherwise. A link out of the directory needs allow_path=.",
+    )
+    # -- Trust
+    allow: tuple[str, ...] = _option(
+        "source", "Trust", (), allowed, "WHAT",
+        "Let a reference set reach what it may not by default: file (local files), private (addresses that are not "
+        "public), credentials (yours), the name of a protocol, or all. For sets that you trust (docs/trust.md). "
+        "Repeatable.",
+        many=True,
+    )
+    allow_path: tuple[str, ...] = _option(
+        "source", "Trust", (), directory, "DIR",
+        "Let reference sets reach local files beneath DIR, and no others; needed for a mount by root with "
+        "allow_other. Symbolic links of a Zarr store may then lead out of it, to files beneath DIR. Repeatable.",
+        many=True,
     )
     gen_limit: int = _option(
-        "source", 50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N.",
+        "source", "Trust", 50_000_000, natural, "N",
+        "Refuse a reference set whose gen entries expand to more than N keys. Raise it for larger sets.",
         bounds=("0", "1000000000000"),
     )
     document_limit: int = _option(
-        "source", 4 << 30, size, "SIZE", "Refuse a document of more than SIZE, fetched or expanded.",
+        "source", "Trust", 4 << 30, size, "SIZE",
+        "Refuse a document larger than SIZE, as fetched or decompressed. Raise it for larger documents.",
         bounds=("1KiB", "64TiB"),
     )
-    missing_records: str = _option(
-        "source", "absent", words("absent", "error"), "WHAT",
-        "Reference sets in Parquet: a record file that is not in the set stands for absent chunks, or is an error of "
-        "those, for sets of which all record files were written.",
-    )
+    # -- Views
     view: str | None = _option(
-        "source", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
-        "Show Zarr of any generation as a hierarchy of v2 or v3 (docs/zarr-views.md), its arrays as plain files "
-        "(docs/array-views.md), or all of it as a NetCDF-4 file (docs/netcdf.md).",
+        "source", "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
+        "Show a Zarr store in another form: as Zarr v2 or v3 (docs/zarr-views.md), its arrays as plain files "
+        "(docs/array-views.md), or the whole as NetCDF-4 (docs/netcdf.md). Default: the store as it is.",
     )
     arrays: str = _option(
-        "source", "npy", words("npy", "raw"), "FORM", "With view=arrays: NAME.npy, or NAME.bin beside NAME.json."
+        "source", "Views", "npy", words("npy", "raw"), "FORM",
+        "With view=arrays: show an array as NAME.npy (npy), or as NAME.bin described by NAME.json (raw).",
     )
     netcdf: str = _option(
-        "source", "file", words("file", "groups"), "FORM",
-        "With view=netcdf: one file for the root group and all below it, or a file for each group.",
-    )
-    grid: str | None = _option(
-        "source", None, words("list", "ask", "hide"), "WHAT",
-        "Where a server cannot list: show every chunk that an array may have (list, the default of mounts), those "
-        "that the server has (ask: a request each, the default of commands), or none (hide).",
-    )
-    members: tuple[str, ...] = _option(
-        "source", (), paths, "PATHS",
-        "Where a server cannot list, and no consolidated metadata does: these groups and arrays are there.", many=True,
-    )
-    index_dir: str | None = _option(
-        "source", None, local, "DIR",
-        "Where indexes are kept (default: zarrfs/index in the user's cache directory).",
-    )
-    # fetching
-    memory_limit: int | None = _option(
-        "fetch", None, size, "SIZE",
-        "Bound on bytes kept, read ahead and in flight (default: a quarter of the memory, at most 1GiB).",
-        bounds=_MEMORY,
+        "source", "Views", "file", words("file", "groups"), "FORM",
+        "With view=netcdf: show one file with all groups (file), or a file for each group (groups).",
     )
     array_cache: int = _option(
-        "fetch", 256 << 20, size, "SIZE",
-        "With view=arrays or netcdf: bound on decoded chunks that are kept in memory.", bounds=_MANY,
+        "fetch", "Views", 256 << 20, size, "SIZE",
+        "With view=arrays or netcdf: keep up to SIZE of decoded chunks in memory. Raise it if the chunks that a "
+        "reader crosses do not fit.", bounds=_MANY,
     )
-    request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.", bounds=_WAIT)
-    read_timeout: float = _option(
-        "fetch", 300.0, seconds, "TIME",
-        "How long one read may take. An outage of its server is waited for until then.", bounds=_WAIT,
+    # -- Writing
+    upperdir: str | None = _option(
+        "source", "Writing", None, directory, "DIR",
+        "Make the mount writable: changes are stored in DIR and shown over the source, which stays as it is "
+        "(docs/writes.md).",
     )
-    retries: int = _option(
-        "fetch", 4, natural, "N",
-        "How often a failed request is repeated while its server answers others. 0: no outage is waited for, either.",
-        bounds=("0", "1000"),
+    ro: bool = _option(
+        "mount", "Writing", False, flag, "",
+        "Mount read-only, also with an upperdir=. Without an upperdir=, mounts are read-only by default.",
     )
-    host_requests: int = _option(
-        "fetch", 32, natural, "N", "Requests in flight to one server at once.", bounds=("1", "10000"),
-    )
-    host_bytes: int = _option(
-        "fetch", 128 << 20, size, "SIZE", "Bytes in flight from one server at once.", bounds=_MEMORY,
-    )
-    part_size: int = _option(
-        "fetch", 4 << 20, size, "SIZE", "Larger values are fetched in parts of SIZE, several at once.", bounds=_PART,
-    )
-    coalesce_size: int = _option(
-        "fetch", 4 << 20, size, "SIZE", "Neighbouring ranges of a target are fetched as one, up to SIZE.",
-        bounds=("0B", "1GiB"),
-    )
-    coalesce_gap: int = _option(
-        "fetch", 32 << 10, size, "SIZE", "Ranges are neighbours where no more than SIZE lies between them.",
-        bounds=("0B", "1GiB"),
+    # -- Cache and memory
+    memory_limit: int | None = _option(
+        "fetch", "Cache and memory", None, size, "SIZE",
+        "Use up to SIZE of memory for cached, prefetched and requested bytes. Default: a quarter of the memory, at "
+        "most 1GiB.",
+        bounds=_MEMORY,
     )
     prefetch: int = _option(
-        "fetch", 64 << 20, size, "SIZE", "Fetch at most SIZE ahead of a reader that reads in order; 0B: nothing.",
+        "fetch", "Cache and memory", 64 << 20, size, "SIZE",
+        "Fetch up to SIZE ahead of a sequential reader; 0B turns it off. Lower it if `zarrfs stats` shows many blocks "
+        "that were fetched ahead for nothing.",
         bounds=_MANY,
     )
-    stale: str = _option(
-        "fetch", "error", words("error", "reread"), "WHAT",
-        "Where a target is not the one that was read first: error, or reread the one that is there now.",
-    )
-    missing_status: tuple[int, ...] = _option(
-        "fetch", (404, 410), statuses, "STATUSES",
-        "Zarr stores over HTTP: statuses that say a key is absent. References: always an error.",
-        many=True,
-    )
-    metadata_ttl: float = _option(
-        "fetch", 300.0, lifetime, "TIME",
-        "Stores behind URLs: how long names, sizes and absences are believed until the server is asked again "
-        "(forever: of what never changes).", bounds=_KEPT,
-    )
-    client: str = _option(
-        "fetch", "auto", words("auto", "fsspec", "obstore"), "WHICH",
-        "Who speaks S3, GCS and Azure: obstore where it is installed and can, else fsspec's own.",
-    )
-    ca_bundle: str | None = _option(
-        "fetch", None, path, "FILE",
-        "Trust the authorities in FILE (PEM), or in a directory, in place of the system's: of a private network.",
-    )
-    storage_options: tuple[tuple[str, Mapping[str, object]], ...] = _option(
-        "fetch", (), storage_options, "JSON",
-        'Options of fsspec\'s file systems, as {"s3": {"anon": true}}; -o s3.anon=true says the same. Repeatable.',
-        many=True,
-    )
-    # what is kept on disk
-    cache: str = _option(
-        "fetch", "on", words("on", "none"), "WHAT", "none: nothing is kept on disk, neither blocks nor indexes."
-    )
     cache_dir: str | None = _option(
-        "fetch", None, directory, "DIR", "Keep fetched blocks in DIR, which any number of processes may share."
+        "fetch", "Cache and memory", None, directory, "DIR",
+        "Cache fetched blocks in DIR, where they outlive the mount; processes and nodes may share it. Without it, "
+        "blocks are cached in memory only.",
     )
     cache_size: int = _option(
-        "fetch", 10 << 30, size, "SIZE", "Hard bound on what is kept in cache_dir.", bounds=("1MiB", "1EiB"),
+        "fetch", "Cache and memory", 10 << 30, size, "SIZE",
+        "Keep cache_dir= below SIZE: the blocks unused for longest are evicted.", bounds=("1MiB", "1EiB"),
     )
     cache_min_free: int = _option(
-        "fetch", 1 << 30, size, "SIZE", "Keep nothing where less than SIZE would be left free on that disk.",
+        "fetch", "Cache and memory", 1 << 30, size, "SIZE",
+        "Leave SIZE free on the file system of cache_dir=: nothing is added to the cache when there is less.",
         bounds=("0B", "1EiB"),
     )
     cache_validity: float = _option(
-        "fetch", 3600.0, seconds, "TIME",
-        "How long blocks on disk are believed to be of the target's version before its server is asked.", bounds=_KEPT,
+        "fetch", "Cache and memory", 3600.0, seconds, "TIME",
+        "Use blocks in cache_dir= for TIME before asking the server whether the file has changed. Raise it for data "
+        "that does not change.", bounds=_KEPT,
     )
-    record: str | None = _option("fetch", None, path, "FILE", "Write to FILE which keys are read, in order.")
-    warm: str | None = _option("fetch", None, path, "FILE", "Fetch ahead what FILE, of record=, says is read.")
-    # the mount
-    ro: bool = _option("mount", False, flag, "", "Mount read-only, although there is an upperdir=; without one it is.")
-    uid: int | None = _option("mount", None, user_id, "UID", "Owner of everything (default: who mounts).")
+    metadata_ttl: float = _option(
+        "fetch", "Cache and memory", 300.0, lifetime, "TIME",
+        "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
+        "stores that never change.", bounds=_KEPT,
+    )
+    cache: str = _option(
+        "fetch", "Cache and memory", "on", words("on", "none"), "WHAT",
+        "Set none to keep nothing on disk, neither blocks nor compiled documents. Documents are compiled at each "
+        "mount then.",
+    )
+    index_dir: str | None = _option(
+        "source", "Cache and memory", None, local, "DIR",
+        "Keep compiled documents in DIR, which may be shared. Default: zarrfs/index in the user's cache directory.",
+    )
+    record: str | None = _option(
+        "fetch", "Cache and memory", None, path, "FILE",
+        "Write the keys that are read to FILE, in order, as input for warm= and `zarrfs warm`.",
+    )
+    warm: str | None = _option(
+        "fetch", "Cache and memory", None, path, "FILE",
+        "Prefetch the keys in FILE, which record= has written. Set it for a job that reads what an earlier one read.",
+    )
+    # -- Network
+    storage_options: tuple[tuple[str, Mapping[str, object]], ...] = _option(
+        "fetch", "Network", (), storage_options, "JSON",
+        'Pass options to a protocol of fsspec: {"s3": {"anon": true}}. -o s3.anon=true does the same. Repeatable.',
+        many=True,
+    )
+    retries: int = _option(
+        "fetch", "Network", 4, natural, "N",
+        "Repeat a failed request up to N times, if its server answers others. 0 also turns off waiting for servers "
+        "that are down.",
+        bounds=("0", "1000"),
+    )
+    request_timeout: float = _option(
+        "fetch", "Network", 60.0, seconds, "TIME",
+        "Let one request take up to TIME before it is repeated. Raise it on slow networks.", bounds=_WAIT,
+    )
+    read_timeout: float = _option(
+        "fetch", "Network", 300.0, seconds, "TIME",
+        "Let one read(2) take up to TIME, with all its requests; then it fails with EIO. A server that is down is "
+        "waited for until then.", bounds=_WAIT,
+    )
+    host_requests: int = _option(
+        "fetch", "Network", 32, natural, "N",
+        "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
+    )
+    host_bytes: int = _option(
+        "fetch", "Network", 128 << 20, size, "SIZE",
+        "Request up to SIZE from one server at a time. Raise it on networks of high bandwidth and latency.",
+        bounds=_MEMORY,
+    )
+    part_size: int = _option(
+        "fetch", "Network", 4 << 20, size, "SIZE",
+        "Fetch larger values in parallel parts of SIZE. Raise it on networks of high latency.", bounds=_PART,
+    )
+    coalesce_size: int = _option(
+        "fetch", "Network", 4 << 20, size, "SIZE",
+        "Fetch neighbouring ranges of a target in one request of up to SIZE; 0B turns it off.", bounds=("0B", "1GiB"),
+    )
+    coalesce_gap: int = _option(
+        "fetch", "Network", 32 << 10, size, "SIZE",
+        "Ranges count as neighbours if at most SIZE lies between them. The bytes between are fetched and dropped.",
+        bounds=("0B", "1GiB"),
+    )
+    stale: str = _option(
+        "fetch", "Network", "error", words("error", "reread"), "WHAT",
+        "When a target has changed since it was first read: error fails the read with EIO, reread reads the new "
+        "content.",
+    )
+    missing_status: tuple[int, ...] = _option(
+        "fetch", "Network", (404, 410), statuses, "STATUSES",
+        "Zarr stores over HTTP: the statuses that mean that a key does not exist. Set 404,403 for buckets that answer "
+        "403 to clients without the right to list. For targets of reference sets each of them is an error.",
+        many=True,
+    )
+    client: str = _option(
+        "fetch", "Network", "auto", words("auto", "fsspec", "obstore"), "WHICH",
+        "Access S3, GCS and Azure with obstore or fsspec's own clients. auto takes obstore if it is installed and "
+        "supports the options given.",
+    )
+    ca_bundle: str | None = _option(
+        "fetch", "Network", None, path, "FILE",
+        "Verify servers with the certificate authorities in FILE (PEM, or a directory of such files) instead of the "
+        "system's. Set it for servers of a private authority.",
+    )
+    # -- Ownership and permissions
+    allow_other: bool = _option(
+        "mount", "Ownership and permissions", False, flag, "",
+        "Let other users use the mount. An ordinary user needs user_allow_other in /etc/fuse.conf.",
+    )
+    allow_root: bool = _option(
+        "mount", "Ownership and permissions", False, flag, "",
+        "Let root use the mount, beside its owner. An ordinary user needs user_allow_other in /etc/fuse.conf.",
+    )
+    uid: int | None = _option(
+        "mount", "Ownership and permissions", None, user_id, "UID",
+        "Show all files as owned by user UID. Default: the user who mounts.",
+    )
     gid: int | None = _option(
-        "mount", None, user_id, "GID", "Group of everything (default: that of who mounts)."
+        "mount", "Ownership and permissions", None, user_id, "GID",
+        "Show all files as owned by group GID. Default: the group of the user who mounts.",
     )
-    umask: int = _option("mount", 0, octal, "MODE", "Permission bits taken from every file and directory.")
-    fmask: int | None = _option("mount", None, octal, "MODE", "The same of files alone, in place of umask.")
-    dmask: int | None = _option("mount", None, octal, "MODE", "The same of directories alone, in place of umask.")
+    umask: int = _option(
+        "mount", "Ownership and permissions", 0, octal, "MODE",
+        "Remove these permission bits from all files and directories.",
+    )
+    fmask: int | None = _option(
+        "mount", "Ownership and permissions", None, octal, "MODE",
+        "Remove these permission bits from files. Default: umask.",
+    )
+    dmask: int | None = _option(
+        "mount", "Ownership and permissions", None, octal, "MODE",
+        "Remove these permission bits from directories. Default: umask.",
+    )
     file_mode: int | None = _option(
-        "mount", None, octal, "MODE", "Permission bits of files (default: as stored, else 0444)."
+        "mount", "Ownership and permissions", None, octal, "MODE",
+        "Show files with these permission bits. Default: as stored, 0444 where none are stored.",
     )
     dir_mode: int | None = _option(
-        "mount", None, octal, "MODE", "Permission bits of directories (default: as stored, else 0555)."
-    )
-    attr_timeout: float | None = _option(
-        "mount", None, seconds, "TIME",
-        "How long the kernel keeps attributes (default: 1s, immutable sources 1d).", bounds=_KEPT,
-    )
-    entry_timeout: float | None = _option(
-        "mount", None, seconds, "TIME", "How long the kernel keeps names (default: as attr_timeout).", bounds=_KEPT,
-    )
-    negative_timeout: float | None = _option(
-        "mount", None, seconds, "TIME",
-        "How long the kernel remembers that a name is absent (default: likewise).", bounds=_KEPT,
-    )
-    upperdir: str | None = _option(
-        "source", None, directory, "DIR",
-        "Changes go to DIR: the mount is writable, and what DIR holds is shown over the source (docs/writes.md).",
-    )
-    read_ahead: int = _option(
-        "mount", 1 << 20, size, "SIZE",
-        "The kernel's read-ahead on this mount; set by root, or as root permits.", bounds=("0B", "1GiB"),
-    )
-    on_exit: str = _option(
-        "mount", "refuse", words("refuse", "abort"), "WHAT",
-        "On SIGTERM while files are open: refuse to unmount, or abort and leave a dead endpoint.",
+        "mount", "Ownership and permissions", None, octal, "MODE",
+        "Show directories with these permission bits. Default: as stored, 0555 where none are stored.",
     )
     guard: bool = _option(
-        "mount", False, flag, "",
-        "Take all permissions off the directory beneath, so that readers without the mount get an error.",
+        "mount", "Ownership and permissions", False, flag, "",
+        "Take all permissions off the directory beneath the mount, so that a reader gets an error, not an empty "
+        "directory, while nothing is mounted.",
     )
-    allow_other: bool = _option("mount", False, flag, "", "Let other users use the mount.")
-    allow_root: bool = _option("mount", False, flag, "", "Let root use the mount.")
+    # -- Kernel caching
+    attr_timeout: float | None = _option(
+        "mount", "Kernel caching", None, seconds, "TIME",
+        "Let the kernel cache attributes for TIME. Default: 1s, 1d for immutable sources.", bounds=_KEPT,
+    )
+    entry_timeout: float | None = _option(
+        "mount", "Kernel caching", None, seconds, "TIME",
+        "Let the kernel cache names for TIME. Default: attr_timeout.", bounds=_KEPT,
+    )
+    negative_timeout: float | None = _option(
+        "mount", "Kernel caching", None, seconds, "TIME",
+        "Let the kernel cache for TIME that a name does not exist. Default: attr_timeout.", bounds=_KEPT,
+    )
+    read_ahead: int = _option(
+        "mount", "Kernel caching", 1 << 20, size, "SIZE",
+        "Set the kernel's read-ahead window for this mount to SIZE, if it is mounted by root; lower it for random "
+        "reads. Otherwise the kernel's own window stays.",
+        bounds=("0B", "1GiB"),
+    )
+    # -- Daemon
+    foreground: bool = _option(
+        "process", "Daemon", False, flag, "",
+        "Stay in the foreground and log to standard error; Ctrl-C unmounts. Set it under systemd and in containers.",
+    )
+    log_file: str | None = _option(
+        "process", "Daemon", None, local, "FILE",
+        "Append the log to FILE. Default: the journal or syslog, standard error in the foreground.",
+    )
+    log_level: str = _option(
+        "process", "Daemon", "info", words("debug", "info", "warning", "error"), "LEVEL",
+        "Log messages of this level and above: debug, info, warning or error.",
+    )
+    log_format: str = _option(
+        "process", "Daemon", "text", words("text", "json"), "FORM",
+        "Write the log as text, or as one JSON object on each line (json).",
+    )
+    config: str | None = _option(
+        "process", "Daemon", None, path, "FILE",
+        "Read options from FILE instead of the user's zarrfs.toml (docs/configuration.md).",
+    )
     idle_timeout: float | None = _option(
-        "mount", None, seconds, "TIME",
-        "Unmount when nothing was open and nobody asked for anything for TIME; 0: never.", bounds=_KEPT,
+        "mount", "Daemon", None, seconds, "TIME",
+        "Unmount after TIME without open files and requests; 0 means never. Default: never.", bounds=_KEPT,
     )
-    auto_unmount: bool = _option(
-        "mount", False, flag, "",
-        "Unmount when the daemon dies. Dangerous: a reader sees an empty directory, not an error.",
-    )
-    fsname: str | None = _option(
-        "mount", None, text, "NAME", "The source that mount(8) shows (default: SOURCE)."
+    on_exit: str = _option(
+        "mount", "Daemon", "refuse", words("refuse", "abort"), "WHAT",
+        "On SIGTERM while files are open: refuse stays mounted and logs who uses the mount; abort ends, and readers "
+        "get errors.",
     )
     mount_timeout: float = _option(
-        "mount", 300.0, seconds, "TIME",
-        "How long to wait for the mount, once the source has been read, and for another process that compiles it.",
+        "mount", "Daemon", 300.0, seconds, "TIME",
+        "Wait up to TIME for another process that compiles the same document, and for the mount to answer.",
         bounds=_WAIT,
     )
+    metrics: str | None = _option(
+        "mount", "Daemon", None, metrics_place, "WHERE",
+        "Serve metrics for Prometheus over HTTP at ADDRESS:PORT, or write them to a file, named by its absolute path "
+        "(docs/metrics.md).",
+    )
+    pid_file: str | None = _option(
+        "mount", "Daemon", None, local, "FILE", "Write the process ID of the daemon to FILE."
+    )
     notify_pipe: int | None = _option(
-        "mount", None, natural, "FD", "Write a newline to this descriptor when the mount is ready.",
+        "mount", "Daemon", None, natural, "FD",
+        "Write a newline to file descriptor FD when the mount answers. For supervisors without sd_notify.",
         bounds=("0", "2147483647"),
     )
     nice: int | None = _option(
-        "mount", None, niceness, "N",
-        "The priority of the daemon (default: -5 where that is permitted, as for root: its readers wait for it).",
+        "mount", "Daemon", None, niceness, "N",
+        "Run the daemon at this niceness. Default: -5 if permitted (as root), since readers wait for the daemon.",
     )
-    pid_file: str | None = _option("mount", None, local, "FILE", "Write the daemon's process number to FILE.")
-    metrics: str | None = _option(
-        "mount", None, metrics_place, "WHERE",
-        "Metrics for Prometheus: over HTTP at ADDRESS:PORT, or in a FILE, by its absolute path (docs/metrics.md).",
+    fsname: str | None = _option(
+        "mount", "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."
     )
-    # the process
-    config: str | None = _option(
-        "process", None, path, "FILE", "Read FILE in place of the user's zarrfs.toml (docs/configuration.md)."
-    )
-    foreground: bool = _option("process", False, flag, "", "Stay in the foreground; Ctrl-C unmounts.")
-    log_file: str | None = _option(
-        "process", None, local, "FILE", "Append the log to FILE (default: the journal or syslog)."
-    )
-    log_level: str = _option(
-        "process", "info", words("debug", "info", "warning", "error"), "LEVEL",
-        "debug, info, warning or error.",
-    )
-    log_format: str = _option(
-        "process", "text", words("text", "json"), "FORM", "Lines of the log: text, or json, an object each."
+    auto_unmount: bool = _option(
+        "mount", "Daemon", False, flag, "",
+        "Unmount when the daemon dies. Dangerous: readers then see an empty directory instead of an error.",
     )
     # not an option of users: collect all faults of a document for the caller, instead of stopping at the first
     collect: bool = False
@@ -340,6 +435,22 @@ class Options:
 TABLE: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in dataclasses.fields(Options) if "parse" in field.metadata
 }
+
+GROUPS: tuple[str, ...] = tuple(dict.fromkeys(field.metadata["group"] for field in TABLE.values()))
+# the options that --help shows; --help-all shows all
+COMMON = frozenset(
+    (
+        "type", "blobs", "allow", "allow_path", "view", "upperdir", "memory_limit", "cache_dir", "cache_size",
+        "metadata_ttl", "allow_other", "foreground", "log_file", "idle_timeout",
+    )
+)  # fmt: skip
+
+
+def help_text(name: str) -> str:
+    """Return the help of an option, with its default."""
+    default = default_text(name)
+    text: str = TABLE[name].metadata["help"]
+    return f"{text} Default: {default}." if default else text
 
 
 def bounds_of(name: str) -> tuple[Any, Any] | None:
@@ -555,8 +666,7 @@ def put(given: Assignments, name: str, value: str | None) -> None:
 def _hint(name: str) -> str:
     if name in ALLOWED:
         return f" (did you mean allow={name}?)"
-    close = difflib.get_close_matches(name, [*TABLE, *KERNEL_FLAGS], 1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
 
 
 def _json(value: str) -> object:

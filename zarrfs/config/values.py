@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 def size(text: str) -> int:
@@ -108,12 +109,18 @@ def flag(text: str) -> bool:
         raise ValueError("nothing, true or false") from None
 
 
+def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return " (did you mean WORD?)" with the nearest of `choices`; "" if none is near, as difflib measures it."""
+    close = difflib.get_close_matches(word, list(choices), 1, cutoff)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def words(*choices: str) -> Callable[[str], str]:
     """Return a parser that accepts one of `choices`."""
 
     def parse(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
+            raise ValueError(f"one of {', '.join(choices)}{did_you_mean(text, choices)}")
         return text
 
     parse.choices = choices  # type: ignore[attr-defined]  # what shells complete
@@ -257,6 +264,7 @@ ALLOWED = ("all", "credentials", "file", "private")  # words of allow=, beside n
 def allowed(value: str) -> tuple[str, ...]:
     """Parse the words of allow=, separated by commas."""
     words = tuple(value.split(","))
-    if not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
-        raise ValueError(f"{', '.join(ALLOWED)}, or a protocol")
+    hints = [did_you_mean(word, ALLOWED, 0.8) for word in words if word not in ALLOWED]
+    if any(hints) or not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
+        raise ValueError(f"{', '.join(ALLOWED)}, or a protocol{next(filter(None, hints), '')}")
     return words

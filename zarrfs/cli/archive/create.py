@@ -61,7 +61,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     help="A blob is no larger than SIZE, which is at most 64 MiB.",
 )  # fmt: skip
 @click.option(
-    "--hash", "algorithm", type=click.Choice(("sha1", "sha256")), default="sha1", show_default=True,
+    "--hash", "algorithm", type=common.Choice(("sha1", "sha256")), default="sha1", show_default=True,
     help="What names a blob.",
 )  # fmt: skip
 @click.option("--name", metavar="NAME", help="What the archive in a .tar is called (default: main).")

@@ -29,7 +29,7 @@ no set has one. A .zmetadata is not made anew."""
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("sources", metavar="[PREFIX=]SRC...", nargs=-1, required=True)
 @click.option(
-    "--duplicates", type=click.Choice(("error", "first", "last")), default="error", show_default=True,
+    "--duplicates", type=common.Choice(("error", "first", "last")), default="error", show_default=True,
     help="Which set counts where several hold a key.",
 )  # fmt: skip
 @click.option("--no-group", is_flag=True, help="Make no .zgroup.")

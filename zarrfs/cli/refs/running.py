@@ -46,7 +46,7 @@ def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callab
             click.option(
                 "--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references of one record file."
             ),
-            click.option(form, "form", type=click.Choice(FORMATS), help="The form (default: by the name's ending)."),
+            click.option(form, "form", type=common.Choice(FORMATS), help="The form (default: by the name's ending)."),
         ):
             decorated = option(decorated)
         return decorated
