@@ -39,7 +39,7 @@ def add(told: Failures, key: str, number: int = 1, operation: str = "read", code
         told.add("missing", f"{operation} {key}: gone [{code}]", {"operation": operation, "key": key, "errno": code})
 
 
-def test_the_same_failure_is_told_once_a_minute(
+def test_the_same_failure_is_logged_once_a_minute(
     told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(told, "a", 154)
@@ -56,7 +56,7 @@ def test_the_same_failure_is_told_once_a_minute(
     assert told.counts == {"EIO": 157}
 
 
-def test_what_was_left_out_is_told_when_nothing_follows(
+def test_suppressed_failures_are_logged_by_flush(
     told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(told, "a", 3)
@@ -101,7 +101,7 @@ def test_all_lines_together_are_bounded(told: Failures, clock: Clock, caplog: py
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_lost(
+def test_counts_in_log_lines_add_up_to_the_failures(
     seed: int, told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines, and the numbers in them, make up the failures, whatever order they come in."""
@@ -162,7 +162,7 @@ def test_a_line_has_what_is_known(told: Failures, caplog: pytest.LogCaptureFixtu
     )
 
 
-def test_what_nobody_expected_is_told_with_its_place(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_logged_with_its_place(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
     try:
         {}["x"]  # type: ignore[index]
     except KeyError as exc:
@@ -172,7 +172,7 @@ def test_what_nobody_expected_is_told_with_its_place(told: Failures, caplog: pyt
     assert line(OSError(errno.ENOSPC, "No space left on device"), caplog, "write").endswith("[ENOSPC]")
 
 
-def test_answers_are_no_failures(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_not_found_is_not_logged(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
     assert to_errno(NotFound("x"), "lookup", "x") == errno.ENOENT
     assert not caplog.messages
     assert not told.counts

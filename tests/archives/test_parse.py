@@ -425,7 +425,7 @@ def test_detection(document: Any, expected: bool) -> None:
 
 @pytest.mark.parametrize(("place", "rule"), [("absent", "no such file"), ("file", "not a directory")])
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_blob_source_that_is_no_directory(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
+def test_blobs_of_a_directory_must_be_one(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
     document = tmp_path / "a.json"
     document.write_text("[]")
     (tmp_path / "file").write_text("")

@@ -56,7 +56,7 @@ def fill(faulty: Faulty, url: str, options: Options, *lows: int) -> None:
     raise AssertionError(f"nothing is kept; the last requests: {faulty.requests}")
 
 
-def test_what_was_fetched_once_is_not_asked_for_again(faulty: Faulty, tmp_path: Path) -> None:
+def test_blocks_on_disk_are_read_without_a_request(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     options = Options(cache_dir=str(tmp_path))
     assert read(url, options, 50_000, 100_000) == [VALUE[50_000:60_000], VALUE[100_000:110_000]]
@@ -109,7 +109,7 @@ def test_many_small_values_lie_together_on_disk(faulty: Faulty, tmp_path: Path) 
     assert not faulty.requests
 
 
-def test_a_server_that_tells_no_version(faulty: Faulty, tmp_path: Path) -> None:
+def test_blocks_without_a_version_are_not_kept_on_disk(faulty: Faulty, tmp_path: Path) -> None:
     """Without ETag and Last-Modified nobody could tell when bytes on disk are old."""
     url = faulty.put("/v", VALUE, forever="untagged")
     faulty.head("/v", forever=405)
@@ -121,7 +121,7 @@ def test_a_server_that_tells_no_version(faulty: Faulty, tmp_path: Path) -> None:
     assert len(faulty.requests) - len(asked) <= 4, "its version is asked for once"
 
 
-def test_nothing_is_kept_where_nothing_is_wanted(faulty: Faulty, tmp_path: Path) -> None:
+def test_cache_none_writes_no_blocks(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     read(url, Options(cache_dir=str(tmp_path), cache="none"), 0)
     assert not list(tmp_path.iterdir())
@@ -152,7 +152,7 @@ def test_a_run_that_is_gone_is_not_waited_for(faulty: Faulty) -> None:
     using(check, Options(read_timeout=3.0))
 
 
-def test_the_next_run_begins_with_the_version_that_this_one_met(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_changed_version_is_remembered_for_the_next_run(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     options = Options(cache_dir=str(tmp_path))
     fill(faulty, url, options, 0)

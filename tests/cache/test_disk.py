@@ -393,7 +393,7 @@ def test_the_layout_of_an_earlier_version_is_reported_once_and_cleared(
         (0o1777, 0o777, 0o666),
     ],
 )
-def test_who_may_write_the_directory_may_write_below_it(
+def test_modes_below_the_cache_directory_follow_its_own(
     directory: int | None, inner: int, file: int, tmp_path: Path
 ) -> None:
     path, umask = tmp_path / "c", os.umask(0o027)

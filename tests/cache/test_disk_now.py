@@ -101,7 +101,7 @@ def version_now(cache: DiskCache, newer_than: float) -> TargetVersion | None:
     return cache.version(T, newer_than, now=True)
 
 
-def test_what_is_in_memory_is_read_at_once(local: Path) -> None:
+def test_blocks_in_the_page_cache_are_read_without_a_thread(local: Path) -> None:
     """With the version that is given; counted as a hit, and what is not there as a miss."""
     first = DiskCache(str(local), SIZE, 0)
     write(first, T, 0, 500_000)
@@ -121,7 +121,7 @@ def test_what_is_in_memory_is_read_at_once(local: Path) -> None:
     assert cache.stats()["misses"] == misses + 2
 
 
-def test_what_another_process_writes_is_seen_without_a_thread(local: Path) -> None:
+def test_blocks_of_another_process_are_read_without_a_thread(local: Path) -> None:
     """Also once it has made the index larger."""
     reader, writer = DiskCache(str(local), SIZE, 0), DiskCache(str(local), SIZE, 0)
     write(writer, T, 0, 1000)
@@ -144,7 +144,7 @@ def test_tiny_values_out_of_a_run(local: Path) -> None:
     assert read_now(again, T, 2000, 2100) == content(T, ONE, 2000, 2100)
 
 
-def test_what_waits_to_be_written_is_read_from_memory(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_writes_are_read_from_memory(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block, a part of a run, and a version; and more is dropped than may wait."""
     cache, go_on = DiskCache(str(local), SIZE, 0, queue=200_000), threading.Event()
     real = DiskCache._do
@@ -167,7 +167,7 @@ def test_what_waits_to_be_written_is_read_from_memory(local: Path, monkeypatch: 
     assert found(DiskCache(str(local), SIZE, 0), T, 0, 100_000)
 
 
-def test_what_is_large_damaged_or_on_a_server_is_for_a_thread(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_damaged_and_network_blocks_are_left_to_a_thread(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 2 * MIB)
     write(cache, T, 5, 1005)
@@ -209,7 +209,7 @@ def test_a_directory_that_goes_away(local: Path) -> None:
     assert found(cache, T, 0, 1000)
 
 
-def test_what_was_not_used_for_a_while_is_marked(local: Path) -> None:
+def test_a_read_updates_the_time_of_an_old_segment(local: Path) -> None:
     """By a thread: a file system that is frozen would stop the loop."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)

@@ -133,7 +133,7 @@ def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
     assert cache.stats()["dropped"] == 1
 
 
-def test_what_was_used_last_stays(tmp_path: Path) -> None:
+def test_the_least_recently_used_segments_are_evicted(tmp_path: Path) -> None:
     """By segments, of half a mebibyte here: one with a block that is read stays, with all that is in it."""
     size, block = 32 * MIB, 256 << 10
     cache = DiskCache(str(tmp_path), size, 0)
@@ -155,7 +155,7 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
     assert cache.stats()["dropped"] == 0
 
 
-def test_what_was_reserved_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preallocated_space_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reserved space is released at the end, and after a while without writes."""
     monkeypatch.setattr(disk, "_IDLE", 0.05)
     cache = DiskCache(str(tmp_path), 320 * MIB, 0)
@@ -171,7 +171,7 @@ def test_what_was_reserved_is_given_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(segments(tmp_path)) == 1, "it was continued"
 
 
-def test_a_segment_that_is_written_to_is_continued_by_nobody_else(tmp_path: Path) -> None:
+def test_only_one_process_appends_to_a_segment(tmp_path: Path) -> None:
     one, two = (DiskCache(str(tmp_path), 320 * MIB, 0) for _ in range(2))
     for number, cache in enumerate((one, two, one, two)):
         write(cache, T, number * 1000, number * 1000 + 1000)
@@ -193,7 +193,7 @@ def test_a_small_segment_that_is_written_to_is_no_half_empty_large_one(tmp_path:
     assert [found(reader, T, number * 100_000, (number + 1) * 100_000) for number in range(4)] == [True] * 4
 
 
-def test_what_other_nodes_are_to_see_is_synced_before_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_on_a_network_is_synced_before_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS sends what was written when a file is closed, or synced; a segment stays open."""
     calls: list[str] = []
     sync, put = os.fdatasync, Index.put

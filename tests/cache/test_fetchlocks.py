@@ -86,7 +86,7 @@ def test_the_lease_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         assert one.look(waiting, LONG) is Turn.OURS
 
 
-def test_a_holder_that_takes_too_long_is_given_up_by_one(tmp_path: Path) -> None:
+def test_one_waiter_takes_over_a_lease_that_timed_out(tmp_path: Path) -> None:
     """And if that one takes too long as well, everybody fetches for himself."""
     holder, *nodes = [node(tmp_path) for _ in range(4)]
     first = taken(holder)
@@ -240,7 +240,7 @@ def test_a_value_that_finds_no_room_does_not_end_the_lease_of_others(faulty: Fau
     assert not is_fetching(tmp_path)
 
 
-def test_who_is_cancelled_lets_go(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_cancelled_reader_releases_its_lease_and_its_wait(faulty: Faulty, tmp_path: Path) -> None:
     """Of a lease that he holds, and of the wait for another's."""
     url = faulty.put("/v", VALUE, "slow")
 
@@ -267,7 +267,7 @@ def test_who_is_cancelled_lets_go(faulty: Faulty, tmp_path: Path) -> None:
     assert not is_fetching(tmp_path)
 
 
-def test_a_failure_is_everybodys_own_and_nobody_waits_for_ever(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_failed_fetch_fails_for_each_waiter_without_a_timeout(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE, forever=503)
     failed = []
 
@@ -286,7 +286,7 @@ def test_a_failure_is_everybodys_own_and_nobody_waits_for_ever(faulty: Faulty, t
     assert not is_fetching(tmp_path)
 
 
-def test_a_server_that_tells_no_version_is_not_waited_for_twice(faulty: Faulty, tmp_path: Path) -> None:
+def test_no_leases_after_a_value_without_a_version(faulty: Faulty, tmp_path: Path) -> None:
     """Nothing of it is kept on disk: after the first block there are no leases on it."""
     url = faulty.put("/untagged", VALUE, forever="untagged")
     faulty.head("/untagged", forever=405)

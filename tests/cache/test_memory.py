@@ -102,7 +102,7 @@ def test_a_reader_that_leaves_takes_nothing_from_the_others(leaver: int) -> None
     run(check)
 
 
-def test_a_fetch_that_nobody_waits_for_ends() -> None:
+def test_a_fetch_without_readers_is_cancelled() -> None:
     async def check() -> None:
         cache, source = BlockCache(100), Source()
         with trio.move_on_after(0) as scope:
@@ -149,7 +149,7 @@ def test_a_new_reader_beside_a_fetch_that_is_being_cancelled() -> None:
     run(check)
 
 
-def test_failures_reach_all_who_wait_and_are_not_kept() -> None:
+def test_failures_reach_all_readers_and_are_not_cached() -> None:
     async def check() -> None:
         cache, source = BlockCache(100), Source()
         source.error = ReadError("here", "broken")
@@ -441,7 +441,7 @@ def test_a_large_block_is_not_overtaken_for_ever() -> None:
     run(check)
 
 
-def test_what_was_put_ahead_is_there_as_far_as_there_is_room() -> None:
+def test_prefetched_blocks_take_at_most_half_of_the_cache() -> None:
     """Half of the bytes are for what nobody has asked for; a block that is kept, or comes, stays what it is."""
 
     async def check() -> None:

@@ -16,7 +16,7 @@ PART = 512 << 10
 
 
 @pytest.mark.parametrize("step", [PART // 4, PART, 2 * PART])
-def test_a_part_on_its_way_is_not_given_up_for_the_read_that_ends_with_it(nginx: Nginx, step: int) -> None:
+def test_a_part_in_flight_is_kept_for_the_read_that_ends_with_it(nginx: Nginx, step: int) -> None:
     data = os.urandom(24 * PART)
     (nginx.late.root / "parts").write_bytes(data)
 

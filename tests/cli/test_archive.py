@@ -94,7 +94,7 @@ def test_from_standard_input(job: Path) -> None:
 
 @pytest.mark.parametrize("command", ["extract", "list", "verify"])
 @pytest.mark.parametrize("source", ["zarr/v2_hier", "references"])
-def test_sources_that_are_no_archive(command: str, source: str, tmp_path: Path, references: Path) -> None:
+def test_other_sources_are_refused(command: str, source: str, tmp_path: Path, references: Path) -> None:
     place = sorted(references.glob("*.json"))[0] if source == "references" else DATA / source
     done = run("archive", command, place, *(("-C", tmp_path / "out") if command == "extract" else ()), "-q")
     assert done.returncode == 1

@@ -245,7 +245,7 @@ def test_o_takes_the_options_of_every_command(opened: list[Any]) -> None:
                 "refs from-store x", "archive create x", "stage-out x"],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["new.json", "../out", "a.tar", "-", "new"])
-def test_o_is_no_output(command: str, name: str) -> None:
+def test_the_option_o_does_not_name_an_output(command: str, name: str) -> None:
     result = zarrfs(*command.split(), "-o", name)
     says = f"zarrfs: -o {name}: -o gives options, as in mount(8); name the output with -O {name}\n"
     assert (result.exit_code, result.stderr) == (2, says)
@@ -282,7 +282,7 @@ def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str)
         (KeyError("x"), 1, "zarrfs: internal error: KeyError: 'x' (-d shows where)\n"),
     ],
 )
-def test_errors_are_told_in_a_line(
+def test_an_error_is_one_line_with_its_status(
     exc: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: object, **more: object) -> None:
@@ -467,7 +467,7 @@ def test_zarr_stores(name: str) -> None:
     assert about["bytes_read"] == sum(path.stat().st_size for path in files)
 
 
-def test_a_source_that_is_none(tmp_path: Path) -> None:
+def test_a_missing_or_broken_source_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     for source in (tmp_path / "nothing", tmp_path / "x.json"):
         for command in ("ls", "tree", "info", "check"):
@@ -480,7 +480,7 @@ PLACES = (["stage", "set.json", "http://h/m"], ["run", "--at", "s3://b/m", "set.
 
 
 @pytest.mark.parametrize("arguments", PLACES)
-def test_a_place_to_mount_on_is_no_url(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_point_is_not_a_url(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "set.json").write_text('{"version": 1, "refs": {}}')
     done = run(*arguments)

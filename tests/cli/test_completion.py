@@ -129,7 +129,7 @@ def test_fish(place: Path) -> None:
     assert fish(place, f"zarrfs mount -o blobs={place}/mou") == [f"blobs={place}/mounted hère 数/"]
 
 
-def test_names_of_commands_are_told_without_importing_them() -> None:
+def test_command_names_are_completed_without_importing_commands() -> None:
     program = (
         "import os, sys\n"
         "os.environ.update(_ZARRFS_COMPLETE='bash_complete', ZARRFS_LINE='zarrfs ', ZARRFS_WORD='')\n"

@@ -53,7 +53,7 @@ def test_genuine_stores(store: Path) -> None:
     assert all(path.rpartition("/")[2] in text for path in found)
 
 
-def test_what_zarr_python_says(tmp_path: Path) -> None:
+def test_nodes_are_described_as_zarr_python_does(tmp_path: Path) -> None:
     group = zarr.open_group(str(tmp_path / "g"), mode="w")
     array = group.create_array("sub/a", shape=(100, 100), chunks=(10, 30), dtype="f8")
     array[:35] = 1.5
@@ -76,7 +76,7 @@ def test_what_zarr_python_says(tmp_path: Path) -> None:
     assert "? of 40" in info("--no-count", tmp_path / "g")
 
 
-def test_damaged_arrays_are_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+def test_damaged_arrays_are_reported_and_the_others_shown(tmp_path: Path) -> None:
     hier = shutil.copytree(DATA / "zarr/v2_hier", tmp_path / "hier")
     (hier / "raw/.zarray").write_text('{"zarr_format": 2, "shape": [-1]}')
     found = nodes(hier)

@@ -87,7 +87,7 @@ def test_a_manifest_is_json_whatever_the_names(node: Node) -> None:
 
 
 @pytest.mark.parametrize("extra", [(), ("--no-manifest", "--link")])
-def test_what_is_not_of_the_copy_is_not_removed(node: Node, extra: tuple[str, ...]) -> None:
+def test_unstage_removes_only_files_of_the_copy(node: Node, extra: tuple[str, ...]) -> None:
     dest, other = node.path / "input", node.path / "other"
     (dest / "empty").mkdir(parents=True)
     (dest / "mine").write_text("mine")
@@ -166,7 +166,7 @@ def test_a_copy_on_the_node_goes_with_its_link(node: Node) -> None:
     assert not dest.is_symlink()
 
 
-def test_what_is_mounted_in_a_copy_is_not_removed(node: Node) -> None:
+def test_a_copy_with_a_mount_in_it_is_not_removed(node: Node) -> None:
     dest, inner = node.path / "input", node.path / "input/inner"
     assert run("stage", "--copy", SOURCE, dest).returncode == 0
     inner.mkdir()
@@ -219,7 +219,7 @@ def test_a_directory_is_linked_file_by_file(node: Node) -> None:
 
 
 @pytest.mark.parametrize("unstaged", [False, True])
-def test_what_cannot_be_had_is_reported(unstaged: bool, node: Node) -> None:
+def test_unreadable_entries_are_reported(unstaged: bool, node: Node) -> None:
     refs, dest = node.path / "refs.json", node.path / "input"
     refs.write_text(json.dumps({"good": "x", "bad": [str(node.path / "nothing"), 0, 4]}))
     done = run("stage", "--copy", refs, dest, "--report", "-")

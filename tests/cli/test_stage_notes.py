@@ -69,12 +69,12 @@ def test_a_manifest_of_a_killed_copy_is_nobodys(node: Node) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/null"), reason="has no such device")
-def test_a_device_is_no_manifest(node: Node) -> None:
+def test_a_device_is_refused_as_a_manifest(node: Node) -> None:
     assert run("stage", "--copy", SOURCE, node.path / "input", "--manifest", "/dev/null").returncode == 2
     assert not os.path.isfile("/dev/null")
 
 
-def test_what_another_run_has_written_stays(node: Node) -> None:
+def test_unstage_keeps_files_of_another_run(node: Node) -> None:
     dest = killed(node)
     (filling := filled(dest, "others")).close()  # as it is left by a kill
     assert run("unstage", dest, "--remove-copies").returncode == 0

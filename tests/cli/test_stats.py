@@ -292,14 +292,14 @@ def test_a_frame_fits(width: int) -> None:
 
 
 @pytest.mark.parametrize("command", [["stats"], ["stats", "--json"], ["stats", "--prometheus"], ["top", "--once"]])
-def test_what_is_no_mount_is_one_line(command: list[str], tmp_path: Any) -> None:
+def test_a_path_outside_of_mounts_is_one_line(command: list[str], tmp_path: Any) -> None:
     for path, says in ((tmp_path, "not in a mount of zarrfs"), (tmp_path / "x", "no such file or directory")):
         result = CliRunner().invoke(main, [*command, str(path)])
         assert (result.exit_code, result.stdout) == (1, "")
         assert re.fullmatch(rf"zarrfs: {re.escape(str(path))}: {says}.*\n", result.stderr)
 
 
-def test_an_interval_that_is_none(tmp_path: Any) -> None:
+def test_an_interval_that_is_not_a_time_is_refused(tmp_path: Any) -> None:
     result = CliRunner().invoke(main, ["top", "--interval", "often", str(tmp_path)])
     assert result.exit_code == 2
     assert "--interval: expected a time" in result.stderr

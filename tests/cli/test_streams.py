@@ -29,14 +29,14 @@ def closed(redirection: str, *arguments: object) -> subprocess.CompletedProcess[
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_output_that_nobody_can_read_ends_it_as_a_broken_pipe_does(archive: Path) -> None:
+def test_a_closed_output_ends_a_command_as_a_broken_pipe_does(archive: Path) -> None:
     into = ["archive", "create", "--inline", "-C", archive.parent / "in", "."]
     for command in (["archive", "list", archive], ["ls", archive], ["cat", archive, "a"], into, ["info", archive]):
         done = closed(">&-", *command)
         assert (done.returncode, done.stdout, done.stderr) == (141, "", ""), command
 
 
-def test_what_writes_nothing_works(archive: Path) -> None:
+def test_commands_without_output_work_with_a_closed_output(archive: Path) -> None:
     out = archive.parent / "out"
     done = closed("<&- >&-", "archive", "extract", archive, "-C", out)
     assert (done.returncode, done.stderr, (out / "a").read_text()) == (0, "", "text")

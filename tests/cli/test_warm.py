@@ -23,14 +23,14 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_it_prints(source: Path, tmp_path: Path) -> None:
+def test_the_summary_is_printed(source: Path, tmp_path: Path) -> None:
     done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
     assert (done.returncode, done.stdout, done.stderr) == (0, "100 read, 1000 B; 0 absent, 0 failed\n", "")
     done = run("warm", "--json", "--cache-dir", tmp_path / "blocks", source, tmp_path / "reads")
     assert json.loads(done.stdout) == {"found": 100, "absent": 0, "failed": 0, "bytes": 1000}
 
 
-def test_status_tells_of_failures(source: Path, tmp_path: Path) -> None:
+def test_failures_set_the_exit_status(source: Path, tmp_path: Path) -> None:
     with open(tmp_path / "reads", "a") as file:
         file.write('["b/1", 0, 1]\n["gone", 0, 5]\n')
     done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
@@ -58,7 +58,7 @@ def test_a_bad_line(source: Path, tmp_path: Path) -> None:
     assert done.stderr == f'zarrfs: {tmp_path}/reads: line 102: expected ["key", start, stop]\n'
 
 
-def test_what_was_warmed_is_read_without_its_server(nginx: Nginx, source: Path, tmp_path: Path) -> None:
+def test_warmed_blocks_are_read_without_the_server(nginx: Nginx, source: Path, tmp_path: Path) -> None:
     """The blocks are on the disk: another run gets them though the target is gone from its server."""
     target = nginx.plain.root / "warm-target"
     target.write_bytes(b"".join(b"%09d\n" % number for number in range(100)))

@@ -142,7 +142,7 @@ def test_defaults_of_a_command_are_the_weakest(user: Path) -> None:
     assert settings([], defaults={"log_level": "warning"}).parsed.options.log_level == "debug"
 
 
-def test_what_mount_says_of_itself_is_no_wish(user: Path) -> None:
+def test_an_explicit_rw_overrides_ro_of_a_file(user: Path) -> None:
     write(user, "[options]\nro = true\n")
     assert held("rw").ro is False
     assert held().ro is True
@@ -295,7 +295,7 @@ def test_every_command_says_the_same_of_a_bad_value(
         ("a = " + "[" * 9999, "not TOML: "),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_place(user: Path, text: str, says: str) -> None:
+def test_errors_in_files_name_the_place(user: Path, text: str, says: str) -> None:
     user.write_bytes(text.encode("latin-1"))
     said = refused(source="/x")
     assert said.startswith(f"{user}: {says}")
@@ -343,7 +343,7 @@ def test_a_file_that_is_named_takes_the_place_of_the_users(
     assert refused(f"config={user.parent}") == f"{user.parent}: is a directory"
 
 
-def test_files_that_are_not_there_are_none(user: Path) -> None:
+def test_missing_files_change_nothing(user: Path) -> None:
     assert held() == Options()
     assert [one.outcome for one in configuration.files()] == ["missing", "missing"]
 
@@ -358,7 +358,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("text", SECRETS)
-def test_secrets_are_not_for_everybody(user: Path, text: str) -> None:
+def test_a_secret_in_a_world_readable_file_is_refused(user: Path, text: str) -> None:
     write(user, text, 0o644)
     said = refused()
     assert said.startswith(f"{user}: [s")
@@ -368,7 +368,7 @@ def test_secrets_are_not_for_everybody(user: Path, text: str) -> None:
     held()
 
 
-def test_what_is_no_secret_is_for_everybody(user: Path) -> None:
+def test_other_values_may_be_in_a_world_readable_file(user: Path) -> None:
     text = '[storage.s3]\nanon = true\nendpoint_url = "http://h"\nsecret = "@/run/s3"\n[storage.gcs]\ntoken = "anon"\n'
     write(user, text + '[source.x]\nsource = "https://host/?a=1"\n', 0o644)
     assert refused() == "option s3.secret: /run/s3: no such file or directory"
@@ -388,7 +388,7 @@ def test_files_of_others_are_not_read(user: Path, system: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_a_system_file_that_is_kept_from_us_is_none() -> None:
+def test_an_unreadable_system_file_is_ignored() -> None:
     code = (
         "import os, sys, tomllib; from zarrfs.config import effective as c, file; c.SYSTEM = sys.argv[1];"
         "os.setuid(1234); os.environ['XDG_CONFIG_HOME'] = '/nonexistent';"
@@ -420,7 +420,7 @@ def test_values_come_from_files(user: Path, tmp_path: Path) -> None:
     [(None, "no such file or directory"), (b" \n", "holds nothing"), (b"\xffhush", "neither text nor JSON"),
      (b'{"hush', "neither text nor JSON"), (b"hush" * 300_000, "holds more than 1 MiB")],
 )  # fmt: skip
-def test_files_of_secrets_that_are_none(tmp_path: Path, content: bytes | None, rule: str) -> None:
+def test_bad_files_of_secrets_are_refused(tmp_path: Path, content: bytes | None, rule: str) -> None:
     path = tmp_path / "secret"
     if content is not None:
         path.write_bytes(content)
@@ -428,7 +428,7 @@ def test_files_of_secrets_that_are_none(tmp_path: Path, content: bytes | None, r
     assert said == f"option s3.secret: {path}: {rule}"
 
 
-def test_nothing_is_waited_for(user: Path, tmp_path: Path) -> None:
+def test_fifos_and_devices_are_refused_without_waiting(user: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for special in (pipe, "/dev/zero"):
@@ -458,7 +458,7 @@ def test_values_of_json_have_rules(user: Path) -> None:
     assert "option storage_options: expected JSON" in refused(f"storage_options={'[' * 100_000}")
 
 
-def test_half_a_secret_is_not_told() -> None:
+def test_a_secret_with_a_comma_is_not_shown_in_the_error() -> None:
     said = refused("s3.secret=hush", "hush2")
     assert said == r"option s3.secret: what follows its comma is no option (a comma in a value is \,)"
     assert "did you mean strict" in refused("s3.anon=true", "stric")
@@ -468,7 +468,7 @@ def test_half_a_secret_is_not_told() -> None:
 # -- the program
 
 
-def test_config_tells_who_says_what(user: Path, system: Path, tmp_path: Path) -> None:
+def test_config_shows_values_and_where_they_come_from(user: Path, system: Path, tmp_path: Path) -> None:
     text = '[options]\nretries = 7\n[storage.s3]\nsecret = "hush"\nanon = true\n'
     write(user, text + f'[source.a]\nsource = "{tmp_path}/x"\nbase = "https://h/?sig=hush"\n')
     environment = os.environ | {"ZARRFS_RETRIES": "8", "ZARRFS_RETRYS": "9", "ZARRFS_STRICT": "1"}
@@ -501,7 +501,7 @@ def test_every_command_takes_them(user: Path, references: Path) -> None:
     assert run("ls", document, "-o", "config=/dev/null").returncode == 0
 
 
-def test_nothing_is_imported_for_files_that_are_not_there(user: Path) -> None:
+def test_missing_files_import_no_parser(user: Path) -> None:
     code = "import sys; from zarrfs.config.effective import settings; settings([], ['/x']); print([*sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"tomllib", "zarrfs.config.file", "ctypes"} & set(eval(done.stdout))

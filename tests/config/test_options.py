@@ -73,7 +73,7 @@ def test_flags(item: str, value: bool) -> None:
     assert parse([item]).options.strict is value
 
 
-def test_nothing_said_is_the_defaults() -> None:
+def test_no_options_are_the_defaults() -> None:
     parsed = parse([])
     assert parsed.options == Options()
     assert (parsed.kernel, parsed.remount, parsed.writable) == ([], False, False)
@@ -131,7 +131,7 @@ def test_options_of_a_host_or_bucket_are_kept_by_its_url() -> None:
             parse([item])
 
 
-def test_what_sets_may_reach() -> None:
+def test_values_of_allow_and_allow_path() -> None:
     options = parse(["allow=file", "allow=private,sftp", "allow_path=/usr/../usr/lib/.", "allow_path=x"]).options
     assert options.allow == ("file", "private", "sftp")
     assert options.allow_path == (os.path.realpath("/usr/lib"), os.path.realpath("x"))
@@ -150,7 +150,7 @@ def test_options_survive_json() -> None:
     assert Options(**found) == options
 
 
-def test_what_is_for_mount_itself() -> None:
+def test_options_of_mount_are_separated_from_ours() -> None:
     line = "rw,nosuid,noatime,_netdev,nofail,x-systemd.automount,X-mount.mkdir,comment=hi,user"
     parsed = parse(split_commas(line))
     assert parsed.kernel == ["nosuid", "noatime"]
@@ -247,7 +247,7 @@ PATHS = [name for name in TABLE if TABLE[name].metadata["metavar"] in ("DIR", "F
 
 @pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("url", ["http://host/x", "s3://b", "file:///tmp/x", "FILE:x", "zip://a::b", "http:/x", "memory://"])
-def test_a_path_is_no_url(name: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_is_refused_as_a_path(name: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rule = f"option {name}={url}: expected a path on this machine, not a URL"
     with pytest.raises(UsageError) as caught:
@@ -305,7 +305,7 @@ def test_storage_options_are_those_of_a_protocol_or_of_a_bucket() -> None:
 
 
 @pytest.mark.parametrize("value", ["{", "[]", "5", '{"s3": 5}', '{"S 3": {}}', '{"s3": {"secret": "hidden"}', "null"])
-def test_storage_options_that_are_none(value: str) -> None:
+def test_bad_storage_options_are_refused_without_showing_them(value: str) -> None:
     with pytest.raises(UsageError, match="option storage_options: expected JSON such as") as caught:
         parse([f"storage_options={value}"])
     assert "hidden" not in str(caught.value)

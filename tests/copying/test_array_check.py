@@ -212,7 +212,7 @@ def test_a_document_that_breaks_a_rule(text: str, rule: str, tmp_path: Path) -> 
     assert (arrays["a"].array, arrays["b"].decoded) == (None, 2)
 
 
-def test_a_codec_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_codec_is_reported(tmp_path: Path) -> None:
     array = zarr.create_array(str(tmp_path / "a"), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)
     array[:] = 1
     edited(tmp_path / "a/.zarray", compressor={"id": "nosuch"})
@@ -223,7 +223,7 @@ def test_a_codec_that_nobody_knows(tmp_path: Path) -> None:
     assert (arrays[""].chunks, arrays[""].decoded, gets["0"]) == (2, 0, 1)
 
 
-def test_other_files_called_meta_are_no_arrays(tmp_path: Path) -> None:
+def test_other_files_called_meta_are_not_taken_for_arrays(tmp_path: Path) -> None:
     (tmp_path / "meta").write_text("title: a tree of other files")
     (tmp_path / "0.0").write_text("x")
     report, arrays, _gets = checked(tmp_path)

@@ -75,7 +75,7 @@ def test_json_is_one_document(place: Path) -> None:
     assert found[1] == {"kind": "deleted", "key": "d", "type": None, "size": None, "mode": None, "mtime_ns": None}
 
 
-def test_the_status_tells_a_difference_when_asked(place: Path) -> None:
+def test_exit_code_sets_the_status_if_there_are_differences(place: Path) -> None:
     assert diff(place, "--exit-code").exit_code == 1
     assert discard(place / "upper", "--yes").exit_code == 0
     for more in ([], ["--exit-code"]):

@@ -129,7 +129,7 @@ def test_only_the_first_bad_entries_are_kept_and_all_are_counted(tmp_path: Path)
     assert (len(report.bad), len(report.problems)) == (7, 7)
 
 
-def test_what_was_left_out_is_bad(tmp_path: Path) -> None:
+def test_entries_that_were_left_out_are_failures(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.inline("a/x", b"")
         writer.problem("a/y", "wrong arity")

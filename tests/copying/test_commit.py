@@ -288,7 +288,7 @@ def test_a_directory_has_links_owners_and_attributes(place: Path) -> None:
     assert os.readlink("out/a/link") == "../large"
 
 
-def test_what_new_cannot_hold_is_an_error_or_left_out(place: Path) -> None:
+def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Path) -> None:
     os.mkfifo("up/fifo")
     os.symlink("large", "up/link")
     for new, rule in {
@@ -316,7 +316,7 @@ def test_a_name_that_is_not_utf8(place: Path) -> None:
     assert (place / "new.zarr" / os.fsdecode(b"\xff")).read_text() == "x"
 
 
-def test_what_is_there_stays_unless_forced(place: Path) -> None:
+def test_an_existing_output_is_replaced_only_with_force(place: Path) -> None:
     for new in ("new.json", "new.zip", "new.zarr"):
         done(new)
         refused("--force", new, status=2)
@@ -355,7 +355,7 @@ def test_an_archive_takes_blobs(place: Path) -> None:
 
 
 @pytest.mark.parametrize("new", ["new.json", "new.zarr", "new.zip", "new.index"])
-def test_what_cannot_be_read_leaves_nothing(place: Path, new: str) -> None:
+def test_an_unreadable_value_leaves_no_output(place: Path, new: str) -> None:
     (place / "archive.json").write_text(
         json.dumps([{"path": "z", "mode": 0o100644, "size": 5000, "encoding": "blobvec",
                      "data": [[0, 5000, "sha1-" + "0" * 40]]}])

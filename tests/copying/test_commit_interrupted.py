@@ -58,7 +58,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, n
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_a_user_replaces_and_discards_what_nobody_may_write_to() -> None:
+def test_read_only_directories_are_replaced_and_discarded() -> None:
     with tempfile.TemporaryDirectory(prefix="zarrfs-") as name:
         place = Path(name)
         upper = place / "upper"

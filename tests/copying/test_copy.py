@@ -199,7 +199,7 @@ def prepared(out: Path, mtime: int) -> None:
         ("update", 200, False),
     ],
 )
-def test_what_is_there(existing: str, mtime: int, replaced: bool, tmp_path: Path) -> None:
+def test_existing_files_are_kept_or_replaced(existing: str, mtime: int, replaced: bool, tmp_path: Path) -> None:
     prepared(tmp_path / "out", mtime)
     report = extract(NEW, tmp_path / "out", existing=existing)
     found = [snapshot(tmp_path / "out")[key].data for key in ("f", "d/f", "l")]
@@ -207,7 +207,7 @@ def test_what_is_there(existing: str, mtime: int, replaced: bool, tmp_path: Path
     assert (report.files, report.links, report.kept) == ((2, 1, 0) if replaced else (0, 0, 3))
 
 
-def test_what_is_there_is_an_error(tmp_path: Path) -> None:
+def test_an_existing_file_is_an_error(tmp_path: Path) -> None:
     prepared(tmp_path / "out", 1)
     before = snapshot(tmp_path / "out")
     with pytest.raises(SourceError, match="d/f: is there already"):
@@ -236,7 +236,7 @@ def test_another_kind_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "dangling link", "no parent"])
-def test_destinations_that_are_none(what: str, tmp_path: Path) -> None:
+def test_bad_destinations_are_refused(what: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     if what == "file":
         out.write_bytes(b"")
@@ -338,7 +338,7 @@ NO_NAMES = ["..", ".", "", "/tmp/x", "a/../../x", "a\0b", "a/b", "\ud800", "n" *
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", NO_NAMES)
 @pytest.mark.parametrize("kind", [Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK])
-def test_names_that_are_none(name: str, kind: Kind, tmp_path: Path) -> None:
+def test_invalid_names_are_failures(name: str, kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/f").write_bytes(b"x")
     store = Hostile(tmp_path / "source", [Info(name, kind, 1, target="t"), Info("g", Kind.FILE, 1)])

@@ -127,7 +127,7 @@ def test_a_run_with_the_same_mark_goes_on(tmp_path: Path) -> None:
     assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
 
 
-def test_what_was_written_before_another_boot_is_written_again(tmp_path: Path) -> None:
+def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
     document = archive_of(tmp_path, 100)
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
     (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
@@ -154,7 +154,7 @@ def test_what_was_written_before_another_boot_is_written_again(tmp_path: Path) -
     assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
 
 
-def test_what_a_dead_run_has_left_goes(tmp_path: Path) -> None:
+def test_leftovers_of_a_dead_run_are_removed(tmp_path: Path) -> None:
     staging = tmp_path / "out/.zarrfs-staging"
     (staging / "0123456789abcdef").mkdir(parents=True)
     (staging / "0123456789abcdef/17").write_bytes(b"half")
@@ -286,7 +286,7 @@ class OddValue(Value):
         return bytes([1]) * length
 
 
-def test_what_nobody_expected_is_a_failure_like_any_other(tmp_path: Path) -> None:
+def test_an_unexpected_exception_is_a_failure_of_its_entry(tmp_path: Path) -> None:
     """The directory is done once, when its other file is there."""
     report = write(Odd(), tmp_path / "out", keep_going=True)
     assert [(bad.key, bad.reason) for bad in report.failed] == [("d/a", "odd")]
@@ -358,7 +358,7 @@ def test_directories_that_allow_nothing(shared: Path) -> None:
     assert (found["d"].mtime_ns, found["d/e"].mtime_ns) == (10**9, 2 * 10**9)
 
 
-def test_nothing_that_appears_meanwhile_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_created_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that takes a name between the look at it and the write."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out/other").write_bytes(b"")

@@ -75,7 +75,7 @@ def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("sums", [False, True])
-def test_what_is_told_of_entries(sums: bool, tmp_path: Path) -> None:
+def test_every_entry_is_reported_with_its_attributes(sums: bool, tmp_path: Path) -> None:
     told: list[CopiedEntry] = []
     with opened(archive_of(tmp_path, 400), type="archive", blobs=(str(tmp_path),)) as (store, _plan):
         write(store, tmp_path / "out", told.append, jobs=2, sums=sums)
@@ -89,7 +89,7 @@ def test_what_is_told_of_entries(sums: bool, tmp_path: Path) -> None:
             assert done.size == len(data or b"")
 
 
-def test_what_cannot_be_had_is_told_as_ever(tmp_path: Path) -> None:
+def test_unreadable_blobs_are_reported_as_without_processes(tmp_path: Path) -> None:
     document = archive_of(tmp_path, 900)
     lost = document["d0/e0/f420"]["data"][0][2]
     (tmp_path / lost).write_bytes(b"another")
@@ -137,7 +137,7 @@ def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "out").keys() == {"", "d", "d/f"}
 
 
-def test_processes_end_with_who_forked_them(tmp_path: Path) -> None:
+def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     """At once, whatever they do: the next run finds nobody who writes."""
     (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 6000)))
     command = ["archive", "extract", str(tmp_path / "a.json"), "-C", str(tmp_path / "out"), "--blobs", str(tmp_path)]
@@ -294,7 +294,7 @@ def test_a_run_that_is_cancelled_ends_soon(tmp_path: Path) -> None:
     assert report.files < 20_000
 
 
-def test_a_failure_is_told_before_all_else_is_written(tmp_path: Path) -> None:
+def test_the_first_failure_ends_the_run(tmp_path: Path) -> None:
     lost = file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)
     os.unlink(tmp_path / lost["data"][0][2])
     with pytest.raises(SourceError, match=r"a: .*no such blob"):
@@ -312,7 +312,7 @@ def test_where_no_process_can_be_made_threads_write(tmp_path: Path, monkeypatch:
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
-def test_a_tar_that_cannot_be_read_hurts_nobody_who_needs_nothing_of_it(
+def test_an_unreadable_tar_fails_only_files_with_blobs_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object) -> bytes:
@@ -330,7 +330,7 @@ def test_a_tar_that_cannot_be_read_hurts_nobody_who_needs_nothing_of_it(
         assert write(store, tmp_path / "out", jobs=2).bad == 0
 
 
-def test_a_bad_blob_of_which_another_place_has_the_right_one_is_told_once(
+def test_a_bad_blob_with_a_good_copy_elsewhere_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
@@ -345,7 +345,7 @@ def test_a_bad_blob_of_which_another_place_has_the_right_one_is_told_once(
     assert "instead" not in capfd.readouterr().err
 
 
-def test_who_reads_the_names_may_go_away(tmp_path: Path) -> None:
+def test_a_closed_pipe_of_names_ends_the_run_quietly(tmp_path: Path) -> None:
     """Of names that are written as files appear; that is no fault of the destination."""
     (tmp_path / "a.json").write_text(json.dumps(small(4000)))
     command = f"{PROGRAM} archive extract -v {tmp_path}/a.json -C {tmp_path}/out --jobs 2 | head -1"

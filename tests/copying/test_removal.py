@@ -59,7 +59,7 @@ def names(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*")}
 
 
-def test_what_is_not_of_the_copy_stays(place: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_of_the_copy_are_kept(place: Path, tmp_path: Path) -> None:
     before = names(place)
     spans = span(tmp_path, copied(place))
     (place / "touched").chmod(0o750)
@@ -70,7 +70,7 @@ def test_what_is_not_of_the_copy_stays(place: Path, tmp_path: Path) -> None:
     assert names(place) == before | {"results", "d1", "d1/result", "d2", "d2/2"}
 
 
-def test_what_somebody_touches_meanwhile_stays(place: Path, tmp_path: Path) -> None:
+def test_files_changed_during_the_copy_are_kept(place: Path, tmp_path: Path) -> None:
     """As a backup does, or chmod; told by the time of birth, which not every file system has."""
 
     def write() -> None:
@@ -95,7 +95,7 @@ def test_without_times_of_birth(place: Path, tmp_path: Path, monkeypatch: pytest
     assert names(place) == (before | {"results"}) - {"before"}  # the copy has filled it
 
 
-def test_the_time_of_birth_is_what_stat_tells(place: Path) -> None:
+def test_the_time_of_birth_is_that_of_stat(place: Path) -> None:
     told = subprocess.run(["stat", "-c", "%.9W", place / "mine"], capture_output=True, text=True, check=True).stdout
     handle = os.open(place, os.O_PATH)
     born = removal._born(handle, b"mine")
@@ -104,7 +104,7 @@ def test_the_time_of_birth_is_what_stat_tells(place: Path) -> None:
     assert f"{born // 10**9}.{born % 10**9:09}" == told.strip()
 
 
-def test_what_somebody_else_removes_ends_nothing(
+def test_files_removed_by_others_meanwhile_are_no_error(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, spans, unlink = names(place), span(tmp_path, copied(place)), os.unlink
@@ -127,7 +127,7 @@ POWERLESS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner",
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
-def test_what_another_user_has_closed_stays(tmp_path: Path) -> None:
+def test_unreadable_directories_of_others_are_kept(tmp_path: Path) -> None:
     place = tmp_path / "place"
     (place / "a/closed").mkdir(parents=True)
     (place / "a/closed/secret").write_text("x")
@@ -229,7 +229,7 @@ def test_links_are_not_followed(place: Path, tmp_path: Path) -> None:
     assert (names(place), os.listdir(outside)) == (before, ["file"])
 
 
-def test_a_run_that_is_given_up_says_until_when_it_wrote(tmp_path: Path) -> None:
+def test_an_abandoned_run_records_when_it_last_wrote(tmp_path: Path) -> None:
     filling = DestinationDirectory(str(tmp_path / "place"), mark="m")
     root = filling.root(Info("", Kind.DIRECTORY))
     handle = filling.open(root)

@@ -130,7 +130,7 @@ def test_a_bad_source_ends_the_job_before_its_tasks(scripts: Path, stage: str, m
         assert str(scripts.parent) not in file.read()
 
 
-def test_a_mount_in_use_stays_and_is_told(scripts: Path) -> None:
+def test_a_mount_in_use_is_kept_and_reported(scripts: Path) -> None:
     leave = "cd $ZARRFS_STAGED/in/job && sleep 100 >/dev/null 2>&1 & echo $! $ZARRFS_STAGED"
     done = job(scripts, f"in {SOURCE}", leave)
     pid, place = done.stdout.split()

@@ -112,7 +112,7 @@ def test_format_2_with_compressed_urls() -> None:
         (["type=zarr"], None),
     ],
 )
-def test_what_cannot_be_shown_is_one_line(shared: Repository, options: list[str], rule: str | None) -> None:
+def test_unsupported_repositories_are_one_line(shared: Repository, options: list[str], rule: str | None) -> None:
     if rule is None:  # a directory like any other
         assert "refs/branch.main/ref.json" in read(shared.path, *options)
         return

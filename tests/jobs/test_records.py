@@ -142,7 +142,7 @@ def test_a_directory_that_another_user_has_put_there(
         records.home()
 
 
-def test_names_in_tmp_that_are_no_uids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_tmp_that_are_not_uids_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"/tmp": ["zarrfs-²", "zarrfs-" + "9" * 200, "zarrfs-7", "zarrfs-"], "/run/user": ["٣"]}
     monkeypatch.setattr(os, "listdir", names.__getitem__)
     with mock.patch.object(records, "_owner", {"/tmp/zarrfs-7": 7}.get):

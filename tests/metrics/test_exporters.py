@@ -80,7 +80,7 @@ def test_a_fault_in_them_ends_no_mount(tmp_path: Path, caplog: pytest.LogCapture
     assert caplog.messages == ["metrics: KeyError: 'x'; there are none from now on"]
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_is_refused_as_a_text_file(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="is a directory"):
         TextfileExporter(str(tmp_path))
 
@@ -94,6 +94,6 @@ def test_places(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["", ":9400", "9400", "h:65536", "::1:9400", "[::1]", "[h]:1", "x.prom", "http://h:1/"])
-def test_what_is_no_place(where: str) -> None:
+def test_bad_values_of_metrics_are_refused(where: str) -> None:
     with pytest.raises(UsageError, match="option metrics"):
         parse([f"metrics={where}"])

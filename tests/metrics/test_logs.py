@@ -63,7 +63,7 @@ def test_any_name_is_one_line(key: str, source: str) -> None:
     assert json.loads(found)["source"] == source
 
 
-def test_names_that_are_no_text() -> None:
+def test_names_that_are_not_utf8_are_logged() -> None:
     name = os.fsdecode(b"a\xff")
     assert LogFile("/x", {}, False).line(record(name)).endswith(b": a\\xff\n")
     assert json.loads(LogFile("/x", {}, True).line(record("x", facts={"key": name})))["key"] == name
@@ -242,7 +242,7 @@ def test_a_place_that_hangs_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPa
     assert place.sent[3:12] == [str(number) for number in range(1, 10)]
 
 
-def test_lines_that_fail_are_counted_and_told() -> None:
+def test_lost_lines_are_counted_and_reported() -> None:
     place = Slow()
     place.free.set()
     place.fails = True
@@ -258,7 +258,7 @@ def test_lines_that_fail_are_counted_and_told() -> None:
     assert place.sent == ["again", "3 lines of the log are lost: they could not be written"]
 
 
-def test_a_record_that_is_no_line_fails_nobody() -> None:
+def test_a_record_that_cannot_be_formatted_is_counted_as_lost() -> None:
     place = Slow()
     place.free.set()
     handler = QueueingHandler(place)

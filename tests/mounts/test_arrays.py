@@ -111,7 +111,7 @@ def test_fortran_order_is_mapped_as_it_is_stored(tmp_path: Path) -> None:
         assert (mapped(mountpoint / "x.npy") == items).all()
 
 
-def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+def test_arrays_that_are_left_out_are_reported(tmp_path: Path) -> None:
     large(tmp_path / "x.zarr")
     document = json.loads((tmp_path / "x.zarr/x/.zarray").read_text())
     (tmp_path / "x.zarr/y").mkdir()

@@ -120,7 +120,7 @@ def test_bytes_that_cannot_be_had(tmp_path: Path) -> None:
         assert any(f": {name}: " in line and ref in line for line in done.stdout.splitlines()), done.stdout
 
 
-def test_what_is_odd_is_told_once_and_extracted(tmp_path: Path) -> None:
+def test_oddities_are_reported_once_and_extracted(tmp_path: Path) -> None:
     """Duplicates, unknown keys, data on a directory; regions that overlap, come in any order, or have no bytes."""
     blobs = tmp_path / "blobs"
     blobs.mkdir()

@@ -119,7 +119,7 @@ def test_a_document_whose_directories_take_more_than_the_memory_of_sqlite(places
         assert (root / "directory-000123" / f"{123:040}" / "x").read_bytes() == b"1"
 
 
-def test_what_was_kept_before_is_not_used_and_stays(places: Places, references: Path, tmp_path: Path) -> None:
+def test_earlier_cache_files_are_neither_used_nor_removed(places: Places, references: Path, tmp_path: Path) -> None:
     source, kept = references / "combined_v1.json", places.base / "cache/zarrfs/index"
     while not list(kept.glob("*.known")):  # a document that has just been written is not remembered
         assert run("ls", source).returncode == 0

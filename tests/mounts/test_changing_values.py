@@ -77,7 +77,7 @@ def opened(path: Path) -> int:
 @pytest.mark.promise("S21")
 @pytest.mark.parametrize("size", [SIZE, SIZE // 2, 2 * SIZE])
 @pytest.mark.parametrize("view", ["", "view=v3"])
-def test_an_open_file_is_no_mixture(changing: Changing, tmp_path: Path, size: int, view: str) -> None:
+def test_an_open_file_never_mixes_versions(changing: Changing, tmp_path: Path, size: int, view: str) -> None:
     with mounted(changing.url, tmp_path / "mnt", SMALL, *filter(None, [view])) as root:
         chunk = root / "v/0"
         old, file = changing.value, opened(chunk)
@@ -106,7 +106,7 @@ def test_the_size_of_before_is_not_believed(changing: Changing, tmp_path: Path, 
         assert os.stat(root / "v/0").st_size == size
 
 
-def test_what_is_open_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
+def test_an_open_file_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
     """And its name: it is the same file for who asks, and another one under the name."""
     with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s,entry_timeout=0s") as root:
         file = opened(root / "v/0")
@@ -165,7 +165,7 @@ def test_pieces_are_of_one_version(changing: Changing) -> None:
 
 
 @pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE])
-def test_what_is_copied_up_is_what_is_there_now(changing: Changing, tmp_path: Path, size: int) -> None:
+def test_the_current_version_is_copied_up(changing: Changing, tmp_path: Path, size: int) -> None:
     (tmp_path / "upper").mkdir()
     with mounted(changing.url, tmp_path / "mnt", f"upperdir={tmp_path}/upper,{SMALL}") as root:
         assert os.stat(root / "v/0").st_size == SIZE
@@ -215,7 +215,7 @@ def test_copies_over_an_upper_are_of_one_version(changing: Changing, tmp_path: P
     trio.run(body)
 
 
-def test_a_server_that_tells_no_versions(changing: Changing, tmp_path: Path) -> None:
+def test_without_etags_a_changed_size_is_a_new_version(changing: Changing, tmp_path: Path) -> None:
     """Its size alone tells of a change."""
     changing.server.tell_tags = False
     with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
@@ -229,7 +229,7 @@ def test_a_server_that_tells_no_versions(changing: Changing, tmp_path: Path) -> 
         os.close(file)
 
 
-def test_a_time_that_is_that_of_the_answer_is_no_version(changing: Changing, tmp_path: Path) -> None:
+def test_a_last_modified_equal_to_the_date_is_not_used_as_a_version(changing: Changing, tmp_path: Path) -> None:
     changing.server.tell_tags, changing.server.tell_times = False, True
     with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
         file = opened(root / "v/0")
@@ -260,7 +260,7 @@ def put(web: Web, value: bytes, age: float = 60.0) -> Path:
 
 
 @pytest.mark.parametrize("age", [60.0, -2.0])
-def test_a_time_is_a_version_where_there_is_no_tag(nginx: Nginx, tmp_path: Path, age: float) -> None:
+def test_last_modified_is_the_version_without_an_etag(nginx: Nginx, tmp_path: Path, age: float) -> None:
     """Also of a value that was so new when it was first read that its time told nothing."""
     old, new = (letter * SIZE for letter in (b"a", b"b"))
     put(nginx.dated, old, age)
@@ -285,7 +285,7 @@ def test_a_time_is_a_version_where_there_is_no_tag(nginx: Nginx, tmp_path: Path,
         assert "tells no version" not in log_of(store) + log_of(refs) or age < 0
 
 
-def test_a_server_that_tells_no_version_is_named_once(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_server_without_versions_is_logged_once(nginx: Nginx, tmp_path: Path) -> None:
     put(nginx.bare, b"a" * SIZE)
     url = f"{nginx.bare.url}/undated"
     (tmp_path / "set.json").write_text(json.dumps({name: [f"{url}/v/0", 0, SIZE] for name in "xyz"}))
@@ -325,7 +325,7 @@ def test_check_twice_finds_values_that_change_in_between(nginx: Nginx) -> None:
     assert f"changed: v/0: {url}/v/0: has other bytes than in the first pass" in twice.stdout
 
 
-def test_a_document_of_a_view_is_no_mixture(changing: Changing, tmp_path: Path) -> None:
+def test_a_translated_document_never_mixes_versions(changing: Changing, tmp_path: Path) -> None:
     """Of one that is longer than a page, of which two versions are open."""
     def attributes(letter: str) -> bytes:
         both = {".zgroup": {"zarr_format": 2}, "v/.zarray": METADATA, "v/.zattrs": {"text": letter * 60_000}}

@@ -46,7 +46,7 @@ def states(machine: Machine, *arguments: str, user: str = "ann", **more: str | N
     return worst
 
 
-def test_what_is_wrong_with_a_machine(machine: Machine) -> None:
+def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine) -> None:
     """Each thing that keeps a user from mounting is a problem, of its check alone."""
     fusermount = shutil.which("fusermount3") or "/usr/bin/fusermount3"
     machine.root(f"cp {fusermount} /mnt/plain; chmod 755 /mnt/plain")
@@ -120,7 +120,7 @@ def test_a_source_that_can_be_read(tmp_path: Path, references: Path) -> None:
     assert (status, "problem  target:" in text, "gone" in text) == (1, True, True)
 
 
-def test_what_is_wrong_with_a_server(faulty: Faulty) -> None:
+def test_problems_of_a_server_are_told_apart(faulty: Faulty) -> None:
     """Names, ports, credentials and absence are told apart, and no secret is shown."""
     url = faulty.put("/refs.json", b"{}")
     assert told(url)[0] == 0

@@ -152,7 +152,7 @@ while True:
 """
 
 
-def test_who_only_asks_a_mount_does_not_keep_it(tmp_path: Path) -> None:
+def test_stat_calls_do_not_keep_a_mount_busy(tmp_path: Path) -> None:
     mnt = tmp_path / "mnt"
     mnt.mkdir()
     with subprocess.Popen([sys.executable, "-c", ASKER, str(mnt)], stdout=subprocess.PIPE) as asker:
@@ -169,7 +169,7 @@ def test_who_only_asks_a_mount_does_not_keep_it(tmp_path: Path) -> None:
                 subprocess.run(["umount", "-l", str(mnt)], check=True)
 
 
-def test_what_was_mounted_there_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_made_by_others_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else unmounts while we wait for who asks, and mounts something of their own."""
     mnt, tries = tmp_path / "mnt", []
     mnt.mkdir()
@@ -191,7 +191,7 @@ def test_what_was_mounted_there_meanwhile_stays(tmp_path: Path, monkeypatch: pyt
             subprocess.run(["umount", "-l", str(mnt)], check=True)
 
 
-def test_who_is_slower_to_unmount_is_not_told_of_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_unmounts_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at once: the kernel says to one of them that nothing is mounted."""
     mnt, refusal = tmp_path / "mnt", mounts._refusal
     mnt.mkdir()

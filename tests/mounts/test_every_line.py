@@ -18,7 +18,7 @@ def test_a_line(line: Line, ended: Ended) -> None:
     check(line, ended)
 
 
-def test_what_is_not_run_is_still_there() -> None:
+def test_every_exception_is_still_in_the_pages() -> None:
     assert [begin for begin in NOT_HERE if not any(line.text.startswith(begin) for line in lines())] == []
 
 

@@ -164,7 +164,7 @@ def test_a_mount_that_fails_makes_no_files(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["bad.json", "mnt"]
 
 
-def test_a_record_goes_to_a_fifo_only_if_somebody_reads_it(tmp_path: Path) -> None:
+def test_a_fifo_without_a_reader_is_refused_for_records(tmp_path: Path) -> None:
     """Nobody is waited for."""
     source, fifo = document(tmp_path, {"a": "here"}), tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -179,7 +179,7 @@ def test_a_record_goes_to_a_fifo_only_if_somebody_reads_it(tmp_path: Path) -> No
     os.close(reader)
 
 
-def test_what_a_killed_process_left_in_memory_goes_after_an_hour(tmp_path: Path) -> None:
+def test_leftovers_in_dev_shm_are_removed_after_an_hour(tmp_path: Path) -> None:
     """The child that writes an index was killed: with cache=none that is in /dev/shm."""
     old, new = (Path("/dev/shm") / f"zarrfs-test-{name}-{os.getpid()}" for name in ("old", "new"))
     for left in (old, new):

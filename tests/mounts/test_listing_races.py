@@ -17,7 +17,7 @@ FILES, SIZE = 1500, 5000
 
 
 @pytest.mark.promise("S8")
-def test_a_listing_does_not_cut_short_who_reads(tmp_path: Path) -> None:
+def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:
     """A listing that was read ahead knows no sizes; those that stat has told meanwhile stay."""
     (tmp_path / "data").mkdir()
     refs = {}

@@ -156,7 +156,7 @@ def pace(root: Path) -> float:
     return time.monotonic() - began
 
 
-def test_nobody_waits_for_a_log_that_nobody_reads(tmp_path: Path) -> None:
+def test_readers_do_not_wait_for_a_full_log_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     source, point = missing(tmp_path, 300), tmp_path / "mnt"
@@ -184,7 +184,7 @@ def test_nobody_waits_for_a_log_that_nobody_reads(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", point], capture_output=True, check=False)
 
 
-def test_a_full_disk_costs_lines_and_they_are_told(tmp_path: Path) -> None:
+def test_lines_lost_to_a_full_disk_are_counted_in_the_log(tmp_path: Path) -> None:
     source = missing(tmp_path, 60)
     with tmpfs(tmp_path / "disk", "size=64k") as disk, contextlib.ExitStack() as stack:
         (disk / "filler").write_bytes(bytes(60 << 10))
@@ -282,7 +282,7 @@ def test_a_service_manager_reads_levels(tmp_path: Path) -> None:
         assert [line.partition("zarrfs[")[0] for line in lines[:2]] == (["<6>", "<3>"] if right else ["", ""])
 
 
-def test_nobody_waits_for_a_stderr_that_nobody_reads(tmp_path: Path) -> None:
+def test_readers_do_not_wait_for_a_full_stderr(tmp_path: Path) -> None:
     with foreground(missing(tmp_path, 300), tmp_path / "mnt", "log_level=debug"):
         assert pace(tmp_path / "mnt") < 20
 
@@ -377,7 +377,7 @@ def test_a_journal_that_is_started_anew(machine: Machine) -> None:
     assert entries(machine, "ZARRFS_MOUNTPOINT=/run/anew", "PRIORITY=6")  # its end
 
 
-def test_a_daemon_logs_to_syslog_where_there_is_no_journal(machine: Machine) -> None:
+def test_without_a_journal_a_daemon_logs_to_syslog(machine: Machine) -> None:
     """By the socket that journald has for syslog(3)."""
     machine.root("mv /run/systemd/journal/socket /run/away && ln -s /run/systemd/journal/dev-log /dev/log")
     try:
@@ -390,7 +390,7 @@ def test_a_daemon_logs_to_syslog_where_there_is_no_journal(machine: Machine) -> 
     assert one["SYSLOG_FACILITY"] == "3"
 
 
-def test_a_syslog_that_nobody_reads_costs_no_time(machine: Machine) -> None:
+def test_readers_do_not_wait_for_a_full_syslog_socket(machine: Machine) -> None:
     """A socket of datagrams whose queue is full makes whoever writes wait."""
     script = (
         "import os, socket, time\n"

@@ -39,7 +39,7 @@ def test_metrics(source: Path) -> None:
     check_transcript(source, DOCS / "metrics.md", names={"9417": str(free_port())}, masks=VARYING, least=8)
 
 
-def test_what_prometheus_is_told(tmp_path: Path) -> None:
+def test_prometheus_takes_the_configuration_and_queries(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool here")

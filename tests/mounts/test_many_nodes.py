@@ -99,7 +99,7 @@ def test_a_node_that_is_killed_while_it_fetches(nginx: Nginx, proxy: FaultProxy,
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 @pytest.mark.parametrize("state", ["full", "read-only"])
-def test_without_a_disk_that_keeps_anything_there_are_no_leases(
+def test_without_a_usable_disk_there_are_no_leases(
     state: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     source, values = files(nginx, proxy, f"disk-{state}", 30, tmp_path)

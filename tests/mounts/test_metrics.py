@@ -232,7 +232,7 @@ def test_a_port_that_is_taken_is_an_error_before_anything_is_mounted(foreground:
         ("/nowhere/x.prom", "metrics=/nowhere/x.prom: no such file or directory"), ("/tmp", "is a directory"),
     ],
 )  # fmt: skip
-def test_places_that_are_none(where: str, says: str, tmp_path: Path) -> None:
+def test_bad_places_for_metrics_are_refused(where: str, says: str, tmp_path: Path) -> None:
     source, point = references(tmp_path), tmp_path / "mnt"
     point.mkdir()
     done = run("mount", source, point, "-o", f"metrics={where}")

@@ -158,7 +158,7 @@ def test_a_damaged_chunk_is_an_error_for_its_readers_alone(file: Path) -> None:
     assert "bad/1.0" in log_of(file.parent)
 
 
-def test_what_is_left_out_is_reported(file: Path, source: Path) -> None:
+def test_variables_that_are_left_out_are_reported(file: Path, source: Path) -> None:
     reason = {"words": "dtype |O: its items have no fixed size"}
     for path in (file, file.parent):
         assert json.loads(os.getxattr(path, "user.zarrfs.left_out")) == reason

@@ -75,7 +75,7 @@ def may(mode: int, uid: int, gid: int, user: int, groups: set[int], bit: int) ->
     ],
 )
 @pytest.mark.promise("S41")
-def test_who_may_read(
+def test_permissions_decide_which_user_may_read(
     options: tuple[str, ...], files: int, directories: int, machine: Machine, mount: Mount
 ) -> None:
     """Every user tries everything; the kernel decides by what is shown."""

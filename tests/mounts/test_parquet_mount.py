@@ -166,7 +166,7 @@ def test_over_http_without_listings(nginx: Nginx, combined: Path, tmp_path: Path
             np.testing.assert_array_equal(dataset["t2m"].values[: len(file["t2m"])], file["t2m"][...])
 
 
-def test_what_is_broken_is_told_before_mounting(tmp_path: Path) -> None:
+def test_a_broken_set_is_refused_before_mounting(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "mnt").mkdir()
     (tmp_path / "set/.zmetadata").write_text('{"metadata": {}, "record_size": 0}')

@@ -170,7 +170,7 @@ def test_a_place_that_is_removed_under_a_mount(nginx: Nginx, document: Path, tmp
     assert "no such blob: in none of" in log_of(tmp_path / "mnt")
 
 
-def test_what_is_no_place(document: Path, tmp_path: Path) -> None:
+def test_bad_blob_sources_are_refused(document: Path, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     subprocess.run(["tar", "-czf", tmp_path / "x.tar.gz", document], check=True, capture_output=True)
     for place in (document, tmp_path / "x.tar.gz", "flux:main"):

@@ -230,7 +230,7 @@ def test_a_changed_target_is_an_error_until_the_refresh(cached: bool, faulty: Fa
 
 
 @pytest.mark.promise("S37")
-def test_what_is_on_the_disk_is_asked_about_anew(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) -> None:
     url, document = faulty.put("/data", b"1" * 300_000), tmp_path / "set.json"
     document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 200_000], "b": [url, 200_000, 100_000]}}))
     options = ["allow=private", "prefetch=0B", f"cache_dir={tmp_path / 'cache'}", "cache_min_free=0B"]
@@ -353,7 +353,7 @@ def test_a_writable_mount_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S38")
-def test_nobody_else_may(tmp_path: Path) -> None:
+def test_other_users_may_not_refresh_or_change_a_mount(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     write_set(document, {"a": b"old"})
     with mounted(document, tmp_path / "mnt", "allow_other") as root:
@@ -390,7 +390,7 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ending", ["umount", "kill"])
-def test_who_prepares_a_version_ends_with_the_mount(ending: str, faulty: Faulty, tmp_path: Path) -> None:
+def test_the_child_preparing_a_version_ends_with_the_mount(ending: str, faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put(f"/{ending}.json", json.dumps({"version": 1, "refs": {"a": "old"}}).encode())
     root = tmp_path / "mnt"
     root.mkdir()
@@ -452,7 +452,7 @@ def test_a_service_that_is_in_use_is_not_stopping(tmp_path: Path) -> None:
         assert daemon.wait(10) == 0
 
 
-def test_a_service_manager_is_told(tmp_path: Path) -> None:
+def test_a_service_manager_is_notified_of_a_refresh(tmp_path: Path) -> None:
     document, mountpoint = tmp_path / "set.json", tmp_path / "mnt"
     write_set(document, {"a": b"old"})
     with managed(document, mountpoint) as (daemon, manager):

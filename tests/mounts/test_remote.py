@@ -116,7 +116,7 @@ def test_a_chunk_that_cannot_be_fetched_is_no_fill_value(faulty: Faulty, tmp_pat
             array[:2]
 
 
-def test_an_unreachable_store_is_told_before_mounting(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_refused_before_mounting(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     done = run("mount", "http://127.0.0.1:9/store.zarr", tmp_path / "mnt", "-o", "retries=0")
     assert done.returncode == 1

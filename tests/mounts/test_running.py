@@ -120,7 +120,7 @@ def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
     assert "idle" in log.read_text()
 
 
-def test_who_watches_a_mount_does_not_use_it(document: Path, tmp_path: Path) -> None:
+def test_statistics_do_not_reset_the_idle_timeout(document: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     assert run("mount", document, mountpoint, "-o", "idle_timeout=1s").returncode == 0
@@ -158,7 +158,7 @@ def test_a_report_at_the_end(how: str, faulty: Faulty, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S39")
-def test_the_report_counts_what_nobody_synced(document: Path, tmp_path: Path) -> None:
+def test_the_report_counts_unsynced_files(document: Path, tmp_path: Path) -> None:
     (tmp_path / "upper").mkdir()
     with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'}") as root:
         for name in ("one", "two", "three"):
@@ -170,7 +170,7 @@ def test_the_report_counts_what_nobody_synced(document: Path, tmp_path: Path) ->
     assert "2 files written and not synced" in log_of(tmp_path / "mnt")
 
 
-def test_usr1_tells_what_tasks_wait_for(faulty: Faulty, tmp_path: Path) -> None:
+def test_usr1_logs_where_tasks_wait(faulty: Faulty, tmp_path: Path) -> None:
     url, document = faulty.put("/data", b"x" * 5000, "slow"), tmp_path / "set.json"
     document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 5000]}}))
     with mounted(document, tmp_path / "mnt", "allow=private") as root:
@@ -189,7 +189,7 @@ def test_usr1_tells_what_tasks_wait_for(faulty: Faulty, tmp_path: Path) -> None:
         assert re.search(r"memory: [1-9]\d* MiB", log_of(root))
 
 
-def test_an_idle_timeout_of_nothing_is_none(tmp_path: Path) -> None:
+def test_an_idle_timeout_of_zero_never_unmounts(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
     with mounted(document, tmp_path / "mnt", "idle_timeout=0") as root:
@@ -197,7 +197,7 @@ def test_an_idle_timeout_of_nothing_is_none(tmp_path: Path) -> None:
         assert (root / "a").read_text() == "x"
 
 
-def test_what_is_mounted_over_it_is_not_unmounted(tmp_path: Path) -> None:
+def test_an_idle_mount_keeps_the_mount_on_top_of_it(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
     with mounted(document, tmp_path / "mnt") as root:

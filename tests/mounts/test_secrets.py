@@ -155,7 +155,7 @@ def assert_hidden(where: str, data: bytes | str, secrets: dict[str, str] | None 
 
 @pytest.mark.promise("S48")
 @pytest.mark.parametrize("client", ["auto", "fsspec", "obstore"])
-def test_nobody_sees_them(client: str, server: str, tmp_path: Path) -> None:
+def test_secrets_are_shown_nowhere(client: str, server: str, tmp_path: Path) -> None:
     user, signature = f"me:{MINE['the password in the source']}", MINE["the signature in the source"]
     source = f"http://{user}@{server}/set.json?sig={signature}"
     given = options(tmp_path, client)

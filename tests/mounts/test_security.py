@@ -165,7 +165,7 @@ def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Pat
     assert (victim / "file").read_text() == "as it was"
 
 
-def test_what_lies_in_the_working_directory_is_not_run(place: Path) -> None:
+def test_modules_in_the_working_directory_are_not_imported(place: Path) -> None:
     """A program that root starts in a directory of somebody else, and the child that reads documents."""
     for name in ("json", "sqlite3", "orjson", "trio", "zarrfs", "click", "sitecustomize"):
         (place / f"{name}.py").write_text(f"open({str(place / 'ran')!r}, 'a').write({name!r})\n")
@@ -182,7 +182,7 @@ def test_what_lies_in_the_working_directory_is_not_run(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x,allow_other,suid,dev.json", "y\\,allow_other.json", "z\n0 allow_other.json"])
-def test_the_name_of_a_source_is_no_option(name: str, tmp_path: Path) -> None:
+def test_the_name_of_a_source_adds_no_mount_option(name: str, tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"a": "b"}, name), tmp_path / "mnt") as root:
         [line] = mount_lines(root)
         options = f"{line.split(' ')[5]},{line.split(' ')[-1].strip()}".split(",")

@@ -81,7 +81,7 @@ def test_absent_names_are_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S2")
-def test_what_is_listed_is_never_not_found(tmp_path: Path) -> None:
+def test_a_listed_name_is_never_enoent(tmp_path: Path) -> None:
     refs = {"gone": [str(tmp_path / "gone.bin"), 0, 10], "whole": [str(tmp_path / "gone.bin")],
             "below": [str(tmp_path / "file/x"), 0, 10], "directory": [str(tmp_path), 0, 10]}  # fmt: skip
     (tmp_path / "file").write_text("")

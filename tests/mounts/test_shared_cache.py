@@ -57,7 +57,7 @@ def usage_at_once(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("gap", [1000, 0], ids=["apart", "side by side"])
-def test_what_one_mount_has_read_the_next_reads_from_disk(
+def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
     gap: int, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     name = f"disk-{gap}.bin"

@@ -86,7 +86,7 @@ def test_the_keeper_is_small(node: Node) -> None:
 
 
 @pytest.mark.parametrize("what", ["not empty", "file", "mount", "staged", "no source", "upper in use"])
-def test_what_cannot_be_staged_leaves_nothing(what: str, node: Node) -> None:
+def test_a_failed_stage_leaves_nothing(what: str, node: Node) -> None:
     dest, source, options = node.path / "input", SOURCE, []
     upper = node.path / "upper"
     expected = {
@@ -170,7 +170,7 @@ def kill_and_reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def test_who_holds_a_mount_is_named_and_waited_for(node: Node) -> None:
+def test_the_process_holding_a_mount_is_named_and_waited_for(node: Node) -> None:
     dest = node.path / "input"
     staged(dest, "--job", "7")
     holder = subprocess.Popen(["sleep", "100"], cwd=dest)
@@ -248,7 +248,7 @@ def test_a_keeper_that_was_killed_is_replaced(node: Node) -> None:
     assert node.clean()
 
 
-def test_a_mount_of_somebody_else_at_the_same_place_stays(node: Node) -> None:
+def test_another_mount_at_the_same_place_is_kept(node: Node) -> None:
     dest = node.path / "input"
     dest.mkdir()
     place = staged(dest)["place"]
@@ -271,7 +271,7 @@ def test_processes_of_another_boot_are_left_alone(node: Node) -> None:
     kill_and_reap(other)
 
 
-def test_a_daemon_that_hangs_holds_nobody_up(node: Node) -> None:
+def test_a_stopped_daemon_does_not_block_unstage(node: Node) -> None:
     dest = node.path / "input"
     daemon = int(str(staged(dest)["daemon"]))
     os.kill(daemon, signal.SIGSTOP)
@@ -285,7 +285,7 @@ def test_a_daemon_that_hangs_holds_nobody_up(node: Node) -> None:
 
 
 @pytest.mark.parametrize("command", ["mount", "stage"])
-def test_nothing_is_put_on_a_mount_that_hangs(command: str, node: Node) -> None:
+def test_a_mount_that_hangs_is_refused_as_a_mount_point(command: str, node: Node) -> None:
     with mounted(SOURCE, node.path / "input") as dest:
         daemon = daemon_pid(dest)
         os.kill(daemon, signal.SIGSTOP)
@@ -324,7 +324,7 @@ def test_two_at_once_take_it_away_once(node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["--mount", "--copy"])
-def test_a_source_that_does_not_answer_is_given_up(how: str, node: Node, faulty: Faulty) -> None:
+def test_staging_a_silent_source_ends_with_the_timeout(how: str, node: Node, faulty: Faulty) -> None:
     url = faulty.put("/slow.json", b"{}", forever="slow")
     done = run("stage", how, url, node.path / "input", "--timeout", "1s", "--report", "-")
     faulty.release()

@@ -112,7 +112,7 @@ def test_another_mount_with_the_same_number_is_none_of_ours(node: Node) -> None:
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "FLUX_JOB_ID", None])
-def test_a_dead_mount_is_replaced_by_who_stages_again(
+def test_staging_again_replaces_a_dead_mount(
     name: str | None, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name is not None:
@@ -148,7 +148,7 @@ def test_a_damaged_record_does_not_keep_others_from_staging(node: Node) -> None:
     assert node.clean()
 
 
-def test_places_that_are_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_directories_of_state_are_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = run("stage", "--node-local=", SOURCE, node.path / "input")
     assert (refused.returncode, one_line(refused.stderr)) == (2, "zarrfs: --node-local=: names no directory")
     monkeypatch.setenv("ZARRFS_STATE_DIR", "state")
@@ -172,7 +172,7 @@ def test_a_stage_that_fails_leaves_no_upper(there: bool, node: Node) -> None:
     assert upper.is_dir()  # though the job has written nothing: stage-out may look for it
 
 
-def test_what_a_job_wrote_before_its_mount_died_is_kept(node: Node) -> None:
+def test_written_files_outlive_a_dead_mount(node: Node) -> None:
     dest, upper = node.path / "work", node.path / "upper"
     assert run("stage", SOURCE, dest, "-o", f"upperdir={upper}").returncode == 0
     (dest / "result").write_text("of the job")
@@ -209,7 +209,7 @@ def test_stage_out_goes_on_where_a_directory_cannot_be_read(local: bool, node: N
 
 
 @pytest.mark.parametrize("option", ["--report", "--manifest"])
-def test_what_cannot_be_written_is_known_before_anything_is_done(option: str, node: Node) -> None:
+def test_an_unwritable_output_is_refused_before_staging(option: str, node: Node) -> None:
     how = "--copy" if option == "--manifest" else "--mount"
     directory = node.path / "directory"
     directory.mkdir()

@@ -119,7 +119,7 @@ def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
     assert sorted(bad["key"] for bad in json.loads(done.stdout)["failed"]) == sorted(WRITTEN)
 
 
-def test_what_makes_no_sense(node: Node) -> None:
+def test_contradictory_arguments_are_refused(node: Node) -> None:
     dest = job(node)
     for said, words in {
         "say where to": [dest], "say what": ["--to", node.path / "x"], "only one": [dest, "--to", "x", "-O", "x.json"],
@@ -193,7 +193,7 @@ def test_a_directory_keeps_modes_times_links_and_empty_directories(node: Node, m
     assert not [name for name in os.listdir(out) if "zarrfs" in name]
 
 
-def test_what_is_there_and_the_same_stays(node: Node) -> None:
+def test_unchanged_files_are_not_copied_again(node: Node) -> None:
     dest, out = furnished(node), node.path / "out"
     assert kept(dest, "--to", out)["skipped"] == 0
     known = {path.name: path.stat().st_ino for path in (out / "new").iterdir()}

@@ -58,7 +58,7 @@ def test_the_status_is_the_command_s(words: list[str], status: int, said: str, n
     assert node.clean()
 
 
-def test_what_cannot_be_mounted_is_not_run(node: Node) -> None:
+def test_the_command_is_not_run_without_its_mount(node: Node) -> None:
     done = run("run", node.path / "nothing.json", "--", "touch", node.path / "ran")
     assert (done.returncode, "no such file" in one_line(done.stderr)) == (125, True)
     assert not (node.path / "ran").exists()
@@ -101,7 +101,7 @@ def test_the_terminal_is_the_command_s(node: Node) -> None:
     assert node.clean()
 
 
-def test_what_the_command_leaves_behind_is_waited_for(node: Node) -> None:
+def test_background_processes_of_the_command_are_waited_for(node: Node) -> None:
     """Also what does not use the mount at the moment: a reader of an array opens its chunks one by one."""
     done = run("run", SOURCE, "--", "sh", "-c", f"(sleep 1; cat {{}}/.zgroup >{node.path}/late) & exit 5")
     assert (done.returncode, "has left behind" in one_line(done.stderr)) == (5, True)
@@ -109,7 +109,7 @@ def test_what_the_command_leaves_behind_is_waited_for(node: Node) -> None:
     assert node.clean()
 
 
-def test_what_does_not_end_keeps_its_mount(node: Node) -> None:
+def test_a_background_process_that_does_not_end_keeps_its_mount(node: Node) -> None:
     script = f"setsid sh -c 'echo $$ >{node.path}/pid; sleep 2; cat {{}}/.zgroup >{node.path}/late' >/dev/null 2>&1 &"
     done = run("run", SOURCE, "--wait", "0.3s", "--", "sh", "-c", script)
     assert (done.returncode, "stays mounted" in done.stderr) == (125, True)
@@ -144,7 +144,7 @@ def test_killed_it_leaves_nothing_but_the_command_s_mount(when: float | None, no
     assert eventually(node.clean), (node.records(), node.processes())
 
 
-def test_a_keeper_that_was_killed_is_told_nothing(node: Node) -> None:
+def test_a_killed_mount_holder_does_not_change_the_status(node: Node) -> None:
     """The status stays that of the command, though something is left behind that the keeper was to wait for."""
     go = node.path / "go"
     script = f"echo; while [ ! -e {go} ]; do sleep 0.1; done; sleep 100 >&- 2>&- & exit 7"

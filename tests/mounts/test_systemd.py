@@ -83,7 +83,7 @@ def test_a_daemon_that_is_killed_is_started_again(machine: Booted) -> None:
     machine.root(f"systemctl stop {unit}")
 
 
-def test_stop_while_somebody_reads(machine: Booted) -> None:
+def test_stopping_while_a_reader_has_a_file_open(machine: Booted) -> None:
     """The reader gets an error and no empty directory; the next start clears what is left."""
     unit = configure(machine, "busy")
     machine.root(f"systemctl start {unit}")
@@ -102,7 +102,7 @@ def test_stop_while_somebody_reads(machine: Booted) -> None:
     machine.root(f"systemctl stop {unit}")
 
 
-def test_what_cannot_be_mounted(machine: Booted) -> None:
+def test_a_missing_source_is_retried_and_a_wrong_option_is_not(machine: Booted) -> None:
     """A source may come later; an option that is wrong stays so."""
     unit = configure(machine, "wrong", options="blob=/x")
     assert machine.run("systemctl", "start", unit).returncode == 1
@@ -119,7 +119,7 @@ def test_what_cannot_be_mounted(machine: Booted) -> None:
     assert "Assertion failed" in machine.run("systemctl", "start", unit).stderr
 
 
-def test_what_the_service_needs_is_not_forbidden(machine: Booted) -> None:
+def test_the_sandbox_of_the_service_allows_views_and_writes(machine: Booted) -> None:
     """Decoders compile nothing at run time; files of users are made, owned and given bits in an upper directory."""
     view = configure(machine, "view", source="/srv/data/v2.zarr", options="view=arrays")
     written = configure(machine, "written", options=f"{OTHERS},upperdir=/srv/upper")

@@ -55,7 +55,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 @needs_systemd
-def test_what_the_service_may_do(tmp_path: Path) -> None:
+def test_the_exposure_of_the_service_is_within_the_documented_bound(tmp_path: Path) -> None:
     """docs/systemd.md says how exposed it is."""
     shutil.copy(UNITS / "zarrfs@.service", tmp_path)
     unit = "./zarrfs@.service"
@@ -151,7 +151,7 @@ def test_a_data_set_is_mounted_and_unmounted(variables: dict[str, str], options:
     assert not mount_lines(mountpoint)
 
 
-def test_systemd_is_told_what_goes_on(variables: dict[str, str], tmp_path: Path) -> None:
+def test_systemd_is_notified_of_readiness_and_status(variables: dict[str, str], tmp_path: Path) -> None:
     """A line feed in a name does not end the status, and tells nothing else."""
     variables["MOUNTPOINT"] = str(tmp_path / "a\nMAINPID=1")
     said: list[str] = []

@@ -144,7 +144,7 @@ def test_a_grid_of_90000_chunks(store: str, nginx: Nginx, tmp_path: Path) -> Non
         assert error_of(os.stat, root / "large/3.5") == errno.ENOENT
 
 
-def test_what_tools_do_with_chunks_that_are_not_there(store: str, tmp_path: Path) -> None:
+def test_tools_copy_existing_chunks_and_report_missing_ones(store: str, tmp_path: Path) -> None:
     """The table in docs/zarr-stores.md: what is there is copied, and the status tells that something was not."""
     with mounted(store, tmp_path / "mnt") as root:
         for name, status in (("sparse", 1), ("dense", 0)):

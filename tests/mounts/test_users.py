@@ -86,7 +86,7 @@ def test_root_refreshes_the_mount_of_a_user_as_that_user(machine: Machine) -> No
 
 
 @pytest.mark.promise("S42")
-def test_others_and_root_see_nothing_of_it(machine: Machine) -> None:
+def test_other_users_and_root_may_not_read_a_mount(machine: Machine) -> None:
     machine.root(f"chmod 711 {HOME}")
     assert mount(machine) == (0, "")
     for user in ("bob", "root"):
@@ -136,7 +136,7 @@ def test_allow_other_takes_a_line_of_fuse_conf(text: str | None, mode: int, says
     assert (done.returncode == 0) == (not says), done.stderr
 
 
-def test_who_may_look_where_others_are_allowed(machine: Machine) -> None:
+def test_allow_other_and_allow_root_decide_who_may_read(machine: Machine) -> None:
     machine.root(f"chmod 711 {HOME}")
     machine.fuse_conf("user_allow_other\n")
     for option, bob in (("allow_other", 0), ("allow_root", 2)):
@@ -267,7 +267,7 @@ def test_writing_archiving_and_caching(machine: Machine) -> None:
     assert (status, "option uid=0: only root can give that" in err) == (2, True)
 
 
-def test_nothing_is_said_of_what_a_user_may_not(machine: Machine) -> None:
+def test_priority_and_read_ahead_of_root_are_left_alone_quietly(machine: Machine) -> None:
     """Priority and read-ahead are root's to raise: they are left alone, unless they were asked for."""
     log = machine.path(f"{HOME}/log")
     assert mount(machine, "-o", f"log_file={HOME}/log") == (0, "")
@@ -292,7 +292,7 @@ def test_ctrl_c_in_the_foreground(machine: Machine) -> None:
     assert "Traceback" not in err
 
 
-def test_a_killed_daemon_and_who_holds_a_mount(machine: Machine) -> None:
+def test_a_killed_daemon_and_a_busy_mount_are_cleaned_away(machine: Machine) -> None:
     assert mount(machine) == (0, "")
     holder = machine.start("sh", "-c", "cd mnt && echo in && sleep 60", user="ann")
     assert holder.stdout is not None
@@ -344,7 +344,7 @@ def test_root_of_a_user_namespace(machine: Machine) -> None:
     assert list(machine.path(f"{HOME}/within/.cache/zarrfs/index").glob("*.index"))
 
 
-def test_what_sudo_leaves_of_a_user(machine: Machine) -> None:
+def test_sudo_leaves_no_files_of_root_in_the_home_directory(machine: Machine) -> None:
     """root's mount with the user's HOME, as sudo has it where it is told so: nothing of root's is left in it."""
     before = machine.root(f"find {HOME} -xdev -uid 0 | sort")
     done = machine.run("zarrfs", "mount", ARCHIVE, f"{HOME}/mnt", "-o", f"blobs={BLOBS}", HOME=HOME, SUDO_UID="1000")
@@ -354,7 +354,7 @@ def test_what_sudo_leaves_of_a_user(machine: Machine) -> None:
     assert Path(machine.path("/var/cache/zarrfs/index")).is_dir()
 
 
-def test_a_target_that_cannot_be_read_is_no_link(machine: Machine) -> None:
+def test_an_unreadable_target_is_not_linked_to(machine: Machine) -> None:
     """Else the job would be the first to know. What only its owner may remove is removed, whatever its mode."""
     machine.root("umask 22; mkdir -p /srv/d/b; echo bytes >/srv/d/b/c; chmod 600 /srv/d/b/c")
     machine.root("""umask 22; echo '{"b/c": ["/srv/d/b/c"]}' >/srv/r.json""")

@@ -56,7 +56,7 @@ def test_the_transcripts(page: str, machine: Machine) -> None:
     assert not machine.mounts()
 
 
-def test_what_root_does_for_others(machine: Machine) -> None:
+def test_the_commands_of_root_on_the_page_work(machine: Machine) -> None:
     """The lines that are root's on the page of users."""
     texts = [block.text for block in blocks(DOCS / "users.md")]
     lines = [text.removeprefix("root# ") for text in texts if text.startswith("root# ")]

@@ -95,7 +95,7 @@ def test_a_fill_value_that_v2_does_not_have_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S34")
-def test_what_is_left_out_can_be_asked_for(tmp_path: Path) -> None:
+def test_nodes_left_out_of_a_view_are_in_an_attribute(tmp_path: Path) -> None:
     with mounted(ROOT / "v3_hier", tmp_path / "mnt", "view=v2") as mountpoint:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -112,7 +112,7 @@ def test_a_set_of_a_view_needs_no_mount(tmp_path: Path, sample: Sample, view: st
     assert array.attrs.asdict() == sample.attributes
 
 
-def test_what_a_version_cannot_have_is_told(tmp_path: Path) -> None:
+def test_nodes_that_a_version_cannot_hold_are_reported(tmp_path: Path) -> None:
     found = refs("from-store", "--view", "v2", ROOT / "v3_hier", "-O", tmp_path / "set.json")
     assert found.exit_code == 0
     assert "shard: left out of view=v2: chunks in shards" in found.stderr

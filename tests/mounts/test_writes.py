@@ -137,7 +137,7 @@ def test_unlinked_while_open(root: Path) -> None:
     os.close(old)
 
 
-def test_mappings_reach_the_file_also_of_who_appends(root: Path) -> None:
+def test_mappings_of_a_file_opened_for_appending_reach_it(root: Path) -> None:
     descriptor = os.open(root / "new", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(descriptor, b"." * 10_000)
     with mmap.mmap(descriptor, 10_000) as mapping:
@@ -198,7 +198,7 @@ def test_attributes(root: Path) -> None:
 
 
 @pytest.mark.promise("S28")
-def test_files_belong_to_who_makes_them(root: Path) -> None:
+def test_new_files_belong_to_the_user_who_creates_them(root: Path) -> None:
     work = root / "work"
     work.mkdir()
     os.chown(work, 1234, 1234)
@@ -218,7 +218,7 @@ def test_files_belong_to_who_makes_them(root: Path) -> None:
 
 
 @pytest.mark.promise("S28")
-def test_a_user_who_writes_takes_set_uid_away(root: Path) -> None:
+def test_a_write_clears_the_set_uid_bit(root: Path) -> None:
     for name, call in (("w", "os.write(f, b'x')"), ("t", "os.ftruncate(f, 0)")):
         (root / name).write_text("text")
         os.chown(root / name, 1234, 1234)
@@ -371,7 +371,7 @@ def test_paths_longer_than_one_system_call_takes(root: Path) -> None:
     assert sorted(os.listdir(root)) == ["top", "v"]
 
 
-def test_what_others_do_in_a_directory_is_seen(tmp_path: Path) -> None:
+def test_changes_beneath_a_mounted_directory_are_seen(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "a").write_text("old")
@@ -476,7 +476,7 @@ def test_an_upper_that_is_the_source(tmp_path: Path) -> None:
     assert os.listdir(plain) == [".wh.x"]
 
 
-def test_what_mount_says_rw_or_ro_for(tmp_path: Path) -> None:
+def test_rw_and_ro_as_mount_adds_them(tmp_path: Path) -> None:
     """mount(8) says rw where a line of fstab says neither: that is no wish to write, but an upper directory is."""
     plain, upper = tmp_path / "plain", tmp_path / "upper"
     for directory in (plain, upper):

@@ -16,7 +16,7 @@ WARNING = "consolidate the metadata again"
 
 
 @pytest.mark.parametrize(("version", "document"), [(2, ".zmetadata"), (3, "zarr.json")])
-def test_stale_metadata_is_told_of_once(version: int, document: str, tmp_path: Path) -> None:
+def test_stale_metadata_is_logged_once(version: int, document: str, tmp_path: Path) -> None:
     store, plain = tmp_path / "store", tmp_path / "plain"
     group = zarr.open_group(store, mode="w", zarr_format=version)  # type: ignore[arg-type]
     for name in ("a", "b"):

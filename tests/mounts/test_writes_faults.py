@@ -186,7 +186,7 @@ def test_an_upper_that_vanishes(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S25")
 @pytest.mark.timeout(300)
-def test_what_was_fsynced_survives_a_killed_daemon(tmp_path: Path) -> None:
+def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
     """A writer appends records and replaces a file by rename; after the kill all that it was told is there."""
     source, options = sample(tmp_path), upper(tmp_path)
     chance, synced, renamed, died = random.Random(2), 0, 0, 0

@@ -117,7 +117,7 @@ def test_a_directory_of_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"zarrfs_upper": 99}', "\x00\xff", "null"])
-def test_a_record_file_that_is_none(record: str, tmp_path: Path) -> None:
+def test_a_bad_record_file_of_an_upper_is_refused(record: str, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(tmp_path)
     (tmp_path / "upper/.zarrfs-upper").write_text(record)
     (tmp_path / "upper/other").write_text("x")
@@ -125,7 +125,7 @@ def test_a_record_file_that_is_none(record: str, tmp_path: Path) -> None:
     assert f"{tmp_path}/upper" in line
 
 
-def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
+def test_an_upper_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     source = sample(tmp_path)
     for path in (source, tmp_path / "nothing/at/all"):
         assert str(path) in refused(source, tmp_path / "mnt", f"upperdir={path}")

@@ -76,15 +76,15 @@ def test_an_ipv6_address_is_public_only_where_ipaddress_says_so(number: int) -> 
         "127.1", "2130706433", "", "example.org", "127.0.0.1 ", "１２７.0.0.1",
     ],
 )  # fmt: skip
-def test_what_is_not_public(address: str) -> None:
+def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
-def test_what_is(address: str) -> None:
+def test_public_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 
 @pytest.mark.parametrize("host", ["example.org", "localhost", "face", "cafe.be", "1.2.3.4.5", "256.0.0.1", "", "x1"])
-def test_names_are_no_addresses(host: str) -> None:
+def test_host_names_are_not_taken_for_addresses(host: str) -> None:
     assert literal(host) is None

@@ -24,7 +24,7 @@ PART = VALUE[10:110]
 
 
 @pytest.mark.parametrize("sent", [0, 30, -100, -1])
-def test_who_gives_up_leaves_nothing_behind(sent: int) -> None:
+def test_a_cancelled_request_closes_its_connection(sent: int) -> None:
     silent = trio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -46,7 +46,7 @@ def test_who_gives_up_leaves_nothing_behind(sent: int) -> None:
     run(serve, check)
 
 
-def test_who_gives_up_while_connecting_leaves_nothing_behind() -> None:
+def test_a_cancelled_connect_closes_its_socket() -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         with _silent("127.0.0.1") as port:
             before = len(os.listdir("/proc/self/fd"))
@@ -104,7 +104,7 @@ def test_only_so_many_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     run(_crowd(8), check)
 
 
-def test_connections_that_nobody_takes_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_IDLE", 0.05)
 
     async def check(system: HttpSystem, server: Scripted) -> None:

@@ -164,7 +164,7 @@ def test_an_authority_of_the_site_is_trusted_where_it_is_named(
     ("name", "address", "left", "trusted"),
     [("good", "127.0.0.1", DAY, False), ("old", "127.0.0.1", -DAY, True), ("elsewhere", "192.0.2.1", DAY, True)],
 )
-def test_a_certificate_that_is_refused_is_told_at_once(
+def test_a_refused_certificate_is_an_error_without_retries(
     tmp_path: Path, server: Server, authority: Authority, name: str, address: str,
     left: datetime.timedelta, trusted: bool,
 ) -> None:  # fmt: skip
@@ -214,7 +214,7 @@ def test_a_certificate_of_the_client(
     assert b"attempts" not in done.stderr
 
 
-def test_a_key_with_a_passphrase_asks_nobody(tmp_path: Path, server: Server, authority: Authority) -> None:
+def test_a_passphrase_is_refused_without_a_prompt(tmp_path: Path, server: Server, authority: Authority) -> None:
     secret = serialization.BestAvailableEncryption(b"secret")
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)

@@ -80,7 +80,7 @@ def test_a_slow_request_is_sent_again_and_the_first_answer_wins() -> None:
     assert settled(ranges)
 
 
-def test_what_is_usual() -> None:
+def test_the_usual_latency_follows_the_server() -> None:
     """Two slow answers in a hundred do not make slowness usual; a server that becomes slower does."""
     pace = Pace()
     for number in range(99):
@@ -155,7 +155,7 @@ def test_an_error_of_one_does_not_end_the_other(which: int) -> None:
     assert settled(ranges)
 
 
-def test_where_both_fail_the_first_error_is_told() -> None:
+def test_if_both_requests_fail_the_first_error_is_raised() -> None:
     server, ranges = Uneven(), RequestQueue(Options(retries=0))
 
     async def failing(path: str) -> None:
@@ -184,7 +184,7 @@ def none_hedged(ranges: RequestQueue, server: Uneven, slow: Callable[[], Awaitab
     assert settled(ranges)
 
 
-def test_never_for_what_is_no_range() -> None:
+def test_only_range_requests_are_hedged() -> None:
     server, ranges = Uneven(every(1)), RequestQueue(Options())
     none_hedged(ranges, server, lambda: ranges.call(server, "a", lambda: server.stat("a")))
     assert len(server.sent) == WARM + 1

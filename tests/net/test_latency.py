@@ -50,7 +50,7 @@ def test_the_bounds_do_not_depend_on_what_was_counted() -> None:
     assert bounds == [bound for bound, _ in filled([1e-9, 0.03, 5e6]).histogram()]
 
 
-def test_nothing_counted_has_no_quantiles() -> None:
+def test_without_requests_there_are_no_quantiles() -> None:
     assert Latency().quantiles() == {}
     assert {count for _, count in Latency().histogram()} == {0}
 

@@ -99,7 +99,7 @@ def test_failures_of_s3(client: str, on_s3: tuple[list[str], str]) -> None:
         assert (beyond.data, beyond.total) == (b"", len(VALUE))
 
 
-def test_s3_is_obstores_where_it_is_told_all(on_s3: tuple[list[str], str]) -> None:
+def test_s3_is_read_by_obstore_if_all_options_are_known(on_s3: tuple[list[str], str]) -> None:
     assert loaded([*on_s3[0]], on_s3[1]) == {"obstore"}
 
 

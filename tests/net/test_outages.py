@@ -89,7 +89,7 @@ def test_an_outage_is_a_delay(caplog: pytest.LogCaptureFixture) -> None:
     assert "outage" not in ranges.stats()["hosts"]["server"]
 
 
-def test_a_connection_that_breaks_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_connection_is_not_taken_for_an_outage(caplog: pytest.LogCaptureFixture) -> None:
     server, ranges = Server(out_until(0.3)), RequestQueue(OPTIONS)
     assert run(lambda: read(ranges, server)) < 1
     assert len(server.sent) >= 3
@@ -205,7 +205,7 @@ def test_a_value_that_the_server_fails_at_is_repeated_a_few_times(reason: str) -
     assert at < 10
 
 
-def test_a_value_that_fails_where_others_do_not_is_no_outage() -> None:
+def test_one_failing_value_is_not_taken_for_an_outage() -> None:
     """A gateway that has lost what is behind one value: the others are read, that one is an error soon."""
 
     async def answer(path: str) -> None:
@@ -234,7 +234,7 @@ def test_a_value_that_fails_where_others_do_not_is_no_outage() -> None:
     assert max(after - before for before, after in itertools.pairwise(ended)) < 0.5
 
 
-def test_who_comes_while_one_value_fails_is_not_held_up() -> None:
+def test_readers_of_other_values_do_not_wait_for_a_failing_one() -> None:
     """Nothing but one value has been asked for: a request for another one does not wait for the next probe."""
 
     async def answer(path: str) -> None:
@@ -276,7 +276,7 @@ def test_without_retries_nothing_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("patience", ["none", "answered"])
-def test_who_opens_a_source_does_not_wait_for_a_server_that_has_never_answered(patience: str) -> None:
+def test_opening_a_source_does_not_wait_for_a_server_that_never_answered(patience: str) -> None:
     server, ranges = Server(out_until(1e9)), RequestQueue(Options(patience=patience))
     error, at = fails(ranges, server)
     assert error.reason == f"{REFUSED} (5 attempts)"
@@ -348,7 +348,7 @@ def test_a_read_that_comes_again_does_not_wait_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["stat", "ahead"])
-def test_what_no_reader_waits_for_ends_as_well(kind: str) -> None:
+def test_prefetching_ends_with_the_outage_deadline(kind: str) -> None:
     """With the reason: where it is, how long it was tried."""
     server, ranges = Server(out_until(1e9)), RequestQueue(dataclasses.replace(OPTIONS, read_timeout=30.0))
 

@@ -84,7 +84,7 @@ def test_a_set_from_the_network_reaches_no_local_file(name: str, tree: Path) -> 
         assert read(f"zip://f::{tree}/a.zip", options=options) == VALUE[3:11]
 
 
-def test_what_does_not_exist_is_refused_like_what_does(tree: Path) -> None:
+def test_missing_files_are_refused_like_existing_ones(tree: Path) -> None:
     """Nothing can be learnt about the names of this machine."""
     for name in ("nothing", "data/f/below", "data"):
         with pytest.raises(AccessDenied):
@@ -146,7 +146,7 @@ def test_root_for_others(origin: str, allow: list[str], tree: Path) -> None:
             read(url, origin=origin, options=options)
 
 
-def test_nobody_else_is_held_back(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_sets_and_plain_users_may_read_any_path(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(f"{tree}/data/f", origin="") == VALUE[3:11]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert read(f"{tree}/data/f", origin="", options=said("allow_other")) == VALUE[3:11]
@@ -185,7 +185,7 @@ def test_a_link_that_changes_while_it_is_opened(tree: Path) -> None:
     assert denied
 
 
-def test_nothing_outside_is_opened(tree: Path) -> None:
+def test_files_outside_are_not_even_opened(tree: Path) -> None:
     """A fifo notices a reader: whoever waits to write to it goes on."""
     os.mkfifo(tree / "fifo")
     writer = threading.Thread(target=lambda: (tree / "fifo").open("wb").close(), daemon=True)
@@ -249,7 +249,7 @@ def test_other_protocols() -> None:
         "zip://set.json::https://h/x.zip": True, "http://[::1]/x": True,
     }.items(),
 )  # fmt: skip
-def test_who_comes_from_the_network(origin: str, remote: bool) -> None:
+def test_sets_from_the_network_are_told_apart_from_local_ones(origin: str, remote: bool) -> None:
     assert Trust(Options(), origin).remote is remote
 
 

@@ -248,7 +248,7 @@ def test_options_of_one_host(own: Recorder, other: Recorder) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("local", [True, False])
-def test_nothing_follows_a_redirect_to_another_host(option: str, local: bool, own: Recorder, other: Recorder) -> None:
+def test_no_credentials_follow_a_redirect_elsewhere(option: str, local: bool, own: Recorder, other: Recorder) -> None:
     origin = "" if local else f"{own.url}/set.json"
     read(own.to(f"{other.url}/v"), origin, option, "allow=private")
     assert "secret" in str(own.headers())
@@ -279,7 +279,7 @@ def test_passwords_in_a_url_follow_no_redirect_either(own: Recorder, other: Reco
     assert "authorization" in own.headers()
 
 
-def test_what_fsspec_is_configured_with_stays_with_whom_the_user_named(
+def test_headers_of_fsspec_are_sent_only_to_servers_that_the_user_named(
     own: Recorder, other: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fsspec.config

@@ -24,7 +24,7 @@ from zarrfs.net.redirects import PermanentRedirects
         ("http://h/a", "http://h/a", "http://h/b", "http://h/b", False),
     ],
 )
-def test_one_redirect_tells_of_others(url: str, location: str, other: str, expected: str, guessed: bool) -> None:
+def test_one_redirect_predicts_others(url: str, location: str, other: str, expected: str, guessed: bool) -> None:
     moved = PermanentRedirects()
     moved.learn(url, location)
     assert moved.onward(other) == (expected, guessed)

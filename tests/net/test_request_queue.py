@@ -32,7 +32,7 @@ def test_a_reader_that_leaves_before_its_request_is_sent(faulty: Faulty) -> None
     trio.run(main)
 
 
-def test_what_is_missing_before_the_end_is_fetched_again(faulty: Faulty) -> None:
+def test_a_short_answer_before_the_end_is_fetched_again(faulty: Faulty) -> None:
     """A range that reaches beyond the end of the target may be cut there, and no sooner."""
     data = bytes(range(100))
     url = faulty.put("/end.bin", data, "short")

@@ -94,7 +94,7 @@ def test_one_point_at_every_time(tmp_path: Path) -> None:
         {"prefix": ""}, {"prefix": "0/"},
     ],
 )  # fmt: skip
-def test_what_chunks_are_called(form: dict[str, str], tmp_path: Path) -> None:
+def test_every_form_of_chunk_keys_is_predicted(form: dict[str, str], tmp_path: Path) -> None:
     """Between 9 and 10 the order of the grid is not that of names."""
     keys = grid(5, 4, 30, **form)
     check(read_all(a_store(tmp_path, keys), keys), 0.99)

@@ -70,7 +70,7 @@ def test_a_large_value_read_in_order_is_one_line(tmp_path: Path) -> None:
     assert list(read_record(str(tmp_path / "record"))) == [("big", 0, 40 * BLOCK)]
 
 
-def test_what_is_noted_is_written_soon(tmp_path: Path) -> None:
+def test_recorded_reads_are_written_soon(tmp_path: Path) -> None:
     path = tmp_path / "record"
 
     async def main() -> None:
@@ -214,7 +214,7 @@ def test_a_disk_that_fails_later_ends_the_record(tmp_path: Path, caplog: pytest.
         (HEADER + '["\xff"', None),
     ],
 )  # fmt: skip
-def test_what_is_no_record(text: str, told: str | None, tmp_path: Path) -> None:
+def test_damaged_records_are_refused(text: str, told: str | None, tmp_path: Path) -> None:
     path = tmp_path / "bad.record"
     path.write_bytes(text.encode())
     if told is None:
@@ -225,7 +225,7 @@ def test_what_is_no_record(text: str, told: str | None, tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{path}: line ")
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_a_record_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.record"
     path.write_bytes(HEADER.encode() + b'["\xff", 0, 1]\n')
     with pytest.raises(SourceError, match="not UTF-8"):
@@ -299,7 +299,7 @@ def test_a_bad_line_ends_it_after_what_came_before(store: Watched, tmp_path: Pat
     assert sorted(store.got) == [("a/1", 0, 1), ("big", 0, 10)]
 
 
-def test_progress_is_told(store: Watched) -> None:
+def test_progress_is_reported(store: Watched) -> None:
     told: list[int] = []
 
     async def main() -> None:

@@ -70,7 +70,7 @@ def on_a_copy(package: Path, layer: Path, script: str) -> str:
 
 
 @pytest.mark.timeout(700)
-def test_what_is_in_it(package: Path) -> None:
+def test_the_package_has_all_files(package: Path) -> None:
     listed = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, text=True, check=True).stdout
     names = {line.split()[5].removeprefix(".") for line in listed.splitlines()}
     for name in (

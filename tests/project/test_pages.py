@@ -66,6 +66,6 @@ def test_every_other_block_is_run_or_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize("words", ELSEWHERE)
-def test_what_is_run_elsewhere(words: str) -> None:
+def test_commands_excepted_here_are_run_by_the_named_test(words: str) -> None:
     file, seen = ELSEWHERE[words]
     assert seen in (ROOT / file).read_text()

@@ -148,7 +148,7 @@ def test_unreadable_files_and_directories(locked: str, tree: Path, tmp_path: Pat
     assert "ermission denied" in result.stderr
 
 
-def test_a_document_is_no_tree(tmp_path: Path) -> None:
+def test_a_document_is_refused_as_a_store(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"a": "b"}')
     result = refs("from-store", tmp_path / "set.json")
     assert result.exit_code == 1

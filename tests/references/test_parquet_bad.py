@@ -366,7 +366,7 @@ def test_a_broken_document(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", '{"metadata": {}}', "[" * 100_000, '"record_size"'])
-def test_documents_that_are_no_set(text: str, tmp_path: Path) -> None:
+def test_other_documents_are_not_taken_for_a_set(text: str, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(text)
     assert plan_source(str(tmp_path), Options()).kind == "zarr"
     with pytest.raises(SourceError, match="a reference set in a directory has the Parquet layout"):

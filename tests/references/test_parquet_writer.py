@@ -202,7 +202,7 @@ def test_references_that_the_layout_cannot_hold(name: str, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_without_commit(tmp_path: Path) -> None:
+def test_without_commit_no_files_are_left(tmp_path: Path) -> None:
     with ParquetWriter(str(tmp_path / "set")) as writer:
         writer.add(GRID)
         writer.add(Reference("a/0.0", b"x"))

@@ -274,7 +274,7 @@ def test_escapes(text: str, watch: Watch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", COSTLY)
-def test_what_costs_too_much(text: str, tmp_path: Path) -> None:
+def test_expensive_templates_are_ended(text: str, tmp_path: Path) -> None:
     """The child, as in production, is ended; the parent reports the refusal."""
     assert outcome(in_url(rendered(text)), tmp_path, child=True) is None
 

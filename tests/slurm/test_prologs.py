@@ -100,7 +100,7 @@ def kill(slurm: Cluster, what: str) -> None:
     wait_for(lambda: not any(Path(f"/proc/{pid}/fd/0").is_symlink() for pid in victims), "their end")
 
 
-def test_what_a_job_asks_for_may_have_comments_and_blank_lines(prolog: Cluster) -> None:
+def test_requests_of_a_job_may_have_comments_and_blank_lines(prolog: Cluster) -> None:
     assert task(prolog, f"\n# of last week\n\t\n  #in /nowhere\n  in {archive(prolog)}  \n\n#") == good(prolog)
     assert listed(prolog, "user") == "in\n"
     assert listed(prolog, "user/in") == "job\n"
@@ -119,7 +119,7 @@ def test_a_mount_whose_daemon_was_killed_is_made_anew_for_the_next_task(prolog: 
     assert "other: is mounted already" in task(prolog, f"in {archive(prolog)}\nother /nowhere")
 
 
-def test_a_mount_that_does_not_answer_is_told(prolog: Cluster) -> None:
+def test_a_mount_that_does_not_answer_is_reported(prolog: Cluster) -> None:
     assert task(prolog, f"in {archive(prolog)}") == good(prolog)
     stopped = [pid for pid in prolog.processes("n0") if is_zarrfs(pid)]
     for pid in stopped:

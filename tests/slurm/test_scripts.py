@@ -41,7 +41,7 @@ def test_a_table_and_a_wish_with_comments_and_no_last_newline(slurm: Cluster) ->
     assert (done.returncode, done.stdout.split().count("job")) == (0, 2), done.stdout
 
 
-def test_what_no_epilog_has_taken_away_the_sweep_does(job: Cluster) -> None:
+def test_the_sweep_removes_leftovers_without_an_epilog(job: Cluster) -> None:
     job.inside("n0", f"{PLACE}/datasets").chmod(0o711)
     task_prolog(job, f"in {archive(job)}")
     running = subprocess.run(

@@ -43,7 +43,7 @@ def test_a_wrong_answer_is_found(running: Fuzz, monkeypatch: pytest.MonkeyPatch)
     running.violations.clear()
 
 
-def test_what_is_untouched() -> None:
+def test_entries_that_a_mutation_did_not_touch() -> None:
     one = {"version": 1, "refs": {"a/0": "x", "a/1": "y", "b": "z", "c/0": ["u"]}}
     two = {"version": 1, "refs": {"a/0": "x", "a/1": "!", "b": "z", "c/0/d": 1, "c/0": ["u"]}}
     assert untouched(one, two) == {"a/0", "b"}

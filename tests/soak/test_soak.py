@@ -30,7 +30,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
     assert sorted(map(str, tmp_path.rglob("*"))) == [f"{tmp_path}/{name}" for name in ("not", "not/there", "report")]
 
 
-def test_what_the_page_says_of_its_options() -> None:
+def test_options_on_the_page_exist() -> None:
     """Each of them is there."""
     told = subprocess.run([sys.executable, "-m", "tests.soak", "--help"], cwd=ROOT, capture_output=True, text=True,
                           timeout=60, check=True).stdout  # fmt: skip

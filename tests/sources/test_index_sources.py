@@ -98,7 +98,7 @@ def test_a_copied_index_from_the_network_keeps_its_limits(nginx: Nginx, tmp_path
 
 
 @pytest.mark.parametrize("base", ["file://{directory}/", "{directory}/", "memory://x/", "http://127.0.0.2:9/"])
-def test_what_an_index_from_the_network_says_of_its_base(base: str, nginx: Nginx, tmp_path: Path) -> None:
+def test_the_base_in_an_index_from_the_network_is_not_trusted(base: str, nginx: Nginx, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (nginx.plain.root / "secret").write_text("public")
     (nginx.plain.root / "evil.json").write_text(json.dumps({"version": 1, "refs": {"k": ["secret", 0, 6]}}))

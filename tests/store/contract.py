@@ -146,7 +146,7 @@ class StoreContract:
 
         trio.run(main)
 
-    def test_it_is_a_store(self) -> None:
+    def test_it_implements_the_store_interface(self) -> None:
         async def check(store: Store) -> None:
             assert isinstance(store, Store)
             assert isinstance(store.immutable, bool)
@@ -204,7 +204,7 @@ class StoreContract:
         self.run(check)
 
     @pytest.mark.parametrize("key", ["nope", "a/nope", "nope/a", "a/c/0/2", "zarr", "zarr.jso", "é/é"])
-    def test_what_is_not_there_is_not_found(self, key: str) -> None:
+    def test_missing_keys_are_not_found(self, key: str) -> None:
         async def check(store: Store) -> None:
             for call in (store.info, store.get, lambda key: listed(store, key), lambda key: keys(store, key)):
                 with pytest.raises(NotFound):
@@ -232,7 +232,7 @@ class StoreContract:
         self.run(check)
 
     @pytest.mark.parametrize("key", ["/a", "a/", "a//b", "a/../b", "..", ".", "a/./b", "a\0b", "a/" + "x" * 300])
-    def test_what_is_no_key(self, key: str) -> None:
+    def test_invalid_keys_are_not_found_or_refused(self, key: str) -> None:
         async def check(store: Store) -> None:
             for call in (store.info, store.get):
                 with pytest.raises((InvalidKey, NotFound)):
@@ -281,7 +281,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_what_cannot_be_opened(self) -> None:
+    def test_directories_and_missing_keys_cannot_be_opened(self) -> None:
         async def check(store: Store) -> None:
             for key in directories(self.tree):
                 with pytest.raises(IsDirectory):
@@ -408,7 +408,7 @@ class WritableContract(StoreContract):
 
         check()
 
-    def test_it_is_writable(self) -> None:
+    def test_it_implements_the_writable_store_interface(self) -> None:
         async def check(store: Store) -> None:
             assert isinstance(store, WritableStore)
 
@@ -446,7 +446,7 @@ class WritableContract(StoreContract):
 
         self.run(check)
 
-    def test_what_is_not_there_cannot_be_deleted(self) -> None:
+    def test_missing_keys_cannot_be_deleted(self) -> None:
         async def check(store: WritableStore) -> None:
             for key in ("nope", "a/nope", "nope/nope"):
                 with pytest.raises(NotFound):
@@ -470,7 +470,7 @@ class WritableContract(StoreContract):
         self.run(check)
 
     @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a\0b"])
-    def test_what_is_no_key_is_not_written(self, key: str) -> None:
+    def test_invalid_keys_are_not_written(self, key: str) -> None:
         async def check(store: WritableStore) -> None:
             with pytest.raises(InvalidKey):
                 await store.set(key, b"")

@@ -37,7 +37,7 @@ def document(tmp_path: Path) -> Path:
 # -- indexes
 
 
-def test_an_index_replaces_only_an_index_and_only_when_told(document: Path, tmp_path: Path) -> None:
+def test_an_index_replaces_only_an_index_and_only_with_force(document: Path, tmp_path: Path) -> None:
     before = document.read_bytes()
     for force in [], ["--force"]:
         for command in ["index", document, "-O", document], ["refs", "convert", document, document, "--to", "index"]:
@@ -131,7 +131,7 @@ def test_a_set_is_replaced_with_all_its_files(
     assert sorted(os.listdir(tmp_path)) == ["set.json", "set.parq"]
 
 
-def test_what_comes_into_a_set_while_it_is_replaced_is_kept(
+def test_files_added_to_a_set_during_its_replacement_are_kept(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "set.parq"
@@ -194,7 +194,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
 
 
-def test_what_a_killed_command_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_command_are_removed_by_the_next(tmp_path: Path) -> None:
     """But not what a living one writes, what somebody else's is, nor what was put away in a swap."""
     shown = str(tmp_path / "a[1].json")
 
@@ -224,7 +224,7 @@ def test_what_a_killed_command_left_is_removed_by_the_next(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="names another user")
-def test_what_another_user_left_stays(tmp_path: Path) -> None:
+def test_leftovers_of_another_user_are_kept(tmp_path: Path) -> None:
     left = tmp_path / f".a.json.{'a' * 16}.tmp"
     left.mkdir()
     os.chown(left, 65534, 65534)

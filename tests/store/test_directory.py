@@ -173,7 +173,7 @@ def test_set_and_delete_take_the_link_not_what_it_leads_to(store: FileSystemStor
     assert not (base / "a").is_symlink()
 
 
-def test_what_is_no_file_is_listed_and_not_opened(store: FileSystemStore) -> None:
+def test_special_files_are_listed_and_not_opened(store: FileSystemStore) -> None:
     base = Path(store.path)
     os.mkfifo(base / "fifo")
     with socket.socket(socket.AF_UNIX) as made:
@@ -305,7 +305,7 @@ def test_a_reader_sees_the_old_value_or_the_new_one(store: FileSystemStore) -> N
     trio.run(main)
 
 
-def test_reserved_names_are_no_keys(store: FileSystemStore) -> None:
+def test_reserved_names_are_refused_as_keys(store: FileSystemStore) -> None:
     for key in (RESERVED, f"{RESERVED}/x", f"a/{RESERVED}.1"):
         with pytest.raises(InvalidKey):
             trio.run(store.set, key, b"")
@@ -370,7 +370,7 @@ def test_a_kill_leaves_old_or_new_and_the_next_writer_cleans_up(tmp_path: Path, 
     assert sorted(os.listdir(tmp_path)) == ["a", "last", "other", *(["tree"] if moment != "tree" else [])]
 
 
-def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+def test_staging_files_of_a_living_process_are_kept(tmp_path: Path) -> None:
     """Two stores on one directory: the second cleans up while the first has a value half written."""
     first, second = FileSystemStore(str(tmp_path)), FileSystemStore(str(tmp_path))
     staged = first._stage().create(None, 0o666)

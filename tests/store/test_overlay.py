@@ -237,7 +237,7 @@ def test_reserved_names(name: str, tmp_path: Path) -> None:
     run(tmp_path, {"d/x": b"", name: b"of the source"}, check)
 
 
-def test_a_layer_of_somebody_else(tmp_path: Path) -> None:
+def test_a_layer_with_opaque_markers_is_understood(tmp_path: Path) -> None:
     """Opaque markers are understood, which nothing here has to write."""
     write(tmp_path / "upper", {"d/.wh..wh..opq": b"", "d/new": b"new", "e/.wh.gone": b""})
     lower: Tree = {"d/old": b"", "d/sub/old": b"", "e/gone": b"", "e/kept": b"kept"}
@@ -269,7 +269,7 @@ def test_the_record(tmp_path: Path) -> None:
         Upper(str(tmp_path), over={**OVER, "fingerprint": "2"})
 
 
-def test_directories_that_are_no_upper(tmp_path: Path) -> None:
+def test_directories_that_are_not_an_upper_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no upper directory: no such file or directory"):
         Upper(str(tmp_path / "nope"), over=OVER)
     (tmp_path / "file").write_bytes(b"")
@@ -282,7 +282,7 @@ def test_directories_that_are_no_upper(tmp_path: Path) -> None:
         Upper(str(tmp_path / "bad"), over=OVER)
 
 
-def test_what_covers_a_lower_entry(tmp_path: Path) -> None:
+def test_whiteouts_opaque_directories_and_links_cover_lower_entries(tmp_path: Path) -> None:
     upper = write(tmp_path / "upper", {"a/a/f": b"", "a/.wh.gone": b"", "o/.wh..wh..opq": b"", "o/d/x": b""})
     os.symlink("a", upper / "link")
     tree = Upper(str(upper))

@@ -66,7 +66,7 @@ def test_opening_a_store_touches_no_network(faulty: Faulty) -> None:
     assert not faulty.requests
 
 
-def test_the_place_of_a_value_is_told_without_secrets(faulty: Faulty) -> None:
+def test_the_location_of_a_value_has_no_secrets(faulty: Faulty) -> None:
     faulty.put("/a%20b/v", VALUE)
     url = faulty.url.replace("http://", "http://user:secret@")
 
@@ -211,7 +211,7 @@ def test_listings_of_many_servers(server: str) -> None:
         "<title>Data</title><a href='v/1/2'>deep</a>",
     ],
 )
-def test_pages_that_are_no_listings(page: str) -> None:
+def test_other_pages_are_not_taken_for_listings(page: str) -> None:
     assert webpages.listed(page, "http://h/d/") is None
     assert webpages.listed(page, "http://h/") is None
 

@@ -117,7 +117,7 @@ def test_a_fault_that_stays(faulty: Faulty, fault: object, error: type[ReadError
     assert faulty.gets() == gets
 
 
-def test_the_attempts_are_told(faulty: Faulty) -> None:
+def test_the_error_names_the_number_of_attempts(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, forever=503)
     with pytest.raises(ReadError, match=r"HTTP status 503 .*\(3 attempts\)"):
         read(url)
@@ -139,7 +139,7 @@ def test_a_host_that_cannot_be_reached(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://", "http:///x", "http://[bad/x", "http://h:99999/x"])
-def test_what_is_no_url(url: str) -> None:
+def test_an_invalid_url_is_a_read_error(url: str) -> None:
     with pytest.raises(ReadError):
         read(url, options=Options(retries=0))
 
@@ -305,7 +305,7 @@ def test_a_read_anywhere_in_a_large_value_is_a_small_request(faulty: Faulty) -> 
         assert int(last) - int(first) < PART // 4
 
 
-def test_what_was_fetched_ahead_is_given_up_at_a_seek(faulty: Faulty) -> None:
+def test_a_seek_cancels_prefetched_parts_in_flight(faulty: Faulty) -> None:
     value = bytes(48 << 20)
     url = faulty.put("/v", value)
 
@@ -686,7 +686,7 @@ def test_an_s3_server_that_fails(s3: S3, faulty: Faulty) -> None:
 
 
 @pytest.mark.parametrize(("fault", "gets"), [(500, 2), ("reset", 4)])  # aiohttp repeats a reset by itself
-def test_s3_requests_are_repeated_by_nobody_else(s3: S3, faulty: Faulty, fault: object, gets: int) -> None:
+def test_libraries_do_not_repeat_s3_requests(s3: S3, faulty: Faulty, fault: object, gets: int) -> None:
     faulty.put("/tests/v", VALUE, forever=fault)
     with pytest.raises(ReadError, match="2 attempts"):
         read("s3://tests/v", options=dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), retries=1))

@@ -21,14 +21,14 @@ def test_two_signatures_of_one_url_mean_the_same_bytes(signature: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["key={}", "token={}", "sig={}", "signature={}", "q={}&q=z", "expires={}", "{}"])
-def test_what_only_looks_like_a_secret_tells_values_apart(query: str) -> None:
+def test_parameters_that_resemble_secrets_distinguish_values(query: str) -> None:
     one, other = (identity.of_web(f"https://h/get?{query.format(name * 9)}", {}) for name in "xy")
     assert one != other
     if "=" in query and not query.startswith(("q", "expires")):
         assert "xxxxxxxxx" not in one
 
 
-def test_a_plus_is_no_space() -> None:
+def test_a_plus_is_not_taken_for_a_space() -> None:
     assert identity.of_web("https://h/k?q=a+b", {}) != identity.of_web("https://h/k?q=a%20b", {})
 
 

@@ -16,7 +16,7 @@ from zarrfs.store.remotefiles import RemoteFiles
 VALUE = os.urandom(10_000)
 
 
-def test_one_request_tells_the_size_and_the_bytes(faulty: Faulty) -> None:
+def test_one_request_returns_the_size_and_the_bytes(faulty: Faulty) -> None:
     url = faulty.put("/first", VALUE)
 
     async def check(files: RemoteFiles) -> None:
@@ -82,7 +82,7 @@ def test_many_are_asked_for_within_the_bound_of_a_server(faulty: Faulty) -> None
     assert len(faulty.requests) == 100
 
 
-def test_what_a_disk_has_is_not_fetched_for_its_size(faulty: Faulty, tmp_path: Path) -> None:
+def test_the_size_of_a_block_on_disk_needs_no_request(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/first", VALUE)
     options = parse([f"cache_dir={tmp_path}", "cache_min_free=0B"]).options
 

@@ -382,7 +382,7 @@ def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatc
     trio.run(main)
 
 
-def test_what_the_page_cache_lacks_is_read_in_a_thread(base: Path) -> None:
+def test_bytes_outside_the_page_cache_are_read_in_a_thread(base: Path) -> None:
     path = base / "cold"
     path.write_bytes(DATA * 50)
 

@@ -117,7 +117,7 @@ def test_directories_of_chunks(faulty: Faulty) -> None:
     with_store(put_exact(faulty, "nested", NESTED), check)
 
 
-def test_a_group_whose_members_nobody_knows_is_an_error(faulty: Faulty) -> None:
+def test_a_group_with_unknown_members_is_an_error(faulty: Faulty) -> None:
     """Not an empty directory: a reader would take that for an empty data set."""
 
     async def unknown(store: Store, plan: Any) -> None:
@@ -300,7 +300,7 @@ def test_old_stores_nest_chunks_without_saying_so(faulty: Faulty) -> None:
     with_store(put_exact(faulty, "nested", tree), check, Options(retries=0, grid="list"))
 
 
-def test_what_is_not_there_is_remembered(faulty: Faulty) -> None:
+def test_missing_keys_are_remembered(faulty: Faulty) -> None:
     """For as long as the kernel would, so that views and commands ask once, too."""
     url = put_exact(faulty, "nested", NESTED)
 

@@ -84,7 +84,7 @@ def test_version_1_in_a_container_whose_path_is_that_of_the_host(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "0::\n", "0::/../../a\n", "4:memory\n", "0::/a:b\n"])
-def test_what_cannot_be_understood_is_no_limit(text: str, tmp_path: Path) -> None:
+def test_unreadable_limits_are_ignored(text: str, tmp_path: Path) -> None:
     root = machine(tmp_path, text, a__memory_max="a lot", memory__memory_limit_in_bytes="")
     assert suggested(2 * GIB, root) == 512 * MIB
 
@@ -160,7 +160,7 @@ print(large)
 @pytest.mark.skipif(
     not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"), reason="this kernel has no large pages"
 )
-def test_what_the_heap_grows_by_is_to_have_large_pages() -> None:
+def test_the_heap_grows_by_huge_pages() -> None:
     """64 MiB of blocks lie where the kernel was told so: "hg" among the flags of proc(5)."""
     found = subprocess.run([sys.executable, "-c", _HEAP], capture_output=True, text=True, check=True)
     assert 60 << 20 < int(found.stdout) < 128 << 20

@@ -121,7 +121,7 @@ except KeyboardInterrupt:
     assert time.monotonic() - began < LIMIT
 
 
-def test_other_exceptions_are_told() -> None:
+def test_other_exceptions_are_printed() -> None:
     program = """
 from zarrfs.system.signals import raise_again
 raise_again()

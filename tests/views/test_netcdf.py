@@ -145,7 +145,7 @@ def test_types_that_netcdf_lacks(tmp_path: Path) -> None:
         assert file["big"].dtype == ">u8"
 
 
-def test_what_cannot_be_shown_is_left_out_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     root.create_array("good", shape=(2,), chunks=(2,), dtype="i2")[:] = [1, 2]
     for name, change in {
@@ -379,7 +379,7 @@ def test_a_header_is_made_once_for_a_version(tmp_path: Path) -> None:
     assert (trio.run(read) != first, len(made)) == (True, 3)
 
 
-def test_an_array_that_grows_is_seen_by_those_who_open_it_then(tmp_path: Path) -> None:
+def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     root.create_array("v", shape=(4,), chunks=(2,), dtype="u1")[:] = range(4)
 

@@ -132,7 +132,7 @@ def test_v1_compressions() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\1", b"name: x\n", b"{}", b"[1]", b'{"version": "zarr_format"}', b"{" * 9])
-def test_meta_of_another_program_is_no_node(data: bytes) -> None:
+def test_meta_of_another_program_is_not_taken_for_a_node(data: bytes) -> None:
     with pytest.raises(OtherFile, match="not a document of Zarr v1"):
         parse_node("meta", data)
 

@@ -61,7 +61,7 @@ def test_huge_grids(counts: list[int], data: st.DataObject) -> None:
     ["", ".", "0", "0.", ".0", "0.0.0", "00.0", "0.01", "-1.0", "+1.0", "0.4", "3.0", "0 .0", "0.0\n", "0,0", "0/0",
      "٠.0", "²", "0x0.0", "1e0.0", "0.0.", "9" * 400, "0." + "9" * 5000, ".zarray"],
 )  # fmt: skip
-def test_other_names_are_no_chunks(name: str) -> None:
+def test_other_names_are_not_taken_for_chunks(name: str) -> None:
     assert Grid([3, 4], [1, 1]).number(name) is None
 
 

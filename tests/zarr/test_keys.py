@@ -39,7 +39,7 @@ def test_keys_of_every_generation(template: KeyTemplate, index: tuple[int, ...],
         ".zarray", "0.0.blosc", "0.0.1f2e.partial", "9" * 5000 + ".0", "0." + "9" * 5000,
     ],
 )  # fmt: skip
-def test_other_keys_are_no_chunks(key: str) -> None:
+def test_other_keys_are_not_taken_for_chunks(key: str) -> None:
     assert FLAT.index(key, Grid([3, 10], [1, 1])) is None
 
 
@@ -122,7 +122,7 @@ def test_listings_equal_those_of_all_keys(template: KeyTemplate, shape: list[int
 
 
 @pytest.mark.parametrize("key", ["d", "c/3", "c/0/0", "c/00", "c/x", "0", "c/", "/", "c/0/0/0", "c/٣"])
-def test_other_keys_are_no_directories(key: str) -> None:
+def test_other_keys_are_not_taken_for_directories(key: str) -> None:
     grid = Grid([3, 3], [1, 1])
     assert not DEFAULT.is_directory(key, grid)
     assert not list(DEFAULT.children(key, grid))
