@@ -13,6 +13,7 @@ from typing import Any
 
 import archives
 import arrays
+import blosc_frames
 import clients
 import many
 import measures
@@ -38,10 +39,12 @@ SUITES: dict[str, dict[str, Any]] = {
     "stores": stores.MEASURES,
     "arrays": arrays.MEASURES,
     "netcdf": netcdf.MEASURES,
+    "blosc": blosc_frames.MEASURES,
 }
 NOTES = {
     "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
     "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES,
+    "blosc": blosc_frames.NOTES,
 }  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
@@ -106,6 +109,8 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
         return archives.Archives(directory, chosen.entries or 10_000, (chosen.size or 1024) << 20)
     if chosen.suite in ("arrays", "netcdf"):
         return arrays.Arrays(directory, (chosen.size or 2048) << 20)
+    if chosen.suite == "blosc":
+        return None
     size = (chosen.size or 512) << 20
     if chosen.suite == "stores":
         tree: Tree = stores.Stores(directory, 1 << 20)

@@ -1,10 +1,10 @@
 """Decompression of C-Blosc 1 frames.
 
-Headers are checked before anything is allocated, because numcodecs trusts them: for a truncated frame of stored bytes
-it returns the memory behind it. numcodecs includes C-Blosc 1.21 without snappy, and a zstd that rejects frames of
-zstd 0.7, which Blosc wrote in 2016. Such frames are decoded here block by block, with zarrfs.zarr.snappy or with the
-system's libzstd, which usually still supports them. Source: C-Blosc 1, README_HEADER.rst, and frames that its
-releases wrote.
+Headers are checked before anything is allocated, because the package blosc trusts the sizes in them. It includes
+C-Blosc 1.21 without snappy, and a zstd that rejects frames of zstd 0.7, which Blosc wrote in 2016. Such frames are
+decoded here block by block, with zarrfs.zarr.snappy or with the system's libzstd, which usually still supports them.
+Source: C-Blosc 1, README_HEADER.rst, and frames that its releases wrote. `scripts/bench blosc` compares the package
+with numcodecs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _HEADER = struct.Struct("<BBBBIII")
 _SHUFFLED, _STORED, _BIT_SHUFFLED, _NOT_SPLIT = 1, 2, 4, 16  # flags
 _COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")  # by their number in the flags; lz4hc has that of lz4
 _VERSIONS = (1, 2)
+_BLOSC2 = (3, 4, 5)  # formats of its chunks
 _SPLITS_MAX = 16  # splits of a block: one per byte of an item, for items up to this size
 _SPLIT_MIN = 128  # bytes
 _ZSTD_7 = b"\x27\xb5\x2f\xfd"  # magic number of zstd 0.7
@@ -74,7 +75,10 @@ def parse_header(data: Buffer, limit: int) -> Frame:
     version, _, flags, itemsize, size, block_size, length = _HEADER.unpack_from(data)
     frame = Frame(flags, itemsize, size, block_size, length)
     if version not in _VERSIONS:
-        raise CodecError("blosc", f"a frame of format {version}: only {_VERSIONS[0]} and {_VERSIONS[1]} are known")
+        writer = ", which Blosc 2 writes" if version in _BLOSC2 else ""
+        raise CodecError(
+            "blosc", f"a frame of format {version}{writer}: only {_VERSIONS[0]} and {_VERSIONS[1]} are known"
+        )
     if not _HEADER.size <= length <= len(data):
         raise CodecError("blosc", f"a frame of {length} bytes in {len(data)}")
     if size > limit:
@@ -104,17 +108,26 @@ def decompress(data: Buffer, limit: int) -> Buffer:
         from zarrfs.zarr import snappy
 
         return decode_blocks(frame, body, snappy.decompress)
-    import numcodecs.blosc
-
+    blosc = _library()
     try:
-        found: bytes = numcodecs.blosc.decompress(body)
-    except RuntimeError as exc:
+        found: bytes = blosc.decompress(body)
+    except blosc.blosc_extension.error as exc:
         if compressor == "zstd" and _has_old_zstd(frame, body):
             return decode_blocks(frame, body, _old_zstd)
-        if compressor not in numcodecs.blosc.list_compressors():
-            raise CodecError("blosc", f"numcodecs is built without {compressor}") from exc
+        if compressor not in blosc.cnames:
+            raise CodecError("blosc", f"the package blosc is built without {compressor}") from exc
         raise CodecError("blosc", f"a damaged frame of {compressor}") from exc
     return found
+
+
+@functools.cache
+def _library() -> Any:
+    """Import the package blosc. It decodes in the calling thread alone, without the GIL, from then on."""
+    import blosc
+
+    blosc.set_nthreads(1)  # otherwise each call starts as many threads as there are cores
+    blosc.set_releasegil(True)
+    return blosc
 
 
 def decode_blocks(frame: Frame, data: memoryview, inner: InnerCodec) -> Buffer:
