@@ -27,6 +27,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.conftest import PROGRAM
 from zarrfs.config.options import parse
+from zarrfs.errors import ReadError
 from zarrfs.net.connections import Connection
 from zarrfs.net.connections import Server as Server_
 from zarrfs.net.http import HttpSystem
@@ -275,6 +276,38 @@ def test_many_reads_and_sessions_that_are_resumed(server: Server, authority: Aut
 
     trio.run(main)
     assert resumed == ([False] + 11 * [True] if closes else [False])
+
+
+def test_a_server_that_presents_another_certificate_between_two_requests(authority: Authority) -> None:
+    """The one in between is refused at once, whatever was resumed before, and the next one is right again."""
+    contexts = {}
+    for name, address in (("good", "127.0.0.1"), ("elsewhere", "192.0.2.1")):
+        contexts[name] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        contexts[name].load_cert_chain(authority.certificate(name, address))
+    made = Quiet(("127.0.0.1", 0), Closing)
+    plain, shown = made.socket, ["good"]
+
+    def accept() -> tuple[socket.socket, object]:
+        taken, address = plain.accept()
+        return contexts[shown[0]].wrap_socket(taken, server_side=True, do_handshake_on_connect=False), address
+
+    made.get_request = accept  # type: ignore[method-assign]
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    url = f"https://127.0.0.1:{made.server_address[1]}/value"
+
+    async def main() -> None:
+        async with opened(authority) as system:
+            for start, name in ((0, "good"), (1000, "good"), (2000, "elsewhere"), (3000, "good")):
+                shown[0] = name
+                if name == "good":
+                    assert bytes((await system.fetch(url, start, start + 500)).data) == VALUE[start : start + 500]
+                    continue
+                with pytest.raises(ReadError, match="its certificate is refused: "), trio.fail_after(20):
+                    await system.fetch(url, start, start + 500)
+
+    trio.run(main)
+    made.shutdown()
+    made.server_close()
 
 
 @pytest.mark.parametrize("sizes", [(1, 16_384), (16_384, 1), (5000, 1_000_000), (300_000, 40)])

@@ -6,10 +6,12 @@ A real server goes away in mounts/test_outages.py.
 from __future__ import annotations
 
 import dataclasses
+import email.utils
 import itertools
 import logging
 import re
 import socket
+import time
 
 import pytest
 import trio
@@ -131,6 +133,20 @@ def test_retry_after_is_obeyed(status: int) -> None:
     times = [at for at, _ in server.sent if at < 56]
     assert len(times) == 8
     assert all(after - before >= 7 for before, after in itertools.pairwise(times))
+
+
+def test_retry_after_may_be_a_date() -> None:
+    """As RFC 9110 writes it, one that has passed, one that is far away, and one that is none."""
+    now = time.time()
+    for text, least, most in (
+        (email.utils.formatdate(now + 20, usegmt=True), 15, 20),
+        (email.utils.formatdate(now - 20, usegmt=True), 0, 0),
+        (email.utils.formatdate(now + 9999, usegmt=True), 60, 60),
+        ("Tue, 99 Foo", 0, 0),
+    ):
+        with pytest.raises(Transient) as caught:
+            raise_for_status(503, "http://server/", "Busy", text)
+        assert least <= caught.value.after <= most
 
 
 def test_a_server_that_says_nothing_is_probed_for_shorter_times() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import time
 from typing import NoReturn
 
 import trio
 
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net.responses import Transient
+from zarrfs.net.responses import Transient, http_date
 
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
@@ -25,9 +26,16 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
     if status in (401, 403, 407):
         raise AccessDenied(where, what, status)
     if status >= 500 or status in _BUSY:
-        after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdecimal() else 0.0
-        raise Transient(what, after, status)
+        raise Transient(what, _seconds_until(retry_after), status)
     raise ReadError(where, what, status)
+
+
+def _seconds_until(retry_after: str) -> float:
+    """Return the seconds that a Retry-After header asks to wait (RFC 9110, 10.2.3: a number or a date)."""
+    if retry_after.isdecimal():
+        return min(float(retry_after), _RETRY_AFTER_MAX)
+    until = http_date(retry_after)
+    return 0.0 if until is None else min(max(0.0, until - time.time()), _RETRY_AFTER_MAX)
 
 
 def certificate_refused(why: str) -> str:

@@ -25,7 +25,7 @@ from zarrfs.net.connections import Cut
 from zarrfs.net.failures import failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.responses import Entry, Fetched, Page, Transient, too_large
+from zarrfs.net.responses import Entry, Fetched, Page, Transient, http_date, too_large
 from zarrfs.net.web import Response, Web
 from zarrfs.system.buffers import Buffer
 
@@ -330,7 +330,7 @@ def told_with(found: Fetched, response: Response, start: int) -> Fetched:
 
 def _entry(response: Response, size: int | None) -> Entry:
     when = response.headers.get("Last-Modified") if response.headers.get("ETag") else _modified(response)
-    seconds = _time(when)
+    seconds = http_date(when)
     mtime_ns = None if seconds is None else int(seconds) * 1_000_000_000
     html_page = "html" in response.headers.get("Content-Type")
     strong = response.headers.get("ETag").startswith('"')
@@ -348,22 +348,8 @@ def _modified(response: Response) -> str | None:
     found: str | None = response.headers.get("Last-Modified")
     if not found:
         return None
-    answered = _time(response.headers.get("Date")) or time.time()
-    return found if (_time(found) or 0.0) <= answered - 1 else None
-
-
-@functools.lru_cache(256)  # many values have the same time
-def _time(text: str | None) -> float | None:
-    """Return a date in seconds since 1970; None where there is none."""
-    if not text:
-        return None
-    import email.utils
-
-    try:
-        return email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        log.debug("%s: not a date", text)
-        return None
+    answered = http_date(response.headers.get("Date")) or time.time()
+    return found if (http_date(found) or 0.0) <= answered - 1 else None
 
 
 def _length(response: Response) -> int | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import NamedTuple
 
 from zarrfs.errors import ReadError
 from zarrfs.system.buffers import Buffer
+
+log = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
@@ -81,3 +85,17 @@ class Transient(Exception):
     def asks_for_patience(self) -> bool:
         """Return whether the server asks to come again later."""
         return self.status == 429 or (self.status == 503 and self.after > 0)
+
+
+@functools.lru_cache(256)  # many values have the same time
+def http_date(text: str | None) -> float | None:
+    """Return a date of a header in seconds since 1970; None where it is none. Source: RFC 9110, section 5.6.7."""
+    if not text:
+        return None
+    import email.utils
+
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        log.debug("%s: not a date", text)
+        return None
