@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import pytest
 import trio
 
 from tests.archives.compiled import blobref
+from tests.conftest import open_descriptors
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
 from zarrfs.config.options import Options
@@ -36,11 +36,11 @@ def run(
         finally:
             await reader.aclose()
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     result = trio.run(main)
-    if len(os.listdir("/proc/self/fd")) > before and not any("://" in str(place) for place in places):
+    if len(open_descriptors()) > before and not any("://" in str(place) for place in places):
         gc.collect()  # errors that were met on the way refer to what they happened in
-        assert len(os.listdir("/proc/self/fd")) <= before
+        assert len(open_descriptors()) <= before
     return result
 
 

@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from tests.archives.compiled import file, opened, put
-from tests.conftest import PROGRAM, run
+from tests.conftest import PROGRAM, open_descriptors, run
 from tests.copying.extracting import FileState, extract, snapshot, write
 from tests.copying.test_copy import no_processes
 from zarrfs.archives import blob_sources
@@ -306,10 +306,10 @@ def test_where_no_process_can_be_made_threads_write(tmp_path: Path, monkeypatch:
     def full() -> int:
         raise BlockingIOError(11, "resource temporarily unavailable")
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     monkeypatch.setattr(os, "fork", full)
     assert extract(small(700), tmp_path / "out", jobs=2).files == 700
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(open_descriptors()) <= before + 1
 
 
 def test_an_unreadable_tar_fails_only_files_with_blobs_in_it(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import tmpfs
+from tests.conftest import open_descriptors, tmpfs
 from tests.copying.extracting import write
 from zarrfs.copying import destination_directory as filling
 from zarrfs.copying.destination_directory import DestinationDirectory, Folder
@@ -63,8 +63,8 @@ def test_a_run_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
     for index in range(400):
         (source / f"{index:03}").write_bytes(b"x" * 100)
         (out / f"{index:03}").touch()
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(5):
         with pytest.raises(SourceError, match="is there already"):
             write(FileSystemStore(str(source)), out)
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    assert open_descriptors() <= before

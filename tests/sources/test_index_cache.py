@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import gzip
 import json
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.conftest import open_descriptors
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
@@ -187,14 +187,13 @@ def test_with_cache_none_and_not_enough_memory(
 def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
     """Commands plan many documents in their own process."""
     path = tmp_path / "refs.json"
-    gc.collect()  # descriptors of earlier tests are closed now, and not between the two lists below
     for data in (b'{"a": "b"}', gzip.compress(b'{"a": "b"}'), b"{", b"[3]", b"PK\5\6" + bytes(18), MAGIC + bytes(100)):
         path.write_bytes(data)
-        before = os.listdir("/proc/self/fd")
+        before = open_descriptors()
         with contextlib.suppress(SourceError):
             prepare(str(path), Options(index_dir=str(tmp_path / "index")))
-        assert os.listdir("/proc/self/fd") == before, data
+        assert open_descriptors() == before, data
     (tmp_path / "refs.tar").write_text("{}")
     with pytest.raises(SourceError, match="is no tar"):
         prepare(f"{tmp_path}/refs.tar#main", Options())
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before

@@ -13,6 +13,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import open_descriptors
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links
@@ -301,17 +302,17 @@ def test_an_archive_in_the_mount_that_refers_to_it(base: Path, archive: str) -> 
     url = "zip://a::" + archive.format(base=base)
 
     async def main() -> None:
-        descriptors = set(os.listdir("/proc/self/fd"))
+        descriptors = open_descriptors()
         targets = Targets(Options())
         assert bytes(await targets.read(url, 3, 5, 0, len(DATA))) == DATA[3:8]
         await targets.aclose()
-        assert set(os.listdir("/proc/self/fd")) <= descriptors
+        assert open_descriptors() <= descriptors
         targets = Targets(Options())
         targets.forbidden_device = os.stat(base).st_dev
         for call in (targets.read(url, 3, 5, 0, len(DATA)), targets.size(url)):
             with pytest.raises(Loop, match=r"\.zip: lies in the mount that refers to it"):
                 await call
-        assert set(os.listdir("/proc/self/fd")) <= descriptors
+        assert open_descriptors() <= descriptors
         await targets.aclose()
 
     trio.run(main)
@@ -323,7 +324,7 @@ def test_open_files_are_bounded_and_given_back(base: Path) -> None:
         path = base / f"n{number}"
         path.write_bytes(DATA)
         paths.append(path)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
 
     async def main() -> None:
         files = LocalFiles()
@@ -342,7 +343,7 @@ def test_open_files_are_bounded_and_given_back(base: Path) -> None:
         await files.aclose()
 
     trio.run(main)
-    assert len(os.listdir("/proc/self/fd")) <= before + 3  # trio's own
+    assert len(open_descriptors()) <= before + 3  # trio's own
 
 
 def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +360,7 @@ def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatc
     async def main() -> None:
         files = LocalFiles()
         files._open.bound = 1
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = len(open_descriptors())
         monkeypatch.setattr(local, "read_cached", lambda *_: bytearray())
         monkeypatch.setattr(trio.to_thread, "run_sync", slow)
         async with trio.open_nursery() as nursery:
@@ -372,12 +373,12 @@ def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatc
             await started.wait()
             (base / "other").write_bytes(b"other")
             await files.size(str(base / "other"))
-            assert len(os.listdir("/proc/self/fd")) == descriptors + 2
+            assert len(open_descriptors()) == descriptors + 2
             go.set()
         assert got == [DATA[:10]]
-        assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+        assert len(open_descriptors()) == descriptors + 1
         await files.aclose()
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(open_descriptors()) == descriptors
 
     trio.run(main)
 
