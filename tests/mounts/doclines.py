@@ -46,6 +46,7 @@ BEFORE = (
     (r"zarrfs unstage ([^-]\S*)", r"zarrfs stage refs.json \1"),
     (r"zarrfs unstage --", "zarrfs stage refs.json input"),
     (r"zarrfs stage-out work", WORK),
+    (r"zarrfs check --merge", "for i in 0 1; do zarrfs check --shard $i/2 --report part-$i.json refs.json; done"),
     (r"zarrfs commit (?!refs.json)(\S+)", CHANGE),
     (r"zarrfs (?:stage|run) archive.json .*upperdir=", EMPTY),
     (r"zarrfs archive extract (?!.*--blobs).*job.json", "cp inline.json job.json"),

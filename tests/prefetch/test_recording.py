@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from tests.prefetch.keyreaders import RecordingStore
 from zarrfs import sources
 from zarrfs.config.options import Options
+from zarrfs.config.shares import Share
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.prefetch.recording import BLOCK, RecordedRead, Recorder, Warmed, read_record, records_to_warm, warm
 from zarrfs.store.api import Store
@@ -310,3 +312,19 @@ def test_progress_is_reported(store: Watched) -> None:
     assert len(told) >= 3
     assert told == sorted(told)
     assert told[-1] == 600
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_share_fetches_its_own(store: Watched, count: int) -> None:
+    records = [(f"a/{number}", 0, BLOCK) for number in range(600)] + [("big", 0, 2 * BLOCK), ("a/7", 0, BLOCK)]
+    got: list[list[str]] = []
+
+    async def main(share: Share) -> Warmed:
+        return await warm(store, [RecordedRead(*record) for record in records], share=share)
+
+    for index in range(count):
+        store.got = []
+        assert trio.run(main, Share(index, count)).found == len(store.got)
+        got.append([key for key, *_ in store.got])
+    assert sorted(itertools.chain(*got)) == sorted([*(key for key, *_ in records), "big"])
+    assert all(len(keys) > 150 for keys in got)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from tests.references.parquetsets import ask, chunks_of, columns, tree_of, write
 from tests.servers import S3, Faulty, Nginx
 from tests.store.contract import listed
 from zarrfs.config.options import Options
+from zarrfs.config.shares import WHOLE, Share
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.documents.plan import Plan
@@ -27,6 +29,7 @@ from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import Bound
 from zarrfs.references.parquet_records import parse_record
 from zarrfs.sources import plan_source
+from zarrfs.store.api import Fault
 
 VALUES = {str(number): b"%d" % number for number in range(10)}
 
@@ -119,6 +122,24 @@ def test_a_broken_record_file_fails_only_its_own_keys(name: str, tmp_path: Path)
     assert ask(root, sizes, missing_records="error") == [1, 1, 1, 1, None, None, None, None, 1, 1]
     if name != "lost":
         assert ask(root, sizes) == [1, 1, 1, 1, None, None, None, None, 1, 1]
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_each_fault_is_in_one_share(count: int, tmp_path: Path) -> None:
+    documents = {f"{name}/.zarray": zarray([10], [1]) for name in "abc"}
+    root = write_set(tmp_path / "set", documents, {name: list(VALUES.values()) for name in "abc"})
+    for name in ("a/refs.1", "b/refs.0", "b/refs.2", "c/refs.2"):
+        _cut(root / f"{name}.parq")
+    (root / "c/refs.1.parq").unlink()
+
+    async def faults(store: ParquetStore) -> list[list[Fault]]:
+        shares = [WHOLE, *(Share(index, count) for index in range(count))]
+        return [[fault async for fault in store.faults(share)] for share in shares]
+
+    whole, *parts = ask(root, faults)
+    assert len(whole) == 5
+    assert sorted(itertools.chain(*parts)) == sorted(whole)
+    assert sum(map(bool, parts)) > 1
 
 
 def test_too_few_rows(tmp_path: Path) -> None:

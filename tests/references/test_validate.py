@@ -93,6 +93,13 @@ def test_every_fault_of_a_document(tmp_path: Path) -> None:
     assert status == 1
 
 
+def test_the_first_share_has_all_faults_of_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "set.json"
+    assert len(found(path, EVERYTHING, "--shard", "0/2")[0]) == len(ERRORS)
+    assert found(path, None, "--shard", "1/2") == ([], [], 0)
+    assert refs("validate", path, "--shard", "2/2").exit_code == 2
+
+
 def test_output_has_a_line_for_each_fault_and_a_count(tmp_path: Path) -> None:
     path = tmp_path / "set.json"
     path.write_text(json.dumps(EVERYTHING))

@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zarrfs.cli import common, meter, show
 from zarrfs.config.options import Parsed
 from zarrfs.config.values import human
+from zarrfs.errors import UsageError
 
 if TYPE_CHECKING:
     from zarrfs.copying.array_check import ArrayCheck
     from zarrfs.copying.check_digests import FirstPass
+    from zarrfs.copying.check_parts import PartOf
     from zarrfs.copying.check_report import CheckReport
 
+_MISSING_SHOWN = 20
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 EPILOG = """\b
 Examples:
   zarrfs check refs.json
@@ -27,12 +32,15 @@ Examples:
   zarrfs check --no-decode store.zarr     bytes and metadata, without decoding chunks
   zarrfs check --twice store.zarr         and what changes while it is read
   zarrfs check -q --json s3://bucket/refs.json > report.json
+  zarrfs check --shard 0/2 --report part-0.json refs.json
+  zarrfs check --merge part-0.json part-1.json
 """
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.argument("key", default="")
+@click.argument("more", nargs=-1, metavar="")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @click.option(
     "-n", "--first", type=click.IntRange(0), default=20, metavar="N", show_default=True,
@@ -40,10 +48,14 @@ Examples:
 )  # fmt: skip
 @click.option("--no-decode", is_flag=True, help="Read chunks of arrays, but do not decode them.")
 @click.option("--twice", is_flag=True, help="Read everything a second time, and report values that differ.")
+@click.option("--report", metavar="FILE", help="Write the report to FILE as JSON; it appears when it is whole.")
+@common.shard_option
+@click.option("--merge", is_flag=True, help="Make one report of those of all shares: `zarrfs check --merge PART...`.")
 @common.source_options("source", "fetch", log_level="warning")
 def check(
-    source: str, key: str, as_json: bool, first: int, no_decode: bool, twice: bool, parsed: Parsed
-) -> None:
+    source: str, key: str, more: tuple[str, ...], as_json: bool, first: int, no_decode: bool, twice: bool,
+    report: str | None, shard: str | None, merge: bool, parsed: Parsed,
+) -> None:  # fmt: skip
     """Read everything in SOURCE, or below KEY, and report what cannot be read, or is not what Zarr says.
 
     Every byte that an entry refers to is fetched once, in bounded memory; blobs are compared with their
@@ -53,16 +65,28 @@ def check(
 
     With --twice SOURCE is opened anew and read a second time, nothing of it from a cache: values whose bytes are
     others than the first time are reported as changed, also where a server tells no versions.
+
+    With --shard several processes divide the files, each with a --report FILE of its own; --merge makes one report,
+    and one exit status, of these files: 1 also if a share is missing.
     """
     from zarrfs.copying.array_check import ArrayChecks
     from zarrfs.copying.check import check, check_again
+    from zarrfs.copying.check_parts import PartOf, part_json
     from zarrfs.copying.check_report import CheckReport
     from zarrfs.documents.plan import Plan
-    from zarrfs.sources import discard, open_plan, plan_source
+    from zarrfs.jobs import reports
+    from zarrfs.sources import discard, fingerprint, open_plan, plan_source
     from zarrfs.store.api import Store
     from zarrfs.system.memory import memory_limit
 
-    report = CheckReport(keep=first)
+    to, share, found = reports.place(report), common.share(shard), CheckReport(keep=first)
+    if merge:
+        if share is not None or no_decode or twice:
+            raise UsageError("--merge reads reports of parts: --shard, --no-decode and --twice are for making them")
+        sys.exit(_merge([source, *([key] if key else []), *more], first, as_json, to))
+    if more:
+        raise UsageError(f"{more[0]}: a check is of one SOURCE, and at or below one KEY")
+    below = common.clean_key(key)
     if twice:  # the second read must not come from blocks on disk
         parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, cache_dir=None))
     options = parsed.options
@@ -73,13 +97,13 @@ def check(
         plan = await trio.to_thread.run_sync(plan_source, source, options)
         store = open_plan(plan, options)
         try:
-            await check_again(store, common.clean_key(key), report, digests, memory)
+            await check_again(store, below, found, digests, memory, share)
         finally:
             with trio.CancelScope(shield=True):
                 await store.aclose()
             discard(plan)
 
-    async def body(store: Store, plan: Plan) -> list[ArrayCheck]:
+    async def body(store: Store, plan: Plan) -> tuple[list[ArrayCheck], PartOf]:
         memory = memory_limit(options) // 2
         arrays = ArrayChecks(store, not no_decode, memory)
         digests = None
@@ -87,15 +111,28 @@ def check(
             from zarrfs.copying.check_digests import Digests
 
             digests = Digests()
-        with watched(report, options.log_level == "error"):
-            await check(store, common.clean_key(key), report, memory, arrays, digests)
+        with watched(found, options.log_level == "error"):
+            await check(store, below, found, memory, arrays, digests, share)
             if digests is not None:
-                report.expected_bytes = report.expected_bytes and 2 * report.expected_bytes
+                found.expected_bytes = found.expected_bytes and 2 * found.expected_bytes
                 await again(digests.first(), memory)
-        return arrays.arrays
+        return arrays.arrays, PartOf(plan.source, fingerprint(plan), below, not no_decode, twice)
 
-    arrays = common.run_on_store(source, parsed, body)
-    sys.exit(write_report(report, as_json, arrays))
+    arrays, of = common.run_on_store(source, parsed, body)
+    sys.exit(write_report(found, as_json, arrays, part_json(of, share, found, arrays) if share else {}, to))
+
+
+def _merge(paths: list[str], first: int, as_json: bool, to: str | None) -> int:
+    """Write one report of those of parts; return the exit status."""
+    from zarrfs.copying.check_parts import merge
+
+    merged = merge(paths, first)
+    status = write_report(merged.report, as_json, merged.arrays, merged.as_json(), to)
+    if merged.missing:
+        shown = ", ".join(map(str, merged.missing[:_MISSING_SHOWN]))
+        more = len(merged.missing) - _MISSING_SHOWN
+        common.say(f"missing parts: {shown}{f' and {more:,} more' if more > 0 else ''}: nobody has checked these")
+    return 1 if merged.missing else status
 
 
 def watched(report: CheckReport, quiet: bool) -> AbstractContextManager[None]:
@@ -105,10 +142,19 @@ def watched(report: CheckReport, quiet: bool) -> AbstractContextManager[None]:
     )
 
 
-def write_report(report: CheckReport, as_json: bool, arrays: Sequence[ArrayCheck] = ()) -> int:
-    """Write the report, with `arrays` in a table, to standard output; return the exit status."""
+def write_report(
+    report: CheckReport, as_json: bool, arrays: Sequence[ArrayCheck] = (), more: Mapping[str, Any] = _NOTHING,
+    to: str | None = None,
+) -> int:  # fmt: skip
+    """Write the report, with `arrays` in a table, to standard output; return the exit status.
+
+    As JSON it has the fields of `more`, too; `to`: a file that gets it as JSON as well.
+    """
+    from zarrfs.jobs import reports
+
+    about = report.as_json() | ({"arrays": [array.as_json() for array in arrays]} if arrays else {}) | dict(more)
+    reports.write(to, about)
     if as_json:
-        about = report.as_json() | ({"arrays": [array.as_json() for array in arrays]} if arrays else {})
         sys.stdout.write(json.dumps(about) + "\n")
     else:
         _write_arrays(arrays, report.keep)
@@ -125,7 +171,7 @@ def _write_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
     rows = [("array", "chunks", "decoded", "bad")]
     for array in arrays:
         if array.path not in left_out:
-            chunks = "?" if array.array is None else f"{array.chunks:,} of {array.total:,}"
+            chunks = "?" if array.broken and not array.total else f"{array.chunks:,} of {array.total:,}"
             rows.append((show.printable(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for name, *cells in rows:

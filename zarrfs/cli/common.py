@@ -24,6 +24,7 @@ from zarrfs.errors import UsageError, ZarrfsError, internal_error, message_line,
 
 if TYPE_CHECKING:
     from zarrfs.config import options
+    from zarrfs.config.shares import Share
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
@@ -161,6 +162,19 @@ def _as_items(name: str, value: Any) -> list[str]:
     if isinstance(value, str):
         return [f"{name}={value}"]
     return [f"{name}={one}" for one in value or ()]
+
+
+shard_option = click.option(
+    "--shard", metavar="I/N",
+    help="Do the share I of N, from 0 to N-1, and leave the others to other processes; auto: as the job says.",
+)  # fmt: skip
+
+
+def share(given: str | None) -> Share | None:
+    """Parse the value of --shard. UsageError."""
+    from zarrfs.config.shares import share_of
+
+    return share_of(given, os.environ)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ EPILOG = """\b
 Examples:
   zarrfs mount -o record=job.reads https://example.org/refs.json /mnt/data
   zarrfs warm -o cache_dir=/scratch/blocks https://example.org/refs.json job.reads
+  zarrfs warm --shard 0/4 -o cache_dir=/scratch/blocks https://example.org/refs.json job.reads
 """
 
 
@@ -24,8 +25,9 @@ Examples:
 @click.argument("source")
 @click.argument("file")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@common.shard_option
 @common.source_options("source", "fetch", log_level="warning")
-def warm(source: str, file: str, as_json: bool, parsed: Parsed) -> None:
+def warm(source: str, file: str, as_json: bool, shard: str | None, parsed: Parsed) -> None:
     """Fetch what FILE says is read of SOURCE into the cache on disk, -o cache_dir=.
 
     FILE was written by a mount with -o record=. What SOURCE has no more is left out; the exit status is 1 if
@@ -35,12 +37,13 @@ def warm(source: str, file: str, as_json: bool, parsed: Parsed) -> None:
     from zarrfs.prefetch.recording import read_record, warm
     from zarrfs.store.api import Store
 
+    share = common.share(shard)
     if parsed.options.cache_dir is None or parsed.options.cache == "none":
         raise UsageError("there is nowhere to keep what is fetched: -o cache_dir=DIR names a directory")
     records = read_record(file)
 
     async def body(store: Store, plan: Plan) -> None:
-        done = await warm(store, records)
+        done = await warm(store, records, share=share)
         if as_json:
             sys.stdout.write(json.dumps(dataclasses.asdict(done)) + "\n")
         else:

@@ -43,8 +43,14 @@ class ArrayCheck:
     total: int = 0  # chunks of the grid
     chunks: int = 0  # of these that were read,
     decoded: int = 0  # and decoded
-    bad: int = 0  # chunks that cannot be read or do not decode, and files outside the grid
+    bad_files: int = 0  # chunks that cannot be read or do not decode, and files outside the grid
+    broken: int = 0  # faults of the array itself: its metadata, an unknown codec
     note: str | None = None  # why chunks are not decoded
+
+    @property
+    def bad(self) -> int:
+        """All faults."""
+        return self.bad_files + self.broken
 
     def as_json(self) -> dict[str, Any]:
         """The array, ready for JSON."""
@@ -79,9 +85,9 @@ class ArrayChecks:
                 elif isinstance(node.metadata, GroupMetadata):
                     await self._note_consolidated(node, report)
                 elif node.problem is not None:
-                    report.add(node.documents[0], Unsound(BAD_METADATA, node.problem))
+                    report.add(node.documents[0], Unsound(BAD_METADATA, node.problem), common=True)
         except (ZarrfsError, OSError) as exc:
-            report.add(getattr(exc, "key", key), exc)
+            report.add(getattr(exc, "key", key), exc, common=True)
 
     def of(self, key: str) -> tuple[ArrayCheck | None, str]:
         """Return (the array that contains a file, the file's key relative to it)."""
@@ -162,23 +168,27 @@ class ArrayChecks:
             return None
         if self._is_chunk(found.array, rest):
             found.chunks += 1
-            found.bad += failed
+            found.bad_files += failed
             return None
-        found.bad += 1
+        found.bad_files += 1
         first = found.array.keys.key((0,) * found.array.ndim)
         return Unsound(OUTSIDE, f"no chunk of the grid {list(found.array.grid.counts)}, whose first is {first}")
+
+    def passed(self, key: str) -> None:
+        """Note that a file is there, which another share of the check reads."""
+        self._said.pop(key, None)
 
     def check_directory(self, key: str, report: CheckReport) -> None:
         """CheckReport a directory that lies in the place of a chunk."""
         found, rest = self.of(key)
         if found is not None and self._is_chunk(found.array, rest):
-            found.bad += 1
+            found.bad_files += 1
             report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
 
     def missing(self, report: CheckReport) -> None:
         """Tell `report` of documents that consolidated metadata names, and that are not there."""
         for key, (said_by, _digest) in self._said.items():
-            report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"))
+            report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
 
     # -- parts
 
@@ -192,15 +202,16 @@ class ArrayChecks:
         self.arrays.append(found)
         self._places[node.chunks] = found
         if array is None:
-            found.bad += 1
-            report.add(node.documents[0] if node.documents else node.path, Unsound(BAD_METADATA, str(node.problem)))
+            found.broken += 1
+            at = node.documents[0] if node.documents else node.path
+            report.add(at, Unsound(BAD_METADATA, str(node.problem)), common=True)
             return
         found.total = array.grid.size
         reasons = check_codecs(array)
         if reasons and self._decode:
             found.note = "; ".join(reasons)
-            found.bad += 1
-            report.add(node.path, Unsound(UNDECODED, f"{found.note}: chunks are only read"))
+            found.broken += 1
+            report.add(node.path, Unsound(UNDECODED, f"{found.note}: chunks are only read"), common=True)
             return
         sharding = sharding_of(array)
         if sharding is not None:
@@ -234,7 +245,7 @@ class ArrayChecks:
             except StoreError:  # not there, or a directory
                 continue
             except MetadataError as exc:
-                report.add(key, Unsound(BAD_METADATA, str(exc)))
+                report.add(key, Unsound(BAD_METADATA, str(exc)), common=True)
                 continue
             if found is None:
                 continue

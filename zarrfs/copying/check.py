@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from zarrfs.config.shares import WHOLE, Share
 from zarrfs.copying.check_report import CheckReport, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.division import Division
 from zarrfs.store.traversal import PIECE, check_length, extents, follow, walk
 
 if TYPE_CHECKING:
@@ -24,13 +26,14 @@ READERS = 16  # files read at the same time
 
 async def check(
     store: Store, key: str, report: CheckReport, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
-    digests: Digests | None = None,
+    digests: Digests | None = None, share: Share | None = None,
 ) -> None:  # fmt: skip
     """Read `key`, or everything below it, and fill `report`; hold at most `memory` bytes of data.
 
-    `arrays` have a memory budget of their own; `digests` collect the digest of every readable value.
+    `arrays` have a memory budget of their own; `digests` collect the digest of every readable value. With a `share`,
+    only its files are read; metadata of arrays and lists of directories are examined by every share.
     """
-    await _expect(store, key, report)
+    await _expect(store, key, report, share or WHOLE)
     if arrays is not None:
         arrays.see = None if digests is None else digests.see
         await arrays.find(key, report)
@@ -43,13 +46,26 @@ async def check(
         elif arrays is not None:
             arrays.check_directory(at, report)
 
-    await _each(store, key, report.add, memory, look)
+    def unlisted(at: str, exc: Exception) -> None:
+        report.add(at, exc, common=True)
+
+    def passed(at: str) -> None:
+        if arrays is not None:
+            arrays.passed(at)
+
+    division = None if share is None else Division(share, await store.lists_same_sizes())
+    await _each(store, key, unlisted, memory, look, division, passed)
+    if division is not None:
+        report.listing = division.listing
     if arrays is not None:
         arrays.missing(report)
-    await _count_absent_records(store, key, report)
+    if share is None or not share.index:
+        await _count_absent_records(store, key, report)
 
 
-async def check_again(store: Store, key: str, report: CheckReport, first: FirstPass, memory: int = 256 << 20) -> None:
+async def check_again(
+    store: Store, key: str, report: CheckReport, first: FirstPass, memory: int = 256 << 20, share: Share | None = None
+) -> None:
     """Read everything once more, from a store that was opened anew, and report differences from the `first` pass.
 
     A value that cannot be read now is reported if it could be read then.
@@ -70,7 +86,8 @@ async def check_again(store: Store, key: str, report: CheckReport, first: FirstP
         if same is False:
             report.add(at, Unsound("changed", "has other bytes than in the first pass"), await _url_of(store, at))
 
-    await _each(store, key, lambda at, exc: None, memory, look)  # their values count as lost
+    division = None if share is None else Division(share, await store.lists_same_sizes())
+    await _each(store, key, lambda at, exc: None, memory, look, division)  # their values count as lost
     lost = first.lost()
     if lost:
         report.add(key, Unsound("changed", f"{lost:,} values of the first pass are not there in the second"))
@@ -78,11 +95,12 @@ async def check_again(store: Store, key: str, report: CheckReport, first: FirstP
 
 async def _each(
     store: Store, key: str, failed: Callable[[str, Exception], None], memory: int,
-    look: Callable[[str, Info, int], Awaitable[None]],
+    look: Callable[[str, Info, int], Awaitable[None]], division: Division | None = None,
+    passed: Callable[[str], None] = lambda key: None,
 ) -> None:  # fmt: skip
     """Call `look(key, info, bytes to read at once)` for everything at and below `key`, in several tasks.
 
-    Calls `failed` for directories that cannot be listed.
+    Calls `failed` for directories that cannot be listed, and `passed` for keys of other shares.
     """
     piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
     send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
@@ -99,10 +117,14 @@ async def _each(
         async with send:
             top = await store.info(key)
             if top.kind is not Kind.DIRECTORY:
-                await send.send((key, top))
-            else:
-                async for found in walk(store, key, failed):
-                    await send.send(found)
+                if division is None or division.mine(key, None):
+                    await send.send((key, top))
+                return
+            async for at, info in walk(store, key, failed):
+                if division is None or division.mine(at, info.size if info.kind is Kind.FILE else 0):
+                    await send.send((at, info))
+                else:
+                    passed(at)
 
 
 async def _count_absent_records(store: Store, key: str, report: CheckReport) -> None:
@@ -115,10 +137,10 @@ async def _count_absent_records(store: Store, key: str, report: CheckReport) -> 
         report.absent_records = found.absent if found is not None else 0
 
 
-async def _expect(store: Store, key: str, report: CheckReport) -> None:
+async def _expect(store: Store, key: str, report: CheckReport, share: Share) -> None:
     """Set the expected counts, and the entries that the compiler left out, if the store knows them."""
     if not key and (usage := await store.usage()).counted:
-        report.expected_files, report.expected_bytes = usage.files, usage.bytes
+        report.expected_files, report.expected_bytes = usage.files // share.count, usage.bytes // share.count
     problems = [
         (entry, rule)
         for entry, rule in await store.problems()

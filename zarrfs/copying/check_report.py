@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from zarrfs.errors import NotFound, ReadError, ZarrfsError
+from zarrfs.store.division import Listing
 
 # as ReadError.kind and Unsound.kind
 BAD_KINDS = (
@@ -48,6 +49,8 @@ class CheckReport:
     absent_records: int = 0  # record files of a Parquet set that stand for absent chunks: not an error
     expected_files: int | None = None
     expected_bytes: int | None = None
+    common: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # of `counts`: see add()
+    listing: Listing | None = None  # of a share: what was divided
 
     @property
     def files(self) -> int:
@@ -59,10 +62,11 @@ class CheckReport:
         """True if the check found no fault."""
         return not self.counts and not self.left_out
 
-    def add(self, key: str, exc: BaseException, url: str | None = None) -> None:
-        """Count an entry that cannot be read."""
+    def add(self, key: str, exc: BaseException, url: str | None = None, common: bool = False) -> None:
+        """Count an entry that cannot be read; `common`: every share of a check finds this one."""
         bad = bad_entry(key, exc, url)
         self.counts[bad.kind] += 1
+        self.common[bad.kind] += common
         if len(self.bad) < self.keep:
             self.bad.append(bad)
 

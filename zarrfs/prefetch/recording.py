@@ -19,8 +19,10 @@ from typing import IO, Any, NamedTuple
 import trio
 
 from zarrfs.config.options import Options
+from zarrfs.config.shares import Share
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError
 from zarrfs.store.api import Kind, Store, key_rule
+from zarrfs.store.division import Division
 
 log = logging.getLogger(__name__)
 
@@ -233,14 +235,15 @@ class Warmed:
 
 
 async def warm(
-    store: Store, records: Iterable[RecordedRead], tell: Callable[[Warmed], None] = lambda _: None
-) -> Warmed:
-    """Fetch the recorded ranges in order, with bounded requests and bytes in flight; return the counts.
+    store: Store, records: Iterable[RecordedRead], tell: Callable[[Warmed], None] = lambda _: None,
+    share: Share | None = None,
+) -> Warmed:  # fmt: skip
+    """Fetch the recorded ranges in order, or a share, with bounded requests and bytes in flight; return the counts.
 
     Calls `tell` with the counts after every batch. SourceError, at the end, if the record itself is bad.
     """
     warmed = Warmed()
-    units = _units(store, records, warmed)
+    units = _units(store, records, warmed, None if share is None else Division(share))
     taking, failure = trio.Lock(), None
 
     async def worker() -> None:
@@ -266,12 +269,14 @@ async def warm(
 
 
 async def _units(
-    store: Store, records: Iterable[RecordedRead], warmed: Warmed
+    store: Store, records: Iterable[RecordedRead], warmed: Warmed, division: Division | None
 ) -> AsyncGenerator[list[RecordedRead], None]:
     """Yield batches: small values to fetch together, or a piece of a large one, cut at the value's end."""
     batch: list[RecordedRead] = []
     held = 0
     for key, start, stop in records:
+        if division is not None and not division.mine(key, await _recorded_bytes(store, key, start, stop)):
+            continue
         size = await _size(store, key, warmed)
         if size is None:
             continue
@@ -287,6 +292,16 @@ async def _units(
                 yield [RecordedRead(key, at, min(stop, at + BLOCK))]
     if batch:
         yield batch
+
+
+async def _recorded_bytes(store: Store, key: str, start: int, stop: int) -> int:
+    """Return the bytes of a recorded range, cut at the value's end only if that is known without a request."""
+    if store.sizes_known:
+        try:
+            stop = min(stop, (await store.info(key)).size or 0)
+        except (ZarrfsError, OSError):
+            return 0
+    return max(0, stop - start)
 
 
 async def _size(store: Store, key: str, warmed: Warmed) -> int | None:

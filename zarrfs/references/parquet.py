@@ -18,6 +18,7 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.keys import printable as shown
 from zarrfs.references.parquet_files import Directory, Remote, SetLocation
@@ -128,16 +129,22 @@ class ParquetStore(Store):
         problems = [f"{entry}: {rule}" for entry, rule in found.problems]
         return {"arrays": len(found.grids), "record_size": found.record_size, "problems": problems}
 
-    async def faults(self) -> AsyncIterator[Fault]:
-        # in `.zmetadata`, whole record files, and their rows
+    async def lists_same_sizes(self) -> bool:
+        return True
+
+    async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
+        # in `.zmetadata`, whole record files, and their rows; a share is every Nth record file
         self._warned = True  # absent record files are among the faults
         found = await self.opened()
-        for entry, rule in found.problems:
+        for entry, rule in () if share.index else found.problems:
             yield Fault(entry, rule)
+        before = 0  # record files of the arrays before
         for array, grid in found.grids.items():
             if grid is None:
                 continue
-            async for number, first, last, record in self._records_of(array, grid):
+            begin, step = (share.index - before) % share.count, share.count
+            before += _record_files(grid, found.record_size)
+            async for number, first, last, record in self._records_of(array, grid, begin * found.record_size, step):
                 where, wanted = shown(_record_key(array, number)), last - first
                 if isinstance(record, ReadError):
                     yield Fault(where, record.reason)
@@ -150,7 +157,7 @@ class ParquetStore(Store):
                             yield Fault(where, f"row {row}: beyond the last chunk")
                     except ValueError as exc:
                         yield Fault(where, str(exc))
-        absences = await self.absences()
+        absences = None if share.index else await self.absences()
         if absences is not None and absences.absent:
             many = f"absent record files: {absences.absent:,} of {absences.record_files:,}"
             yield Fault(absences.first, f"is not there ({many}): its chunks count as absent", True)
@@ -362,17 +369,17 @@ class ParquetStore(Store):
                         yield name, size
 
     async def _records_of(
-        self, array: str, grid: Grid, start: int = 0
+        self, array: str, grid: Grid, start: int = 0, step: int = 1
     ) -> AsyncIterator[tuple[int, int, int, RecordFile | ReadError]]:
         """Yield (number, first chunk, last chunk + 1, record file or its failure) of the record files that exist.
 
-        Starts at chunk `start` and prefetches the next record file. After an absent one, the place's listing gives the
-        existing ones; without a listing, several are requested at once.
+        Starts at chunk `start`, takes every `step`th and prefetches the next one. After an absent one, the place's
+        listing gives the existing ones; without a listing, several are requested at once.
         """
         assert self._set is not None
         size = self._set.record_size
         number, stop = start // size, _record_files(grid, size)
-        fetched = number
+        fetched, phase = number, number % step
         there: list[int] | None = None
         looked = False
         while number < stop:
@@ -382,12 +389,13 @@ class ParquetStore(Store):
                 record = exc
             if record is None and not looked:
                 there, looked = await self._place.records(array), True
-            following = number + 1
+                there = there and [one for one in there if one % step == phase]
+            following = number + step
             if there is not None:
                 at = bisect.bisect_right(there, number)
                 following = there[at] if at < len(there) else stop
-            ahead = following + (_AHEAD if record is None and there is None else 1)
-            for wanted in range(max(fetched + 1, following), min(ahead, stop)):
+            ahead = following + step * (_AHEAD if record is None and there is None else 1)
+            for wanted in range(max(fetched + step, following), min(ahead, stop), step):
                 trio.lowlevel.spawn_system_task(self._prefetch, array, wanted)
                 fetched = wanted
             if record is not None:

@@ -11,6 +11,7 @@ import stat
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
 
@@ -152,6 +153,10 @@ class Store(abc.ABC):
         """Whether the sizes of all files are known without a request to a target."""
         return False
 
+    async def lists_same_sizes(self) -> bool:
+        """Return whether listings tell every process the same sizes, whatever it has read before."""
+        return False
+
     @abc.abstractmethod
     async def info(self, key: str, sized: bool = True) -> Info:
         """Return the entry of `key`. NotFound; ReadError if its size cannot be determined.
@@ -245,8 +250,8 @@ class Store(abc.ABC):
         """
         return None
 
-    async def faults(self) -> AsyncIterator[Fault]:
-        """Yield every fault of a reference set."""
+    async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
+        """Yield every fault of a reference set, or a share of them: what cannot be divided is in the first share."""
         return
         yield  # makes it a generator
 

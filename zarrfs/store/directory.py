@@ -122,6 +122,9 @@ class FileSystemStore(WritableStore):
                 descriptor = await trio.to_thread.run_sync(self._open_value, key, path)
             return _LocalValue(key, descriptor)
 
+    async def lists_same_sizes(self) -> bool:
+        return True
+
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         path = _path_of_key(prefix, root=True)
         with _answers(prefix):

@@ -93,6 +93,9 @@ class FsspecStore(Store):
             return Info("", Kind.DIRECTORY)
         return self._info(key, await self._known(key, sized=sized))
 
+    async def lists_same_sizes(self) -> bool:
+        return await self.is_flat()  # buckets list keys with their sizes; web servers tell some, when asked for one
+
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         if await self.is_flat():
             async for info in self._flat_dir(prefix, after):

@@ -11,6 +11,7 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.config.options import Parsed
+from zarrfs.config.shares import WHOLE
 from zarrfs.errors import SourceError
 
 if TYPE_CHECKING:
@@ -21,29 +22,32 @@ EPILOG = """\b
 Examples:
   zarrfs refs validate set.json
   zarrfs refs validate --strict --json combined.parq | jq .errors
+  zarrfs refs validate --shard 0/4 combined.parq
 \b
 A line for each fault, with its place in the document, and a count at the end. The exit status is 1 if there are
-errors, with --strict also if there are warnings, else 0. Targets are not looked at: zarrfs check reads them."""
+errors, with --strict also if there are warnings, else 0. Targets are not looked at: zarrfs check reads them.
+--shard divides the record files of a set in Parquet. A set in JSON is one document: the share 0 has all its faults."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source", metavar="SRC")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@common.shard_option
 @common.source_options("source", "fetch", log_level="warning")
-def validate(source: str, as_json: bool, parsed: Parsed) -> None:
+def validate(source: str, as_json: bool, shard: str | None, parsed: Parsed) -> None:
     """Check the reference set SRC against the specification and the rules of zarrfs; tell all errors."""
     from zarrfs.references.validate import faults, validating
     from zarrfs.store.api import Fault
 
-    report = _Report(as_json)
+    report, share = _Report(as_json), common.share(shard) or WHOLE
 
     async def body(store: Store, plan: Plan) -> None:
-        async for fault in faults(store, plan):
+        async for fault in faults(store, plan, share):
             report.add(fault)
 
     try:
         common.run_on_store(source, dataclasses.replace(parsed, options=validating(parsed.options)), body)
-    except SourceError as exc:  # nothing beyond this could be looked at
+    except SourceError as exc:  # nothing beyond this can be examined, by any share
         report.add(Fault(exc.entry or "", exc.rule))
     report.end(source)
     sys.exit(1 if report.counts[0] or (parsed.options.strict and report.counts[1]) else 0)
