@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zarrfs.config.shares import Share
@@ -23,6 +23,7 @@ def divided(sizes: list[int | None], count: int) -> tuple[list[list[int]], set[L
     return found, listings
 
 
+@settings(deadline=None, max_examples=60)
 @given(SIZES, st.integers(1, 12))
 @example([1 << 20] * 2000, 3)
 @example([100] * 5000, 4)
