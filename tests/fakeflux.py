@@ -1,6 +1,6 @@
 """A Flux instance for tests: what flux 0.88 says and writes, as recorded; the real one is in tests/flux.
 
-FakeFlux has a `flux` command for PATH and a Python binding for PYTHONPATH, both on a directory with the content store
+FakeFlux has a `flux` command for PATH, whose `flux python` has a binding, both on a directory with the content store
 and the KVS. content_db() and dump_tar() write what a stopped instance leaves, and what flux dump writes of one.
 """
 
@@ -28,6 +28,9 @@ def fail(text):
     sys.exit(1)
 with open(os.path.join(root, "calls"), "a") as calls:
     calls.write(" ".join(words) + "\\n")
+if words[0] == "python":
+    os.environ["PYTHONPATH"] = os.path.join(root, "python")
+    os.execv(sys.executable, [sys.executable, *words[1:]])
 time.sleep(float(open(os.path.join(root, "delay")).read()))
 if os.path.exists(os.path.join(root, "stopped")):
     fail("flux-" + words[0] + ": " + open(os.path.join(root, "stopped")).read())
@@ -37,10 +40,7 @@ def give(path, absent, end=b""):
     except FileNotFoundError:
         fail(absent)
     sys.stdout.buffer.write(data + end)
-if words[:2] == ["content", "load"]:
-    for blobref in words[2:]:
-        give(("content", blobref), "flux-content: content_load: No such file or directory")
-elif words[:2] == ["kvs", "get"]:
+if words[:2] == ["kvs", "get"]:
     namespace = os.environ.get("FLUX_KVS_NAMESPACE", "primary")
     where = "kvs" if namespace == "primary" else namespace
     give((where, words[2]), "flux-kvs: " + words[2] + ": No such file or directory", b"\\n")
@@ -50,80 +50,103 @@ else:
     fail("flux: unknown command " + repr(words))
 """
 
-# What cffi makes of libflux-core, as much of it as zarrfs uses: errno, futures, raw payloads.
+# What cffi makes of libflux-core, as much of it as the helper uses: errno, messages, a descriptor to poll.
 _BINDING = """
-import os, threading, time
+import errno, os, threading, time
 _root = {root!r}
+def _said(text):
+    with open(os.path.join(_root, "calls"), "a") as calls:
+        calls.write(text + "\\n")
+def _stopped():
+    return os.path.exists(os.path.join(_root, "stopped"))
 class _Ffi:
     NULL = None
-    _local = threading.local()
-    @property
-    def errno(self):
-        return getattr(self._local, "errno", 0)
+    errno = 0
     def new(self, kind):
-        return [None]
+        return _Match() if kind == "struct flux_match *" else [None]
     def typeof(self, function):
-        return type("Type", (), {{"args": [None, None, "int *"]}})
+        return type("Type", (), {{"args": [None, None, None, "size_t *"]}})
     def buffer(self, data, size):
-        return data[:size]
-def _failed(code):
-    ffi._local.errno = code
-    return -1
+        return memoryview(data)[:size]
+class _Match:
+    def __getitem__(self, at):
+        return self
+def _failed(code, result=-1):
+    ffi.errno = code
+    return result
 class _Handle:
-    thread = None
-class _Future:
+    def __init__(self):
+        self.event = os.eventfd(0, os.EFD_NONBLOCK)
+        self.sent = []
+class _Message:
     def __init__(self, digest):
-        self.digest, self.done = digest, False
+        self.digest = digest
 class _Lib:
+    FLUX_MSGTYPE_RESPONSE, FLUX_O_NONBLOCK, FLUX_POLLERR = 2, 4, 4
     def flux_open(self, uri, flags):
-        if os.path.exists(os.path.join(_root, "stopped")):
-            _failed(2)
-            return ffi.NULL
-        with open(os.path.join(_root, "calls"), "a") as calls:
-            calls.write("open\\n")
+        if _stopped():
+            return _failed(errno.ENOENT, ffi.NULL)
+        _said("open %d" % os.getpid())
         return _Handle()
-    def flux_close(self, handle):
-        with open(os.path.join(_root, "calls"), "a") as calls:
-            calls.write("close\\n")
-    def flux_rpc_raw(self, handle, topic, data, length, nodeid, flags):
-        assert (topic, length, nodeid, flags) == (b"content.load", len(data), 0xFFFFFFFF, 0)
-        assert handle.thread is None, "a handle that two threads use"
-        handle.thread = threading.get_ident()
-        future = _Future(data)
-        future.handle = handle
-        return future
-    def flux_future_wait_for(self, future, timeout):
+    def flux_pollfd(self, handle):
+        return handle.event
+    def flux_pollevents(self, handle):
+        try:
+            os.eventfd_read(handle.event)
+        except BlockingIOError:
+            pass
+        return self.FLUX_POLLERR if _stopped() else 0
+    def flux_request_encode_raw(self, topic, data, length):
+        assert (topic, length) == (b"content.load", len(data))
+        return _Message(data)
+    def flux_msg_set_matchtag(self, message, tag):
+        message.tag = tag
+        return 0
+    def flux_msg_get_matchtag(self, message, tag):
+        tag[0] = message.tag
+        return 0
+    def flux_send(self, handle, message, flags):
         delay = float(open(os.path.join(_root, "delay")).read())
-        time.sleep(min(delay, timeout))
-        return _failed(110) if delay >= timeout else 0
-    def flux_rpc_get_raw(self, future, data, size):
-        name = {{20: "sha1-", 32: "sha256-"}}[len(future.digest)] + future.digest.hex()
+        message.due = time.monotonic() + delay
+        handle.sent.append(message)
+        timer = threading.Timer(delay, os.eventfd_write, (handle.event, 1))
+        timer.daemon = True
+        timer.start()
+        return 0
+    def flux_recv(self, handle, match, flags):
+        for message in handle.sent:
+            if message.due <= time.monotonic():
+                handle.sent.remove(message)
+                return message
+        return _failed(errno.EAGAIN, ffi.NULL)
+    def flux_response_decode_raw(self, message, topic, data, size):
+        name = {{20: "sha1-", 32: "sha256-"}}[len(message.digest)] + message.digest.hex()
+        _said("load " + name)
         try:
             data[0] = open(os.path.join(_root, "content", name), "rb").read()
         except FileNotFoundError:
-            return _failed(2)
+            return _failed(errno.ENOENT)
         size[0] = len(data[0])
         return 0
-    def flux_future_destroy(self, future):
-        future.handle.thread = None
+    def flux_msg_decref(self, message):
+        pass
 ffi, lib = _Ffi(), _Lib()
 """
 
 
 class FakeFlux:
-    """An instance in the directory `root`; `path` is for PATH, `binding` for PYTHONPATH."""
+    """An instance in the directory `root`; `path` is for PATH, `binding` is what `flux python` imports."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.path, self.binding = root, root / "bin", root / "python"
-        for name in ("bin", "content", "kvs", "jobs", "python/flux/core"):
+        for name in ("bin", "content", "kvs", "jobs", "python/_flux"):
             (root / name).mkdir(parents=True)
         self.delay(0)
         command = self.path / "flux"
         command.write_text(_COMMAND.format(python=sys.executable, root=str(root)))
         command.chmod(0o755)
-        for package in ("flux", "flux/core"):
-            (self.binding / package / "__init__.py").write_text("")
-        (self.binding / "flux/core/inner.py").write_text(_BINDING.format(root=str(root)))
+        (self.binding / "_flux/__init__.py").write_text("")
+        (self.binding / "_flux/_core.py").write_text(_BINDING.format(root=str(root)))
 
     def store(self, data: bytes, algorithm: str = "sha1") -> str:
         """flux content store."""
@@ -149,14 +172,13 @@ class FakeFlux:
         (self.root / "stopped").write_text(said)
 
     def calls(self) -> list[str]:
-        """Return the calls of the command, and the handles that the binding has opened and closed."""
+        """Return the calls of the command, and the connections ("open PID") and blobs ("load BLOBREF")."""
         calls = self.root / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
 
-    def environment(self, binding: bool = False) -> dict[str, str]:
-        """os.environ, with the command and perhaps the binding."""
-        found = os.environ | {"PATH": f"{self.path}:{os.environ['PATH']}"}
-        return found | ({"PYTHONPATH": str(self.binding)} if binding else {})
+    def environment(self) -> dict[str, str]:
+        """os.environ, with the command."""
+        return os.environ | {"PATH": f"{self.path}:{os.environ['PATH']}"}
 
 
 def content_db(path: Path, blobs: Iterable[bytes], algorithm: str = "sha1", compressed: bool = True) -> None:

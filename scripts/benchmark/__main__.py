@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
+import shutil
 import statistics
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import archives
 import arrays
 import blosc_frames
 import clients
+import flux_archives
 import many
 import measures
 import netcdf
@@ -40,11 +42,12 @@ SUITES: dict[str, dict[str, Any]] = {
     "arrays": arrays.MEASURES,
     "netcdf": netcdf.MEASURES,
     "blosc": blosc_frames.MEASURES,
+    "flux": flux_archives.MEASURES,
 }
 NOTES = {
     "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
     "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES,
-    "blosc": blosc_frames.NOTES,
+    "blosc": blosc_frames.NOTES, "flux": flux_archives.NOTES,
 }  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
@@ -107,6 +110,8 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
         return writes.Writes(directory, (chosen.size or 1024) << 20, chosen.entries or 10_000)
     if chosen.suite == "archives":
         return archives.Archives(directory, chosen.entries or 10_000, (chosen.size or 1024) << 20)
+    if chosen.suite == "flux":
+        return flux_archives.Instances(directory, chosen.entries or 2000)
     if chosen.suite in ("arrays", "netcdf"):
         return arrays.Arrays(directory, (chosen.size or 2048) << 20)
     if chosen.suite == "blosc":
@@ -139,6 +144,9 @@ def measure(chosen: argparse.Namespace, data: Any) -> int:
 
 def main() -> int:
     chosen = arguments()
+    if chosen.suite == "flux" and shutil.which("flux") is None:
+        print("bench: flux: skipped: no flux on PATH")
+        return 0
     # as an installed program is, also where PYTHONDONTWRITEBYTECODE keeps a checkout from that
     compileall.compile_dir(Path(zarrfs.__file__).parent, quiet=1)
     with contextlib.ExitStack() as cleanup:

@@ -140,7 +140,7 @@ def test_reserve_never_waits_and_never_exceeds_a_quarter() -> None:
     async def body() -> None:
         memory = MemoryBlobs(100)
         assert (memory.reserve(20), memory.reserve(6), memory.reserve(5)) == (True, False, True)
-        await memory.release(25)
+        memory.release(25)
         assert memory.reserve(25)
 
     trio.run(body)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ from tests.archives.blobreading import DATA, REF, URL, fails, run, whole
 from tests.archives.compiled import blobref, file, put
 from tests.fakeflux import FakeFlux, content_db, dump_tar
 from tests.servers import S3, Faulty, Nginx
-from zarrfs.archives import blob_sources, content_database
+from zarrfs.archives import blob_sources, content_database, flux_blobs, source_kinds
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
 from zarrfs.archives.source_kinds import check_sources
 from zarrfs.config.options import Options
-from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
+from zarrfs.errors import AccessDenied, OutOfRange, ReadError, SourceError, TargetMissing, UsageError, WrongHash
 from zarrfs.metrics.counters import PLACE_METRICS
-from zarrfs.sources import open_plan, plan_source
+from zarrfs.sources import open_plan, plan_source, prepare
+from zarrfs.system.processes import lives
 
 OTHER = b"another blob" * 30
 LARGE = os.urandom((5 << 20) + 3)
@@ -44,15 +46,6 @@ def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFlux:
     found = FakeFlux(tmp_path / "flux")
     monkeypatch.setenv("PATH", found.environment()["PATH"])
     return found
-
-
-@pytest.fixture
-def binding(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFlux]:
-    """The same, whose Python binding can be imported."""
-    monkeypatch.syspath_prepend(str(flux.binding))
-    yield flux
-    for name in ("flux", "flux.core", "flux.core.inner"):
-        sys.modules.pop(name, None)
 
 
 def archive_of(*blobs: bytes) -> list[dict[str, Any]]:
@@ -460,51 +453,79 @@ def test_long_names_in_a_dump(tmp_path: Path) -> None:
 # -- the running instance
 
 
-def test_the_binding_is_used_if_installed(binding: FakeFlux) -> None:
-    binding.store(DATA)
-    binding.store(OTHER, "sha256")
-
-    async def body(reader: BlobReader) -> None:
-        assert await whole(reader) == DATA
-        assert await whole(reader, blobref(OTHER, "sha256"), len(OTHER)) == OTHER
-        with pytest.raises(TargetMissing):
-            await reader.size(blobref(b"none"))
-
-    run("flux:", body)
-    assert binding.calls() == ["open", "close"]
-    binding.delay(5)
-    fails("flux:", ReadError, r"no answer within 0.2 s", request_timeout=0.2)
-    binding.delay(0)
-    binding.stop()
-    fails("flux:", ReadError, "cannot reach the Flux instance")
+def helpers(flux: FakeFlux) -> list[int]:
+    """The pids of the helpers so far."""
+    return [int(call.removeprefix("open ")) for call in flux.calls() if call.startswith("open ")]
 
 
-def test_many_readers_by_the_binding(binding: FakeFlux) -> None:
-    """A handle is used by one thread at a time; the fake says so if not."""
-    import trio
-
-    blobs = [b"%d" % at for at in range(60)]
+def test_one_helper_loads_all_blobs(flux: FakeFlux) -> None:
+    blobs = [os.urandom(size) for size in (100, 4096, 70_000, 3 << 20) for _ in range(15)] + [b""]
     for data in blobs:
-        binding.store(data)
-    binding.delay(0.005)
+        flux.store(data)
+    flux.store(OTHER, "sha256")
+    flux.delay(0.2)
 
     async def body(reader: BlobReader) -> None:
-        await reader.prefetch([(sized(blobref(data), len(data)), 0, len(data)) for data in blobs])
-        assert reader.stats()["blobs_fetched"] == {"flux": 60}
+        assert flux.calls() == []  # nothing starts before the first blob
+        began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for data in blobs * 3:
                 nursery.start_soon(whole, reader, sized(blobref(data), len(data)), len(data))
-        assert reader.stats()["blobs_fetched"] == {"flux": 60}
+        assert trio.current_time() - began < 6  # not 61 times the delay
+        assert await whole(reader, blobref(OTHER, "sha256"), len(OTHER)) == OTHER
+        with pytest.raises(TargetMissing):
+            await reader.size(blobref(b"none"))
+        assert reader.stats()["blobs_fetched"] == {"flux": 62}
 
-    run("flux:", body, host_requests=8)
-    assert binding.calls().count("open") == binding.calls().count("close") <= 8
+    run("flux:", body, host_requests=40)
+    (helper,) = helpers(flux)
+    assert not lives(helper)
 
 
-def test_another_package_called_flux(binding: FakeFlux) -> None:
-    (binding.binding / "flux/core/inner.py").write_text("raise RuntimeError('not that flux')")
-    binding.store(DATA)
-    assert run("flux:", whole) == DATA
-    assert binding.calls() == [f"content load {REF}"]
+def test_a_helper_that_dies_is_replaced_once(flux: FakeFlux) -> None:
+    flux.store(DATA)
+    flux.store(OTHER)
+    other = sized(blobref(OTHER), len(OTHER))
+
+    async def killing(numbers: range) -> None:
+        for number in numbers:
+            while len(helpers(flux)) <= number:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            await trio.sleep(0.05)  # until it has a request in flight
+            os.kill(helpers(flux)[number], signal.SIGKILL)
+
+    async def body(reader: BlobReader) -> None:
+        flux.delay(0.5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(killing, range(1))
+            assert await whole(reader) == DATA
+        os.kill(helpers(flux)[1], signal.SIGKILL)  # while nothing is in flight
+        await trio.sleep(0.1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(killing, range(2, 4))
+            with pytest.raises(ReadError, match="helper in Flux's Python was killed by signal 9"):
+                await whole(reader, other, len(OTHER))
+        flux.delay(0)
+        assert await whole(reader, other, len(OTHER)) == OTHER
+        assert len(helpers(flux)) == 5
+
+    run("flux:", body)
+
+
+def test_a_helper_of_another_version(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half of an update: refused before a mount, and where it comes while one runs, by the greeting."""
+    flux.store(DATA)
+    flux.put("archive.main", archive_of(DATA))
+    newer = tmp_path / "flux_helper.py"
+    newer.write_text(Path(source_kinds.HELPER).read_text().replace("PROTOCOL = 1 ", "PROTOCOL = 2 "))
+    monkeypatch.setattr(flux_blobs, "HELPER", str(newer))
+    said = "flux_helper.py speaks version 2 of its protocol, zarrfs version 1; install zarrfs again"
+    fails("flux:", ReadError, said)
+    monkeypatch.setattr(source_kinds, "HELPER", str(newer))
+    with pytest.raises(UsageError, match=f"blobs=flux:: .*{said}"):
+        check_sources(["flux:"])
+    with pytest.raises(SourceError, match=f"flux:main: .*{said}"):
+        prepare._fetch_flux("flux:main", Options())
 
 
 def test_a_flux_that_fails(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,16 +535,18 @@ def test_a_flux_that_fails(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.M
     (flux.root / "content" / REF).write_bytes(DATA[1:])
     fails("flux:", OutOfRange, f"a blob of {len(DATA) - 1} bytes")
     flux.delay(600)
-    fails("flux:", ReadError, "flux content load sha1.*no answer within 0.2 s", request_timeout=0.2)
+    fails("flux:", ReadError, "flux:sha1.*: content.load: no answer within 0.2 s", request_timeout=0.2)
     flux.delay(0)
     flux.stop()
     put(tmp_path, DATA)
-    fails("flux:", ReadError, "Unable to connect to Flux")
-    flux.stop("flux_open: No such file or directory")  # of the socket, not of a blob
-    fails("flux:", ReadError, "flux_open")
+    fails("flux:", ReadError, "status 1: cannot reach the Flux instance: no such file or directory")
     assert run(("flux:", tmp_path), whole) == DATA
+    (flux.binding / "_flux/_core.py").write_text("import nothing_of_this_name")
+    fails("flux:", ReadError, "Flux's Python binding cannot be imported: No module named 'nothing_of_this_name'")
+    flux.path.joinpath("flux").write_text("#!/bin/sh\necho 'flux: `python` is not a flux command' >&2\nexit 3\n")
+    fails("flux:", ReadError, "ended with status 3: flux: `python` is not a flux command")
     monkeypatch.setenv("PATH", "/nonexistent")
-    fails("flux:", ReadError, "flux content load .*: cannot run flux: no such file")
+    fails("flux:", ReadError, "flux python: cannot run flux: no such file")
 
 
 # -- what is no place

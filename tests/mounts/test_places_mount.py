@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from tests.archives.compiled import blobref, file, put
 from tests.conftest import run
 from tests.fakeflux import FakeFlux, content_db, dump_tar
-from tests.mounts.mounting import log_of, mounted
+from tests.mounts.mounting import alive, daemon_pid, log_of, mounted
+from tests.mounts.staging import eventually
 from tests.mounts.test_semantics import error_of
 from tests.servers import Faulty, Nginx, faulty, nginx
 
@@ -111,16 +113,19 @@ def test_a_dump_and_where_it_lies(nginx: Nginx, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("binding", [True, False])
-def test_the_running_instance(
-    flux: FakeFlux, tmp_path: Path, binding: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if binding:
-        monkeypatch.setenv("PYTHONPATH", str(flux.binding))
+def test_the_running_instance(flux: FakeFlux, tmp_path: Path) -> None:
     with mounted("flux:main", tmp_path / "mnt") as root:
+        assert not any(call.startswith("python") for call in flux.calls())  # no blob was read
         check_files(root)
-    assert ("open" in flux.calls()) == binding
-    assert any(call.startswith("content load") for call in flux.calls()) != binding
+        (helper,) = (int(call.split()[1]) for call in flux.calls() if call.startswith("open"))
+    assert not alive(helper)
+    run("mount", "flux:main", root)
+    check_files(root)
+    helper = [int(call.split()[1]) for call in flux.calls() if call.startswith("open")][-1]
+    assert alive(helper)
+    os.kill(daemon_pid(root), signal.SIGKILL)
+    assert eventually(lambda: not alive(helper))
+    subprocess.run(["umount", "-l", root], check=True)
     flux.stop()
     done = run("mount", "flux:main", tmp_path / "mnt")
     assert done.returncode != 0

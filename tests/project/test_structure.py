@@ -27,7 +27,7 @@ RANK = {room: rank for rank, room in enumerate(ROOMS)}
 KNOW_ERRNO = (
     "zarrfs.errors", "zarrfs.system.", "zarrfs.metrics.", "zarrfs.net.", "zarrfs.cache.", "zarrfs.store.",
     "zarrfs.copying.destination_", "zarrfs.fuse.", "zarrfs.archives.blob_files",
-    "zarrfs.archives.blob_cache", "zarrfs.archives.flux",
+    "zarrfs.archives.blob_cache", "zarrfs.archives.flux_",
     "zarrfs.daemon.",
 )  # fmt: skip
 TESTS = Path(__file__).parents[1]

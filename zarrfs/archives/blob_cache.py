@@ -41,7 +41,7 @@ class MemoryBlobs:
         self.limit = self._largest = limit
         self._blobs: SizedLRU[str, Buffer] = SizedLRU(len)
         self._in_flight = 0
-        self._landed = trio.Condition()
+        self._landed = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
         return len(self._blobs)
@@ -70,15 +70,14 @@ class MemoryBlobs:
         size = min(UNKNOWN, self._largest) if size is None else size
         if size > self._largest:
             raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
-        async with self._landed:
-            while self._in_flight and self._in_flight + size > self.limit // 4:
-                await self._landed.wait()
-            self._in_flight += size
+        while self._in_flight and self._in_flight + size > self.limit // 4:
+            await self._landed.park()
+        self._in_flight += size
         try:
             self._shrink()
             yield
         finally:
-            await self.release(size)
+            self.release(size)
 
     def reserve(self, size: int) -> bool:
         """Reserve `size` bytes in flight until release(), or return False if that means waiting."""
@@ -88,13 +87,11 @@ class MemoryBlobs:
         self._shrink()
         return True
 
-    async def release(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Give back `size` reserved bytes."""
         self._in_flight -= size
         self._shrink()
-        with trio.CancelScope(shield=True):
-            async with self._landed:
-                self._landed.notify_all()
+        self._landed.unpark_all()
 
     def resize(self, limit: int) -> None:
         """Set another bound, and evict down to it."""
@@ -218,7 +215,7 @@ class BackgroundWriter:
             await trio.to_thread.run_sync(self._disk.put, blobref, data, limiter=self._threads)
         finally:
             self._writes -= 1
-            await self._memory.release(len(data))
+            self._memory.release(len(data))
             self._ended.set()
 
     async def aclose(self) -> None:

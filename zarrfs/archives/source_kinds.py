@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import stat
 from collections.abc import Iterable
 
@@ -18,6 +19,8 @@ _HEAD = 512  # bytes that tell the type of a file
 _SQLITE = b"SQLite format 3\0"
 DUMP = "dump:"  # prefix of a URL that is a dump tar, whatever its name
 NO_BLOBS = "blobs; none given: -o blobs=DIR"  # ends the warning that files cannot be read
+HELPER = os.path.join(os.path.dirname(__file__), "flux_helper.py")  # the program that loads blobs from Flux
+PROTOCOL = 1  # the version that flux_blobs.py speaks with it
 FLUX = "flux:"  # prefix of documents of the running Flux instance; alone, that instance as a source of blobs
 
 
@@ -53,6 +56,8 @@ def source_kind(source: str) -> BlobSourceKind:
     Raises UsageError for a name that is no blob source, or a file that cannot be read.
     """
     if source == FLUX:
+        if fault := helper_fault():
+            raise _unusable(source, fault)
         return BlobSourceKind.FLUX
     if is_flux(source):
         raise _unusable(source, "the running Flux instance is flux: and nothing else")
@@ -70,6 +75,22 @@ def source_kind(source: str) -> BlobSourceKind:
     except OSError as exc:
         raise _unusable(source, reason_of(exc)) from None
     raise _unusable(source, "not a directory")
+
+
+def helper_fault() -> str:
+    """Return why the helper that loads blobs from Flux cannot be used, or "": its file is read, not run."""
+    try:
+        with open(HELPER, encoding="utf-8") as file:
+            found = re.search(r"^PROTOCOL = ([0-9]+)", file.read(), re.MULTILINE)
+    except OSError as exc:
+        return f"{HELPER}: {reason_of(exc)}; install zarrfs again"
+    version = int(found[1]) if found else None
+    return "" if version == PROTOCOL else other_version(version)
+
+
+def other_version(version: int | None) -> str:
+    """Return the message about a helper that speaks another version of the protocol."""
+    return f"{HELPER} speaks version {version} of its protocol, zarrfs version {PROTOCOL}; install zarrfs again"
 
 
 def check_sources(sources: Iterable[str]) -> None:

@@ -181,7 +181,7 @@ class IndexStore(Store):
         if row.place == ContentKind.WHOLE:
             return await self._targets.read(self._url(row.ref), start, stop - start, 0, size)
         if row.place == ContentKind.REGIONS:
-            return await self._gather(row.ref, start, stop)
+            return await self._gather(row.ref, start, stop, size)
         if row.place == ContentKind.HOLE:
             return bytes(stop - start)
         return self._inline(row.ref, start, stop - start)
@@ -349,7 +349,7 @@ class IndexStore(Store):
             blob.seek(min(start, len(blob)))
             return blob.read(length).ljust(length, b"\0")  # a value shorter than its file goes on with zeros
 
-    async def _gather(self, owner: int, start: int, stop: int) -> Buffer:
+    async def _gather(self, owner: int, start: int, stop: int, size: int) -> Buffer:
         """Return the bytes [start, stop) of a file made of regions, with zeros between them."""
         rows = self._db.execute(
             "SELECT start, length, target, offset FROM region WHERE owner=? AND start<? AND start+length>? "
@@ -357,7 +357,7 @@ class IndexStore(Store):
             "ORDER BY start",
             (owner, stop, start, owner, start),
         ).fetchall()
-        if self._targets.remote:
+        if self._targets.remote and stop < size:
             self._read_on(owner, start, stop)
         if len(rows) == 1 and rows[0][0] <= start and rows[0][0] + rows[0][1] >= stop:
             at, length, target, offset = rows[0]
