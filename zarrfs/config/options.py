@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from zarrfs.config.redaction import redacted_item, without_secrets
 from zarrfs.config.values import (
     ALLOWED,
+    AUTO,
     FOREVER,
     allowed,
     did_you_mean,
@@ -25,6 +26,7 @@ from zarrfs.config.values import (
     octal,
     path,
     paths,
+    processes,
     seconds,
     size,
     statuses,
@@ -413,6 +415,10 @@ class Options:
         "mount", "Daemon", None, niceness, "N",
         "Run the daemon at this niceness. Default: -5 if permitted (as root), since readers wait for the daemon.",
     )
+    workers: int = _option(
+        "mount", "Daemon", 1, processes, "N",
+        "Answer a read-only mount with N processes, or with as many as it needs: auto (docs/many-readers.md).",
+    )
     fsname: str | None = _option(
         "mount", "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."
     )
@@ -486,6 +492,8 @@ def written(name: str, value: Any) -> str:
         return "none"
     if parser is storage_options:
         return "***"
+    if parser is processes and value == AUTO:
+        return "auto"
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     if isinstance(value, bool):

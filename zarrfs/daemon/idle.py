@@ -25,13 +25,13 @@ async def unmount_when_idle(
     unmount is then retried after another timeout. Requests that the kernel answers from its caches are not seen, and
     statfs and extended attributes, which monitoring reads, do not count as use.
     """
-    uses, since = operations.uses, trio.current_time()
+    uses, since = operations.all_uses, trio.current_time()
     while True:
         limit = timeout() or None
         await trio.sleep(_MOST if limit is None else min(max(limit / 8, _LEAST), _MOST))
         now = trio.current_time()
-        if operations.open_handles or operations.uses != uses:
-            uses, since = operations.uses, now
+        if operations.open_handles or operations.all_uses != uses:
+            uses, since = operations.all_uses, now
         elif limit is not None and now - since >= limit:
             try:
                 await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)

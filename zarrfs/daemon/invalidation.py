@@ -45,6 +45,16 @@ def devices() -> set[int]:
     return found
 
 
+def has_epochs(device: int) -> bool:
+    """Begin the next epoch; return False if the kernel has none. Does not block: a counter is incremented."""
+    try:
+        os.write(device, struct.pack("=IiQ", 16, _INC_EPOCH, 0))  # struct fuse_out_header
+    except OSError as exc:
+        log.debug("no epochs: %s", exc)
+        return False
+    return True
+
+
 class Invalidation:
     """Invalidates what the kernel has cached of a mount. `device` is the mount's descriptor of /dev/fuse, if known."""
 
@@ -85,15 +95,7 @@ class Invalidation:
         return found
 
     def _next_epoch(self) -> bool:
-        """Begin the next epoch; return False if the kernel has none. Does not block: a counter is incremented."""
-        if self._device is None:
-            return False
-        try:
-            os.write(self._device, struct.pack("=IiQ", 16, _INC_EPOCH, 0))  # struct fuse_out_header
-        except OSError as exc:
-            log.debug("no epochs: %s", exc)
-            return False
-        return True
+        return self._device is not None and has_epochs(self._device)
 
 
 def _entries(names: list[tuple[int, bytes]]) -> None:

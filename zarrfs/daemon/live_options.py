@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -12,6 +12,9 @@ from zarrfs.config.options import IGNORED, KERNEL_FLAGS, REMOUNT_ONLY, TABLE, Op
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.errors import UsageError
 from zarrfs.fuse.operations import Operations
+
+if TYPE_CHECKING:
+    from zarrfs.daemon.workers import Team
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +28,10 @@ _NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
 class LiveOptions:
     """The options in force of one mount."""
 
-    def __init__(self, operations: Operations, refresher: Refresher, options: Options) -> None:
-        self.options = options
+    def __init__(
+        self, operations: Operations, refresher: Refresher, options: Options, team: Team | None = None
+    ) -> None:
+        self.options, self._team = options, team
         self._operations, self._refresher = operations, refresher
 
     async def apply(self, text: str) -> dict[str, Any]:
@@ -37,9 +42,15 @@ class LiveOptions:
         except UsageError as exc:
             return {"error": str(exc)}
         self.options = dataclasses.replace(self.options, **changes)
-        self._refresher.options = dataclasses.replace(self._refresher.options, **changes)
+        of_store = dataclasses.replace(
+            self._refresher.options, memory_limit=self.options.memory_limit, array_cache=self.options.array_cache
+        )
+        of_store = dataclasses.replace(of_store, **changes)
+        self._refresher.options = of_store if self._team is None else self._team.share(of_store)
         for version in self._operations.versions:
             version.adjust(self._refresher.options)
+        if self._team is not None and changes:
+            await self._team.adjust(self._refresher.options, self.options.log_level)
         if "log_level" in changes:
             logging.getLogger("zarrfs").setLevel(self.options.log_level.upper())
         if changes:

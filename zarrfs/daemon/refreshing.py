@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -23,6 +23,9 @@ from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
 
+if TYPE_CHECKING:
+    from zarrfs.daemon.workers import Team
+
 log = logging.getLogger(__name__)
 
 
@@ -30,12 +33,14 @@ class Refresher:
     """Refreshes one mount, one refresh at a time. `options` are those for opening a new version."""
 
     def __init__(
-        self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None
-    ) -> None:
-        """`device` is the st_dev of the mount."""
+        self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None,
+        team: Team | None = None,
+    ) -> None:  # fmt: skip
+        """`device` is the st_dev of the mount; `team` has its other processes."""
         self.options = options
         self._operations, self._plan = operations, plan
         self._kernel, self.device = kernel, device
+        self._team = team
         self._lock = trio.Lock()
 
     @property
@@ -88,8 +93,11 @@ class Refresher:
         try:
             if _same(plan, self._plan) and not (force or old.changed):
                 return False
-            store = open_plan(plan, options)
-        finally:
+            store = open_plan(plan if self._team is None else dataclasses.replace(plan, temporary=False), options)
+        except BaseException:
+            discard(plan)
+            raise
+        if self._team is None:
             discard(plan)  # the store that has it open keeps it
         if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
             await store.aclose()
@@ -103,11 +111,19 @@ class Refresher:
         version.pusher = Pusher(store) if old.pusher is not None else None
         known = operations.inodes.known() if operations.absent is not None else {}
         version.adjust(self.options)  # they may have changed meanwhile
+        if self._team is not None:
+            await self._team.show(plan, options)
         operations.show(version)
+        self.discard_plan()
         self._plan = plan
         operations.begin(version, version.get_ready)
         await self._kernel.names(known)
         return True
+
+    def discard_plan(self) -> None:
+        """Unlink the index that other processes may have had to open, if it is temporary."""
+        if self._team is not None:
+            discard(self._plan)
 
     def _plan_again(self, options: Options) -> Plan:
         """Plan the source as it is now. Runs in a thread."""

@@ -14,7 +14,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyfuse3
 import trio
@@ -36,6 +36,9 @@ from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.othermounts import OTHER_MOUNTS
+
+if TYPE_CHECKING:
+    from zarrfs.daemon.workers import Team
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +64,19 @@ def serve(
     check_view(plan, options)
     # a listing is followed by lookups: those are soon enough to ask the server for each chunk
     of_store = dataclasses.replace(options, grid=options.grid or "list", patience="all")
-    store = open_plan(plan, of_store)
     records = records_to_warm(options)
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
-    operations = _operations(store, options, about, lambda: _announce(options, ready))
+    announce = functools.partial(_announce, options, ready)
+    several = options.workers != 1
+    if several:
+        from zarrfs.fuse.workerloop import Front
+
+        served: Any = Front()
+    else:
+        store = open_plan(plan, of_store)
+        served = operations = _operations(store, options, about, announce)
     watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
-    operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
     read_later = plan.source if os.path.isdir(plan.source) or plan.source.lower().endswith(".tar") else None
     for place in (read_later, options.upperdir, options.cache_dir, *options.blobs):
         if place is not None:
@@ -78,7 +87,7 @@ def serve(
         with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
             device_file = fusemount.attach(options.fsname or plan.source, mountpoint, options, kernel, writable)
         try:
-            pyfuse3.init(operations, f"/dev/fd/{device_file}", {"allow_root"} if options.allow_root else set())
+            pyfuse3.init(served, f"/dev/fd/{device_file}", {"allow_root"} if options.allow_root else set())
         except BaseException:
             os.close(device_file)  # the mount is dead then, and the caller unmounts it
             raise
@@ -87,19 +96,35 @@ def serve(
         raise
     mount = mounts.mount_at(mountpoint)
     device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
-    if device is not None:
-        store.forbid_device(device)
     OTHER_MOUNTS.device = device
-    kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
-    refresher = Refresher(operations, plan, of_store, kernel_names, device)
     if detach:
         os.setsid()  # after the mount: autofs does not trigger on its own process group
+    team, waiting = None, None
+    if several:
+        from zarrfs.daemon import workers
+
+        team = workers.Team.of(served, device_file, device, mountpoint, about, options, plan, of_store)
+        if team is not None:
+            of_store = team.options
+        store = open_plan(plan if team is None else team.plan, of_store)
+        if team is None:
+            operations = _operations(store, options, about, announce)
+        else:
+            operations, waiting = team.first(store, announce)
+        served.operations = operations
+    if device is not None:
+        store.forbid_device(device)
+    operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
+    kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
+    refresher = Refresher(operations, plan, of_store, kernel_names, device, team)
     gc.collect()
     freeze_garbage_collector()
     try:
-        trio.run(_main, operations, refresher, mountpoint, options, records, watch)
+        arguments = mountpoint, options, records, watch, team, waiting, several
+        trio.run(_main, operations, refresher, *arguments)
     finally:
         pyfuse3.close(unmount=False)
+        refresher.discard_plan()
 
 
 def _set_priority(nice: int | None) -> None:
@@ -172,14 +197,15 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
 
 async def _main(
     operations: Operations, refresher: Refresher, mountpoint: str, options: Options,
-    records: Iterator[RecordedRead] | None, watch: exporters.Watch,
+    records: Iterator[RecordedRead] | None, watch: exporters.Watch, team: Team | None,
+    waiting: sessionloop.Waiting | None, begun: bool,
 ) -> None:  # fmt: skip
-    live, began = LiveOptions(operations, refresher, options), time.monotonic()
+    live, began = LiveOptions(operations, refresher, options, team), time.monotonic()
     try:
         async with trio.open_nursery() as nursery:
             operations.background = nursery
             operations.control = Control(nursery, refresher.refresh, live.apply)
-            await nursery.start(_signals, operations, refresher, mountpoint, options)
+            await nursery.start(_signals, operations, refresher, mountpoint, options, team)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             nursery.start_soon(_widen, operations, mountpoint, options)
             operations.begin(operations.current, operations.current.get_ready)
@@ -192,7 +218,13 @@ async def _main(
             if records is not None and options.warm is not None:
                 warm = functools.partial(warm_mount, operations.store, options.warm, records)
                 operations.begin(operations.current, warm)
-            await sessionloop.run()
+            if team is not None:
+                nursery.start_soon(team.run)
+            if begun:
+                operations.init()
+            await sessionloop.run(waiting)
+            if team is not None:
+                await team.close()
             nursery.cancel_scope.cancel()
     finally:
         notify.notify_manager("STOPPING=1")
@@ -228,6 +260,7 @@ async def _signals(
     refresher: Refresher,
     mountpoint: str,
     options: Options,
+    team: Team | None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Handle signals: TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics and tasks."""
@@ -236,6 +269,8 @@ async def _signals(
         async for number in received:
             if number == signal.SIGHUP:
                 logs.reopen()
+                if team is not None and operations.background is not None:
+                    operations.background.start_soon(team.reopen_logs)
                 if refresher.refusal is not None:
                     log.warning("%s", refresher.refusal)
                 elif operations.background is not None and not refresher.pending:

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from zarrfs.archives.source_kinds import absolute
-from zarrfs.config.options import Options, Parsed
+from zarrfs.config.options import Options, Parsed, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, UsageError, ZarrfsError
@@ -44,6 +44,7 @@ def mount(
     mounted. `tell` is called with warnings, one line each.
     """
     options = parsed.options
+    _check_workers(options, parsed.writable)
     if parsed.writable and options.view is not None and options.upperdir is None:
         raise UsageError("option view: a view is not written to; with upperdir=DIR changes go to DIR")
     if options.foreground:
@@ -60,6 +61,9 @@ def mount(
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
     for warning in plan.warnings:
         tell(f"warning: {plan.source}: {warning}")
+    if options.workers != 1 and (why := _one_process(plan, options)):
+        tell(f"warning: workers={written('workers', options.workers)}: {why}: one process answers the mount")
+        options = dataclasses.replace(options, workers=1)
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
         tell(f"warning: {plan.source}: reaches no local files, as root mounts it for others: see allow_path=")
@@ -82,8 +86,33 @@ def mount(
     run = mount_foreground if options.foreground else mount_background
     try:
         run(plan, mountpoint, options, parsed.kernel)
-    finally:
+    except BaseException:
         discard(plan)
+        raise
+    if options.workers == 1:  # of several processes the first one discards it
+        discard(plan)
+
+
+def _check_workers(options: Options, writable: bool) -> None:
+    """Raise UsageError for options that need a mount with one process."""
+    if options.workers == 1:
+        return
+    for name, given in ("rw", writable), ("upperdir", options.upperdir), ("record", options.record):
+        if given:
+            rule = "a mount with it is answered by one process (leave workers out)"
+            raise UsageError(f"option workers={written('workers', options.workers)}: {name}: {rule}")
+
+
+def _one_process(plan: Plan, options: Options) -> str | None:
+    """Return why only one process can answer the mount of a plan; None if several can."""
+    if options.view is not None:
+        return f"view={options.view}"
+    if plan.index is not None:
+        from zarrfs.store.indexfile import read_notes
+
+        sizes = read_notes(plan.index).get("sizes")
+        return None if sizes == "known" else "the sizes of some files are known to their servers alone"
+    return None if plan.path is not None and plan.kind == "zarr" else "the names of this source are not in an index"
 
 
 def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:

@@ -190,6 +190,11 @@ class Operations(pyfuse3.Operations):
         """The number of open files and directories."""
         return len(self._files) + len(self._directories)
 
+    @property
+    def all_uses(self) -> int:
+        """The number of requests so far, without those of monitoring, of all processes that answer the mount."""
+        return self.uses
+
     def stats(self) -> dict[str, Any]:
         """Return the counters of `zarrfs stats`, of requests and of the store; totals include closed versions."""
         own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}

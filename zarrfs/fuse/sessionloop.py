@@ -14,18 +14,18 @@ from typing import Any
 import pyfuse3
 import trio
 
-_AT_ONCE = 8  # requests between two scheduler passes: other tasks have to run, too
+AT_ONCE = 8  # requests between two scheduler passes: other tasks have to run, too
 _MOMENT = 2.0  # seconds that requests have to end after an unmount
 _TASKS = 64, 128  # worker tasks: idle ones to keep, and at most
 
 
-async def run() -> None:
+async def run(waiting: Waiting | None = None) -> None:
     """Serve requests until the file system is unmounted, as pyfuse3.main() does.
 
     Requests that are under way then are given a moment: nobody gets their answers, and one may wait for a server that
     is out.
     """
-    waiting = pyfuse3.trio = Waiting()  # type: ignore[attr-defined]
+    waiting = pyfuse3.trio = waiting or Waiting()  # type: ignore[attr-defined]
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end, waiting, nursery.cancel_scope)
@@ -33,6 +33,7 @@ async def run() -> None:
             nursery.cancel_scope.cancel()
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
+        waiting.close()
 
 
 async def _end(waiting: Waiting, scope: trio.CancelScope) -> None:
@@ -41,7 +42,7 @@ async def _end(waiting: Waiting, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-class _Lock:
+class Lock:
     """A lock for the task reading /dev/fuse. Uncontended, it is taken without a scheduler pass."""
 
     def __init__(self, waiting: Waiting) -> None:
@@ -80,25 +81,34 @@ class Waiting:
         self.unmounted = trio.Event()
         self._polls: dict[int, select.poll] = {}
 
-    def Lock(self) -> _Lock:
+    def close(self) -> None:
+        """Release what the waiting holds."""
+
+    def Lock(self) -> Lock:
         """Return a lock with as much of trio.Lock as pyfuse3 uses."""
-        return _Lock(self)
+        return Lock(self)
 
     async def wait_readable(self, descriptor: int) -> None:
-        """Wait as trio.lowlevel.wait_readable(), but return at once for a pending request, _AT_ONCE times in a row."""
-        poll = self._polls.get(descriptor)
-        if poll is None:
-            poll = self._polls[descriptor] = select.poll()
-            poll.register(descriptor, select.POLLIN)
-        if self.taken < _AT_ONCE and (found := poll.poll(0)):
-            self._look(found)
+        """Wait as trio.lowlevel.wait_readable(), but return at once for a pending request, AT_ONCE times in a row."""
+        poll = self.poll_of(descriptor)
+        if self.taken < AT_ONCE and (found := poll.poll(0)):
+            self.look(found)
             self.taken += 1
             return
         self.taken = 0
         await trio.lowlevel.wait_readable(descriptor)
-        self._look(poll.poll(0))
+        self.look(poll.poll(0))
 
-    def _look(self, found: list[tuple[int, int]]) -> None:
+    def poll_of(self, descriptor: int) -> select.poll:
+        """Return the poll of a descriptor."""
+        poll = self._polls.get(descriptor)
+        if poll is None:
+            poll = self._polls[descriptor] = select.poll()
+            poll.register(descriptor, select.POLLIN)
+        return poll
+
+    def look(self, found: list[tuple[int, int]]) -> None:
+        """Note what poll() has found, an unmount or a request."""
         if found and found[0][1] & select.POLLERR:
             self.unmounted.set()
 

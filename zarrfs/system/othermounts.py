@@ -67,6 +67,10 @@ class OtherMounts:
             else:
                 self._entered[device] = descriptor
 
+    def descriptors(self) -> set[int]:
+        """Return the descriptors that a forked process has to keep."""
+        return {*self._entered.values(), *([] if self._table is None else [self._table])}
+
     def answer(self, question: str) -> bytes | None:
         """Return the value of the attribute XATTR + `question`; None if other mounts must be asked by waits_for()."""
         device, _ = _parts(question)

@@ -1,0 +1,211 @@
+"""One mount that several processes answer: right bytes whichever of them has a request, and none of them left behind.
+
+A stopped first process makes the others answer: they look for requests four times a second even if nobody calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
+
+WORKERS = 3
+FILES, LARGE = 300, 8 << 20
+
+# Processes that read random files and compare every byte; prints how many reads were right, wrong, and failed.
+READERS = """
+import os, random, sys, time
+root, readers, seconds, files = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+pipe, ends = os.pipe(), time.monotonic() + seconds
+for seed in range(readers):
+    if os.fork() == 0:
+        choose, right, wrong, failed = random.Random(seed), 0, 0, 0
+        while time.monotonic() < ends:
+            number = choose.randrange(files)
+            try:
+                with open(f"{root}/d{number % 7}/{number}", "rb", buffering=0) as file:
+                    found = file.read(1 << 20)
+            except OSError:
+                failed += 1
+                continue
+            right += found == b"%d " % number * 1000
+            wrong += found != b"%d " % number * 1000
+        os.write(pipe[1], b"%d %d %d\\n" % (right, wrong, failed))
+        os._exit(0)
+os.close(pipe[1])
+print(*(sum(map(int, column)) for column in zip(*(line.split() for line in open(pipe[0])))))
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    for number in range(FILES):
+        (root / f"d{number % 7}").mkdir(parents=True, exist_ok=True)
+        (root / f"d{number % 7}/{number}").write_bytes(b"%d " % number * 1000)
+    (root / "large").write_bytes(random.Random(0).randbytes(LARGE))
+    return root
+
+
+@pytest.fixture
+def mount(source: Path, tmp_path: Path) -> Iterator[Path]:
+    with mounted(source, tmp_path / "mnt", f"workers={WORKERS}", "attr_timeout=0", "entry_timeout=0") as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        pids = [starter(mountpoint), *workers(mountpoint)]
+        yield mountpoint
+    until(lambda: not any(map(alive, pids)), 2)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if alive(int(child))]
+
+
+def starter(mountpoint: Path) -> int:
+    (found,) = children(daemon_pid(mountpoint))
+    return found
+
+
+def workers(mountpoint: Path) -> list[int]:
+    """Return the processes that answer requests, without the first."""
+    return children(starter(mountpoint))
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_workers_killed_under_load_fail_only_what_they_held_and_are_replaced(mount: Path) -> None:
+    command = [sys.executable, "-I", "-c", READERS, mount, "8", "3", str(FILES)]
+    kills = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as readers:
+        while readers.poll() is None:
+            time.sleep(0.3)
+            for pid in workers(mount)[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    kills += 1
+        assert readers.stdout is not None
+        right, wrong, failed = map(int, readers.stdout.read().split())
+    assert wrong == 0
+    assert kills
+    assert right > 100
+    assert failed <= 8 * kills  # each reader has one request at a time
+    until(lambda: len(workers(mount)) == WORKERS - 1)
+    until(lambda: counters_of(mount)["workers"] == WORKERS)
+    assert "has died and is replaced" in log_of(mount)
+    assert (mount / "d1/1").read_bytes() == b"1 " * 1000
+
+
+def test_what_one_process_opened_another_reads_lists_and_closes(mount: Path, source: Path) -> None:
+    content, first = (source / "large").read_bytes(), daemon_pid(mount)
+    descriptor = os.open(mount / "large", os.O_RDONLY)
+    assert os.pread(descriptor, 100, 0) == content[:100]
+    (source / "new").write_bytes(b"x" * LARGE)
+    os.replace(source / "new", source / "large")
+    with os.scandir(mount / "d1") as listing:
+        names = [next(listing).name]
+        inode = os.fstat(descriptor).st_ino
+        with stopped(first):
+            assert os.pread(descriptor, 1000, LARGE - 1000) == content[-1000:]
+            assert os.fstat(descriptor).st_ino == inode
+            names += [entry.name for entry in listing]
+            assert os.pread(descriptor, 1000, LARGE // 2) == content[LARGE // 2 :][:1000]
+            os.close(descriptor)
+            assert (mount / "large").read_bytes() == b"x" * LARGE
+            inodes = {entry.name: entry.inode() for entry in os.scandir(mount / "d2")}
+    assert sorted(names) == sorted(os.listdir(source / "d1"))
+    assert inodes == {name: (mount / "d2" / name).stat().st_ino for name in os.listdir(source / "d2")}
+    until(lambda: counters_of(mount)["open_files"] == 0)
+
+
+def test_counters_are_those_of_all_processes(mount: Path) -> None:
+    before = counters_of(mount)
+    for number in range(20):
+        (mount / f"d{number % 7}/{number}").read_bytes()
+    with stopped(daemon_pid(mount)):
+        for number in range(20, 30):
+            (mount / f"d{number % 7}/{number}").read_bytes()
+    after = counters_of(mount)
+    assert after["open"] - before["open"] == 30
+    assert after["bytes"] - before["bytes"] == sum(len(b"%d " % number * 1000) for number in range(30))
+    shown = json.loads(run("stats", "--json", mount).stdout)
+    assert shown["open"] == after["open"]
+
+
+def test_a_refresh_reaches_every_process(tmp_path: Path) -> None:
+    target, document = tmp_path / "target", tmp_path / "set.json"
+    target.write_bytes(b"old.new!")
+    document.write_text(json.dumps({"a/0": ["target", 0, 4], "a/1": "old"}))
+    with mounted(document, tmp_path / "mnt", f"workers={WORKERS}") as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        opened = [os.open(mountpoint / "a/0", os.O_RDONLY) for _ in range(2)]
+        document.write_text(json.dumps({"a/0": ["target", 4, 4], "a/2": "new"}))
+        assert run("refresh", mountpoint).returncode == 0
+        with stopped(daemon_pid(mountpoint)):
+            assert (mountpoint / "a/0").read_bytes() == b"new!"
+            assert sorted(os.listdir(mountpoint / "a")) == ["0", "2"]
+            assert os.read(opened[0], 9) == b"old."
+        for pid in workers(mountpoint):
+            os.kill(pid, signal.SIGKILL)
+        assert (mountpoint / "a/0").read_bytes() == b"new!"
+        assert os.read(opened[1], 9) == b"old."
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def test_killing_the_first_process_leaves_none(source: Path, tmp_path: Path) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    assert run("mount", source, mountpoint, "-o", f"workers={WORKERS}").returncode == 0
+    until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+    pids = [daemon_pid(mountpoint), starter(mountpoint), *workers(mountpoint)]
+    os.kill(pids[0], signal.SIGKILL)
+    until(lambda: not any(map(alive, pids)), 5)
+    with pytest.raises(OSError, match="not connected"):
+        os.listdir(mountpoint)
+    assert run("umount", mountpoint).returncode == 0
+    assert not mount_lines(mountpoint)
+
+
+def test_with_all_others_killed_the_first_process_goes_on(mount: Path) -> None:
+    os.kill(starter(mount), signal.SIGKILL)
+    until(lambda: counters_of(mount)["workers"] == 1)
+    assert (mount / "d1/1").read_bytes() == b"1 " * 1000
+    until(lambda: "has died, and workers are started no more" in log_of(mount))
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ("workers=0", "expected a whole number from 1 to 256, or auto"),
+        ("workers=257", "expected a whole number from 1 to 256, or auto"),
+        ("workers=2,rw", "rw: a mount with it is answered by one process"),
+        ("workers=2,upperdir=.", "upperdir: a mount with it is answered by one process"),
+    ],
+)
+def test_bad_options_mount_nothing(options: str, rule: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", source, tmp_path / "mnt", "-o", options)
+    assert done.returncode != 0
+    assert rule in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not mount_lines(tmp_path / "mnt")

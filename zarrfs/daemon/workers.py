@@ -1,0 +1,461 @@
+"""The other processes that answer a mount (workers=): how they are started, replaced, asked and ended.
+
+A process without threads and databases, the starter, is forked while the first process has neither. It forks a worker
+for each order of the first process. The kernel kills the starter with the first process, and the workers with the
+starter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import gc
+import logging
+import os
+import pickle
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import trio
+
+from zarrfs.config.options import Options
+from zarrfs.daemon import invalidation
+from zarrfs.daemon.channel import Channel
+from zarrfs.documents.plan import Plan
+from zarrfs.errors import MountError, ZarrfsError
+from zarrfs.fuse import sessionloop
+from zarrfs.fuse.shared import Shared
+from zarrfs.fuse.versions import CounterTotals, StoreVersion
+from zarrfs.fuse.worker import WorkerOperations
+from zarrfs.fuse.workerloop import Front, SharedWaiting, begin
+from zarrfs.metrics import exporters, logs
+from zarrfs.metrics.sums import summed
+from zarrfs.sources import open_plan
+from zarrfs.store.api import Store
+from zarrfs.system import requirements
+from zarrfs.system.memory import freeze_garbage_collector, memory_limit
+from zarrfs.system.othermounts import OTHER_MOUNTS
+from zarrfs.system.processes import close_descriptors, end_with_parent
+
+log = logging.getLogger(__name__)
+
+_CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE of linux/fuse.h
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the first process answers these
+_ORDER = 1 << 20  # bytes
+_ANSWER = 5.0  # seconds for a worker's counters
+_OPENING = 60.0  # seconds for a worker to open the version of a refresh
+_ENDING = 5.0  # seconds for workers to end after the unmount
+_COUNTERS = 5.0  # seconds between two looks at the workers' counters
+_LEAST_MEMORY = 64 << 10  # bytes: the least memory_limit=
+_SOON, _LATE = 0.1, 30.0  # seconds before a worker that has died is replaced
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a worker has to know to begin."""
+
+    process: int
+    plan: Plan
+    options: Options  # for opening the source
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What all processes of a mount inherit."""
+
+    front: Front
+    device: int  # the descriptor of /dev/fuse
+    st_dev: int | None
+    mountpoint: str
+    about: dict[str, Any]
+    options: Options  # of the mount
+    shared: Shared
+    epochs: bool  # the kernel forgets all names at once
+
+
+def clone(device: int) -> None:
+    """Put a descriptor of the same session with a queue of its own in place of `device`. Raise OSError."""
+    new = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(new, _CLONE, struct.pack("I", device))
+        os.dup2(new, device, inheritable=False)
+    finally:
+        os.close(new)
+
+
+def may_clone(device: int) -> str | None:
+    """Return why the session of a descriptor cannot have another process; None if it can."""
+    try:
+        new = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(new, _CLONE, struct.pack("I", device))
+        finally:
+            os.close(new)
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    return None
+
+
+def share(options: Options, processes: int) -> Options:
+    """Return the options for opening the source in one of several processes: each has a part of the memory."""
+    most = max(_LEAST_MEMORY, memory_limit(options) // processes)
+    return dataclasses.replace(options, memory_limit=most, array_cache=options.array_cache // processes)
+
+
+# -- the starter and the workers
+
+
+def start(session: Session) -> Starter:
+    """Fork the starter. Call it before this process has threads, databases, or a loop."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    first = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            end_with_parent(first, signal.SIGKILL)
+            kept = {theirs.fileno(), session.device, *session.shared.descriptors(), *OTHER_MOUNTS.descriptors()}
+            close_descriptors(kept | ({2} if session.options.foreground else set()))
+            if not session.options.foreground:
+                os.dup2(1, 2)  # a shell's $(mount ...) waits for the end of stderr
+            _take_orders(theirs, session)
+        finally:
+            os._exit(1)
+    theirs.close()
+    return Starter(ours, pid)
+
+
+class Starter:
+    """The starter, as the first process sees it."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self._socket, self.pid = sock, pid
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ORDER)
+
+    def fork(self, order: Order) -> socket.socket:
+        """Start a worker; return our end of the sockets between us. Raise OSError if the starter is gone."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._socket, [pickle.dumps(order)], [theirs.fileno()], socket.MSG_NOSIGNAL)
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
+    def close(self) -> None:
+        """End the starter, and with it all workers that are left."""
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def _take_orders(orders: socket.socket, session: Session) -> NoReturn:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    for number in _IGNORED:
+        signal.signal(number, _nothing)  # not SIG_IGN, which programs that a worker starts would inherit
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        data, descriptors, _flags, _address = socket.recv_fds(orders, _ORDER, 1)
+        if not data:
+            os._exit(0)
+        starter = os.getpid()
+        if os.fork() == 0:
+            try:
+                end_with_parent(starter, signal.SIGKILL)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                orders.close()
+                _work(pickle.loads(data), socket.socket(fileno=descriptors[0]), session)
+            finally:
+                logs.finish()
+                os._exit(1)
+        os.close(descriptors[0])
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    pass
+
+
+def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
+    """Answer requests until the mount is gone, in a process of its own."""
+    options = session.options
+    logs.configure(options, options.foreground, session.mountpoint, order.plan.source)
+    try:
+        clone(session.device)
+        store = open_plan(order.plan, order.options)
+        if session.st_dev is not None:
+            store.forbid_device(session.st_dev)
+        operations = WorkerOperations(
+            store, options, session.about, lambda: None, session.shared, order.process, order.generation
+        )
+        operations.brief_absences = not session.epochs
+        waiting = SharedWaiting(session.shared, order.process)
+        session.front.operations, session.front.give_up_turn = operations, waiting.turns.release
+        gc.collect()
+        freeze_garbage_collector()
+        trio.run(_serve, operations, waiting, sock, session)
+    except BaseException as exc:
+        log.error("worker %d ends: %s", order.process, exc if isinstance(exc, ZarrfsError | OSError) else repr(exc))
+        logs.finish()
+        os._exit(1)
+    logs.finish()
+    os._exit(0)
+
+
+async def _serve(
+    operations: WorkerOperations, waiting: SharedWaiting, sock: socket.socket, session: Session
+) -> None:
+    worker = _Worker(operations, session)
+    channel = Channel(sock, worker.answer)
+
+    async def until_first_ends() -> None:
+        await channel.run()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        operations.background = nursery
+        operations.ask = functools.partial(channel.ask, "control")
+        operations.started.set()
+        nursery.start_soon(until_first_ends)
+        nursery.start_soon(operations.sweep)
+        nursery.start_soon(exporters.Watch(None, session.mountpoint, dict(session.about)).run, operations.stats)
+        await channel.ask("begun", os.getpid())
+        operations.begin(operations.current, operations.current.get_ready)
+        await sessionloop.run(waiting)
+        with trio.move_on_after(_ANSWER), contextlib.suppress(MountError):
+            await channel.ask("ends", operations.own_stats())
+        nursery.cancel_scope.cancel()
+    with trio.CancelScope(deadline=trio.current_time() + _ENDING, shield=True):
+        await operations.aclose()
+
+
+class _Worker:
+    """The answers of a worker to questions of the first process."""
+
+    def __init__(self, operations: WorkerOperations, session: Session) -> None:
+        self._operations, self._session = operations, session
+
+    async def answer(self, what: str, *arguments: Any) -> Any:
+        """Answer one question."""
+        return await getattr(self, f"_{what}")(*arguments)
+
+    async def _stats(self) -> dict[str, Any]:
+        return self._operations.own_stats()
+
+    async def _show(self, plan: Plan, options: Options) -> None:
+        store = open_plan(plan, options)
+        if self._session.st_dev is not None:
+            store.forbid_device(self._session.st_dev)
+        version = StoreVersion(store, options)
+        self._operations.show(version)
+        self._operations.begin(version, version.get_ready)
+
+    async def _adjust(self, options: Options, level: str) -> None:
+        for version in self._operations.versions:
+            version.adjust(options)
+        logging.getLogger("zarrfs").setLevel(level.upper())
+
+    async def _reopen(self) -> None:
+        logs.reopen()
+
+    async def _waits(self, name: str) -> bytes:
+        return await self._operations.control_answer(name, 0)
+
+
+# -- the first process
+
+
+class _Member:
+    """A worker, as the first process sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.pid = 0
+        self.counters: dict[str, Any] = {}
+        self.begun = time.monotonic()
+        self.ending = False
+        self._descriptor: int | None = None
+
+    def started(self, pid: int) -> None:
+        self.pid = pid
+        with contextlib.suppress(OSError):
+            self._descriptor = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Team:
+    """All workers of a mount, in its first process."""
+
+    def __init__(self, starter: Starter, session: Session, plan: Plan, options: Options, count: int) -> None:
+        self._starter, self._session = starter, session
+        self.plan, self.options = plan, options  # for opening the source
+        self._count = count  # processes, with the first one
+        self._members: dict[int, _Member] = {}
+        self._ended, self._errors = CounterTotals(), dict[str, Any]()  # counters of workers that have ended
+        self._closing = self._alone = False
+        self._operations: WorkerOperations | None = None
+
+    @classmethod
+    def of(
+        cls, front: Front, device: int, st_dev: int | None, mountpoint: str, about: dict[str, Any], options: Options,
+        plan: Plan, of_store: Options,
+    ) -> Team | None:  # fmt: skip
+        """Begin the session, and fork the starter of its workers; None where the kernel permits no more processes.
+
+        Call it before this process has threads or databases.
+        """
+        trio.run(begin, front)
+        why = may_clone(device)
+        if why is not None:
+            log.warning("workers=: one process answers the mount, as /dev/fuse cannot be cloned: %s", why)
+            return None
+        count = options.workers
+        shared = Shared(count)
+        session = Session(front, device, st_dev, mountpoint, about, options, shared, invalidation.has_epochs(device))
+        plan = dataclasses.replace(plan, temporary=False)
+        return cls(start(session), session, plan, share(of_store, count), count)
+
+    def first(self, store: Store, on_ready: Callable[[], None]) -> tuple[WorkerOperations, SharedWaiting]:
+        """Return the handlers and the waiting of the first process."""
+        session = self._session
+        operations = WorkerOperations(store, session.options, session.about, on_ready, session.shared, 0)
+        operations.gather, operations.totals = self.gather, self._totals
+        waiting = SharedWaiting(session.shared, 0)
+        session.front.give_up_turn = waiting.turns.release
+        self._operations = operations
+        return operations, waiting
+
+    async def run(self) -> None:
+        """Keep the workers running until cancelled."""
+        assert self._operations is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._operations.sweep)
+            for process in range(1, self._count):
+                nursery.start_soon(self._keep, process)
+            while True:
+                await trio.sleep(_COUNTERS)
+                await self.gather()
+
+    async def _keep(self, process: int) -> None:
+        """Run the worker with a number; start another one whenever it dies."""
+        pause = _SOON
+        while not self._closing:
+            assert self._operations is not None
+            order = Order(process, self.plan, self.options, self._operations.inodes.generation)
+            try:
+                sock = self._starter.fork(order)
+            except OSError as exc:
+                if not self._alone:
+                    log.error("process %d has died, and workers are started no more: %s", self._starter.pid, exc)
+                self._alone = True
+                return
+            member = self._members[process] = _Member(Channel(sock, functools.partial(self._answer, process)))
+            await member.channel.run()
+            del self._members[process]
+            member.close()
+            self._keep_counters(member.counters)
+            if self._closing or member.ending:
+                return
+            pause = _SOON if time.monotonic() - member.begun > _LATE else min(_LATE, 4 * pause)
+            log.warning("worker %d (process %d) has died and is replaced", process, member.pid)
+            await trio.sleep(pause)
+
+    async def _answer(self, process: int, what: str, *arguments: Any) -> Any:
+        member = self._members[process]
+        if what == "begun":
+            member.started(*arguments)
+            return None
+        if what == "ends":
+            member.ending = True
+            member.counters = arguments[0]
+            return None
+        assert what == "control"
+        assert self._operations is not None
+        return await self._operations.control_answer(*arguments)
+
+    # -- counters
+
+    async def gather(self) -> None:
+        """Bring the counters of the workers up to date."""
+        async with trio.open_nursery() as nursery:
+            for member in list(self._members.values()):
+                nursery.start_soon(self._ask_counters, member)
+
+    async def _ask_counters(self, member: _Member) -> None:
+        with trio.move_on_after(_ANSWER), contextlib.suppress(MountError):
+            member.counters = await member.channel.ask("stats")
+
+    def _totals(self, own: dict[str, Any]) -> dict[str, Any]:
+        members = [member.counters for member in self._members.values() if member.counters]
+        total = summed([own, *members, {"errors": self._errors}])
+        return {**self._ended.added_to(total, []), "workers": len(self._members) + 1}
+
+    def _keep_counters(self, counters: dict[str, Any]) -> None:
+        self._ended.add(counters)
+        self._errors = summed([self._errors, counters.get("errors", {})])
+
+    # -- orders to all
+
+    def share(self, options: Options) -> Options:
+        """Return the options for opening the source, of which each process has a part of the memory."""
+        return share(options, self._count)
+
+    async def show(self, plan: Plan, options: Options) -> None:
+        """Let all workers show another version; one that cannot is replaced by one that does."""
+        self.plan, self.options = dataclasses.replace(plan, temporary=False), options
+        await self._tell("show", self.plan, options)
+
+    async def adjust(self, options: Options, level: str) -> None:
+        """Let all workers apply options that were changed."""
+        self.options = dataclasses.replace(options, asked_since=self.options.asked_since)
+        await self._tell("adjust", options, level)
+
+    async def reopen_logs(self) -> None:
+        """Let all workers reopen their log."""
+        await self._tell("reopen")
+
+    async def _tell(self, what: str, *arguments: Any) -> None:
+        async def tell(member: _Member) -> None:
+            with trio.move_on_after(_OPENING) as scope:
+                try:
+                    await member.channel.ask(what, *arguments)
+                except MountError as exc:
+                    if not member.channel.closed:
+                        log.warning("a worker is replaced: %s", exc)
+                        member.kill()
+            if scope.cancelled_caught:
+                member.kill()
+
+        async with trio.open_nursery() as nursery:
+            for member in list(self._members.values()):
+                nursery.start_soon(tell, member)
+
+    async def close(self) -> None:
+        """Wait for the workers to end after the unmount, and kill those that do not."""
+        self._closing = True
+        for process in list(self._members):
+            self._session.shared.ring(process)
+        with trio.move_on_after(_ENDING):
+            while self._members:  # noqa: ASYNC110  (of tasks that run beside this one)
+                await trio.sleep(0.01)
+        for member in self._members.values():
+            member.kill()
+        self._starter.close()
+
+

@@ -1,0 +1,454 @@
+"""What the processes of one mount share: inode numbers, open handles, versions of cached pages, and their turns.
+
+All of it lies in memory that is mapped before the fork. A process writes only cells of its own, or cells of eight
+bytes of which any value is safe, so there are no locks that a killed process could hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+import pyfuse3
+import xxhash
+
+from zarrfs.errors import NotFound, ReadError
+from zarrfs.fuse.inodes import InodeTable
+from zarrfs.store.api import Kind
+from zarrfs.system.sharedtable import SharedTable
+
+_NORESERVE = 0x4000  # MAP_NORESERVE of mmap(2): untouched pages need no memory
+_HINTS = 1 << 17  # cells that say which process has the record of a number
+_PAGES = 1 << 16  # versions of cached pages
+_HANDLES = 1 << 16  # open handles of one process
+_NAME = 256
+_PLACE = struct.Struct(f"<QH{_NAME}s")  # of a directory: position, length of the name before it, that name
+_DIRECTORIES = 1 << 13  # open directories of one process
+_SLOT = struct.Struct("<IIQQIiQQ")  # sequence (0: free), generation, inode, version, pid, descriptor, st_dev, st_ino
+_SLOT_SIZE, _PLACE_SIZE = 64, 512
+_SLOTS = (1 << 40) - 1  # of a handle: its slot; above it the sequence number
+_RECORD = struct.Struct("<BBIq")  # of a name: kind, has an identity, generation, identity; the key follows
+_KNOWN = 32_768  # names kept in a process
+_M64 = (1 << 64) - 1
+_INODES = (1 << 62) - 1
+_NO_IDENTITY = 0x5851F42D4C957F2D
+
+# cells of a process: handles opened and released, requests, whether it waits to be woken, how often it would have
+# woken another, and how many slots for directories and files it has used
+OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES = range(7)
+_CELLS = 8
+
+
+def _shared(size: int) -> mmap.mmap:
+    return mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+def digest(version: Hashable) -> int:
+    """Return a number of 64 bits that is the same in all processes of a mount for equal versions of a value."""
+    return xxhash.xxh3_64_intdigest(repr(version).encode("utf-8", "surrogateescape"))
+
+
+class Shared:
+    """The shared memory of a mount with up to `processes` processes; made before the fork."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.cells = memoryview(_shared(processes * _CELLS * 8)).cast("Q")
+        self.hints = memoryview(_shared(_HINTS * 2)).cast("H")
+        self.pages = memoryview(_shared(_PAGES * 8)).cast("Q")
+        self.slots = _shared(processes * _HANDLES * _SLOT_SIZE)
+        self.places = _shared(processes * _DIRECTORIES * _PLACE_SIZE)
+        self.tables = [SharedTable() for _ in range(processes)]
+        self.secret = int.from_bytes(os.urandom(8), "little")  # a document cannot choose keys with equal numbers
+        self.bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(processes)]
+        self._turn = os.memfd_create("zarrfs-turn")
+
+    def descriptors(self) -> set[int]:
+        """Return the descriptors that every process has to keep."""
+        return {self._turn, *self.bells, *(table.descriptor for table in self.tables)}
+
+    def total(self, cell: int) -> int:
+        """Return the sum of a cell over all processes."""
+        return sum(self.cells[cell::_CELLS])
+
+    def add(self, process: int, cell: int, number: int = 1) -> None:
+        """Add to a cell of this process."""
+        self.cells[process * _CELLS + cell] += number
+
+    def cell(self, process: int, cell: int) -> int:
+        """Return a cell of a process."""
+        return self.cells[process * _CELLS + cell]
+
+    def put(self, process: int, cell: int, value: int) -> None:
+        """Set a cell of a process."""
+        self.cells[process * _CELLS + cell] = value
+
+    def ring(self, process: int) -> None:
+        """Wake a parked process."""
+        self.put(process, PARKED, 0)
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self.bells[process], 1)
+
+    def wake_one(self, own: int) -> None:
+        """Wake a parked process, as there are more requests than this one answers; note it if there is none."""
+        cells = self.cells
+        for process in range(self.processes):
+            if cells[process * _CELLS + PARKED]:
+                self.ring(process)
+                return
+        self.add(own, WANTED)
+
+    def new_turns(self) -> Turns:
+        """Return the lock for reading a request, as this process holds it. Call it after the fork."""
+        return Turns(os.open(f"/proc/self/fd/{self._turn}", os.O_RDWR | os.O_CLOEXEC))
+
+
+class Turns:
+    """The turn to look for a request on /dev/fuse and to read it: a lock between processes that never waits.
+
+    pyfuse3 reads without asking whether a request is still there, and would wait where another process has taken it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._held = False
+
+    def take(self) -> bool:
+        """Take the turn; return False if another process has it."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._held = True
+        return True
+
+    def release(self) -> None:
+        """Give the turn up, if this process has it."""
+        if self._held:
+            self._held = False
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+class _Name(NamedTuple):
+    key: str
+    kind: Kind
+    identity: int | None
+    generation: int
+
+
+_ROOT = _Name("", Kind.DIRECTORY, None, 0)
+
+
+class SharedInodes(InodeTable):
+    """Inode numbers that all processes of a mount agree on: a hash of key, kind, identity, and generation for files.
+
+    A number that a process has sent to the kernel is in its table, so that every process finds its key. Lookup counts
+    are not kept: a number means the same for good, so a lookup after a forget returns it again.
+    """
+
+    def __init__(self, shared: Shared, process: int) -> None:
+        super().__init__()
+        self._shared, self._process = shared, process
+        self._table = shared.tables[process]
+        self._names: dict[int, _Name] = {}
+        self.generation = 1
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def number(self, key: str, kind: Kind, identity: int | None, generation: int) -> int:
+        """Return the inode number of an entry."""
+        seed = self._shared.secret + kind + (_NO_IDENTITY if identity is None else identity * 0x9E3779B97F4A7C15)
+        if kind is not Kind.DIRECTORY:
+            seed += generation * 0xC2B2AE3D27D4EB4F
+        return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape"), seed & _M64) & _INODES | 1 << 61
+
+    def find(self, inode: int) -> _Name:
+        """Return what an inode stands for; NotFound if no process has sent it to the kernel."""
+        known = self._names.get(inode)
+        if known is None:
+            if inode == pyfuse3.ROOT_INODE:
+                return _ROOT
+            found = self._record(inode)
+            if found is None:
+                raise NotFound(f"inode {inode}")
+            known = self._keep(inode, _decoded(found))
+        return known
+
+    def key(self, inode: int) -> str:
+        """As InodeTable.key()."""
+        known = self._names.get(inode)
+        return self.find(inode).key if known is None else known.key
+
+    def is_other(self, inode: int, identity: int | None) -> bool:
+        """As InodeTable.is_other()."""
+        return identity is not None and self.find(inode).identity not in (None, identity)
+
+    def learn(self, inode: int, identity: int | None) -> None:
+        """As InodeTable.learn(); for this process alone."""
+        known = self._names.get(inode)
+        if identity is not None and known is not None and known.identity is None:
+            self._names[inode] = known._replace(identity=identity)
+
+    def kind(self, inode: int) -> Kind:
+        """As InodeTable.kind()."""
+        return self.find(inode).kind
+
+    def directories(self) -> list[int]:
+        """As InodeTable.directories(); of all processes."""
+        named = ((inode, _decoded(value)) for table in self._shared.tables for inode, value in table.items())
+        return list({inode for inode, name in named if name.kind is Kind.DIRECTORY} | {int(pyfuse3.ROOT_INODE)})
+
+    def known(self) -> dict[str, int]:
+        """As InodeTable.known(); of all processes."""
+        found = {_decoded(value).key: inode for table in self._shared.tables for inode, value in table.items()}
+        return {"": int(pyfuse3.ROOT_INODE), **found}
+
+    def renew(self) -> None:
+        """As InodeTable.renew(): begin a new generation."""
+        self.generation += 1
+
+    def is_old(self, inode: int) -> bool:
+        """As InodeTable.is_old()."""
+        known = self.find(inode)
+        return known.kind is not Kind.DIRECTORY and known.generation < self.generation
+
+    def survives(self, inode: int) -> bool:
+        """As InodeTable.survives()."""
+        known = self.find(inode)
+        return known.kind is Kind.DIRECTORY and known.generation < self.generation
+
+    def orphan(self, key: str, kind: Kind) -> int:
+        """As InodeTable.orphan()."""
+        return self._enter(key, kind, None, self.generation - 1)
+
+    def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
+        """As InodeTable.lookup(), without a count."""
+        return self._enter(key, kind, identity, self.generation)
+
+    def shared(self, inode: int) -> bool:
+        """As InodeTable.shared(): another process may have sent it."""
+        return True
+
+    def peek(self, key: str) -> int | None:
+        """As InodeTable.peek(), for directories."""
+        return self.number(key, Kind.DIRECTORY, None, 0) if key else int(pyfuse3.ROOT_INODE)
+
+    def forget(self, inode: int, lookups: int) -> bool:
+        """Do nothing: a number stays that of its entry."""
+        return False
+
+    def _enter(self, key: str, kind: Kind, identity: int | None, generation: int) -> int:
+        if not key:
+            return int(pyfuse3.ROOT_INODE)
+        inode = self.number(key, kind, identity, generation)
+        known = self._names.get(inode)
+        if known is None:
+            name = _Name(key, kind, identity, generation)
+            found = self._hinted(inode)
+            if found is None:
+                encoded = key.encode("utf-8", "surrogateescape")
+                record = _RECORD.pack(kind, identity is not None, generation, identity or 0) + encoded
+                self._table.put(inode, record)
+                self._shared.hints[inode & _HINTS - 1] = self._process + 1
+            else:
+                name = _decoded(found)
+            known = self._keep(inode, name)
+        if known.key != key:
+            raise ReadError(key, f"has the inode number of {known.key}: refresh the mount, or use workers=1")
+        return inode
+
+    def _keep(self, inode: int, name: _Name) -> _Name:
+        if len(self._names) >= _KNOWN:
+            self._names = {}
+        self._names[inode] = name
+        return name
+
+    def _hinted(self, inode: int) -> bytes | None:
+        """Return the record of a number of this process, or of the one that has last entered such a number."""
+        hint = self._shared.hints[inode & _HINTS - 1]
+        if hint and hint != self._process + 1:
+            found = self._shared.tables[hint - 1].get(inode)
+            if found is not None:
+                return found
+        return self._table.get(inode)
+
+    def _record(self, inode: int) -> bytes | None:
+        found = self._hinted(inode)
+        if found is None:
+            for table in self._shared.tables:
+                found = table.get(inode)
+                if found is not None:
+                    break
+        return found
+
+
+def _decoded(record: bytes) -> _Name:
+    kind, has_identity, generation, identity = _RECORD.unpack_from(record)
+    key = record[_RECORD.size :].decode("utf-8", "surrogateescape")
+    return _Name(key, Kind(kind), identity if has_identity else None, generation)
+
+
+class PageVersions(dict[int, Hashable]):
+    """The version of a value that the page cache may hold, by inode: a cell for each of many inodes.
+
+    get() returns the default only if that is the version; a cell that another inode has taken is a version unlike any.
+    """
+
+    def __init__(self, pages: memoryview) -> None:
+        super().__init__()
+        self._pages = pages
+
+    def get(self, inode: int, default: Any = None) -> Any:
+        """Return `default` if it is the version of the cached pages, else another object."""
+        return default if self._pages[inode & _PAGES - 1] == _cell(inode, default) else self
+
+    def __setitem__(self, inode: int, version: Hashable) -> None:
+        self._pages[inode & _PAGES - 1] = _cell(inode, version)
+
+    def pop(self, inode: int, default: Any = None) -> Any:
+        """Do nothing: a version is compared before it is believed."""
+        return default
+
+
+def _cell(inode: int, version: Hashable) -> int:
+    return digest(version) ^ inode
+
+
+class Slot(NamedTuple):
+    """An open handle, as any process sees it."""
+
+    sequence: int
+    generation: int
+    inode: int
+    version: int  # the digest of Value.version; 0: the store never changes
+    pid: int  # of the process that opened it
+    descriptor: int  # of the local file there; -1: none
+    device: int  # its st_dev and st_ino
+    number: int
+
+
+class _Range:
+    """The slots of one process for files, or for directories: those below `high` were used, `free` are free again."""
+
+    def __init__(self, first: int, most: int, high: int) -> None:
+        self.first, self.most, self.high = first, most, high
+        self.free: list[int] = []
+
+    def take(self) -> int | None:
+        if self.free:
+            return self.free.pop()
+        if self.high == self.most:
+            return None
+        self.high += 1
+        return self.first + self.high - 1
+
+
+class Handles:
+    """The open handles of one process, in a part of the shared memory that any process reads, and may release.
+
+    A handle's number has the place of its slot and a sequence number, so that it is never taken for a later one.
+    """
+
+    def __init__(self, shared: Shared, process: int) -> None:
+        self._shared, self._slots, self._places, self._process = shared, shared.slots, shared.places, process
+        first = process * _HANDLES
+        self._directories = _Range(first, _DIRECTORIES, shared.cell(process, DIRECTORIES))
+        self._files = _Range(first + _DIRECTORIES, _HANDLES - _DIRECTORIES, shared.cell(process, FILES))
+        self._next = int.from_bytes(os.urandom(2), "little")
+        self._inherited = list(_used(shared, process))  # of a predecessor that was killed
+        self.reclaim()
+
+    def take(self, inode: int, generation: int, version: int, descriptor: int | None, directory: bool) -> int | None:
+        """Return the number of a new handle; None if there are too many."""
+        slot = (self._directories if directory else self._files).take()
+        if slot is None:
+            return None
+        self._next = self._next % 0x3FFFFF + 1
+        device = number = 0
+        if descriptor is not None:
+            status = os.fstat(descriptor)
+            device, number = status.st_dev, status.st_ino
+        _SLOT.pack_into(
+            self._slots, slot * _SLOT_SIZE, self._next, generation, inode, version, os.getpid(),
+            -1 if descriptor is None else descriptor, device, number,
+        )  # fmt: skip
+        handle = self._next << 40 | slot
+        if directory:
+            _PLACE.pack_into(self._places, _place(handle), 0, 0, b"")
+            self._shared.put(self._process, DIRECTORIES, self._directories.high)
+        else:
+            self._shared.put(self._process, FILES, self._files.high)
+        return handle
+
+    def get(self, handle: int) -> Slot | None:
+        """Return the slot of a handle of any process; None if it was released."""
+        slot = Slot._make(_SLOT.unpack_from(self._slots, (handle & _SLOTS) * _SLOT_SIZE))
+        return slot if slot.sequence == handle >> 40 else None
+
+    def is_open(self, handle: int) -> bool:
+        """Return whether a handle of any process was not released."""
+        at = (handle & _SLOTS) * _SLOT_SIZE
+        return int.from_bytes(self._slots[at : at + 4], "little") == handle >> 40
+
+    def release(self, handle: int) -> None:
+        """Release a handle of any process; its opener frees it later."""
+        if self.is_open(handle):
+            at = (handle & _SLOTS) * _SLOT_SIZE
+            self._slots[at : at + 4] = bytes(4)
+
+    def free(self, handle: int) -> None:
+        """Make the slot of a released handle available, if it is one of this process."""
+        process, at = divmod(handle & _SLOTS, _HANDLES)
+        if process == self._process:
+            (self._directories if at < _DIRECTORIES else self._files).free.append(handle & _SLOTS)
+
+    def reclaim(self) -> None:
+        """Make slots available whose handles a predecessor opened and somebody has released."""
+        inherited, self._inherited = self._inherited, []
+        for handle in inherited:
+            if handle >> 40 and self.is_open(handle):
+                self._inherited.append(handle)
+            else:
+                self.free(handle)
+
+    def place(self, handle: int) -> tuple[int, str]:
+        """Return the position that the listing of a directory has reached, and the name before it."""
+        position, length, name = _PLACE.unpack_from(self._places, _place(handle))
+        return position, name[:length].decode("utf-8", "surrogateescape")
+
+    def put_place(self, handle: int, position: int, name: str) -> None:
+        """Note the position that a listing has reached, and the name before it."""
+        encoded = name.encode("utf-8", "surrogateescape")
+        _PLACE.pack_into(self._places, _place(handle), position, len(encoded), encoded)
+
+    def open_ones(self) -> Iterator[tuple[int, Slot]]:
+        """Yield (handle, slot) of all open handles of all processes."""
+        for process in range(self._shared.processes):
+            for handle in _used(self._shared, process):
+                slot = self.get(handle)
+                if slot is not None and slot.sequence:
+                    yield handle, slot
+
+
+def _place(handle: int) -> int:
+    process, at = divmod(handle & _SLOTS, _HANDLES)
+    return (process * _DIRECTORIES + at) * _PLACE_SIZE
+
+
+def _used(shared: Shared, process: int) -> Iterator[int]:
+    """Yield the handles in all slots that a process has used so far, those that are free with the sequence 0."""
+    first = process * _HANDLES
+    used = (
+        range(first, first + shared.cell(process, DIRECTORIES)),
+        range(first + _DIRECTORIES, first + _DIRECTORIES + shared.cell(process, FILES)),
+    )
+    for slots in used:
+        for slot in slots:
+            at = slot * _SLOT_SIZE
+            yield int.from_bytes(shared.slots[at : at + 4], "little") << 40 | slot

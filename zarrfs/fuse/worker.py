@@ -1,0 +1,384 @@
+"""The handlers of one of several processes that answer the same mount (docs/design.md, "One mount, many processes").
+
+The kernel hands any request to any process: what one has opened, another may have to read, list or release.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+import pyfuse3
+import trio
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FileNameT,
+    FlagT,
+    InodeT,
+    ReaddirToken,
+    RequestContext,
+    XAttrNameT,
+)
+
+from zarrfs.config.options import Options
+from zarrfs.errors import NotFound, ReadError, StoreError
+from zarrfs.fuse.listing import DirectoryHandle
+from zarrfs.fuse.operations import OpenFile, Operations, handler
+from zarrfs.fuse.shared import OPENED, RELEASED, USES, Handles, PageVersions, Shared, SharedInodes, Slot, digest
+from zarrfs.fuse.versions import StoreVersion
+from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR, STATS_XATTR
+from zarrfs.store.api import Store, Value
+from zarrfs.system.othermounts import XATTR as WAITS_XATTR
+
+T = TypeVar("T")
+
+_SWEEP = 0.5  # seconds between looks for handles that other processes have released
+_OPENED = 256  # handles opened between them, at most
+_SWITCH = 10.0  # seconds to wait for the version of a refresh that another process shows already
+_FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
+
+_lookup, _getattr, _readlink, _open, _read, _readdir, _getxattr, _listxattr = (
+    cast(Any, method).__wrapped__
+    for method in (
+        Operations.lookup, Operations.getattr, Operations.readlink, Operations.open, Operations.read,
+        Operations.readdir, Operations.getxattr, Operations.listxattr,
+    )
+)  # fmt: skip
+
+
+class WorkerOperations(Operations):
+    """The request handlers of one process of a read-only mount; the first one has the number 0.
+
+    `ask` sends a request for an attribute of control to the first process, and is None there. `gather` brings the
+    counters of the other processes up to date, and is None in them.
+    """
+
+    def __init__(
+        self, store: Store, options: Options, about: dict[str, Any], on_ready: Callable[[], None],
+        shared: Shared, process: int, generation: int = 1,
+    ) -> None:  # fmt: skip
+        self._shared, self.process = shared, process
+        super().__init__(store, options, about, on_ready)
+        self.inodes: SharedInodes = SharedInodes(shared, process)
+        self.inodes.generation = generation
+        self._page_versions = PageVersions(shared.pages)
+        self._handles = Handles(shared, process)
+        self._generations = {generation: self.current}
+        self._switched = trio.Event()
+        self._opened = 0  # handles since the last sweep
+        self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
+        self.gather: Callable[[], Awaitable[None]] | None = None
+        self.totals: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own
+        self.brief_absences = False  # no process remembers the negative entries that others have sent
+
+    # -- counters
+
+    @property
+    def uses(self) -> int:
+        """The number of requests that this process has answered, without those of monitoring."""
+        return self._shared.cell(self.process, USES)
+
+    @uses.setter
+    def uses(self, number: int) -> None:
+        self._shared.put(self.process, USES, number)
+
+    @property
+    def all_uses(self) -> int:
+        """As Operations.all_uses."""
+        return self._shared.total(USES)
+
+    @property
+    def open_handles(self) -> int:
+        """The number of open files and directories, of all processes."""
+        return max(0, self._shared.total(OPENED) - self._shared.total(RELEASED))
+
+    def own_stats(self) -> dict[str, Any]:
+        """Return the counters of this process alone; the first one counts the open files of all."""
+        found = super().stats()
+        if self.process:
+            found["open_files"] = 0
+        return found
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of the mount."""
+        return self.totals(self.own_stats())
+
+    # -- names and attributes
+
+    @handler
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        """As Operations.getattr(); a file without its name may be open in another process."""
+        await self._settled(inode)
+        try:
+            return cast(EntryAttributes, await _getattr(self, inode, ctx))
+        except (NotFound, pyfuse3.FUSEError):
+            if not await self._fetch_handles(inode):
+                raise
+        return cast(EntryAttributes, await _getattr(self, inode, ctx))
+
+    @handler
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
+        """As Operations.readlink()."""
+        await self._settled(inode)
+        return cast(FileNameT, await _readlink(self, inode, ctx))
+
+    @handler
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        """As Operations.getxattr(); the first process answers attributes of control."""
+        if name.startswith(_FORWARDED):
+            if self.ask is not None:
+                return await self.ask(os.fsdecode(name), ctx.uid)
+            if name == STATS_XATTR and self.gather is not None:
+                await self.gather()
+        return cast(bytes, await _getxattr(self, inode, name, ctx))
+
+    async def control_answer(self, name: str, uid: int) -> bytes:
+        """Answer an attribute of control for another process. Raise FUSEError as getxattr()."""
+        encoded = os.fsencode(name)
+        if encoded == STATS_XATTR:
+            if self.gather is not None:
+                await self.gather()
+            return json.dumps(self.stats()).encode()
+        if encoded.startswith((REFRESH_XATTR, SET_XATTR)) and self.control is not None:
+            if uid not in (0, os.getuid()):
+                raise pyfuse3.FUSEError(errno.EPERM)
+            return self.control.answer(name)
+        return await self._waits_for(name.removeprefix(WAITS_XATTR))
+
+    # -- directories
+
+    @handler
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        """As Operations.readdir(), from where any process has left the listing."""
+        directory = self._directories.get(fh)
+        if directory is None:
+            slot = self._slot(fh)
+            version = await self._at(slot.generation)
+            directory = DirectoryHandle(version.store, self.inodes.key(slot.inode), self.inodes, version)
+            directory.old = version is not self.current
+            version.users += 1
+            self._directories[fh] = directory
+        directory.resume(*self._handles.place(fh))
+        await _readdir(self, fh, start_id, token)
+        if (place := directory.place) is not None:
+            self._handles.put_place(fh, *place)
+
+    @handler
+    async def releasedir(self, fh: FileHandleT) -> None:
+        """As Operations.releasedir()."""
+        self._release(fh)
+        directory = self._directories.pop(fh, None)
+        if directory is not None:
+            await self._close_directory(fh, directory)
+
+    # -- files
+
+    @handler
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        """As Operations.open()."""
+        await self._settled(inode)
+        return cast(FileInfo, await _open(self, inode, flags, ctx))
+
+    @handler
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        """As Operations.read(), of a file that any process has opened."""
+        if fh not in self._files:
+            await self._reopen(fh)
+        return cast(bytes, await _read(self, fh, off, size))
+
+    @handler
+    async def release(self, fh: FileHandleT) -> None:
+        """As Operations.release()."""
+        self._release(fh)
+        file = self._files.pop(fh, None)
+        if file is not None:
+            self._released(file)
+            self._handles.free(fh)
+
+    # -- versions
+
+    def show(self, version: StoreVersion) -> None:
+        """As Operations.show(); the old version stays as long as any process has a handle of it."""
+        old, generation, pages = self.current, self.inodes.generation, self._page_versions
+        old.users += 1
+        super().show(version)
+        self._page_versions = pages
+        self._generations[generation + 1] = version
+        if self.background is not None:
+            self.background.start_soon(self._let_go, old, generation)
+        self._switched.set()
+        self._switched = trio.Event()
+
+    async def _let_go(self, version: StoreVersion, generation: int) -> None:
+        while any(  # noqa: ASYNC110  (other processes close them)
+            slot.generation <= generation for _handle, slot in self._handles.open_ones()
+        ):
+            await trio.sleep(1)
+        self._generations.pop(generation, None)
+        self.leave(version)
+
+    async def sweep(self) -> None:
+        """Close what other processes have released, for ever."""
+        while True:
+            await trio.sleep(_SWEEP)
+            self._sweep()
+
+    # -- parts
+
+    def _sweep(self) -> None:
+        self._opened = 0
+        is_open = self._handles.is_open
+        for handle in [handle for handle in self._files if not is_open(handle)]:
+            self._released(self._files.pop(handle))
+            self._handles.free(handle)
+        for handle in [handle for handle in self._directories if not is_open(handle)]:
+            directory = self._directories.pop(handle)
+            if self.background is not None:
+                self.background.start_soon(self._close_directory, handle, directory)
+        self._handles.reclaim()
+
+    async def _close_directory(self, handle: int, directory: DirectoryHandle) -> None:
+        try:
+            await directory.close()
+        finally:
+            self._handles.free(handle)
+            if directory.version is not None:
+                self.leave(directory.version)
+
+    def _release(self, handle: int) -> None:
+        self._shared.add(self.process, RELEASED)
+        self._handles.release(handle)
+
+    def _handle(self, table: dict[int, T], value: T) -> FileHandleT:
+        self._opened += 1
+        if self._opened > max(_OPENED, len(self._files) // 2):
+            self._sweep()
+        generation = self.inodes.generation
+        if isinstance(value, OpenFile):
+            known = 0 if value.value is None or self.current.store.immutable else _known_version(value.value)
+            descriptor = None if known == 0 else value.descriptor
+            number = self._handles.take(value.inode, generation, known, descriptor, False)
+        else:
+            assert isinstance(value, DirectoryHandle)
+            inode = self.inodes.peek(value.key) or 0
+            number = self._handles.take(inode, generation, 0, None, True)
+        if number is None:
+            if isinstance(value, OpenFile):
+                self._released(value)
+            raise pyfuse3.FUSEError(errno.ENFILE)
+        self._shared.add(self.process, OPENED)
+        table[number] = value
+        return FileHandleT(number)
+
+    def _slot(self, handle: int) -> Slot:
+        slot = self._handles.get(handle)
+        if slot is None:
+            raise pyfuse3.FUSEError(errno.EBADF)
+        return slot
+
+    async def _at(self, generation: int) -> StoreVersion:
+        """Return the version of a generation; ESTALE if this process has begun after it was replaced."""
+        await self._reach(generation)
+        version = self._generations.get(generation)
+        if version is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return version
+
+    async def _settled(self, inode: int) -> None:
+        """Wait until this process shows the version of an inode: another one may be ahead in a refresh."""
+        generation = self.inodes.find(inode).generation
+        if generation > self.inodes.generation:
+            await self._reach(generation)
+
+    async def _reach(self, generation: int) -> None:
+        with trio.move_on_after(_SWITCH):
+            while generation > self.inodes.generation:
+                await self._switched.wait()
+        if generation > self.inodes.generation:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+
+    def _found_version(self, inode: int) -> StoreVersion:
+        try:
+            return super()._found_version(inode)
+        except pyfuse3.FUSEError:
+            version = self._generations.get(self.inodes.find(inode).generation)
+            if version is None or not any(slot.inode == inode for _handle, slot in self._handles.open_ones()):
+                raise
+            return version
+
+    def _absent_for(self, parent_inode: int, name: bytes) -> float:
+        found = super()._absent_for(parent_inode, name)
+        return min(1.0, found) if self.brief_absences else found
+
+    async def _fetch_handles(self, inode: int) -> bool:
+        """Open what other processes hold open of an inode; return whether there was anything."""
+        found = False
+        for handle, slot in list(self._handles.open_ones()):
+            if slot.inode == inode and handle not in self._files and handle not in self._directories:
+                await self._reopen(handle)
+                found = True
+        return found
+
+    async def _reopen(self, handle: int) -> None:
+        """Open here what another process has open: the same bytes, or an error."""
+        slot = self._slot(handle)
+        version = await self._at(slot.generation)
+        file = OpenFile(self.inodes.key(slot.inode), slot.inode, None)
+        value: Value | None = None
+        try:
+            value = await version.values.open(file.key)
+        except StoreError:
+            if slot.descriptor < 0:
+                raise
+        if value is not None and self._is_same(slot, value, version.store.immutable):
+            file.value, file.descriptor = value, value.fileno()
+        else:
+            if value is not None:
+                value.close()
+            file.descriptor = _opened_elsewhere(slot)
+            if file.descriptor is None:
+                raise ReadError(file.key, "was replaced since it was opened, by a worker that is gone")
+        if handle in self._files or not self._handles.is_open(handle):  # another read was faster
+            self._released(file)
+            return
+        version.users += 1
+        file.version = version
+        self._files[handle] = file
+
+    def _is_same(self, slot: Slot, value: Value, immutable: bool) -> bool:
+        """Return whether a value is what a handle was opened for."""
+        if immutable or self._options.stale == "reread" or slot.version == _known_version(value):
+            return True
+        if slot.descriptor < 0 or not os.path.exists(f"/proc/{slot.pid}/fd/{slot.descriptor}"):
+            return False
+        descriptor = value.fileno()
+        if descriptor is None:
+            return False
+        # changed in place: its opener sees that as well, and keeps its inode number from being used again
+        status = os.fstat(descriptor)
+        return (status.st_dev, status.st_ino) == (slot.device, slot.number)
+
+
+def _known_version(value: Value) -> int:
+    """Return the digest of a value's version, or of its size if the store knows no more."""
+    return digest(("size", value.size) if value.version is None else value.version) or 1
+
+
+def _opened_elsewhere(slot: Slot) -> int | None:
+    """Return a descriptor of the local file that another process has open for a handle; None if it is gone."""
+    if slot.descriptor < 0:
+        return None
+    try:
+        descriptor = os.open(f"/proc/{slot.pid}/fd/{slot.descriptor}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) != (slot.device, slot.number):
+        os.close(descriptor)
+        return None
+    return descriptor
