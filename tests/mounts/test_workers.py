@@ -93,6 +93,7 @@ def stopped(*pids: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.promise("S55")
 def test_workers_killed_under_load_fail_only_what_they_held_and_are_replaced(mount: Path) -> None:
     command = [sys.executable, "-I", "-c", READERS, mount, "8", "3", str(FILES)]
     kills = 0
@@ -115,6 +116,7 @@ def test_workers_killed_under_load_fail_only_what_they_held_and_are_replaced(mou
     assert (mount / "d1/1").read_bytes() == b"1 " * 1000
 
 
+@pytest.mark.promise("S55")
 def test_what_one_process_opened_another_reads_lists_and_closes(mount: Path, source: Path) -> None:
     content, first = (source / "large").read_bytes(), daemon_pid(mount)
     descriptor = os.open(mount / "large", os.O_RDONLY)

@@ -25,12 +25,13 @@ from typing import Any, NoReturn
 import trio
 
 from zarrfs.config.options import Options
+from zarrfs.config.values import AUTO
 from zarrfs.daemon import invalidation
 from zarrfs.daemon.channel import Channel
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import sessionloop
-from zarrfs.fuse.shared import Shared
+from zarrfs.fuse.shared import PARKED, USES, WANTED, Shared
 from zarrfs.fuse.versions import CounterTotals, StoreVersion
 from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front, SharedWaiting, begin
@@ -39,6 +40,7 @@ from zarrfs.metrics.sums import summed
 from zarrfs.sources import open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import requirements
+from zarrfs.system.cpus import usable
 from zarrfs.system.memory import freeze_garbage_collector, memory_limit
 from zarrfs.system.othermounts import OTHER_MOUNTS
 from zarrfs.system.processes import close_descriptors, end_with_parent
@@ -52,6 +54,9 @@ _ANSWER = 5.0  # seconds for a worker's counters
 _OPENING = 60.0  # seconds for a worker to open the version of a refresh
 _ENDING = 5.0  # seconds for workers to end after the unmount
 _COUNTERS = 5.0  # seconds between two looks at the workers' counters
+_MOST = 32  # processes that auto starts
+_BUSY, _BUSY_FOR = 2, 3  # auto: times a second that nobody is there to help, and seconds until another one is started
+_IDLE_FOR = 60.0  # seconds without a request after which auto ends a worker
 _LEAST_MEMORY = 64 << 10  # bytes: the least memory_limit=
 _SOON, _LATE = 0.1, 30.0  # seconds before a worker that has died is replaced
 
@@ -228,7 +233,15 @@ async def _serve(
         nursery.start_soon(exporters.Watch(None, session.mountpoint, dict(session.about)).run, operations.stats)
         await channel.ask("begun", os.getpid())
         operations.begin(operations.current, operations.current.get_ready)
-        await sessionloop.run(waiting)
+        async with trio.open_nursery() as serving:
+
+            async def until_idle() -> None:
+                await worker.leaving.wait()
+                serving.cancel_scope.cancel()
+
+            serving.start_soon(until_idle)
+            await sessionloop.run(waiting)
+            serving.cancel_scope.cancel()
         with trio.move_on_after(_ANSWER), contextlib.suppress(MountError):
             await channel.ask("ends", operations.own_stats())
         nursery.cancel_scope.cancel()
@@ -241,6 +254,7 @@ class _Worker:
 
     def __init__(self, operations: WorkerOperations, session: Session) -> None:
         self._operations, self._session = operations, session
+        self.leaving = trio.Event()
 
     async def answer(self, what: str, *arguments: Any) -> Any:
         """Answer one question."""
@@ -264,6 +278,13 @@ class _Worker:
 
     async def _reopen(self) -> None:
         logs.reopen()
+
+    async def _end(self) -> bool:
+        """End this worker if it has nothing to do and holds nothing open; return whether it does."""
+        if not self._operations.idle:
+            return False
+        self.leaving.set()
+        return True
 
     async def _waits(self, name: str) -> bytes:
         return await self._operations.control_answer(name, 0)
@@ -325,7 +346,9 @@ class Team:
         if why is not None:
             log.warning("workers=: one process answers the mount, as /dev/fuse cannot be cloned: %s", why)
             return None
-        count = options.workers
+        count = options.workers if options.workers != AUTO else min(_MOST, usable())
+        if count == 1:
+            return None
         shared = Shared(count)
         session = Session(front, device, st_dev, mountpoint, about, options, shared, invalidation.has_epochs(device))
         plan = dataclasses.replace(plan, temporary=False)
@@ -346,8 +369,11 @@ class Team:
         assert self._operations is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._operations.sweep)
-            for process in range(1, self._count):
-                nursery.start_soon(self._keep, process)
+            if self._session.options.workers == AUTO:
+                nursery.start_soon(self._adapt, nursery)
+            else:
+                for process in range(1, self._count):
+                    nursery.start_soon(self._keep, process)
             while True:
                 await trio.sleep(_COUNTERS)
                 await self.gather()
@@ -375,6 +401,28 @@ class Team:
             pause = _SOON if time.monotonic() - member.begun > _LATE else min(_LATE, 4 * pause)
             log.warning("worker %d (process %d) has died and is replaced", process, member.pid)
             await trio.sleep(pause)
+
+    async def _adapt(self, nursery: trio.Nursery) -> None:
+        """Start a worker when those that run cannot get ahead of the requests for some seconds; end idle ones."""
+        shared, busy, wanted = self._session.shared, 0, 0
+        used = [(0, time.monotonic())] * self._count  # by process: requests, and since when there were no more
+        while True:
+            await trio.sleep(1)
+            now, before, wanted = time.monotonic(), wanted, shared.total(WANTED)
+            busy = busy + 1 if wanted - before >= _BUSY else 0
+            free = next((process for process in range(1, self._count) if process not in self._members), None)
+            if busy >= _BUSY_FOR and free is not None and not self._alone:
+                busy, used[free] = 1, (shared.cell(free, USES), now)
+                log.info("worker %d is started", free)
+                nursery.start_soon(self._keep, free)
+            for process, member in list(self._members.items()):
+                requests = shared.cell(process, USES)
+                if requests != used[process][0] or not shared.cell(process, PARKED):
+                    used[process] = requests, now
+                elif now - used[process][1] > _IDLE_FOR:
+                    used[process] = requests, now
+                    with contextlib.suppress(MountError):
+                        member.ending = await member.channel.ask("end")
 
     async def _answer(self, process: int, what: str, *arguments: Any) -> Any:
         member = self._members[process]

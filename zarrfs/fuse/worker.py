@@ -29,7 +29,18 @@ from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.operations import OpenFile, Operations, handler
-from zarrfs.fuse.shared import OPENED, RELEASED, USES, Handles, PageVersions, Shared, SharedInodes, Slot, digest
+from zarrfs.fuse.shared import (
+    OPENED,
+    PARKED,
+    RELEASED,
+    USES,
+    Handles,
+    PageVersions,
+    Shared,
+    SharedInodes,
+    Slot,
+    digest,
+)
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR, STATS_XATTR
 from zarrfs.store.api import Store, Value
@@ -70,6 +81,7 @@ class WorkerOperations(Operations):
         self._handles = Handles(shared, process)
         self._generations = {generation: self.current}
         self._switched = trio.Event()
+        self._reading = 0  # reads under way
         self._opened = 0  # handles since the last sweep
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
@@ -96,6 +108,13 @@ class WorkerOperations(Operations):
     def open_handles(self) -> int:
         """The number of open files and directories, of all processes."""
         return max(0, self._shared.total(OPENED) - self._shared.total(RELEASED))
+
+    @property
+    def idle(self) -> bool:
+        """Whether this process waits to be called, and nobody reads or needs what it has open."""
+        self._sweep()
+        parked = self._shared.cell(self.process, PARKED)
+        return bool(parked) and not (self._reading or self._files or self._directories)
 
     def own_stats(self) -> dict[str, Any]:
         """Return the counters of this process alone; the first one counts the open files of all."""
@@ -187,9 +206,13 @@ class WorkerOperations(Operations):
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """As Operations.read(), of a file that any process has opened."""
-        if fh not in self._files:
-            await self._reopen(fh)
-        return cast(bytes, await _read(self, fh, off, size))
+        self._reading += 1
+        try:
+            if fh not in self._files:
+                await self._reopen(fh)
+            return cast(bytes, await _read(self, fh, off, size))
+        finally:
+            self._reading -= 1
 
     @handler
     async def release(self, fh: FileHandleT) -> None:
