@@ -30,11 +30,12 @@ MASKS = (
 )
 
 
-DATA = ("yaml", "json", "ini")  # languages of blocks that are no commands
+DATA = ("yaml", "json", "ini", "diff")  # languages of blocks that are no commands
 # Other blocks that are no commands, or whose commands are not run as they stand, by how they begin: why
 SHOWN = {
     "/data/combined.json  /mnt/data": "a line of fstab; fstab.md has those that are run",
     "class Store:": "the interface of stores",
+    "async def read(handle": "the way of a read, shortened",
     "combined.parq/.zmetadata": "files of a set",
     "operation  ": "what the soak writes",
     "scripts/demo": "tests/mounts/test_every_line.py runs the demo; scripts/test is what runs this",
