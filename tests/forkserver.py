@@ -174,14 +174,15 @@ def _show(command: Sequence[str]) -> None:
 
 
 def _import_all() -> None:
-    """Import zarrfs, and what its HTTP takes; but for numpy, which starts threads, and a fork has those of nobody."""
+    """Import zarrfs, and what its HTTP takes; but for what starts threads (numpy): a fork has those of nobody."""
     import zarrfs
 
     for module in pkgutil.walk_packages(zarrfs.__path__, "zarrfs."):
         spec = importlib.util.find_spec(module.name)
         assert spec is not None
         text = Path(str(spec.origin)).read_text()
-        if not module.name.endswith(".__main__") and not re.search(r"(?m)^(?:import|from) (?:numpy|pyarrow)\b", text):
+        threads = re.search(r"(?m)^(?:import|from) (?:numpy|pyarrow|zarr)\b", text)
+        if not module.name.endswith(".__main__") and not threads:
             importlib.import_module(module.name)
     for name in ("yarl", "fsspec.implementations.local"):
         importlib.import_module(name)

@@ -121,7 +121,8 @@ def lines() -> list[Line]:
     """
     found: list[Line] = []
     for block in (block for page in pages() for block in blocks(page)):
-        if block.transcript or block.language in DATA or block.text.startswith(tuple(SHOWN)) or usage(block):
+        shown = block.text.startswith((">>> ", *SHOWN))
+        if block.transcript or block.language in DATA or shown or usage(block):
             continue
         goes_on = False
         for number, line in enumerate(block.text.splitlines(), block.line):

@@ -1,53 +1,57 @@
-"""zarrfs: reference sets, JSON file archives and Zarr stores as directories, and as Stores in Python.
+"""zarrfs: reference sets, JSON file archives and Zarr stores as directories, and in Python without a mount.
 
-    store = zarrfs.open_store("combined.json")
-    trio.run(store.get, "t2m/0.0.0")
+    with zarrfs.open_store("combined.json") as store:
+        store.get("t2m/0.0.0")
     array = zarrfs.read_array("2016.zarr", "t2m")
+    dataset = xarray.open_zarr(zarrfs.zarr_store("combined.json"))
+    with zarrfs.mounted("combined.json") as path:
+        os.listdir(path)
+
+Options are those of the command line, by name: open_store(source, retries=8, memory_limit="64MiB"). Nothing is
+imported before it is used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zarrfs.store.api import Info as Info
-from zarrfs.store.api import Kind as Kind
-from zarrfs.store.api import Store as Store
-
 if TYPE_CHECKING:
-    import numpy as np
+    from zarrfs.errors import MountError as MountError
+    from zarrfs.errors import NotFound as NotFound
+    from zarrfs.errors import ReadError as ReadError
+    from zarrfs.errors import SourceError as SourceError
+    from zarrfs.errors import StoreError as StoreError
+    from zarrfs.errors import UsageError as UsageError
+    from zarrfs.errors import ZarrfsError as ZarrfsError
+    from zarrfs.python.api import open_store as open_store
+    from zarrfs.python.api import open_trio_store as open_trio_store
+    from zarrfs.python.api import read_array as read_array
+    from zarrfs.python.api import zarr_store as zarr_store
+    from zarrfs.python.handle import StoreHandle as StoreHandle
+    from zarrfs.python.mounting import mounted as mounted
+    from zarrfs.store.api import Info as Info
+    from zarrfs.store.api import Kind as Kind
+    from zarrfs.store.api import Store as Store
+
+_HOMES = {
+    "zarrfs.errors": (
+        "MountError", "NotFound", "ReadError", "SourceError", "StoreError", "UsageError", "ZarrfsError",
+    ),
+    "zarrfs.python.api": ("open_store", "open_trio_store", "read_array", "zarr_store"),
+    "zarrfs.python.handle": ("StoreHandle",),
+    "zarrfs.python.mounting": ("mounted",),
+    "zarrfs.store.api": ("Info", "Kind", "Store"),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def open_store(source: str, **options: Any) -> Store:
-    """Open a reference set, an archive or a Zarr store: a path or an fsspec URL.
-
-    Keyword arguments are options by name, with Python values: type="archive", blobs=("/srv/blobs",),
-    storage={"s3": {"anon": True}}. Raises SourceError or UsageError. The store's methods run on trio.
-    """
-    from zarrfs.config.options import Options, check_bounds
-    from zarrfs.sources import open_source
-
-    chosen: Options = Options(**options)
-    for name, value in options.items():
-        check_bounds(name, value, value)
-    return open_source(source, chosen)
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'zarrfs' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return found
 
 
-def read_array(source: str, path: str = "", **options: Any) -> np.ndarray[Any, Any]:
-    """Read an array of any Zarr generation into memory: that at `path` in a source; "" where the source is the array.
-
-    Options as of open_store(). A chunk that is not there is the fill value. Raises SourceError or UsageError; NotFound
-    where there is no such array; ReadError where its documents are wrong, or a chunk cannot be read or decoded. Code
-    that runs on trio awaits zarrfs.views.reading.read_array(store, path) instead.
-    """
-    import trio
-
-    from zarrfs.views import reading
-
-    async def read() -> np.ndarray[Any, Any]:
-        store = open_store(source, **options)
-        try:
-            return await reading.read_array(store, path)
-        finally:
-            await store.aclose()
-
-    return trio.run(read)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -20,6 +20,14 @@ def reason_of(exc: BaseException) -> str:
     return said or ("timed out" if isinstance(exc, TimeoutError) else type(exc).__name__)
 
 
+def first_cause(exc: BaseException) -> BaseException:
+    """Return the first error inside the exception groups of trio's nurseries; KeyboardInterrupt has precedence."""
+    while isinstance(exc, BaseExceptionGroup):
+        interrupted = exc.subgroup(KeyboardInterrupt)
+        exc = (interrupted or exc).exceptions[0]
+    return exc
+
+
 def internal_error(exc: BaseException) -> str:
     """Return a line about an unexpected exception: its type and its message."""
     said = " ".join(str(exc).split())
@@ -42,6 +50,16 @@ class ZarrfsError(Exception):
 
     def __init__(self, text: str = "") -> None:
         super().__init__(_complete(text))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the error as it is: subclasses take other arguments than the text that is in `args`."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[ZarrfsError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ZarrfsError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(ZarrfsError):

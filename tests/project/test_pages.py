@@ -34,6 +34,8 @@ RUN = {
     "tests/slurm/test_slurm.py": ["stage-in-slurm.md"],
     "tests/mounts/test_info_page.py": ["info-and-check.md"],
 }  # fmt: skip
+# Tests that run the sessions of Python (">>> ") of a page
+PYTHON = {"python.md": "tests/python/test_python_page.py"}
 # Commands that another test runs, and by which words it is seen in that test
 ELSEWHERE = {
     "scripts/install-helper": ("tests/mounts/test_helper.py", "install-helper"),
@@ -61,6 +63,9 @@ def test_every_other_block_is_run_or_has_a_reason() -> None:
     ran = {line.name for line in lines()}
     left = [b for b in others if b.language not in DATA and not usage(b) and not b.text.startswith(tuple(SHOWN))]
     for block in left:
+        if block.text.startswith(">>> "):
+            assert block.page.name in (ROOT / PYTHON[block.page.name]).read_text(), block.name
+            continue
         numbers = range(block.line, block.line + block.text.count("\n"))
         assert any(f"{block.page.name}:{number}" in ran for number in numbers), block.name
     assert [begin for begin in SHOWN if not any(b.text.startswith(begin) for b in others)] == []

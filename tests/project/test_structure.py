@@ -20,7 +20,8 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 # From the ground up: a room imports from itself and from rooms above it in this list, never from one below.
 ROOMS = (
     "failures", "errors", "config", "concurrency", "system", "metrics", "net", "cache", "zarr", "store", "prefetch",
-    "views", "documents", "references", "icechunk", "archives", "sources", "copying", "fuse", "daemon", "jobs", "cli",
+    "views", "documents", "references", "icechunk", "archives", "sources", "copying", "fuse", "daemon", "jobs",
+    "python", "cli",
 )  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
 # Rooms that make system calls or answer FUSE; everywhere else an error has a type of its own.
@@ -28,7 +29,7 @@ KNOW_ERRNO = (
     "zarrfs.errors", "zarrfs.system.", "zarrfs.metrics.", "zarrfs.net.", "zarrfs.cache.", "zarrfs.store.",
     "zarrfs.copying.destination_", "zarrfs.fuse.", "zarrfs.archives.blob_files",
     "zarrfs.archives.blob_cache", "zarrfs.archives.flux_",
-    "zarrfs.daemon.",
+    "zarrfs.daemon.", "zarrfs.python.filesystem",
 )  # fmt: skip
 TESTS = Path(__file__).parents[1]
 OTHER_TESTS = ("flux", "mounts", "project", "slurm", "soak")  # directories of tests that belong to no room

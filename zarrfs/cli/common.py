@@ -20,7 +20,7 @@ import click
 from zarrfs.cli.option_help import OPTION, TableOption, help_all
 from zarrfs.config import values as optionvalues
 from zarrfs.config.redaction import cleaned
-from zarrfs.errors import UsageError, ZarrfsError, internal_error, message_line, reason_of
+from zarrfs.errors import UsageError, ZarrfsError, first_cause, internal_error, message_line, reason_of
 
 if TYPE_CHECKING:
     from zarrfs.config import options
@@ -223,14 +223,6 @@ def _output_failure() -> str:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return f"standard output: {(exc.strerror or str(exc)).lower()}"
     return ""
-
-
-def first_cause(exc: BaseException) -> BaseException:
-    """Return the first error inside the exception groups of trio's nurseries; KeyboardInterrupt has precedence."""
-    while isinstance(exc, BaseExceptionGroup):
-        interrupted = exc.subgroup(KeyboardInterrupt)
-        exc = (interrupted or exc).exceptions[0]
-    return exc
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ import click
 from zarrfs.cli import common, meter, show
 from zarrfs.cli.refs import running
 from zarrfs.config.options import Parsed
-from zarrfs.errors import TimedOut, UsageError
+from zarrfs.errors import TimedOut, UsageError, first_cause
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -115,7 +115,7 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
         common.say(f"{dest}: {exc}")
         report["error"], status = str(exc), TIMED_OUT
     except BaseException as exc:
-        report["error"] = str(common.first_cause(exc)) or type(exc).__name__
+        report["error"] = str(first_cause(exc)) or type(exc).__name__
         raise
     finally:
         report["seconds"] = round(time.monotonic() - began, 3)

@@ -13,7 +13,7 @@ import click
 from zarrfs.cli import common, meter, show
 from zarrfs.cli.refs import running
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, first_cause
 
 if TYPE_CHECKING:
     from zarrfs.jobs.stageout import StageOutReport, Tree
@@ -65,7 +65,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
                 kept.deleted = stageout.deleted(tree.upper, given["to"] is not None and given["keep_going"])
             _write(tree, output, parsed, given, kept)
     except BaseException as exc:
-        error = str(common.first_cause(exc)) or type(exc).__name__
+        error = str(first_cause(exc)) or type(exc).__name__
         raise
     finally:
         seconds = round(time.monotonic() - began, 3)

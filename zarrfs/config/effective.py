@@ -1,6 +1,6 @@
 """The effective options of a command: zarrfs.toml, variables and the command line merged (docs/configuration.md).
 
-For programs that a user starts; the library reads neither files nor environment.
+For programs that a user starts, and the functions of `import zarrfs`; stores read neither files nor environment.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.othermounts import OTHER_MOUNTS
+from zarrfs.system.processes import end_with_parent
 
 if TYPE_CHECKING:
     from zarrfs.daemon.workers import Team
@@ -213,6 +214,8 @@ async def _main(
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
             idle = functools.partial(unmount_when_idle, device=refresher.device)
             nursery.start_soon(idle, operations, mountpoint, lambda: live.options.idle_timeout)
+            if options.owner:
+                nursery.start_soon(_end_with_owner, options.owner, mountpoint, refresher.device)
             if operations.recorder is not None:
                 nursery.start_soon(operations.recorder.run)
             if records is not None and options.warm is not None:
@@ -235,6 +238,22 @@ async def _main(
         _remove_pid_file(options)
         seconds = time.monotonic() - began
         log.info("%s", process.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
+
+
+async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> None:
+    """Unmount when the process `owner` ends, lazily if files are open: those stay readable until they are closed."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        descriptor = os.pidfd_open(owner)
+        end_with_parent(None)  # that would come with the end of a thread of the owner
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+    try:
+        await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
+    except MountError:
+        with contextlib.suppress(MountError):
+            await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, True)
 
 
 def _remove_pid_file(options: Options) -> None:

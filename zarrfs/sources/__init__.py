@@ -73,6 +73,12 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
         if _DESCRIPTOR.match(source):  # such as a shell's <(...): neither a child nor a daemon has it
             raise SourceError(source, "is open in this process alone; name a file")
     if child and not source.startswith("memory:"):
+        if path is not None and not forks and options.cache != "none":  # faster than to start an interpreter
+            from zarrfs.sources.prepare import remembered
+
+            plan = remembered(source, options)
+            if plan is not None:
+                return plan
         return _plan_in_child(source, options, meanwhile, forks)
     from zarrfs.sources.prepare import prepare
 

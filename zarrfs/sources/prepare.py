@@ -68,6 +68,24 @@ def prepare(source: str, options: Options) -> Plan:
         return compile_document(found, options, deadline)
 
 
+def remembered(path: str, options: Options) -> Plan | None:
+    """Plan a local document whose index is in the cache directory, and known by what stat(2) shows; None otherwise."""
+    with contextlib.ExitStack() as opened:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        status = os.fstat(descriptor)
+        document = Document(path, descriptor, os.path.dirname(path) + "/", status.st_mtime_ns)
+        opened.enter_context(contextlib.closing(document))
+        if not stat.S_ISREG(status.st_mode) or options.type == "zarr" or not document.settled():
+            return None
+        known = IndexCache(options).recall(_key(document.stamp(), options))
+        if known is None:
+            return None
+        return compile_document(dataclasses.replace(document, known=known), options, time.monotonic())
+
+
 def _plan_repository(path: str, options: Options) -> Plan:
     from zarrfs.sources.icechunk import is_repository, plan_local
     from zarrfs.sources.zarrstore import plan_directory

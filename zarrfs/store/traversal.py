@@ -7,8 +7,17 @@ from collections.abc import AsyncIterator, Callable
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, ZarrfsError
-from zarrfs.store.api import Info, Kind, Store, join_key
+from zarrfs.errors import (
+    IsDirectory,
+    NotDirectory,
+    NotFound,
+    OutOfRange,
+    ReadError,
+    TargetChanged,
+    TargetMissing,
+    ZarrfsError,
+)
+from zarrfs.store.api import Info, Kind, Store, Value, join_key
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
 
@@ -61,6 +70,46 @@ async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info
     except (NotFound, NotDirectory):
         pass
     raise ReadError(key, "a symbolic link that leads nowhere, or out of the source")
+
+
+async def open_followed(store: Store, key: str) -> Value:
+    """Open the value that `key` resolves to, following links in every part of it.
+
+    Raises what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
+    """
+    try:
+        value = await store.open(key)
+    except (NotFound, NotDirectory):
+        at = None if store.remote else await follow(store, key)  # stores on servers have no links
+        if at is None or at == key:
+            raise
+    else:
+        if value.info.kind is not Kind.SYMLINK:
+            return value
+        value.close()
+        at, _info = await resolve(store, key)
+    return await store.open(at)
+
+
+async def get_followed(store: Store, key: str, start: int = 0, length: int | None = None) -> bytes:
+    """Return a copy of the bytes [start, start + length) of the value that `key` resolves to, cut at its end.
+
+    A negative `start` counts from the end. The bytes are of one version, as those of Store.get(). A ReadError names
+    the key, and the target.
+    """
+    for last in (store.immutable, True):
+        try:
+            with contextlib.closing(await open_followed(store, key)) as value:
+                at = max(0, value.size + start) if start < 0 else min(start, value.size)
+                left = value.size - at
+                return bytes(await value.read(at, left if length is None else min(length, left)))
+        except ReadError as exc:
+            if not last and isinstance(exc, TargetChanged | TargetMissing | OutOfRange):
+                continue
+            if key in exc.where:
+                raise
+            raise exc.at(f"{key}: {exc.where}") from exc
+    raise AssertionError("unreachable")
 
 
 PIECE = 4 << 20

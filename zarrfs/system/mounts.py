@@ -159,13 +159,13 @@ def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
     return reason, "busy" in reason
 
 
-def unmount_own(mountpoint: str, device: int | None) -> None:
+def unmount_own(mountpoint: str, device: int | None, lazy: bool = False) -> None:
     """Unmount the mount whose st_dev is `device`. Raise MountError, also if something is mounted over it."""
     top = mount_at(mountpoint)
     if device is not None and top is not None and top.device != f"{os.major(device)}:{os.minor(device)}":
         other = f"{top.source}, {top.fstype}"
         raise MountError(f"{mountpoint}: cannot unmount: something else is mounted over it ({other})")
-    unmount(mountpoint)
+    unmount(mountpoint, lazy)
 
 
 def end(mountpoint: str, lazy: bool = False) -> None:

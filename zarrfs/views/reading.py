@@ -1,7 +1,8 @@
-"""read_array(): an array of any Zarr generation as a numpy array in memory."""
+"""read_array(): an array of any Zarr generation, or a part of it, as a numpy array in memory."""
 
 from __future__ import annotations
 
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -9,20 +10,26 @@ import numpy as np
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.api import Store
+from zarrfs.views.boxes import Box, pieces
 from zarrfs.views.chunks import Chunks, part_of
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy
 from zarrfs.zarr.model import ArrayMetadata
 
+Index = int | slice | EllipsisType
+Selection = Index | tuple[Index, ...]
+
 _INDEXES = 64 << 20  # bytes of shard indexes to cache meanwhile
 _REQUESTS = 32  # chunks of a remote store to fetch at once
 
 
-async def read_array(store: Store, path: str = "") -> np.ndarray[Any, Any]:
+async def read_array(store: Store, path: str = "", selection: Selection = ()) -> np.ndarray[Any, Any]:
     """Read the array at `path` in the hierarchy of `store`, in its own dtype, byte order and memory order.
 
-    A missing chunk reads as the fill value, or zeros where that is null. Raises NotFound if there is no array,
-    ReadError if its metadata is invalid, or a chunk cannot be read or decoded.
+    `selection` is a basic index of numpy: whole numbers, which take their dimension away, slices and an ellipsis. Only
+    the chunks that it touches are read. A missing chunk reads as the fill value, or zeros where that is null. Raises
+    NotFound if there is no array, ReadError if its metadata is invalid, or a chunk cannot be read or decoded, and
+    IndexError for a selection outside the array.
     """
     node = await Hierarchy(store).node(path)
     if node is not None and node.problem is not None:
@@ -31,16 +38,46 @@ async def read_array(store: Store, path: str = "") -> np.ndarray[Any, Any]:
         raise NotFound(path, "no array" if node is None else "a group, not an array")
     cache = DecodedCache(_INDEXES)
     chunks = Chunks(store, node, cache)
-    out = np.empty(chunks.shape, chunks.item)
-    numbers = iter(range(chunks.number))
+    turn = -1 if chunks.fortran else 1
+    box, rest = _box(selection, chunks.shape[::turn])
+    box = Box(box.start[::turn], box.stop[::turn])  # in the order of the flat file
+    out = np.empty(box.extents, chunks.item)
+    wanted = pieces(box, chunks.shape_of_chunk, chunks.counts) if all(box.extents) else iter(())
 
     async def work(_number: int) -> None:
-        for number in numbers:
+        for number, inside, where in wanted:
             chunk = (await chunks.load(number)).value
-            place = chunks.place(number)
-            inside = tuple(slice(0, part.stop - part.start) for part in place)
-            part_of(out, place)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
+            part_of(out, where)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
 
     await at_once(work, range(_REQUESTS if store.remote else cache.threads))
     found = out.view(chunks.array.dtype.numpy()) if chunks.itemsize else out
-    return found.T if chunks.fortran else found
+    found = found.T if chunks.fortran else found
+    part: np.ndarray[Any, Any] = found[(*rest, ...)]
+    return part
+
+
+def _box(selection: Selection, shape: tuple[int, ...]) -> tuple[Box, tuple[int | slice, ...]]:
+    """Return the smallest box that holds a selection, and the selection within that box."""
+    given = selection if isinstance(selection, tuple) else (selection,)
+    indexes = [index for index in given if index is not ...]
+    if len(indexes) > len(shape) or len(given) - len(indexes) > 1:
+        raise IndexError(f"selection {selection!r}: the array has {len(shape)} dimensions")
+    at = given.index(...) if len(indexes) < len(given) else len(given)
+    indexes[at:at] = [slice(None)] * (len(shape) - len(indexes))
+    start, stop, rest = [], [], list[int | slice]()
+    for number, (index, extent) in enumerate(zip(indexes, shape, strict=True)):
+        if isinstance(index, slice):
+            taken = range(extent)[index]
+            low, high = (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
+            rest.append(slice(None, None, taken.step))
+        else:
+            try:
+                low = range(extent)[index]
+            except (IndexError, TypeError):
+                rule = f"expected a whole number from {-extent} to {extent - 1}, or a slice"
+                raise IndexError(f"selection {index!r} of dimension {number}: {rule}") from None
+            high = low + 1
+            rest.append(0)
+        start.append(low)
+        stop.append(high)
+    return Box(tuple(start), tuple(stop)), tuple(rest)

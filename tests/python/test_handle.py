@@ -1,0 +1,285 @@
+"""open_store() and read_array(): a source in Python, with the options of the command line, without a mount."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+import zarrfs
+from zarrfs.config.keywords import as_items
+from zarrfs.config.options import TABLE, Options, parse
+from zarrfs.python import background
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    refs = {"a/b": "hello", "a/c": "x", "top": "y", "gone": [str(tmp_path / "none.bin"), 0, 4]}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    return str(tmp_path / "refs.json")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source that is opened without a child process: a directory."""
+    (tmp_path / "tree/a").mkdir(parents=True)
+    (tmp_path / "tree/a/b").write_text("hello")
+    (tmp_path / "tree/top").write_text("y")
+    return tmp_path / "tree"
+
+
+def loops() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "zarrfs"]
+
+
+def test_a_source_is_read_and_nothing_is_left_of_it(source: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with zarrfs.open_store(Path(source), strict=True, memory_limit="64MiB") as store:
+        assert [entry.name for entry in store.list_dir()] == ["a", "gone", "top"]
+        assert list(store.list("a")) == ["a/b", "a/c"]
+        assert list(store) == ["a/b", "a/c", "gone", "top"]
+        assert (store.get("a/b"), store.get("a/b", 1, 2), store.get("a/b", -2), store.get("a/b", 9)) == (
+            b"hello", b"el", b"lo", b"",
+        )  # fmt: skip
+        assert store.info("a").kind is zarrfs.Kind.DIRECTORY
+        assert store.info("a/b").size == 5
+        assert store.locate("gone")["length"] == 4
+        assert (store["top"], "top" in store, "a" in store, "none" in store) == (b"y", True, False, False)
+        with pytest.raises(KeyError):
+            store["a"]
+        assert loops()
+    assert store.closed
+    assert not loops()
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) - before == set()
+    with pytest.raises(zarrfs.UsageError, match="this handle is closed"):
+        store.get("a/b")
+
+
+def test_what_cannot_be_read_is_no_missing_key(source: str) -> None:
+    with zarrfs.open_store(source) as store:
+        assert "gone" in store
+        with pytest.raises(zarrfs.ReadError, match=r"none\.bin"):
+            store["gone"]
+
+
+def test_errors_are_the_lines_of_the_program(tree: Path) -> None:
+    with pytest.raises(zarrfs.SourceError, match=r"none\.json: no such file"):
+        zarrfs.open_store("/none.json")
+    with pytest.raises(zarrfs.UsageError, match=r"unknown option 'retrys' \(did you mean retries\?\)"):
+        zarrfs.open_store(tree, retrys=5)
+    with pytest.raises(zarrfs.UsageError, match="option storage_options: expected values that JSON has"):
+        zarrfs.open_store(tree, storage_options={"s3": {"session": object()}})
+    with zarrfs.open_store(tree) as store, pytest.raises(zarrfs.StoreError, match="a/x: no such key"):
+        store.get("a/x")
+    assert not loops()
+
+
+def test_a_set_with_a_bad_entry_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "x", "b": ["u", -5, 1]}}')
+    with zarrfs.open_store(tmp_path / "refs.json") as store:
+        assert len(store.warnings) == 1
+        assert store.warnings[0] in caplog.text
+    with pytest.raises(zarrfs.SourceError, match="b"):
+        zarrfs.open_store(tmp_path / "refs.json", strict=True)
+
+
+def test_every_option_takes_its_value_as_python_has_it() -> None:
+    """A value of each option's own type comes out of the parser of the command line as it went in."""
+    given: dict[str, Any] = {
+        "umask": 0o22, "allow_path": [Path("/data"), "/srv"], "missing_status": [403, 404], "read_timeout": 0.25,
+        "memory_limit": 1 << 30, "members": ["a", "b/c"], "retries": np.int64(3), "strict": True, "type": "archive",
+        "storage_options": {"s3": {"anon": True}}, "s3://b.key": "5",
+        "gs": {"token": "anon"},
+    }  # fmt: skip
+    parsed = parse(as_items(given)).options
+    assert parsed.storage == {"s3": {"anon": True}, "s3://b": {"key": "5"}, "gs": {"token": "anon"}}
+    assert {name: getattr(parsed, name) for name in given if name in TABLE and name != "storage_options"} == {
+        "umask": 0o22, "allow_path": ("/data", "/srv"), "missing_status": (403, 404), "read_timeout": 0.25,
+        "memory_limit": 1 << 30, "members": ("a", "b/c"), "retries": 3, "strict": True, "type": "archive",
+    }  # fmt: skip
+    defaults = {name: field.default for name, field in TABLE.items()}
+    assert parse(as_items(defaults)).options == Options()
+
+
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ({"part_size": 0}, "option part_size=0B: expected a size from 4KiB to 1GiB"),
+        ({"host_requests": 0}, "option host_requests=0: expected a whole number from 1 to 10000"),
+        ({"read_timeout": 0.0}, "option read_timeout=0: expected a time from 10ms to 30d"),
+        ({"retries": {}}, "option retries={}: expected a whole number from 0 to 1000"),
+        ({"retries": True}, "option retries needs a value: retries=N"),
+        ({"cache_size": "20"}, "option cache_size=20: expected a size with a unit, such as 64MiB"),
+    ],
+)
+def test_values_have_the_rules_that_they_have_elsewhere(tree: Path, option: dict[str, Any], rule: str) -> None:
+    with pytest.raises(zarrfs.UsageError) as caught:
+        zarrfs.open_store(tree, **option)
+    assert str(caught.value) == rule
+
+
+def test_files_and_variables_count_as_for_commands(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zarrfs.toml").write_text(f'[source.era5]\nsource = "{source}"\n')
+    with zarrfs.open_store("era5", config=tmp_path / "zarrfs.toml") as store:
+        assert pickle.loads(pickle.dumps(store))["top"] == b"y"
+    monkeypatch.setenv("ZARRFS_RETRIES", "-1")
+    with pytest.raises(zarrfs.UsageError, match=r"^\$ZARRFS_RETRIES: option retries=-1: expected"):
+        zarrfs.open_store(source)
+
+
+def test_threads_share_a_handle(tree: Path) -> None:
+    with zarrfs.open_store(tree) as store, ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(store.get, ["a/b"] * 200)) == {b"hello"}
+        assert loops() == ["zarrfs"]
+
+
+def test_a_pickled_handle_opens_again_and_once(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with zarrfs.open_store("refs.json", strict=True) as store:
+        pickled = pickle.dumps(store)
+    monkeypatch.chdir("/")
+    first, second = pickle.loads(pickled), pickle.loads(pickled)
+    assert first == second == store
+    assert (first["top"], second["top"]) == (b"y", b"y")
+    assert first.opened() is second.opened()
+    first.close()
+    assert second["top"] == b"y"
+    Path(source).write_text('{"version": 1, "refs": {"top": "z"}}')
+    with zarrfs.open_store(source) as changed:
+        assert changed != store
+    _forget_shared()
+    with pytest.raises(zarrfs.SourceError, match="has changed since this handle was opened"):
+        pickle.loads(pickled)["top"]
+    assert not loops()
+
+
+def _forget_shared() -> None:
+    from zarrfs.python import handle
+
+    for opened in handle._shared.values():
+        opened.close()
+    handle._shared.clear()
+
+
+def _read_in_child(store: zarrfs.StoreHandle, answers: Connection) -> None:
+    answers.send(store["a/b"])
+    store.close()
+    answers.send(loops())
+
+
+def test_a_forked_process_opens_the_source_for_itself(tree: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    with zarrfs.open_store(tree) as store:
+        child = multiprocessing.get_context("fork").Process(target=_read_in_child, args=(store, theirs))
+        child.start()
+        assert ours.poll(60)
+        assert (ours.recv(), ours.recv()) == (b"hello", [])
+        child.join(10)
+        assert child.exitcode == 0
+        assert store["a/b"] == b"hello"
+
+
+def test_a_handle_that_is_forgotten_is_closed(tree: Path) -> None:
+    store = zarrfs.open_store(tree)
+    assert store["top"] == b"y"
+    del store
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while loops() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not loops()
+
+
+def test_a_call_that_nobody_waits_for_ends() -> None:
+    async def wait(ended: threading.Event) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    loop = background.acquire()
+    try:
+        cancelled, closed = threading.Event(), threading.Event()
+        future, other = loop.submit(wait, cancelled), loop.submit(wait, closed)
+        time.sleep(0.05)
+        future.cancel()
+        assert cancelled.wait(5)
+    finally:
+        background.release()
+    assert closed.is_set()
+    with pytest.raises(zarrfs.UsageError, match="was closed while it was read"):
+        other.result(5)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        zarrfs.NotFound("a/b"), zarrfs.UsageError("no"), zarrfs.SourceError("s", "is bad", "e"),
+        zarrfs.ReadError("w", "lost", 503), zarrfs.StoreError("k", "why"),
+    ],
+)  # fmt: skip
+def test_errors_come_back_from_other_processes(error: zarrfs.ZarrfsError) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
+
+
+def test_parts_of_arrays(tmp_path: Path) -> None:
+    import zarr
+
+    values = np.arange(7 * 11 * 5, dtype="i4").reshape(7, 11, 5)
+    for order in "CF":
+        group = zarr.open_group(tmp_path / f"{order}.zarr", mode="w", zarr_format=2)
+        group.create_array("x", shape=values.shape, chunks=(3, 4, 2), dtype="i4", order=order)[:] = values
+        (tmp_path / f"{order}.zarr/x/0.0.0").write_bytes(b"no chunk")
+        with zarrfs.open_store(tmp_path / f"{order}.zarr") as store:
+            for part in (
+                np.s_[3:], np.s_[-1], np.s_[5, ::-2, 1:4], np.s_[..., 4, 4], np.s_[6:2:-3, 4:9:2], np.s_[3:3],
+                np.s_[4, 4, 4],
+            ):  # fmt: skip
+                found = store.read_array("x", part)
+                assert found.shape == np.shape(values[part])
+                assert (found == values[part]).all()
+            with pytest.raises(zarrfs.ReadError, match=r"x/0\.0\.0"):  # so the chunks of others were not read
+                store.read_array("x")
+            with pytest.raises(IndexError, match="selection 7 of dimension 0: expected a whole number from -7 to 6"):
+                store.read_array("x", 7)
+    assert (zarrfs.read_array(tmp_path / "C.zarr", "x", np.s_[3:]) == values[3:]).all()
+    assert not loops()
+
+
+def test_a_program_on_trio_has_the_store_itself(tree: Path) -> None:
+    store = zarrfs.open_trio_store(tree)
+
+    async def read() -> bytes:
+        try:
+            return bytes(await store.get("a/b", 1))
+        finally:
+            await store.aclose()
+
+    assert trio.run(read) == b"ello"
+
+
+def test_importing_zarrfs_imports_nothing_else() -> None:
+    program = "import sys; import zarrfs; print([one for one in sys.modules if 'zarrfs.' in one], dir(zarrfs))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] [")
+    assert "open_store" in done.stdout

@@ -1,0 +1,197 @@
+"""zarr-python, xarray, dask and fsspec read a source through zarrfs without a mount."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import pickle
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+
+import zarrfs
+from zarrfs.python.filesystem import ZarrfsFileSystem
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> None:
+    fsspec.register_implementation("zarrfs", ZarrfsFileSystem, clobber=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a Zarr store of two groups (x.zarr), the same as a zip file, and a reference set of it."""
+    place = tmp_path_factory.mktemp("libraries")
+    values = np.random.default_rng(1).normal(size=(4, 30, 20)).astype("f4")
+    dataset = xr.Dataset(
+        {"t2m": (("time", "lat", "lon"), values)}, {"lat": np.linspace(-90, 90, 30)}, {"title": "a forecast"}
+    )
+    dataset.to_zarr(place / "x.zarr", zarr_format=3, consolidated=False, encoding={"t2m": {"chunks": (1, 15, 20)}})
+    dataset.isel(time=0).to_zarr(place / "x.zarr", group="first", mode="a", zarr_format=3, consolidated=False)
+    shutil.make_archive(str(place / "x"), "zip", place / "x.zarr")
+    files = [path for path in sorted((place / "x.zarr").rglob("*")) if path.is_file()]
+    refs: dict[str, Any] = {str(path.relative_to(place / "x.zarr")): [str(path)] for path in files}
+    for key in list(refs):
+        if key.endswith("zarr.json"):
+            refs[key] = (place / "x.zarr" / key).read_text()
+    (place / "set.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    refs["t2m/c/2/0/0"] = [str(place / "none.bin"), 0, 100]
+    (place / "broken.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    return place
+
+
+@pytest.fixture(scope="module")
+def wanted(place: Path) -> xr.Dataset:
+    return xr.open_zarr(place / "x.zarr", consolidated=False).load()
+
+
+@pytest.fixture(scope="module")
+def store(place: Path) -> Iterator[Any]:
+    with zarrfs.zarr_store(place / "set.json") as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def files(place: Path) -> Iterator[ZarrfsFileSystem]:
+    files = fsspec.filesystem("zarrfs", source=str(place / "set.json"))
+    yield files
+    files.close()
+
+
+def test_xarray_reads_the_same_by_threads_and_by_processes(store: Any, place: Path, wanted: xr.Dataset) -> None:
+    dataset = xr.open_zarr(store, consolidated=False)
+    assert dataset.identical(wanted)
+    with dask.config.set(scheduler="threads", num_workers=4):
+        assert dataset.compute().identical(wanted)
+    through_fsspec = xr.open_zarr(f"zarrfs://::{place}/set.json", consolidated=False)
+    with dask.config.set({"scheduler": "processes", "num_workers": 1, "multiprocessing.context": "spawn"}):
+        assert xr.merge([dataset.t2m, through_fsspec.t2m.rename("again")]).compute().again.equals(wanted.t2m)
+
+
+def test_a_group_is_listed_and_read(store: Any, place: Path, wanted: xr.Dataset) -> None:
+    first = wanted.isel(time=0)
+    for group in (
+        zarr.open_group(store, mode="r"), zarr.open_group(f"zarrfs://::{place}/set.json", mode="r"),
+    ):  # fmt: skip
+        assert sorted(group.array_keys()) == ["lat", "t2m"]
+        assert sorted(group["first"].array_keys()) == ["lat", "t2m"]  # type: ignore[union-attr]
+        assert (group["first/t2m"][:] == first.t2m.values).all()  # type: ignore[index,union-attr]
+    assert xr.open_zarr(store, group="first", consolidated=False).identical(first)
+
+
+def test_a_chunk_that_cannot_be_read_is_no_fill_value(place: Path) -> None:
+    for source in (zarrfs.zarr_store(place / "broken.json"), f"zarrfs://::{place}/broken.json"):
+        array = zarr.open_array(source, path="t2m", mode="r")
+        assert np.isfinite(array[1]).all()
+        with pytest.raises(zarrfs.ReadError, match=r"t2m/c/2/0/0.*no such file"):
+            array[2]
+
+
+def test_the_store_is_one_of_zarr(store: Any, place: Path) -> None:
+    prototype = default_buffer_prototype()
+    data = (place / "x.zarr/zarr.json").read_bytes()
+
+    async def check() -> None:
+        async def get(key: str, wanted: Any = None) -> bytes | None:
+            found = await store.get(key, prototype, wanted)
+            return None if found is None else found.to_bytes()
+
+        assert await get("zarr.json") == data
+        assert await get("zarr.json", RangeByteRequest(2, 9)) == data[2:9]
+        assert await get("zarr.json", OffsetByteRequest(3)) == data[3:]
+        assert await get("zarr.json", SuffixByteRequest(4)) == data[-4:]
+        assert [await get(key) for key in ("none", "t2m", "zarr.json/x")] == [None] * 3
+        parts = await store.get_partial_values(prototype, [("zarr.json", RangeByteRequest(0, 1)), ("none", None)])
+        assert [part and part.to_bytes() for part in parts] == [data[:1], None]
+        assert [await store.exists(key) for key in ("zarr.json", "t2m", "none")] == [True, False, False]
+        assert await store.getsize("zarr.json") == len(data)
+        files = [str(path.relative_to(place / "x.zarr")) for path in (place / "x.zarr").rglob("*") if path.is_file()]
+        assert sorted([key async for key in store.list()]) == sorted(files)
+        assert sorted([key async for key in store.list_prefix("t2m/c/1/")]) == ["t2m/c/1/0/0", "t2m/c/1/1/0"]
+        assert sorted([name async for name in store.list_dir("t2m")]) == ["c", "zarr.json"]
+        assert [name async for name in store.list_dir("none")] == []
+        with pytest.raises(ValueError, match="read-only"):
+            await store.delete("zarr.json")
+
+    asyncio.run(check())
+    assert pickle.loads(pickle.dumps(store)) == store
+    assert store.with_read_only(True) == store
+    with pytest.raises(ValueError, match="read-only"):
+        store.with_read_only(False)
+
+
+def test_fsspec_has_the_files(files: ZarrfsFileSystem, place: Path, tmp_path: Path) -> None:
+    data = (place / "x.zarr/t2m/zarr.json").read_bytes()
+    name = "/t2m/zarr.json"
+    assert sorted(files.ls("", detail=False)) == ["/first", "/lat", "/t2m", "/zarr.json"]
+    assert files.info(name)["size"] == len(data)
+    assert files.find("/lat") == ["/lat/c/0", "/lat/zarr.json"]
+    assert files.glob("t2m/c/*/1/0") == [f"/t2m/c/{number}/1/0" for number in range(4)]
+    assert files.cat_file(name) == files.cat("zarrfs://t2m/zarr.json") == data
+    for start, end in ((3, 9), (-5, None), (None, -5), (-9, -2), (9, 3), (5, 10**6)):
+        assert files.cat_file(name, start, end) == data[start:end]
+    assert files.cat_ranges([name, name], [0, 4], [2, 9]) == [data[:2], data[4:9]]
+    files.get("/lat", str(tmp_path / "lat"), recursive=True)
+    assert (tmp_path / "lat/c/0").read_bytes() == (place / "x.zarr/lat/c/0").read_bytes()
+    with files.open(name) as file:
+        assert (file.read(5), file.seek(-3, 2), file.read()) == (data[:5], len(data) - 3, data[-3:])
+    assert [files.exists(path) for path in ("", "/t2m", name)] == [True] * 3
+    assert [files.exists(path) for path in ("/none", f"{name}/x", "a//b")] == [False] * 3
+    assert pickle.loads(pickle.dumps(files)).cat_file(name) == data
+
+
+def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:
+    for call in (files.cat_file, files.info, files.open, files.ls):
+        with pytest.raises(FileNotFoundError):
+            call("/none")
+    with pytest.raises(IsADirectoryError):
+        files.cat_file("/t2m")
+    for write in (
+        lambda: files.pipe_file("/x", b""), lambda: files.rm_file("/zarr.json"), lambda: files.open("/x", "wb"),
+        lambda: files.mkdir("/x"),
+    ):  # fmt: skip
+        with pytest.raises(OSError, match="read-only") as caught:
+            write()
+        assert caught.value.errno == errno.EROFS
+    broken = fsspec.filesystem("zarrfs", source=str(place / "broken.json"))
+    assert broken.exists("/t2m/c/2/0/0")
+    with pytest.raises(zarrfs.ReadError):
+        broken.cat_file("/t2m/c/2/0/0")
+    with pytest.raises(zarrfs.UsageError, match="unknown option 'retrys'"):
+        fsspec.filesystem("zarrfs", source=str(place / "set.json"), retrys=3)
+    with pytest.raises(zarrfs.SourceError, match="no such file"):
+        fsspec.open(f"zarrfs://x::{place}/none.json").open()
+    with pytest.raises(zarrfs.UsageError, match="no source"):
+        fsspec.filesystem("zarrfs")
+
+
+def test_urls_are_chained(place: Path, wanted: xr.Dataset) -> None:
+    with fsspec.open(f"zarrfs://zarr.json::zip://::{place}/x.zip") as file:
+        assert file.read() == (place / "x.zarr/zarr.json").read_bytes()
+    options = {"retries": 3, "zip": {"allowZip64": True}}
+    files, path = fsspec.url_to_fs(f"zarrfs://t2m::zip://::file://{place}/x.zip", **options)
+    assert (path, files.ls(path, detail=False)) == ("/t2m", ["/t2m/c", "/t2m/zarr.json"])
+    assert files.handle.opened().options.storage == {"zip": {"allowZip64": True}}
+    assert files.handle.opened().options.retries == 3
+    dataset = xr.open_zarr(f"zarrfs://::{place}/x.zarr", consolidated=False, storage_options={"memory_limit": "64MiB"})
+    assert dataset.identical(wanted)
+
+
+def test_fsspec_finds_the_protocol() -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    kind = ZarrfsFileSystem
+    assert points == {"fsspec.specs": {"zarrfs": f"{kind.__module__}:{kind.__name__}"}}

@@ -1,0 +1,60 @@
+"""Options as keyword arguments of Python: each becomes an item of -o, so that one parser checks all of them."""
+
+from __future__ import annotations
+
+import json
+import numbers
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from zarrfs.config import values as parsers
+from zarrfs.config.options import TABLE
+from zarrfs.errors import UsageError
+
+
+def as_items(given: Mapping[str, Any]) -> list[str]:
+    """Return keyword arguments as items for options.read(); None stands for an option that is not given.
+
+    Text is what the command line takes ("64MiB", "30s"). Numbers are bytes, seconds or counts, permission bits are as
+    of os.chmod(), repeatable options take lists, storage_options takes {"s3": {"anon": True}}, and s3={"anon": True}
+    is the same. Raises UsageError for a value that no text can say; that text itself is checked by its parser.
+    """
+    items: list[str] = []
+    for name, value in given.items():
+        parser = TABLE[name].metadata["parse"] if name in TABLE else None
+        if value is None:
+            continue
+        if parser is parsers.storage_options and isinstance(value, Mapping):
+            items.append(f"{name}={_json(name, dict(value))}")
+        elif parser is None and isinstance(value, Mapping):  # s3={"anon": True}
+            items.append(f"storage_options={_json(name, {name: dict(value)})}")
+        elif parser is None and "." in name:  # s3.anon, s3://bucket.anon
+            items.append(f"{name}={_json(name, value)}")
+        elif isinstance(value, list | tuple) and parser is not None:
+            items += [f"{name}={_text(parser, one)}" for one in value]
+        elif value is True:
+            items.append(name)
+        elif value is not False or parser is not None:
+            items.append(f"{name}={_text(parser, value)}")
+    return items
+
+
+def _text(parser: Any, value: Any) -> str:
+    """Write a value as its option's parser takes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, numbers.Integral):
+        return f"{int(value):o}" if parser is parsers.octal else f"{value}B" if parser is parsers.size else str(value)
+    if isinstance(value, numbers.Real) and parser in (parsers.seconds, parsers.lifetime):
+        return f"{float(value):.9f}".rstrip("0").rstrip(".")
+    return str(value)
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError(f"option {name}: expected values that JSON has: text, numbers, lists, objects") from None

@@ -1,0 +1,142 @@
+"""One thread that runs trio, for callers that block or run on another event loop.
+
+The thread starts with the first user and ends with the last. Threads do not survive a fork: a child process starts a
+loop of its own, and generation() tells it that what it holds belongs to its parent's loop.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import trio
+
+from zarrfs.errors import UsageError, first_cause
+
+T = TypeVar("T")
+
+
+class Loop:
+    """A thread that runs trio until stop()."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._token: trio.lowlevel.TrioToken
+        self._nursery: trio.Nursery
+        self._stop = trio.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._main,), name="zarrfs", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    async def _main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
+            self._started.set()
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+
+    def submit(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> concurrent.futures.Future[T]:
+        """Start a call on the loop, from any thread. Cancelling the future cancels the call."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            self._token.run_sync_soon(self._begin, future, function, arguments)
+        except trio.RunFinishedError:
+            future.set_exception(_ended())
+        return future
+
+    def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Run a call on the loop, and wait for its result. Ctrl-C cancels it."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a blocking call within the loop that would answer it")
+        future = self.submit(function, *arguments)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop, and wait for its thread unless this is it. Calls that are under way raise UsageError."""
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._stop.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _begin(
+        self, future: concurrent.futures.Future[T], function: Callable[..., Awaitable[T]], arguments: tuple[Any, ...]
+    ) -> None:
+        scope = trio.CancelScope()
+
+        def cancel(future: concurrent.futures.Future[T]) -> None:
+            if future.cancelled():
+                with contextlib.suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(scope.cancel)
+
+        future.add_done_callback(cancel)
+        if not future.done():
+            self._nursery.start_soon(_answer, scope, future, function, arguments)
+
+
+async def _answer(
+    scope: trio.CancelScope, future: concurrent.futures.Future[T], function: Callable[..., Awaitable[T]],
+    arguments: tuple[Any, ...],
+) -> None:  # fmt: skip
+    with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled meanwhile
+        try:
+            with scope:
+                value = await function(*arguments)
+                future.set_result(value)
+        except Exception as exc:
+            future.set_exception(first_cause(exc))
+        finally:
+            if not future.done():  # the loop ends
+                future.set_exception(_ended())
+
+
+def _ended() -> UsageError:
+    return UsageError("the store was closed while it was read")
+
+
+_lock = threading.RLock()  # a finalizer may run where this thread holds it
+_loop: Loop | None = None
+_users = 0
+_generation = 0  # counts the forks that lead to this process
+
+
+def acquire() -> Loop:
+    """Return the loop of this process, started if need be. Each call needs a release()."""
+    global _loop, _users
+    with _lock:
+        if _loop is None:
+            _loop = Loop()
+        _users += 1
+        return _loop
+
+
+def release() -> None:
+    """Give the loop back; the last user's release ends it."""
+    global _loop, _users
+    with _lock:
+        _users -= 1
+        ended, _loop = (None, _loop) if _users else (_loop, None)
+    if ended is not None:
+        ended.stop()
+
+
+def generation() -> int:
+    """Return a number that differs between a process and what it has forked."""
+    return _generation
+
+
+def _forget() -> None:
+    """In a forked child: the thread and the holder of the lock are the parent's."""
+    global _lock, _loop, _users, _generation
+    _lock, _loop, _users = threading.RLock(), None, 0
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forget)

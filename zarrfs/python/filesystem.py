@@ -1,0 +1,257 @@
+"""The protocol `zarrfs` of fsspec: the files of a source, read-only, without a mount.
+
+    fsspec.filesystem("zarrfs", source="combined.json")
+    fsspec.open("zarrfs://t2m/0.0.0::combined.json")
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from zarrfs.errors import InvalidKey, IsDirectory, NotDirectory, NotFound, ReadError, StoreError, UsageError
+from zarrfs.python import background
+from zarrfs.python.handle import StoreHandle
+from zarrfs.store.api import Info, Kind, Store, check_key, join_key
+from zarrfs.store.traversal import get_followed, open_followed, resolve
+
+_FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")  # options of AsyncFileSystem
+
+
+class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
+    """The files of a source. Names begin with "/"; the root is "".
+
+    What is not there is FileNotFoundError; what is there and cannot be read is ReadError, never a missing file.
+    """
+
+    protocol = "zarrfs"
+    root_marker = ""
+    cachable = False  # an instance shows the source as it was when it was opened
+    handle: StoreHandle
+    blocksize = 256 << 10  # bytes that an open file reads ahead; the store reads ahead on its own
+
+    def __init__(
+        self, source: str | os.PathLike[str] | StoreHandle | None = None, fo: str | None = None,
+        target_protocol: str | None = None, target_options: Mapping[str, Any] | None = None,
+        asynchronous: bool = False, loop: Any = None, **options: Any,
+    ) -> None:  # fmt: skip
+        """Open `source`, or what follows `zarrfs://::` in a chain of URLs; options are those of open_store()."""
+        super().__init__(
+            asynchronous=asynchronous, loop=loop,
+            **{name: options.pop(name) for name in _FSSPEC if name in options},
+        )  # fmt: skip
+        if isinstance(source, StoreHandle):
+            self.handle = source
+            return
+        if source is None and not fo and not (target_options or {}).get("fo"):
+            raise UsageError("zarrfs: no source: give source=, or a URL such as zarrfs://::/data/set.json")
+        if source is None:
+            source, storage = _chained(fo or "", target_protocol, target_options)
+            given = options.get("storage_options") or {}
+            if isinstance(given, Mapping) and (given or storage):
+                options["storage_options"] = {**storage, **given}
+        self.handle = StoreHandle(source, options)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        key = os.fspath(path).removeprefix("zarrfs://").strip("/")
+        return f"/{key}" if key else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.handle, self.storage_args, self.storage_options, self.asynchronous)
+
+    def close(self) -> None:
+        """Close the source."""
+        self.handle.close()
+
+    # -- what fsspec builds all other calls on
+
+    async def _info(self, path: str, **_more: Any) -> dict[str, Any]:
+        key = _key(path)
+        try:
+            return await self.handle.call_async(_described, key)
+        except StoreError as exc:
+            _raise(exc, path)
+
+    async def _ls(self, path: str, detail: bool = True, **_more: Any) -> list[Any]:
+        try:
+            found = await self.handle.call_async(_listed, _key(path))
+        except StoreError as exc:
+            _raise(exc, path)
+        return found if detail else [entry["name"] for entry in found]
+
+    async def _exists(self, path: str, **_more: Any) -> bool:
+        try:
+            await self._info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_more: Any) -> bytes:
+        key = _key(path)
+        try:
+            if (end or 0) < 0 or ((start or 0) < 0 and end is not None):
+                size: int = (await self.handle.call_async(_described, key))["size"]
+                start, end, _step = slice(start, end).indices(size)
+            length = None if end is None else max(0, end - (start or 0))
+            return await self.handle.call_async(get_followed, key, start or 0, length)
+        except StoreError as exc:
+            _raise(exc, path)
+
+    async def _get_file(self, rpath: str, lpath: str, callback: Any = None, **_more: Any) -> None:
+        if await self._isdir(rpath):
+            os.makedirs(lpath, exist_ok=True)
+            return
+        at, size = 0, (await self._info(rpath))["size"]
+        if callback is not None:
+            callback.set_size(size)
+        with open(lpath, "wb") as file:  # noqa: ASYNC230  (as in all file systems of fsspec)
+            while at < size:
+                data = await self._cat_file(rpath, at, min(size, at + (4 << 20)))
+                if not data:
+                    raise ReadError(rpath, f"ends at {at}, not at {size}")
+                file.write(data)
+                at += len(data)
+                if callback is not None:
+                    callback.relative_update(len(data))
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | None = None, autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None, **more: Any,
+    ) -> ZarrfsFile:  # fmt: skip
+        if mode != "rb":
+            _refuse(path)
+        return ZarrfsFile(self, path, block_size or self.blocksize, cache_options, **more)
+
+    def modified(self, path: str) -> Any:
+        """Return the time of the last change, where the source has one."""
+        from datetime import UTC, datetime
+
+        seconds = self.info(path)["mtime"]
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+    async def _pipe_file(self, path: str, value: bytes, **_more: Any) -> None:
+        _refuse(path)
+
+    async def _put_file(self, lpath: str, rpath: str, **_more: Any) -> None:
+        _refuse(rpath)
+
+    async def _cp_file(self, path1: str, path2: str, **_more: Any) -> None:
+        _refuse(path2)
+
+    async def _rm_file(self, path: str, **_more: Any) -> None:
+        _refuse(path)
+
+    async def _mkdir(self, path: str, create_parents: bool = True, **_more: Any) -> None:
+        _refuse(path)
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        _refuse(path)
+
+
+class ZarrfsFile(AbstractBufferedFile):  # type: ignore[misc]
+    """An open file: one version of its value, however long it is read."""
+
+    def __init__(
+        self, fs: ZarrfsFileSystem, path: str, block_size: int, cache_options: dict[str, Any] | None, **more: Any
+    ) -> None:
+        try:
+            self._value = fs.handle.call(open_followed, _key(path))
+        except StoreError as exc:
+            _raise(exc, path)
+        self._generation = background.generation()
+        more.pop("size", None)
+        super().__init__(fs, path, "rb", block_size, cache_options=cache_options, size=self._value.size, **more)
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._generation != background.generation():
+            raise UsageError(f"{self.path}: was opened before a fork; open it anew in the child process")
+
+        async def read(_store: Store) -> bytes:
+            return bytes(await self._value.read(start, end - start))
+
+        return self.fs.handle.call(read)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed and self._generation == background.generation():
+            self._value.close()
+        super().close()
+
+
+def _unpickled(
+    kind: type[ZarrfsFileSystem], handle: StoreHandle, arguments: tuple[Any, ...], options: dict[str, Any],
+    asynchronous: bool,
+) -> ZarrfsFileSystem:  # fmt: skip
+    found = kind(handle, asynchronous=asynchronous)
+    found.storage_args, found.storage_options = arguments, options  # of which fsspec makes other instances
+    return found
+
+
+def _chained(
+    path: str, protocol: str | None, options: Mapping[str, Any] | None
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return the URL that fsspec has taken apart, as zip://a::s3://bucket/b.zip, and its options by protocol."""
+    own = {name: value for name, value in (options or {}).items() if name not in ("protocol", "asynchronous", "loop")}
+    below, storage = "", dict[str, dict[str, Any]]()
+    if "fo" in own:
+        below, storage = _chained(own.pop("fo"), own.pop("target_protocol", None), own.pop("target_options", None))
+    if own and protocol is not None:
+        storage[protocol] = own
+    local = protocol in (None, "file", "local")
+    url = path if local or "://" in path else f"{protocol}://{path.lstrip('/') if below else path}"
+    return f"{url}::{below}" if below else url, storage
+
+
+def _key(path: str) -> str:
+    try:
+        return check_key(ZarrfsFileSystem._strip_protocol(path).removeprefix("/"), root=True)
+    except InvalidKey as exc:
+        raise FileNotFoundError(errno.ENOENT, str(exc), path) from None
+
+
+async def _described(store: Store, key: str) -> dict[str, Any]:
+    return await _entry(store, key, await store.info(key))
+
+
+async def _listed(store: Store, key: str) -> list[dict[str, Any]]:
+    info = await store.info(key, sized=False)
+    if info.kind is not Kind.DIRECTORY:
+        return [await _described(store, key)]
+    return [await _entry(store, join_key(key, child.name), child) async for child in store.list_dir(key)]
+
+
+async def _entry(store: Store, key: str, info: Info) -> dict[str, Any]:
+    """Describe an entry as fsspec's local file system does: a link as what it leads to."""
+    more: dict[str, Any] = {}
+    if info.kind is Kind.SYMLINK:
+        more = {"islink": True, "destination": info.target}
+        try:
+            info = (await resolve(store, key))[1]
+        except ReadError:  # a dangling link
+            more["type"] = "other"
+    mtime = None if info.mtime_ns is None else info.mtime_ns / 1e9
+    kind = "directory" if info.kind is Kind.DIRECTORY else "file"
+    return {"name": f"/{key}" if key else "", "size": info.size, "type": kind, "mtime": mtime, **more}
+
+
+def _raise(exc: StoreError, path: str) -> NoReturn:
+    """Raise a negative answer of a store as fsspec's callers expect it."""
+    for ours, kind, code in (
+        (NotFound, FileNotFoundError, errno.ENOENT), (IsDirectory, IsADirectoryError, errno.EISDIR),
+        (NotDirectory, NotADirectoryError, errno.ENOTDIR),
+    ):  # fmt: skip
+        if isinstance(exc, ours):
+            raise kind(code, os.strerror(code), path) from exc
+    raise exc
+
+
+def _refuse(path: str) -> NoReturn:
+    raise OSError(errno.EROFS, "a source of zarrfs is read-only", path)

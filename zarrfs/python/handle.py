@@ -1,0 +1,364 @@
+"""StoreHandle: a source opened for callers that block, in any thread, in forked processes, and after a pickle."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from zarrfs.config.effective import settings
+from zarrfs.config.keywords import as_items
+from zarrfs.config.options import Options
+from zarrfs.documents.plan import Plan
+from zarrfs.errors import SourceError, StoreError, UsageError
+from zarrfs.python import background
+from zarrfs.sources import absolute_source, discard, fingerprint, open_plan, plan_source
+from zarrfs.store.api import Info, Kind, Store, check_key, join_key
+from zarrfs.store.traversal import get_followed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from zarrfs.views.reading import Selection
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SHARED_MOST = 32  # stores that unpickled handles of a process share
+_CLOSING = 10.0  # seconds that closing may take
+_PAGE = 10_000  # entries of a directory that are listed together
+
+
+class StoreHandle:
+    """A source, open for reading: a reference set, an archive or a Zarr store, in any view.
+
+    Made by open_store(). Keys are "/"-joined names without a slash at their ends; the root is "". Methods block, and
+    may be called from any number of threads at once. Raises NotFound, IsDirectory, NotDirectory or InvalidKey (all of
+    them StoreError) where the source has no such value, and ReadError where it has and the bytes cannot be read: that
+    is never a missing key. Every error is a ZarrfsError whose text is the line that a command would write.
+
+    A pickled handle opens the source again where it is used, with the options that were given here, storage_options
+    and so credentials included; SourceError if the source has changed since. So does a handle in a forked process.
+    """
+
+    _fingerprint: str | None  # of the version that this handle shows; None: any
+    _opened: _Opened | None  # None: not in this process yet
+
+    def __init__(self, source: str | os.PathLike[str], options: dict[str, Any]) -> None:
+        self._set(os.fspath(source), as_items(options), None, False)
+        self._opened = opened = self._open()
+        self.source, self._fingerprint = opened.source, opened.fingerprint
+        self._end_with(opened)
+
+    def _set(self, source: str, items: Sequence[str], fingerprint: str | None, shared: bool) -> None:
+        self.source, self._items = source, tuple(items)
+        self._fingerprint, self._opened = fingerprint, None
+        self._shared = shared  # with other unpickled handles of this process
+        self._closed = False
+
+    # -- what the source has
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return the bytes [start, start + length) of a value, cut at its end; without a length all the rest.
+
+        A negative `start` counts from the end. Symbolic links within the source are followed.
+        """
+        return self.call(get_followed, check_key(key), start, length)
+
+    def info(self, key: str = "") -> Info:
+        """Return the entry of `key`: its kind, size, time and, of a symbolic link, its target."""
+        return self.call(_info, check_key(key, root=True))
+
+    def list_dir(self, prefix: str = "") -> list[Info]:
+        """Return the entries of a directory, in the order of the source."""
+        return self.call(_list_dir, check_key(prefix, root=True))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Yield the key of every file and symbolic link below a directory, without holding all of them."""
+        levels = [(check_key(prefix, root=True), self._pages(prefix))]
+        while levels:
+            above, entries = levels[-1]
+            entry = next(entries, None)
+            if entry is None:
+                levels.pop()
+                continue
+            key = join_key(above, entry.name)
+            if entry.kind is Kind.DIRECTORY:
+                levels.append((key, self._pages(key)))
+            else:
+                yield key
+
+    def _pages(self, prefix: str) -> Iterator[Info]:
+        after = ""
+        while page := self.call(_page, prefix, after):
+            yield from page
+            after = page[-1].name
+
+    def locate(self, key: str) -> dict[str, Any]:
+        """Return where the bytes of a value are: {"inline": size}, {"url", "offset", "length"}, ..."""
+        return self.call(_locate, check_key(key))
+
+    def read_array(self, name: str = "", selection: Selection = ()) -> np.ndarray[Any, Any]:
+        """Read an array, or the part `selection` of it (whole numbers, slices, an ellipsis): zarrfs.read_array()."""
+        from zarrfs.views import reading
+
+        return self.call(reading.read_array, name.strip("/"), selection)
+
+    def about(self) -> dict[str, Any]:
+        """Return the facts of `zarrfs info`: the kind of the source, its counts, where it lies."""
+        return self.call(_about)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the commands warn of: entries that were left out of the source, and why."""
+        return self.opened().warnings
+
+    # -- as a mapping of keys to bytes
+
+    def __getitem__(self, key: str) -> bytes:
+        try:
+            return self.get(key)
+        except StoreError as exc:
+            raise KeyError(key) from exc
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a file or a link of this key."""
+        try:
+            return isinstance(key, str) and self.info(key).kind is not Kind.DIRECTORY
+        except StoreError:
+            return False
+
+    def __iter__(self) -> Iterator[str]:
+        return self.list()
+
+    def keys(self) -> Iterator[str]:
+        """Yield all keys, so that dict(handle) reads all of a small source."""
+        return self.list()
+
+    # -- its life
+
+    def close(self) -> None:
+        """Close the source; the second call does nothing. Reads that are under way raise UsageError."""
+        self._closed = True
+        opened, self._opened = self._opened, None
+        if opened is not None and not self._shared:
+            opened.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
+    def __enter__(self) -> StoreHandle:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        from zarrfs.config.redaction import without_secrets
+
+        return f"<zarrfs.StoreHandle {without_secrets(self.source)}{' (closed)' if self._closed else ''}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.source, self._items, self._fingerprint)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both show the same version of a source with the same options."""
+        return isinstance(other, StoreHandle) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return self.source, self._items, self._fingerprint
+
+    # -- for the stores of other libraries
+
+    def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Run `function(store, *arguments)` on trio in the background, and wait for its result."""
+        opened = self.opened()
+        return opened.loop.call(function, opened.store, *arguments)
+
+    def submit(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> Future[T]:
+        """Start `function(store, *arguments)` on trio in the background. Blocks where the source must be opened."""
+        opened = self.opened()
+        return opened.loop.submit(function, opened.store, *arguments)
+
+    async def call_async(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Run `function(store, *arguments)` on trio, and wait for it on asyncio. Cancelling one cancels the other."""
+        import asyncio
+
+        if not self.ready:
+            await asyncio.to_thread(self.opened)
+        return await asyncio.wrap_future(self.submit(function, *arguments))
+
+    @property
+    def ready(self) -> bool:
+        """Whether opened() returns at once."""
+        return self._opened is not None and self._opened.usable
+
+    def opened(self) -> _Opened:
+        """Return the open source, opened in this process if it is not yet."""
+        if self._closed:
+            raise UsageError(f"{self.source}: this handle is closed")
+        opened = self._opened
+        if opened is not None and opened.usable:
+            return opened
+        with _opening:
+            opened = self._opened
+            if opened is None or not opened.usable:
+                if opened is not None:
+                    _parents.append(opened)
+                opened = _share(self._identity, self._open) if self._shared else self._open()
+                if not self._shared:
+                    self._end_with(opened)
+                self._opened = opened
+        return opened
+
+    def _open(self) -> _Opened:
+        return _Opened(self.source, self._items, self._fingerprint)
+
+    def _end_with(self, opened: _Opened) -> None:
+        """Close `opened` when this handle is forgotten without close()."""
+        weakref.finalize(self, opened.close, wait=False).atexit = False
+
+
+class _Opened:
+    """A source that is open on the background loop of one process."""
+
+    def __init__(self, source: str, items: Sequence[str], wanted: str | None) -> None:
+        """Raises SourceError or UsageError; SourceError if `wanted`, the fingerprint of a version, is another one."""
+        found = settings(items, [source])
+        options = dataclasses.replace(found.parsed.options, names_since=time.time())
+        [place] = found.sources
+        named = place != source  # a name of zarrfs.toml, which may have secrets
+        self.source = source if named else absolute_source(source)
+        self.options = options
+        plan = plan_source(place, options)
+        try:
+            self.fingerprint = fingerprint(plan)
+            if wanted is not None and self.fingerprint != wanted:
+                raise SourceError(plan.source, "has changed since this handle was opened; open it anew")
+            self.warnings = plan.warnings
+            for warning in plan.warnings if wanted is None else ():
+                log.warning("%s: %s", plan.source, warning)
+            self.generation = background.generation()
+            self.loop = background.acquire()
+            try:
+                self.store = self.loop.call(_open_plan, plan, options)
+            except BaseException:
+                background.release()
+                raise
+        finally:
+            discard(plan)
+        self._closed = False
+        _alive.add(self)
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process has opened it."""
+        return self.generation == background.generation()
+
+    def close(self, wait: bool = True) -> None:
+        """Close the store, and give the loop back; what a parent process has opened is left to it."""
+        with _closing:
+            closed, self._closed = self._closed, True
+        if closed or not self.usable:
+            return
+        if not wait:
+            _end(self.loop, self.store)
+            return
+        try:
+            self.loop.submit(self.store.aclose).result(_CLOSING)
+        except TimeoutError:
+            log.warning("%s: not closed within %g s", self.source, _CLOSING)
+        finally:
+            background.release()
+
+
+def _end(loop: background.Loop, store: Store) -> None:
+    """Close a store without waiting for it."""
+    loop.submit(store.aclose).add_done_callback(lambda _future: background.release())
+
+
+def _unpickled(source: str, items: Sequence[str], fingerprint: str | None) -> StoreHandle:
+    handle = StoreHandle.__new__(StoreHandle)
+    handle._set(source, items, fingerprint, True)
+    return handle
+
+
+def _share(identity: tuple[object, ...], open_it: Callable[[], _Opened]) -> _Opened:
+    """Return what unpickled handles of this source share: a worker that gets a handle a task opens it once."""
+    found = _shared.pop(identity, None)
+    if found is None or not found.usable:
+        found = open_it()
+    _shared[identity] = found  # the last one is the youngest
+    if len(_shared) > _SHARED_MOST:
+        oldest = _shared.pop(next(iter(_shared)))  # some handles may still use it
+        weakref.finalize(oldest, _end, oldest.loop, oldest.store).atexit = False
+    return found
+
+
+_opening = threading.RLock()
+_closing = threading.RLock()
+_shared: dict[tuple[object, ...], _Opened] = {}
+_alive: weakref.WeakSet[_Opened] = weakref.WeakSet()
+_parents: list[_Opened] = []  # kept: destroying them could use threads and connections of the parent process
+
+
+def _forget() -> None:
+    """In a forked child: locks may be held by threads that it does not have."""
+    global _opening, _closing
+    _opening, _closing = threading.RLock(), threading.RLock()
+    _parents.extend(_alive)
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@atexit.register
+def _close_all() -> None:
+    for opened in list(_alive):
+        with contextlib.suppress(Exception):  # Python starts no thread any more at that point
+            opened.close()
+
+
+async def _open_plan(plan: Plan, options: Options) -> Store:
+    return open_plan(plan, options)
+
+
+async def _info(store: Store, key: str) -> Info:
+    return await store.info(key)
+
+
+async def _list_dir(store: Store, prefix: str) -> list[Info]:
+    return [info async for info in store.list_dir(prefix)]
+
+
+async def _page(store: Store, prefix: str, after: str) -> list[Info]:
+    found: list[Info] = []
+    async for info in store.list_dir(prefix, after):
+        found.append(info)
+        if len(found) == _PAGE:
+            break
+    return found
+
+
+async def _locate(store: Store, key: str) -> dict[str, Any]:
+    return await store.locate(key)
+
+
+async def _about(store: Store) -> dict[str, Any]:
+    return await store.about()

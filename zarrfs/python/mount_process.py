@@ -1,0 +1,66 @@
+"""The child process of mounted(): it mounts in the foreground until it is unmounted, or its owner dies.
+
+Options come by standard input, so that no other user sees them in the list of processes. Standard output has one
+answer: a newline when the mount is ready, or an error as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from zarrfs.config.effective import settings
+from zarrfs.errors import SourceError, UsageError, ZarrfsError, internal_error
+from zarrfs.system.processes import end_with_parent, lives
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    request = json.load(sys.stdin.buffer)
+    owner: int = request["owner"]
+    end_with_parent(owner, signal.SIGTERM)  # until the daemon waits for the end of the owner
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        _mount(request, owner, answers)
+    except ZarrfsError as exc:
+        _answer(answers, _described(exc))
+    except Exception as exc:
+        _answer(answers, {"mount": internal_error(exc)})
+    finally:
+        if request["private"] and not lives(owner):
+            with contextlib.suppress(OSError):
+                os.rmdir(request["mountpoint"])
+                os.rmdir(os.path.dirname(request["mountpoint"]))
+
+
+def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
+    from zarrfs.daemon import session
+
+    found = settings(request["items"], [request["source"]], {"log_level": "warning"})
+    parsed = found.parsed
+    parsed.options = dataclasses.replace(parsed.options, foreground=True, owner=owner, notify_pipe=answers)
+    session.mount(found.sources[0], request["mountpoint"], parsed, lambda text: print(text, file=sys.stderr))
+
+
+def _answer(descriptor: int, error: dict[str, str | None]) -> None:
+    """Write an error; nothing happens if the mount was ready, as the descriptor is closed then."""
+    with contextlib.suppress(OSError):
+        os.write(descriptor, json.dumps(error).encode())
+
+
+def _described(exc: ZarrfsError) -> dict[str, str | None]:
+    if isinstance(exc, UsageError):
+        return {"usage": str(exc)}
+    if isinstance(exc, SourceError):
+        return {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
+    return {"mount": str(exc)}
+
+
+if __name__ == "__main__":
+    main()
