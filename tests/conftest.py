@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests import forkserver
-from tests.servers import either_client, faulty, gcs, nginx, s3, sftp
+from tests.servers import azure, either_client, faulty, gcs, nginx, s3, sftp
 
-__all__ = ["either_client", "faulty", "gcs", "nginx", "s3", "sftp"]
+__all__ = ["azure", "either_client", "faulty", "gcs", "nginx", "s3", "sftp"]
 
 DATA = Path(__file__).parent / "data"
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "zarrfs")

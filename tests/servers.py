@@ -1,4 +1,4 @@
-"""Servers that the tests talk to: nginx with and without listings and late, one that fails on demand, and S3.
+"""Servers that the tests talk to: nginx with and without listings and late, one that fails on demand, S3 and the like.
 
 All are real, on loopback, on ports that the system gives; they live for the session.
 """
@@ -6,6 +6,7 @@ All are real, on loopback, on ports that the system gives; they live for the ses
 from __future__ import annotations
 
 import contextlib
+import datetime
 import http.server
 import os
 import re
@@ -448,6 +449,70 @@ def gcs() -> Iterator[GCS]:
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=_START_SECONDS).close()
+
+
+# -- Azure
+
+
+class Azure(NamedTuple):
+    """A server of Azure's blobs. `private` and `public` are containers; `options` those for fsspec by who reads."""
+
+    private: str
+    public: str
+    service: Any  # azure.storage.blob.BlobServiceClient
+    options: dict[str, dict[str, object]]  # "key", "sas" (to read and list) and "anonymous"
+
+    def put(self, container: str, name: str, value: bytes) -> None:
+        """Store a blob."""
+        self.service.get_blob_client(container, name).upload_blob(value, overwrite=True)
+
+
+# of Azurite's documentation
+_ACCOUNT = "devstoreaccount1"
+_ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
+    """Azurite with two containers, one of which everybody may read."""
+    program = Path(sys.prefix) / "azurite/node_modules/azurite/dist/src/blob/main.js"
+    if not program.exists():
+        pytest.skip("there is no azurite: scripts/setup --test installs it")
+    from azure.storage.blob import (
+        AccountSasPermissions,
+        BlobServiceClient,
+        PublicAccess,
+        ResourceTypes,
+        generate_account_sas,
+    )
+
+    port = free_port()
+    process = subprocess.Popen(
+        ["node", program, "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--silent",
+         "--disableTelemetry"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path_factory.mktemp("azurite"),
+    )  # fmt: skip
+    account = f"AccountName={_ACCOUNT};BlobEndpoint=http://127.0.0.1:{port}/{_ACCOUNT}"
+    with_key = f"DefaultEndpointsProtocol=http;{account};AccountKey={_ACCOUNT_KEY}"
+    sas = generate_account_sas(
+        _ACCOUNT, account_key=_ACCOUNT_KEY, resource_types=ResourceTypes(container=True, object=True),
+        permission=AccountSasPermissions(read=True, list=True),
+        expiry=datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=8),
+    )  # fmt: skip
+    try:
+        assert _answers(port, process)
+        service = BlobServiceClient.from_connection_string(with_key)
+        service.create_container("private")
+        service.create_container("public", public_access=PublicAccess.CONTAINER)
+        yield Azure("private", "public", service, {
+            "key": {"connection_string": with_key},
+            "sas": {"connection_string": f"{account};SharedAccessSignature={sas}"},
+            "anonymous": {"connection_string": account, "anon": True},
+        })  # fmt: skip
+        service.close()
+    finally:
+        process.terminate()
+        process.wait()
 
 
 # -- clients

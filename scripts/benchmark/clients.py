@@ -145,10 +145,10 @@ def measure_gcs(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_azure(tree: Tree, rounds: int) -> Iterator[Result]:
-    """adlfs and obstore; azurite is looked for on the PATH."""
+    """adlfs and obstore; azurite is that of scripts/setup --test."""
     import obstore
 
-    program = shutil.which("azurite-blob")
+    program = shutil.which("azurite-blob", path=f"{sys.prefix}/azurite/node_modules/.bin")
     if program is None:
         print("bench: Azure is left out: no azurite-blob", file=sys.stderr)
         return

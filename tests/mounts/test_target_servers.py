@@ -1,4 +1,4 @@
-"""A mount whose targets are on servers of SFTP and of Google Cloud Storage."""
+"""Mounts of what lies on servers of SFTP, of Google Cloud Storage and of Azure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.archives.compiled import blobref, file, put
 from tests.conftest import PROGRAM, run
 from tests.mounts.mounting import mounted
 from tests.mounts.test_semantics import error_of
-from tests.servers import GCS, Sftp, either_client, gcs, sftp
+from tests.servers import GCS, Azure, Sftp, azure, either_client, gcs, sftp
 
-__all__ = ["either_client", "gcs", "sftp"]
+__all__ = ["azure", "either_client", "gcs", "sftp"]
 
 VALUE = bytes(range(256)) * 40
+TEXT = b"a line of a blob\n" * 100
 
 
 def test_targets_on_sftp(sftp: Sftp, tmp_path: Path) -> None:
@@ -52,3 +54,76 @@ def test_a_bucket_of_google_without_a_network_fails_as_soon_as_any_other(tmp_pat
     assert "gs://bucket/key" in done.stderr
     assert "name resolution" in done.stderr
     assert time.monotonic() - began < 25, "it was a minute"
+
+
+# -- Azure
+
+
+def given_to(azure: Azure, who: str) -> list[str]:
+    """The options of a reader: of its key, its SAS, or of nobody."""
+    return [f"abfs.{name}={value}" for name, value in azure.options[who].items()]
+
+
+def put_store(azure: Azure, container: str) -> dict[str, bytes]:
+    """A store of values in directories, one of them a marker; returns its files."""
+    files = {f"store/{name}": VALUE[:size] for name, size in {"a/x y": 10, "a-b": 20, "a/b/c%20ä": 30, "z": 0}.items()}
+    for name, value in files.items():
+        azure.put(container, name, value)
+    return {name.removeprefix("store/"): value for name, value in files.items()}
+
+
+def tree_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_targets_on_azure(azure: Azure, tmp_path: Path) -> None:
+    azure.put("private", "target", VALUE)
+    document = tmp_path / "set.json"
+    url = "az://private/target"
+    document.write_text(json.dumps({"part": [url, 100, 300], "whole": [url], "none": [f"{url}/none", 0, 1]}))
+    with mounted(document, tmp_path / "mnt", "retries=0", *given_to(azure, "key")) as root:
+        assert (root / "part").read_bytes() == VALUE[100:400]
+        assert (root / "whole").read_bytes() == VALUE
+        assert error_of((root / "none").read_bytes) == errno.EIO
+
+
+def test_a_store_on_azure(azure: Azure, tmp_path: Path) -> None:
+    files = put_store(azure, "public")
+    with mounted("az://public/store", tmp_path / "mnt", "type=zarr", *given_to(azure, "anonymous")) as root:
+        assert tree_of(root) == files
+        assert error_of((root / "none").read_bytes) == errno.ENOENT
+    options = [part for option in given_to(azure, "anonymous") for part in ("-o", option)]
+    began = time.monotonic()
+    done = run("ls", "-o", "type=zarr", *options, "az://private/store")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "403" in done.stderr
+    assert (done.stderr.count("\n"), len(done.stderr) < 300) == (1, True), done.stderr
+    assert time.monotonic() - began < 15, "it is refused, not out"
+
+
+def test_blobs_on_azure_and_their_cache(azure: Azure, tmp_path: Path) -> None:
+    put(tmp_path, TEXT)
+    for path in tmp_path.glob("sha1-*"):
+        azure.put("private", f"blobs/{path.name}", path.read_bytes())
+        path.unlink()
+    region = [0, len(TEXT), blobref(TEXT)]
+    document = tmp_path / "archive.json"
+    document.write_text(json.dumps([file([region], path="one", encoding="blobvec", size=len(TEXT))]))
+    options = ["-o", f"cache_dir={tmp_path}/cache", *(f"-o{option}" for option in given_to(azure, "sas"))]
+    for place in ("blobs", "none"):  # the second time from the cache
+        done = run("cat", "-o", f"blobs=az://private/{place}", *options, document, "one")
+        assert (done.returncode, done.stdout) == (0, TEXT.decode()), done.stderr
+
+
+def test_staging_from_azure_and_to_it(azure: Azure, tmp_path: Path) -> None:
+    files = put_store(azure, "private")
+    options = ["-o", "type=zarr", *(f"-o{option}" for option in given_to(azure, "key"))]
+    done = run("stage", "--copy", *options, "az://private/store", tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    copied = tree_of(tmp_path / "here")
+    assert {name: copied.get(name) for name in files} == files
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "upper/a key").write_bytes(TEXT)
+    done = run("stage-out", "--upperdir", tmp_path / "upper", "--to", "az://private/out", *options[2:])
+    assert done.returncode == 0, done.stderr
+    assert azure.service.get_blob_client("private", "out/a key").download_blob().readall() == TEXT

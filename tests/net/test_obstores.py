@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.servers import GCS, S3, Faulty, Sftp
+from tests.servers import GCS, S3, Azure, Faulty, Sftp
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
@@ -187,6 +187,42 @@ def test_gcs_is_the_same_with_either_client(gcs: GCS) -> None:
     listing = with_system(options, url, lambda system, path: system.listing(path.rpartition("/")[0]))
     assert [(entry.name, entry.size, entry.tag) for entry in listing] == [("k", len(VALUE), None)]
     assert loaded(options, url) == {"obstore"}
+
+
+# -- Azure
+
+
+@pytest.mark.parametrize(("who", "container"), [("key", "private"), ("sas", "private"), ("anonymous", "public")])
+def test_azure_is_the_same_with_either_client(azure: Azure, who: str, container: str) -> None:
+    """Also a name that Azure's signatures quote otherwise than obstore."""
+    for name in ("plain", "a key%20+ä"):
+        azure.put(container, f"clients/d/{name}", VALUE)
+    options = told("abfs", azure.options[who])
+
+    async def look(system: System, path: str) -> Any:
+        data = [bytes((await system.fetch(f"{path}/{name}", 100, 300)).data) for name in ("plain", "a key%20+ä")]
+        entries = [await system.stat(f"{path}/plain"), *(await system.listing(path) or ())]
+        above = await system.listing(path.rpartition("/")[0]) or ()
+        sizes = [(entry.name, entry.size, entry.mtime_ns, entry.directory) for entry in (*entries, *above)]
+        with pytest.raises(TargetMissing):
+            await system.fetch(f"{path}/none", 0, 10)
+        return data, sizes, entries[0].tag, system.identity(path), system.host(path)
+
+    one, other = (
+        with_system([*options, f"client={client}"], f"az://{container}/clients/d", look)
+        for client in ("fsspec", "obstore")
+    )
+    assert one == other
+    assert one[0] == [VALUE[100:300]] * 2
+    assert fetch(options, f"az://{container}/clients/d/plain", 0, 10).tag == one[2]
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_azure_refuses_who_is_nobody(azure: Azure, client: str) -> None:
+    azure.put("private", "clients/k", VALUE)
+    options = [*told("abfs", azure.options["anonymous"]), f"client={client}"]
+    with pytest.raises(AccessDenied, match=r"^az://private/clients/k: HTTP status 403 [^<]{9,200}$"):
+        fetch(options, "az://private/clients/k", 0, 10)
 
 
 # -- SFTP

@@ -59,17 +59,19 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
         return TargetMissing(where, "not found")
     if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
         return AccessDenied(where, _reason(exc))
-    status = getattr(exc, "status", None) or getattr(exc, "code", None)
+    status = getattr(exc, "status", None) or getattr(exc, "status_code", None) or getattr(exc, "code", None)
     if isinstance(status, int) and 400 <= status < 600:
+        # Azure's library quotes the whole answer in its message
+        reason = str(getattr(exc, "reason", "") or _reason(exc)) if _package(exc) == "azure" else _reason(exc)
         try:
-            raise_for_status(status, where, _reason(exc))
+            raise_for_status(status, where, reason)
         except (ReadError, Transient) as found:
             return found
     if "Credentials" in kind:
         return AccessDenied(where, _reason(exc))
     if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
         return ReadError(where, _reason(exc))
-    if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
+    if isinstance(exc, OSError) or _package(exc) in _NETWORK:
         return Transient(_reason(exc), begun=kind in _CUT)
     return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
 
@@ -84,6 +86,11 @@ def raise_from(found: Exception, exc: Exception) -> NoReturn:
 _NETWORK = (
     "aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "google", "azure", "asyncssh", "paramiko",
 )  # fmt: skip
+
+
+def _package(exc: BaseException) -> str:
+    """Return the package that defines the type of an exception."""
+    return type(exc).__module__.partition(".")[0]
 
 
 def _certificate(exc: BaseException) -> str:
