@@ -46,7 +46,6 @@ def as_v2(data: bytes, name: str = "zarr.json") -> Any:
         {"dtype": [["a", "<i4"], ["b", ">f8"]]},
         {"dtype": [["a", ">i4"], ["b", ">f8"]]},  # zarr-python would read it as little-endian
         {"dtype": [["a", "<i4", [2]]]},
-        {"dtype": [["a", "|i1"], ["", "|V3"], ["b", "<i4"]]},
         OBJECTS | {"filters": [{"id": "json2"}]},
         OBJECTS | {"filters": [{"id": "pickle"}]},
         OBJECTS | {"filters": [{"id": "vlen-array", "dtype": "<i4"}]},

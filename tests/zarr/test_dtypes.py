@@ -105,8 +105,9 @@ def test_padding_and_arrays_in_fields() -> None:
     assert [field[0] for field in found.fields or ()] == ["a", "f1", "b", "c"]
     collides = parse_v2([["f1", "|i1"], ["", "|V3"], ["f2", "<i4"]])
     assert collides.numpy().names == ("f1", "f1_", "f2")
-    with pytest.raises(MetadataError, match="no padding"):
-        as_v3(found)
+    padded = as_v3(parse_v2([["a", "|i1"], ["", "|V7"]]))
+    raw = {"name": "raw_bytes", "configuration": {"length_bytes": 7}}
+    assert padded == {"name": "structured", "configuration": {"fields": [["a", "int8"], ["f1", raw]]}}
     with pytest.raises(MetadataError, match=r"fields that are arrays \(b\)"):
         as_v3(parse_v2([["a", "|i1"], ["b", ">f8", 3]]))
 

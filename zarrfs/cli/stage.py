@@ -28,13 +28,11 @@ Examples:
   zarrfs stage archive.json work -o upperdir=changes --for $$
   zarrfs stage --copy --include 'air/*' s3://bucket/store.zarr /local/input --report -
   zarrfs stage --link refs.json input
-  zarrfs stage --copy --shard 0/4 s3://bucket/refs.json /scratch/job/input
 \b
 A mount is kept in use, so that nobody ends it while the job reads it: by a small process, until `zarrfs unstage`, or
 until the process of --for ends. What is there is on record on this node; `zarrfs unstage` takes it away, also what a
 killed job has left. A copy that was broken off is taken up by the same command, and every file of it is there whole or
-not at all. With --shard the tasks of a job copy to one DEST, each its share of the bytes; a share that is run again
-copies what is missing.
+not at all.
 \b
 --node-local without DIR takes the first of these that is a directory of a local file system in which we may write:
 SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts, which Flux would empty), TMPDIR, /tmp, /var/tmp, XDG_RUNTIME_DIR. The
@@ -68,7 +66,6 @@ class _Command(click.Command):
     help="Put it in a directory of this node (--node-local=DIR: in DIR), and a link to that at DEST.",
 )  # fmt: skip
 @click.option("--node-local-in", "directory", hidden=True)
-@common.shard_option
 @click.option("--timeout", callback=common.time_given, metavar="TIME", help="How long it may take (default: no end).")
 @click.option("--keep-going", is_flag=True, help="Copy what can be had, and report the rest.")
 @click.option("--manifest", metavar="FILE", help="Of a copy: sizes, times, SHA-256 (default: DEST.manifest.jsonl).")
@@ -95,17 +92,10 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
     if given["directory"] == "":
         raise UsageError("--node-local=: names no directory")
-    share = common.share(given["shard"])
-    if share is not None and how != "copy":
-        raise UsageError("--shard is for --copy")
-    if share is not None and (given["directory"] or given["found"]):
-        raise UsageError("--shard: all shares copy to one DEST, and none of it is --node-local")
     node_local = given["directory"] or ("" if given["found"] else None)
-    request = StageRequest(source, dest, how, node_local, given["job"], given["owner"], share)
+    request = StageRequest(source, dest, how, node_local, given["job"], given["owner"])
     shown = without_secrets(source)
     report: dict[str, Any] = {"how": how, "source": shown, "dest": os.path.abspath(dest), "error": None}
-    if share is not None:
-        report["share"] = str(share)
     to, began = reports.place(given["report"]), time.monotonic()
     status, deadline = 1, Deadline(given["timeout"])
     try:
@@ -141,16 +131,14 @@ def _copy(
     from zarrfs.jobs import staged_copy, stagein
 
     progress, linked = CopyReport(), 0
-    part = "" if request.share is None else f"-{request.share.index}-of-{request.share.count}"
-    usual = f"{request.dest.rstrip('/')}.manifest{part}.jsonl"
-    manifest = None if given["no_manifest"] else given["manifest"] or usual
+    manifest = None if given["no_manifest"] else given["manifest"] or f"{request.dest.rstrip('/')}.manifest.jsonl"
     said = {name: given[name] for name in ("include", "exclude", "jobs", "keep_going", "sync")}
     how = staged_copy.StageCopyOptions(manifest=manifest, **said)
     quiet = parsed.options.log_level == "error"
 
     async def body(store: Store, plan: Plan) -> int:
         with deadline.on_trio(), meter.displayed(meter.of(progress), quiet):
-            return await staged_copy.write(record, store, plan, how, parsed.options, progress, request.share)
+            return await staged_copy.write(record, store, plan, how, parsed.options, progress)
         raise AssertionError("not reached")
 
     def tell(text: str) -> None:

@@ -169,9 +169,14 @@ class Options:
         "source", "Views", "file", words("file", "groups"), "FORM",
         "With view=netcdf: show one file with all groups (file), or a file for each group (groups).",
     )
+    transcode: str = _option(
+        "source", "Views", "on", words("on", "off"), "WHAT",
+        "With view=v2 or v3: decode chunks that today's readers of that version cannot decode (on), or leave their "
+        "arrays out (off).",
+    )
     array_cache: int = _option(
         "fetch", "Views", 256 << 20, size, "SIZE",
-        "With view=arrays or netcdf: keep up to SIZE of decoded chunks in memory. Raise it if the chunks that a "
+        "With view=: keep up to SIZE of decoded chunks in memory. Raise it if the chunks that a "
         "reader crosses do not fit.", bounds=_MANY,
     )
     # -- Writing

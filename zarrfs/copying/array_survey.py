@@ -115,6 +115,7 @@ class NodeInfo:
 
     node: Node
     chunks: ChunkStatistics | None = None
+    form: tuple[str, str] | None = None  # of an array in a view of another version, see Store.form()
 
     def as_json(self) -> dict[str, Any]:
         """Return the node, ready for JSON. Sizes are in bytes; null: not known."""
@@ -126,6 +127,8 @@ class NodeInfo:
         about["generation"] = None if implied else metadata.generation
         if isinstance(metadata, ArrayMetadata):
             about |= _of_array(metadata)
+            if self.form is not None:
+                about |= {"shown": self.form[0], **({"because": self.form[1]} if self.form[1] else {})}
             if self.chunks is not None:
                 about |= _of_chunks(metadata, self.chunks)
         return about
@@ -155,7 +158,7 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
     async with trio.open_nursery() as nursery:
         async for node in nodes_of(Hierarchy(store), key):
-            facts = NodeInfo(node)
+            facts = NodeInfo(node, form=await store.form(node.path) if node.leaf else None)
             found.nodes.append(facts)
             if count and isinstance(node.metadata, ArrayMetadata):
                 facts.chunks = ChunkStatistics(map=ChunkMap(node.metadata.grid) if maps else None)

@@ -21,7 +21,7 @@ from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, enc
 from zarrfs.concurrency.lru import LRU
 from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.references.from_store import url_of
+from zarrfs.references.from_store import reference_of
 from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.references.output import Output, entries, reference_set
 from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
@@ -63,9 +63,9 @@ async def references_of(
         size = await tree.size(node)
         if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
             yield Reference(node.key, await tree.read(node, 0, size))
-        elif node.status is None and plan.kind == "zarr":
+        elif node.status is None and plan.kind == "zarr" and not await _is_decoded(tree, node):
             assert tree.overlay.lower is not None
-            yield Reference(node.key, None, await url_of(tree.overlay.lower, plan, node.key, None), 0, size)
+            yield await reference_of(tree.overlay.lower, plan, node.key, size)
         elif node.status is not None and how.in_place:
             path = os.path.join(tree.overlay.upper.path, node.key)
             if not is_utf8(path):
@@ -73,6 +73,12 @@ async def references_of(
             yield Reference(node.key, None, f"file://{path}", 0, size)
         else:
             yield await data.add(tree, node, size)
+
+
+async def _is_decoded(tree: MergedTree, node: MergedNode) -> bool:
+    """Return whether a view decodes a value: no reference can name its bytes."""
+    assert tree.overlay.lower is not None
+    return "decoded_from" in await tree.overlay.lower.locate(node.key)
 
 
 async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:

@@ -56,20 +56,28 @@ async def references_of(
             except (ReadError, OSError) as exc:
                 failed(key, exc)
         else:
-            yield await _reference(store, plan, key, size, relative_to)
+            yield await reference_of(store, plan, key, size, relative_to)
 
 
-async def _reference(store: Store, plan: Plan, key: str, size: int, relative_to: str | None) -> Reference:
-    """Return the reference of one file of `store`: to a whole file, or to where a reference set has its bytes."""
-    if plan.kind == "zarr":
-        return Reference(key, None, await url_of(store, plan, key, relative_to), 0, size)
+async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_to: str | None = None) -> Reference:
+    """Return the reference of one file of `store`: to (part of) a file, or to where a reference set has its bytes.
+
+    SourceError if no reference can name its bytes.
+    """
     where = await store.locate(key)
+    if "decoded_from" in where:
+        raise SourceError(plan.source, "is decoded by the view, so that no reference can name its bytes", key)
+    if plan.kind == "zarr" and "offset" not in where:
+        return Reference(key, None, await _url_of(store, plan, key, relative_to), 0, size)
     if "url" not in where:
         return Reference(key, bytes(await store.get(key)))
-    return Reference(key, None, where["url"], where.get("offset", 0), where.get("length", size))
+    url, path = where["url"], local_path(where["url"])
+    if plan.kind == "zarr" and path is not None:
+        url = _url_of_path(path, plan, key, relative_to)
+    return Reference(key, None, url, where.get("offset", 0), where.get("length", size))
 
 
-async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
+async def _url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
     """Return the URL of a file of `store`; of a view, that of the source's file. SourceError if there is none."""
     store, key = await store.holder(key)
     if plan.path is None:
@@ -77,7 +85,11 @@ async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) ->
         if "::" in key and key in url:
             raise SourceError(plan.source, 'a name with "::", which means something else in a URL', key)
         return url
-    path = os.path.join(plan.path, key)
+    return _url_of_path(os.path.join(plan.path, key), plan, key, relative_to)
+
+
+def _url_of_path(path: str, plan: Plan, key: str, relative_to: str | None) -> str:
+    """Return the URL of a local file, relative to a directory if one is given. SourceError if it is not readable."""
     if not os.access(path, os.R_OK):
         raise SourceError(plan.source, "permission denied", key)
     if relative_to is not None:

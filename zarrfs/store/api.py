@@ -228,6 +228,13 @@ class Store(abc.ABC):
         """Return why entries at or below `key` are left out, by key, as far as they have been examined."""
         return {}
 
+    async def form(self, key: str) -> tuple[str, str] | None:
+        """Return (what a view of another Zarr version shows of the chunks of an array, why); None of other stores.
+
+        The reason is "" unless chunks are decoded.
+        """
+        return None
+
     async def holder(self, key: str) -> tuple[Store, str]:
         """Return the store that holds the bytes of a value, and its key there: of a view, those of the source."""
         return self, key

@@ -422,6 +422,9 @@ class Overlay(WritableStore):
     async def left_out(self, key: str) -> dict[str, str]:
         return {} if self.lower is None else await self.lower.left_out(key)
 
+    async def form(self, key: str) -> tuple[str, str] | None:
+        return None if self.lower is None else await self.lower.form(key)
+
     def forbid_device(self, device: int) -> None:
         if self.lower is not None:
             self.lower.forbid_device(device)

@@ -35,4 +35,5 @@ def open_view(store: Store, options: Options, source: str = "", kept: KeptHeader
         return NetCDFView(store, name_of(source), groups, options.array_cache, options.strict, kept)
     from zarrfs.views.translated import open_translated
 
-    return open_translated(store, 2 if options.view == "v2" else 3, options.strict)
+    decode = options.transcode == "on"
+    return open_translated(store, 2 if options.view == "v2" else 3, options.strict, decode, options.array_cache)

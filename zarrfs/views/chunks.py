@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import trio
@@ -17,10 +18,23 @@ from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Slices
 from zarrfs.views.decoded_cache import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
-from zarrfs.zarr.codecs import ShardIndex, Sharding, decode_chunk, decoder_of, inner_array, sharding_of
+from zarrfs.zarr.codecs import (
+    ShardIndex,
+    Sharding,
+    check_codecs,
+    decode_chunk,
+    decoder_of,
+    inner_array,
+    sharding_of,
+    takes_child,
+)
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import ArrayMetadata
+from zarrfs.zarr.translation import convert
+
+if TYPE_CHECKING:
+    from zarrfs.zarr.dtypes import DataType
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -28,8 +42,20 @@ ChunkVersion = tuple[int | None, int | None, int | None]  # size, time and ident
 
 _BELIEVED = 1.0  # seconds for which a cached chunk of a mutable store is used without a stat
 _NOTED = 2048  # stored values to check for changes when a file is opened again
+_SLOW = 1 << 62  # bytes: more than is ever decoded on the event loop
+_TRIES = 3  # to read a shard of one version
+_CHANGES = "changes while it is read"
 KEPT = 1024  # bytes: overhead of a cached chunk, and the cost of a missing one
 _tokens = itertools.count()
+
+
+class StoredAt(NamedTuple):
+    """A range of a file."""
+
+    key: str  # of the file, links followed
+    info: Info  # of the file; its size may not be known
+    offset: int
+    length: int
 
 
 class Chunks:
@@ -40,8 +66,10 @@ class Chunks:
     the array; items without a fixed size are objects. With `c_order` nothing is transposed.
     """
 
-    def __init__(self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False) -> None:
-        """`node` is an array in `store`."""
+    def __init__(
+        self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False, shown: DataType | None = None
+    ) -> None:
+        """`node` is an array in `store`; its items are converted to the type `shown`."""
         assert isinstance(node.metadata, ArrayMetadata)
         self.node, self.array = node, node.metadata
         self._store, self._cache = store, cache
@@ -55,7 +83,10 @@ class Chunks:
         self.itemsize = self.array.dtype.itemsize
         self.size_of_chunk = self._stored.chunk_bytes  # bytes, decoded
         self.item = np.dtype((np.void, self.itemsize)) if self.itemsize else np.dtype(object)
+        self._shown = None if shown is None or shown == self.array.dtype else shown
         self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # bytes
+        self._external, self._ready = takes_child(self._stored), False
+        self._short: dict[tuple[int, ...], ArrayMetadata] = {}  # the metadata that decodes short chunks, by shape
         self._token = next(_tokens)
         self._read: dict[str, Hashable] = {}  # versions of stored values read so far, of a mutable store
 
@@ -103,16 +134,40 @@ class Chunks:
 
     async def get(self, number: int) -> Array | None:
         """Return the chunk in full chunk shape; None if it is missing. ReadError if it cannot be read or decoded."""
-        key = self.key(number)
-        found = await self._believed(self.id(number), key)
+        return (await self.decoded(number)).value  # type: ignore[no-any-return]
+
+    async def decoded(self, number: int) -> Decoded:
+        """Return the chunk as get() does, with the version of the stored value that it was decoded from."""
+        found = await self._believed(self.id(number), self.key(number))
         if found is None:
             found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
-        return found.value  # type: ignore[no-any-return]
+        return found
+
+    async def version(self, number: int) -> ChunkVersion | None:
+        """Return the version of the stored chunk, or of its shard, as known without a request."""
+        return await self._version(self.key(number))
+
+    async def stored_at(self, number: int) -> StoredAt | None:
+        """Return where an inner chunk of a shard is stored, by the shard's index; None if it is missing. ReadError."""
+        assert self._sharding is not None
+        at, place = self._sharding.shard(self._index(number))
+        key = self._key(at)
+        for _ in range(_TRIES):
+            found = await self._index_of(self._sharding, key)
+            run = _run_of(found, key, place)
+            if run is None:
+                return None
+            shard = await _ask(key, resolve, self._store, key, False)
+            if shard is not None and (self._store.immutable or _version_of(shard[1]) == found.version):
+                return StoredAt(shard[0], shard[1], *run)
+            self._cache.drop((self._token, key), found)
+        raise ReadError(key, _CHANGES)
 
     async def load(self, number: int) -> Decoded:
         """Fetch and decode a chunk, bypassing the cache."""
         index = self._index(number)
         version: Hashable
+        await self._get_ready()
         if self._sharding is None:
             key = self._key(index)
             info, now = await self._info(key, sized=False), trio.current_time()
@@ -129,7 +184,8 @@ class Chunks:
         self._note(key, version)
         if data is None:
             return Decoded(None, KEPT, version, now)
-        chunk = await self._cache.run(self.size_of_chunk, self._decode, key, data)
+        work = _SLOW if self._external else self.size_of_chunk
+        chunk = await self._cache.run(work, self._decode, key, data, index)
         return Decoded(chunk, chunk.nbytes + KEPT, version, now)
 
     async def stored(self, number: int, start: int, count: int) -> Buffer | None:
@@ -168,27 +224,70 @@ class Chunks:
     def _key(self, index: tuple[int, ...]) -> str:
         return join_key(self.node.chunks, self.array.keys.key(index))
 
-    def _decode(self, key: str, data: Buffer) -> Array:
+    def _decode(self, key: str, data: Buffer, index: tuple[int, ...]) -> Array:
         try:
-            chunk = decode_chunk(self._stored, data)
+            chunk = self._decoded_or_short(data, index)
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
         chunk = chunk.T if self.fortran else chunk
         if chunk.shape != self.shape_of_chunk:
             raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self.shape_of_chunk}")
         chunk = np.asarray(chunk, order="C")  # copied once here, in a thread, in place of at every read
+        if self._shown is not None:
+            converted: Array = convert(chunk, self.array.dtype, self._shown)
+            return converted.view(np.dtype((np.void, self._shown.itemsize)))
         return chunk.view(self.item) if self.itemsize else chunk
+
+    def _decoded_or_short(self, data: Buffer, index: tuple[int, ...]) -> Array:
+        """Decode a chunk. Pad one at the edge that is stored as its part of the array alone. MetadataError."""
+        array = self._stored
+        try:
+            chunk: Array = decode_chunk(array, data)
+        except MetadataError:
+            extents = zip(index, array.grid.chunks, array.shape, strict=True)
+            part = tuple(min(step, extent - at * step) for at, step, extent in extents)
+            if part == array.grid.chunks or not self.itemsize or decoder_of(array).encoded.exact:
+                raise
+            short = self._decoded_short(part, data)
+            if short is None:
+                raise
+        else:
+            return chunk
+        padded = np.empty(array.grid.chunks, short.dtype)
+        padded[...] = np.frombuffer(array.fill, short.dtype)[0] if array.fill else np.zeros((), short.dtype)
+        part_of(padded, tuple(slice(0, extent) for extent in part))[...] = short
+        return padded
+
+    def _decoded_short(self, part: tuple[int, ...], data: Buffer) -> Array | None:
+        """Decode a chunk of the shape `part`; None if that is not its shape either."""
+        array = self._short.get(part)
+        if array is None:
+            array = self._short[part] = dataclasses.replace(self._stored, grid=Grid(part, part))
+        try:
+            found: Array = decode_chunk(array, data)
+        except MetadataError:
+            return None
+        return found
+
+    async def _get_ready(self) -> None:
+        """Make the decoder of a codec that runs in a child process: starting that takes long."""
+        if self._external and not self._ready:
+            await trio.to_thread.run_sync(check_codecs, self._stored)
+            self._ready = True
 
     def _check_sizes(self, key: str, stored: int | None) -> None:
         """Raise ReadError for a chunk that does not fit in memory, or cannot have this stored size (bytes)."""
-        largest = max(self._cache.largest, quarter())
-        if self._takes > largest + KEPT:
-            raise ReadError(key, f"a chunk that takes {self._takes} bytes, array_cache is {self._cache.largest}")
+        self._check_room(key, self._takes)
         try:
             if stored is not None:
                 decoder_of(self._stored).check_stored(stored)
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
+
+    def _check_room(self, key: str, size: int) -> None:
+        """Raise ReadError for a chunk, or an index, of `size` bytes that does not fit in memory."""
+        if size > max(self._cache.largest, quarter()) + KEPT:
+            raise ReadError(key, f"a chunk that takes {size} bytes, array_cache is {self._cache.largest}")
 
     async def _version(self, key: str) -> ChunkVersion | None:
         """Return the version of a stored value as known without a request."""
@@ -220,19 +319,19 @@ class Chunks:
         self._cache.drop(id, found)
         return None
 
+    async def _index_of(self, sharding: Sharding, key: str) -> Decoded:
+        """Return the index of a shard, from the cache if it is still valid."""
+        id = self._token, key
+        found = await self._believed(id, key)
+        return found or await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
+
     async def _inner(self, sharding: Sharding, index: tuple[int, ...]) -> tuple[str, Hashable, Buffer | None]:
         """Return (key of the shard, its version, bytes of an inner chunk or None)."""
         at, place = sharding.shard(index)
         key = self._key(at)
-        id = self._token, key
-        for _ in range(3):
-            found = await self._believed(id, key)
-            if found is None:
-                found = await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
-            try:
-                run = None if found.value is None else found.value[place]
-            except MetadataError as exc:
-                raise ReadError(key, str(exc)) from exc
+        for _ in range(_TRIES):
+            found = await self._index_of(sharding, key)
+            run = _run_of(found, key, place)
             if run is None:
                 return key, found.version, None
             self._check_sizes(key, run[1])
@@ -241,8 +340,8 @@ class Chunks:
                 if data is None or len(data) != run[1]:
                     raise ReadError(key, f"ends before {run[0]} + {run[1]}")
                 return key, found.version, data
-            self._cache.drop(id, found)
-        raise ReadError(key, "changes while it is read")
+            self._cache.drop((self._token, key), found)
+        raise ReadError(key, _CHANGES)
 
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
         version, now = await self._version(key), trio.current_time()
@@ -251,8 +350,8 @@ class Chunks:
             return Decoded(None, KEPT, version, now)
         if info.kind is not Kind.FILE:
             raise ReadError(key, "is a directory, not a shard")
-        self._check_sizes(key, None)
         size, length = info.size or 0, sharding.index_length
+        self._check_room(key, length)
         if size < length:
             raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
         data = await _ask(key, self._store.get, key, size - length if sharding.index_at == "end" else 0, length)
@@ -271,6 +370,14 @@ async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
         return None
     except StoreError as exc:  # a directory, for example: must not read as a missing chunk
         raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
+
+
+def _run_of(index: Decoded, key: str, place: int) -> tuple[int, int] | None:
+    """Return offset and length of an inner chunk in its shard; None if it is missing. ReadError."""
+    try:
+        return None if index.value is None else index.value[place]
+    except MetadataError as exc:
+        raise ReadError(key, str(exc)) from exc
 
 
 def _version_of(info: Info) -> ChunkVersion:

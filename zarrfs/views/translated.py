@@ -1,31 +1,44 @@
 """-o view=v2 and view=v3: a hierarchy of any Zarr generation as one of that version.
 
-The view translates metadata documents and chunk names; chunks are the bytes of the source. It contains the hierarchy
-and nothing else: groups, arrays, their documents, and chunks within the grid. An array that the version cannot express
-is an empty directory; left_out() returns the reason.
+The view translates metadata documents and chunk names; chunks are the bytes of the source, unless readers of the
+version could not decode them (zarr/translation.py says what becomes of an array). It contains the hierarchy and
+nothing else: groups, arrays, their documents, and chunks within the grid. An array that the version cannot express is
+an empty directory; left_out() returns the reason.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import dataclasses
+import importlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
-from zarrfs.views.chunknames import ChunkNames
+from zarrfs.system.memory import heap
+from zarrfs.views.chunknames import ChunkNames, InnerNames
+from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import v2, v3
 from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+from zarrfs.zarr.translation import Form, Translation, translate, unchanged
+
+if TYPE_CHECKING:
+    from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
+    from zarrfs.views.derived import DerivedChunks
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +46,9 @@ Metadata = ArrayMetadata | GroupMetadata
 
 _PIECE = 64  # nodes to translate between two checkpoints
 _KNOWN = 65_536  # nodes whose documents to remember
+_OPEN = 1024  # arrays whose decoded chunks, or indexes of shards, to remember
+_INDEXES = 32 << 20  # bytes of indexes of shards to cache
+_INDEXES_AHEAD = 32  # indexes of shards to read at once while a directory is listed
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
 
@@ -42,7 +58,13 @@ class _TranslatedNode(NamedTuple):
 
     node: Node
     documents: dict[str, bytes | None]  # by name, sorted; None: made on demand
-    chunks: ChunkNames | None = None  # of an array that the version can express
+    chunks: ChunkNames | InnerNames | None = None  # of an array that the version can express
+    translation: Translation | None = None  # of such an array
+
+    @property
+    def derived(self) -> bool:
+        """Whether chunks are no files of the source, but decoded or ranges of shards."""
+        return self.translation is not None and self.translation.form in (Form.DECODED, Form.RANGES)
 
 
 class _Resolved(NamedTuple):
@@ -53,26 +75,34 @@ class _Resolved(NamedTuple):
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
     rest: str = ""  # the key below an array
+    derived: tuple[int, ...] | None = None  # the index of a chunk that is no file of the source
 
 
-def open_translated(store: Store, version: Literal[2, 3], strict: bool) -> Store:
+def open_translated(
+    store: Store, version: Literal[2, 3], strict: bool, decode: bool = True, budget: int = 256 << 20
+) -> Store:
     """Return the hierarchy in `store` as one of `version`; closing the view closes `store`.
 
     `strict`: a node that the version cannot express is a ReadError when it is looked up, in place of left out.
+    `decode`: show chunks decoded that readers of the version cannot decode; `budget`: bytes of them to cache.
     """
-    return TranslatedView(store, version, strict)
+    return TranslatedView(store, version, strict, decode, budget)
 
 
 class TranslatedView(WrappingStore):
     """A hierarchy in another version; see open_translated()."""
 
-    def __init__(self, store: Store, version: Literal[2, 3], strict: bool = False) -> None:
+    def __init__(
+        self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20
+    ) -> None:
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
-        self._version, self._strict = version, strict
+        self._version, self._strict, self._decode = version, strict, decode
         self._names = _DOCUMENTS[version]
         self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
+        self._decoded, self._indexes = DecodedCache(budget), DecodedCache(_INDEXES)
+        self._derived: LRU[str, tuple[Node, DerivedChunks]] = LRU(_OPEN)
 
     # -- the Store protocol
 
@@ -83,6 +113,8 @@ class TranslatedView(WrappingStore):
             return await self._document_info(resolved.translated, resolved.document, sized)
         if not resolved.source:
             return await self._directory_info(resolved.translated.node, name)
+        if resolved.derived is not None:
+            return (await self._derived_entry(key, resolved, resolved.derived))[0]
         info = _in_its_place((await self._resolve(resolved.source, sized))[1], resolved.directory)
         if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
@@ -109,6 +141,11 @@ class TranslatedView(WrappingStore):
             data = await self._document(resolved.translated, resolved.document)
             info = await self._document_info(resolved.translated, resolved.document, True)
             return BytesValue(info, data, hash(data))
+        if resolved.derived is not None:
+            info, at = await self._derived_entry(key, resolved, resolved.derived)
+            if info.unreadable:
+                raise ReadError(key, info.unreadable)
+            return await (await self._chunks_of(resolved.translated)).open(key, resolved.derived, info, at)
         return await self.lower.open(await self._chunk(key, resolved))
 
     async def locate(self, key: str) -> dict[str, Any]:
@@ -118,6 +155,8 @@ class TranslatedView(WrappingStore):
             return {"inline": size, "documents": list(resolved.translated.node.documents)}
         if not resolved.source or resolved.directory:
             return {}
+        if resolved.derived is not None:
+            return await self._locate_derived(key, resolved, resolved.derived)
         return await self.lower.locate(await self._chunk(key, resolved))
 
     async def usage(self) -> Usage:
@@ -132,9 +171,14 @@ class TranslatedView(WrappingStore):
         prefix = f"{key}/" if key else ""
         return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
 
+    async def form(self, key: str) -> tuple[str, str] | None:
+        node, rest = await self.hierarchy.find(key)
+        translation = None if rest else (await self._translate(node)).translation
+        return None if translation is None else (translation.form.value, translation.reason)
+
     async def holder(self, key: str) -> tuple[Store, str]:
         resolved = await self._resolve_key(key)
-        if resolved.document:  # made by the view
+        if resolved.document or resolved.derived is not None:  # made by the view
             return self, key
         return self.lower, await self._chunk(key, resolved)
 
@@ -151,9 +195,16 @@ class TranslatedView(WrappingStore):
                 resolved = await self._resolve_key(key)
             except (NotFound, ReadError):
                 continue
-            if resolved.source and not resolved.directory:
+            if resolved.source and not resolved.directory and not isinstance(resolved.translated.chunks, InnerNames):
                 sources.append(resolved.source)
         await self.lower.prefetch(sources)
+
+    def adjust(self, options: Options) -> None:
+        super().adjust(options)
+        self._decoded.resize(options.array_cache)
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), **({"arrays": self._decoded.stats()} if self._derived else {})}
 
     # -- keys
 
@@ -174,7 +225,8 @@ class TranslatedView(WrappingStore):
         if translated.chunks is not None:
             source, directory = translated.chunks.source(rest)
             if source is not None:
-                return _Resolved(translated, "", _joined(node.chunks, source), directory, rest)
+                index = translated.chunks.index(rest) if translated.derived and not directory else None
+                return _Resolved(translated, "", _joined(node.chunks, source), directory, rest, index)
         raise NotFound(key)
 
     async def _chunk(self, key: str, resolved: _Resolved) -> str:
@@ -201,7 +253,7 @@ class TranslatedView(WrappingStore):
         if known is not None and known.node is node:
             return known
         try:
-            translated = self._new_translation(node)
+            translated = await self._new_translation(node)
             if ".zmetadata" in translated.documents and not await self.hierarchy.consolidated(node.consolidated):
                 del translated.documents[".zmetadata"]
             self._left_out.pop(node.path, None)
@@ -219,16 +271,25 @@ class TranslatedView(WrappingStore):
             log.warning("%s: left out of view=v%d: %s", path or "/", self._version, why)
         self._left_out[path] = str(why)
 
-    def _new_translation(self, node: Node) -> _TranslatedNode:
+    async def _array_translation(self, array: ArrayMetadata) -> Translation:
+        """Translate an array. MetadataError if the version cannot express it."""
+        found = unchanged(array, self._version)
+        if found is None:
+            found = await trio.to_thread.run_sync(translate, array, self._version, self._decode)
+        return found
+
+    async def _new_translation(self, node: Node) -> _TranslatedNode:
         """Translate the documents of a node. MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
             return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
+        translation = None
         if isinstance(metadata, ArrayMetadata):
-            three = self._version == 3
-            text = v3.array_document(metadata) if three else v2.array_document(metadata)
-            documents: dict[str, bytes | None] = {self._names[0]: text}
-            chunks = ChunkNames(metadata, v3.chunk_keys(metadata) if three else v2.chunk_keys(metadata))
+            translation = await self._array_translation(metadata)
+            documents: dict[str, bytes | None] = {self._names[0]: strict_json(translation.document)}
+            chunks: ChunkNames | InnerNames | None = ChunkNames(metadata, translation.keys)
+            if translation.inner:
+                chunks = InnerNames(metadata, translation.keys, translation.array.grid)
         else:
             documents, chunks = {}, None
             if self._version == 3:
@@ -240,7 +301,7 @@ class TranslatedView(WrappingStore):
                 documents[".zgroup"] = strict_json(v2.GROUP_DOCUMENT)
             if node.consolidated:
                 documents[".zmetadata"] = None
-        return _TranslatedNode(node, documents, chunks)
+        return _TranslatedNode(node, documents, chunks, translation)
 
     async def _document(self, translated: _TranslatedNode, name: str) -> bytes:
         """Return a document. ReadError if that of the source is invalid; NotFound without consolidated metadata."""
@@ -260,12 +321,40 @@ class TranslatedView(WrappingStore):
         if name == ".zmetadata":
             if nodes is None:
                 raise NotFound(name)
-            return strict_json(_zmetadata(nodes, self._leave_out))
+            return strict_json(await self._zmetadata(nodes))
         assert isinstance(root.metadata, GroupMetadata)
         document = v3.group_json(root.metadata)
         if nodes is not None:
-            document["consolidated_metadata"] = _inline_metadata(nodes, self._leave_out)
+            document["consolidated_metadata"] = await self._inline_metadata(nodes)
         return strict_json(document)
+
+    async def _inline_metadata(self, nodes: dict[str, Metadata]) -> JSON:
+        """Return the consolidated_metadata of the root's zarr.json; leave nodes out that v3 cannot express."""
+        documents: dict[str, JSON] = {}
+        for path, metadata in nodes.items():
+            try:
+                if isinstance(metadata, ArrayMetadata):
+                    documents[path] = (await self._array_translation(metadata)).document
+                elif path:
+                    documents[path] = v3.group_json(metadata)
+            except MetadataError as exc:
+                self._leave_out(path, exc)
+        return {"kind": "inline", "must_understand": False, "metadata": documents}
+
+    async def _zmetadata(self, nodes: dict[str, Metadata]) -> JSON:
+        """Return the .zmetadata of a v2 hierarchy; leave nodes out that v2 cannot express."""
+        documents: dict[str, JSON] = {}
+        for path, metadata in nodes.items():
+            try:
+                if isinstance(metadata, ArrayMetadata):
+                    documents[join_key(path, ".zarray")] = (await self._array_translation(metadata)).document
+                else:
+                    documents[join_key(path, ".zgroup")] = v2.GROUP_DOCUMENT
+                if attributes := v2.attributes_json(metadata):
+                    documents[join_key(path, ".zattrs")] = attributes
+            except MetadataError as exc:
+                self._leave_out(path, exc)
+        return {"zarr_consolidated_format": 1, "metadata": documents}
 
     async def _document_info(self, translated: _TranslatedNode, name: str, sized: bool) -> Info:
         made = await self._document(translated, name) if sized else translated.documents[name]
@@ -285,6 +374,47 @@ class TranslatedView(WrappingStore):
             info = Info(name, Kind.DIRECTORY)
         return Info(name, Kind.DIRECTORY, 0, info.mode, info.mtime_ns)
 
+    # -- chunks that are no files of the source
+
+    async def _chunks_of(self, translated: _TranslatedNode) -> DerivedChunks:
+        """Return the derived chunks of an array."""
+        node, translation = translated.node, translated.translation
+        assert translation is not None
+        known = self._derived.use(node.path)
+        if known is None or known[0] is not node:
+            if not self._derived:  # imports numpy
+                heap()
+                await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.derived")
+            from zarrfs.views.derived import DerivedChunks
+
+            chunks = DerivedChunks(self.lower, node, translation, self._decoded, self._indexes)
+            known = self._derived.put(node.path, (node, chunks))
+        return known[1]
+
+    async def _derived_entry(
+        self, key: str, resolved: _Resolved, index: tuple[int, ...]
+    ) -> tuple[Info, StoredAt | None]:
+        """Return (entry of a derived chunk, where it is stored if that is in a shard). NotFound, ReadError."""
+        chunks, name = await self._chunks_of(resolved.translated), split_key(key)[1]
+        if isinstance(resolved.translated.chunks, InnerNames):
+            at = await chunks.stored_at(index)
+            if at is None:
+                raise NotFound(key)
+            return chunks.shown(at.info, at.length, name), at
+        info = _in_its_place((await self._resolve(resolved.source, False))[1], False)
+        return (info._replace(name=name) if info.unreadable else chunks.shown(info, None, name)), None
+
+    async def _locate_derived(self, key: str, resolved: _Resolved, index: tuple[int, ...]) -> dict[str, Any]:
+        _info, at = await self._derived_entry(key, resolved, index)
+        source = at.key if at is not None else (await self._resolve(resolved.source, False))[0]
+        where = await self.lower.locate(source)
+        if at is not None:
+            start = where.get("offset", 0) + at.offset
+            where = {"url": where["url"]} if "url" in where else {"shard": source}
+            where |= {"offset": start, "length": at.length}
+        translation = resolved.translated.translation
+        return {"decoded_from": where} if translation and translation.form is Form.DECODED else where
+
     # -- listings
 
     async def _list_group(self, translated: _TranslatedNode, after: str) -> AsyncIterator[Info]:
@@ -300,7 +430,9 @@ class TranslatedView(WrappingStore):
         for document in documents:
             yield document
 
-    async def _list_array(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
+    async def _list_array(
+        self, resolved: _Resolved, chunks: ChunkNames | InnerNames, after: str
+    ) -> AsyncIterator[Info]:
         """Yield chunks in the order of the source, and documents: before all chunks in v2, after them in v3."""
         own = await self._document_infos(resolved.translated, after) if not resolved.rest else []
         if own and self._version == 2:
@@ -311,7 +443,13 @@ class TranslatedView(WrappingStore):
             after = ""
         if resolved.rest or self._version == 2 or after < "zarr.json":
             directory = _joined(resolved.translated.node.chunks, chunks.directory(resolved.rest))
-            async for info in self._list_chunks(directory, resolved, chunks, after):
+            if isinstance(chunks, ChunkNames):
+                listing = self._list_chunks(directory, resolved, chunks, after)
+            elif chunks.numbers(resolved.rest) is None:
+                listing = self._list_chunks(directory, resolved, chunks.shards, after)
+            else:
+                listing = self._list_inner(directory, resolved, chunks, after)
+            async for info in listing:
                 yield info
         for info in own:
             yield info
@@ -322,6 +460,7 @@ class TranslatedView(WrappingStore):
         """Yield chunks and directories of chunks in a source directory, by their names in the view."""
         start = chunks.source_name(resolved.rest, after)
         view_name = chunks.view_names(resolved.rest)
+        derived = await self._chunks_of(resolved.translated) if resolved.translated.derived else None
         try:
             async for info in self.lower.list_dir(directory, start or ""):
                 if info.kind is Kind.SYMLINK:
@@ -334,12 +473,71 @@ class TranslatedView(WrappingStore):
                 if name is None or (start is None and name <= after):
                     continue
                 info = _in_its_place(info, is_directory)
+                if derived is not None and not is_directory and not info.unreadable:
+                    info = derived.shown(info, None, name)
                 yield info._replace(name=name, links=1 if is_directory else info.links)
         except NotFound:
             if resolved.rest:
                 raise
         except NotDirectory as exc:
             raise ReadError(directory, _FILE_ABOVE) from exc
+
+    async def _list_inner(
+        self, directory: str, resolved: _Resolved, names: InnerNames, after: str
+    ) -> AsyncIterator[Info]:
+        """Yield inner chunks of the shards in a source directory, or directories of them, by their names in the view.
+
+        Directories take the names in the source alone. To list chunks, the indexes of their shards are read; all
+        chunks of a shard with a damaged index are listed, as unreadable.
+        """
+        shards = await self._shards_in(directory, names, resolved.rest)
+        chunks, ordered = await self._chunks_of(resolved.translated), sorted(shards)
+        above = names.numbers(resolved.rest) or ()
+        known: set[tuple[int, ...]] = set()
+
+        async def read_index(shard: tuple[int, ...]) -> None:
+            first = tuple(at * per for at, per in zip(shard, names.per_shard[len(above) :], strict=True))
+            with contextlib.suppress(ReadError):  # listing its chunks finds it again
+                await chunks.stored_at((*above, *first))
+
+        for name, numbers in names.inner_names(resolved.rest, ordered, after):
+            await trio.lowlevel.checkpoint()
+            shard, index = names.shard_of(numbers, resolved.rest), (*above, *numbers)
+            if len(index) < len(names.per_shard):
+                yield _in_its_place(shards[shard], True)._replace(name=name, links=1)
+                continue
+            if shard not in known:
+                start = bisect.bisect_left(ordered, shard)
+                batch = [each for each in ordered[start : start + _INDEXES_AHEAD] if each not in known]
+                known.update(batch)
+                await at_once(read_index, batch)
+            try:
+                at = await chunks.stored_at(index)
+            except ReadError as exc:
+                yield Info(name, Kind.FILE, 1, unreadable=exc.reason)
+                continue
+            if at is not None:
+                yield chunks.shown(at.info, at.length, name)
+
+    async def _shards_in(self, directory: str, names: InnerNames, rest: str) -> dict[tuple[int, ...], Info]:
+        """Return the shards, or directories of shards, in a source directory, by the numbers in their names."""
+        numbers_of, found = names.shard_names(rest), dict[tuple[int, ...], Info]()
+        try:
+            async for info in self.lower.list_dir(directory):
+                if info.kind is Kind.SYMLINK:
+                    info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
+                is_directory = info.kind is Kind.DIRECTORY
+                numbers = numbers_of(info.name, is_directory)
+                if numbers is None and (is_directory or info.unreadable):  # each in the other's place
+                    numbers = numbers_of(info.name, not is_directory)
+                if numbers is not None:
+                    found[numbers] = info
+        except NotFound:
+            if rest:
+                raise
+        except NotDirectory as exc:
+            raise ReadError(directory, _FILE_ABOVE) from exc
+        return found
 
     async def _linked(self, key: str, link: Info) -> Info:
         """Stat the target of a link; if that fails, return an unreadable file."""
@@ -392,33 +590,3 @@ async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metad
             path = split_key(path)[0]
             found.setdefault(path, GroupMetadata("v3", {}, implied=True))
     return {path: found[path] for path in sorted(found)} if len(found) > 1 or found.keys() - {""} else None
-
-
-def _inline_metadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
-    """Return the consolidated_metadata of the root's zarr.json; call `leave_out` for nodes v3 cannot express."""
-    documents: dict[str, JSON] = {}
-    for path, metadata in nodes.items():
-        try:
-            if isinstance(metadata, ArrayMetadata):
-                documents[path] = v3.array_json(metadata)
-            elif path:
-                documents[path] = v3.group_json(metadata)
-        except MetadataError as exc:
-            leave_out(path, exc)
-    return {"kind": "inline", "must_understand": False, "metadata": documents}
-
-
-def _zmetadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
-    """Return the .zmetadata of a v2 hierarchy; call `leave_out` for nodes v2 cannot express."""
-    documents: dict[str, JSON] = {}
-    for path, metadata in nodes.items():
-        try:
-            if isinstance(metadata, ArrayMetadata):
-                documents[join_key(path, ".zarray")] = v2.array_json(metadata)
-            else:
-                documents[join_key(path, ".zgroup")] = v2.GROUP_DOCUMENT
-            if attributes := v2.attributes_json(metadata):
-                documents[join_key(path, ".zattrs")] = attributes
-        except MetadataError as exc:
-            leave_out(path, exc)
-    return {"zarr_consolidated_format": 1, "metadata": documents}

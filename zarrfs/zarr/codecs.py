@@ -49,6 +49,14 @@ def check_codecs(array: ArrayMetadata) -> list[str]:
     return []
 
 
+def takes_child(array: ArrayMetadata) -> bool:
+    """Return whether a codec of `array` is one of another package, which may run in a child process."""
+    return any(
+        name.startswith(PREFIX) and name.removeprefix(PREFIX) not in (*_NUMCODECS, *_FORBIDDEN)
+        for name, _configuration in array.codecs
+    )
+
+
 _decoders: dict[int, tuple[ArrayMetadata, Decoder]] = {}  # by id() of the array, which an entry keeps alive
 _lock = threading.Lock()
 

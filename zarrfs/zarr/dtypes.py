@@ -294,7 +294,8 @@ def as_v3(dtype: DataType) -> JSON:
 
 def _as_v3(text: Text) -> JSON:
     if not isinstance(text, str):
-        return {"name": "structured", "configuration": {"fields": [_field_as_v3(field) for field in text]}}
+        fields = [_field_as_v3(name, field) for name, field in zip(_names(text), text, strict=True)]
+        return {"name": "structured", "configuration": {"fields": fields}}
     name = _FROM_TEXT.get(text[1:])
     if name is not None:
         return name
@@ -310,9 +311,29 @@ def _as_v3(text: Text) -> JSON:
     raise MetadataError(f"dtype: v3 has no {'objects' if kind == 'O' else text}")
 
 
-def _field_as_v3(field: tuple[Any, ...]) -> list[JSON]:
-    if not field[0]:
-        raise MetadataError("dtype: v3 has no padding between fields")
+def _field_as_v3(name: str, field: tuple[Any, ...]) -> list[JSON]:
+    """Return a field of a structured type. Padding is a field of raw bytes, with the name that numpy gives it."""
     if len(field) > 2 and field[2]:
-        raise MetadataError(f"dtype: v3 has no fields that are arrays ({field[0]})")
-    return [field[0], _as_v3(field[1])]
+        raise MetadataError(f"dtype: v3 has no fields that are arrays ({name})")
+    return [name, _as_v3(field[1])]
+
+
+def little_endian(dtype: DataType) -> DataType:
+    """Return the type with all items, and all fields of items, in little-endian order."""
+    return dtype if dtype.endian is None and not dtype.mixed else _of_text(_little_endian(dtype.text))
+
+
+def _little_endian(text: Text) -> Text:
+    if isinstance(text, str):
+        return text.replace(">", "<")
+    return tuple((field[0], _little_endian(field[1]), *field[2:]) for field in text)
+
+
+def raw(size: int) -> DataType:
+    """Return the type of items of `size` bytes without a meaning."""
+    return _typestr(f"|V{size}")
+
+
+def text_of(length: int) -> DataType:
+    """Return the type of text of up to `length` characters."""
+    return _typestr(f"<U{max(length, 1)}")

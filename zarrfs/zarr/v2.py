@@ -18,7 +18,11 @@ DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimensi
 GROUP_DOCUMENT: dict[str, JSON] = {"zarr_format": 2}
 
 _KEYS = {None: FLAT, ".": FLAT, "/": NESTED}  # by dimension_separator
-_OBJECT_CODECS = ("vlen-utf8", "vlen-bytes")  # they turn arrays into bytes in v3; v2 calls them filters
+# they turn arrays into bytes; v2 calls them filters
+_OBJECT_CODECS = (
+    "vlen-utf8", "vlen-bytes", *(PREFIX + name for name in ("json2", "msgpack2", "pickle", "vlen-array")),
+)  # fmt: skip
+_ARRAY_COMPRESSORS = (f"{PREFIX}pcodec", f"{PREFIX}zfpy")  # they compress arrays
 
 
 # -- reading
@@ -128,7 +132,7 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
         if spec.name == "bytes":
             makes_bytes = True
             continue
-        if spec.name in _OBJECT_CODECS:
+        if spec.name in _OBJECT_CODECS or spec.name in _ARRAY_COMPRESSORS:
             makes_bytes = True
         codec = _numcodec(spec)
         if codec["id"] == "crc32c" and spec.name == "crc32c":
@@ -155,7 +159,7 @@ def _numcodec(spec: CodecSpec) -> dict[str, JSON]:
         return {"id": "blosc", **configuration, "shuffle": number}
     if spec.name == "zstd" and configuration.get("checksum") is False:  # the default; old readers reject the member
         del configuration["checksum"]
-    if spec.name in ("gzip", "zstd", "crc32c", *_OBJECT_CODECS):
+    if spec.name in ("gzip", "zstd", "crc32c", "vlen-utf8", "vlen-bytes"):
         return {"id": spec.name, **configuration}
     if spec.name == "sharding_indexed":
         raise MetadataError("chunks in shards, which Zarr v2 does not have")

@@ -69,7 +69,8 @@ def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Arra
     codecs = _parse_codecs(required(document, "codecs"), 0)
     endian = _endian(codecs, 0)
     dtype = dtypes.parse_v3(required(document, "data_type"), endian or "little")
-    if endian is None and dtype.endian and _takes_items(codecs):
+    # zarr-python writes fields, which are little-endian, without one
+    if endian is None and dtype.endian and not dtype.fields and _takes_items(codecs):
         raise MetadataError("codecs: bytes without endian, for items of several bytes")
     name, grid_configuration = _named(required(document, "chunk_grid"), "chunk_grid")
     if name != "regular":
@@ -247,7 +248,7 @@ def _encoding(keys: KeyTemplate) -> JSON:
 
 def _data_type(array: ArrayMetadata) -> JSON:
     dtype = array.dtype
-    if not isinstance(dtype.text, str) and (dtype.mixed or dtype.endian == "big") and array.generation != "v3":
+    if not isinstance(dtype.text, str) and (dtype.mixed or dtype.endian == "big"):
         raise MetadataError("fields of a structured data type are little-endian in Zarr v3")
     return dtypes.as_v3(dtype)
 

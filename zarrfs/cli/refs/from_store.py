@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ def from_store(
     from zarrfs.references.output import notes_of_many
 
     to = running.output(output, written)
+    # no reference can name decoded bytes: arrays of a view that need that are left out
+    parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, transcode="off"))
     if relative and to.base is None:
         raise UsageError("--relative: relative to nothing; name a file with --output")
 

@@ -1,0 +1,91 @@
+"""Chunks of a translated array that are no files of the source: decoded ones, and ranges of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from zarrfs.errors import TargetChanged
+from zarrfs.store.api import Info, Kind, Store, Value
+from zarrfs.system.buffers import Buffer
+from zarrfs.views.chunks import Chunks, StoredAt
+from zarrfs.views.decoded_cache import DecodedCache
+from zarrfs.views.hierarchy import Node
+from zarrfs.zarr.translation import Form, Translation
+
+
+class DerivedChunks:
+    """The chunks of one array, by their index in the grid that the view shows."""
+
+    def __init__(
+        self, store: Store, node: Node, translation: Translation, decoded: DecodedCache, indexes: DecodedCache
+    ) -> None:
+        """`node` is an array in `store`; `decoded` caches its chunks, or `indexes` the indexes of its shards."""
+        self._store, self._grid = store, translation.array.grid
+        self._decodes = translation.form is Form.DECODED
+        self._size = translation.array.chunk_bytes
+        cache = decoded if self._decodes else indexes
+        self._chunks = Chunks(store, node, cache, c_order=True, shown=translation.array.dtype)
+
+    async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
+        """Return where an inner chunk of a shard is stored; None if it is missing. ReadError."""
+        return await self._chunks.stored_at(self._grid.number_at(index))
+
+    def shown(self, stored: Info, length: int | None, name: str) -> Info:
+        """Return the entry of a chunk; `stored` is its file in the source, `length` the bytes of an inner chunk."""
+        size = self._size if self._decodes else length
+        return Info(name, Kind.FILE, size, stored.mode, stored.mtime_ns, identity=stored.identity)
+
+    async def open(self, key: str, index: tuple[int, ...], info: Info, at: StoredAt | None) -> Value:
+        """Open a chunk, the value `key` of the view; `at`: where an inner chunk is stored."""
+        if not self._decodes:
+            assert at is not None
+            return _Range(key, info, await self._store.open(at.key), at)
+        number = self._grid.number_at(index)
+        return _DecodedChunk(key, info, self._chunks, number, await self._chunks.version(number))
+
+
+class _Range(Value):
+    """A range of an open value, which it owns."""
+
+    __slots__ = ("_offset", "_whole")
+
+    def __init__(self, key: str, info: Info, whole: Value, at: StoredAt) -> None:
+        if whole.size < at.offset + at.length or not _same(whole.info, at.info):
+            whole.close()
+            raise TargetChanged(key, "its shard has changed")
+        version = None if whole.version is None else (whole.version, at.offset, at.length)
+        super().__init__(info, version)
+        self._whole, self._offset = whole, at.offset
+
+    async def read(self, start: int, length: int) -> Buffer:
+        length = max(0, min(length, self.size - start))
+        return await self._whole.read(self._offset + start, length)
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+class _DecodedChunk(Value):
+    """The items of a chunk. They are in memory while they are read, and as long as the cache has room for them."""
+
+    __slots__ = ("_chunks", "_key", "_number", "_stored")
+
+    def __init__(self, key: str, info: Info, chunks: Chunks, number: int, stored: Hashable) -> None:
+        super().__init__(info, None if info.mtime_ns is None else stored)
+        self._key, self._chunks, self._number, self._stored = key, chunks, number, stored
+
+    async def read(self, start: int, length: int) -> Buffer:
+        found = await self._chunks.decoded(self._number)
+        if found.value is None or found.version != self._stored:
+            raise TargetChanged(self._key, "has changed since it was opened")
+        items: Any = found.value
+        return memoryview(items.reshape(-1).view(np.uint8))[start : start + length]
+
+
+def _same(one: Info, other: Info) -> bool:
+    """Return whether two entries may be of one version of a file, by what is known of both."""
+    known = ((one.mtime_ns, other.mtime_ns), (one.identity, other.identity))
+    return all(None in pair or pair[0] == pair[1] for pair in known)

@@ -1,0 +1,63 @@
+"""Codecs that today's readers of Zarr v2 and v3 have: what numcodecs and zarr-python decode without other packages.
+
+Source: zarr-python 3.1 and the wheels of numcodecs 0.16, which have neither snappy, nor a zstd that reads frames of
+zstd 0.7, nor pcodec and zfpy; stores that zarr 0.3 to 3.1 wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec
+from zarrfs.zarr.pipelines import PREFIX
+
+_SHARDING = "sharding_indexed"
+_NUMCODECS = frozenset((
+    "adler32", "astype", "base64", "bitround", "blosc", "bz2", "categorize", "crc32", "crc32c", "delta",
+    "fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits", "quantize", "shuffle",
+    "vlen-bytes", "vlen-utf8", "zlib", "zstd",
+))  # fmt: skip
+_V3 = frozenset(("bytes", "transpose", _SHARDING, "blosc", "gzip", "zstd", "crc32c", "vlen-utf8", "vlen-bytes"))
+_ONLY_V2 = frozenset((f"{PREFIX}base64", f"{PREFIX}categorize", f"{PREFIX}vlen-bytes", f"{PREFIX}vlen-utf8"))
+
+
+def unread_codec(array: ArrayMetadata, version: int) -> str | None:
+    """Return why readers of `version` cannot decode chunks of `array`; None if they can."""
+    return _unread(array.codecs, array.dtype, array.generation in ("v0", "v1"), version)
+
+
+def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool, version: int) -> str | None:
+    for name, configuration in codecs:
+        short = name.removeprefix(PREFIX)
+        known = short in _NUMCODECS and (short != name or name in _V3)
+        if version == 3:
+            known = known and name not in _ONLY_V2
+        if not (known or name in _V3):
+            return f"codec {short[:60]}, which today's readers of Zarr v{version} lack"
+        if short == "blosc" and (inner := _unread_blosc(configuration, old)):
+            return f"codec blosc with {inner}, which today's readers lack"
+        if short == "categorize" and dtype.kind == "O":
+            return "codec categorize of objects, which today's readers lack"
+        if name == _SHARDING and (reason := _unread(_inner(configuration), dtype, old, version)):
+            return reason
+    return None
+
+
+def _unread_blosc(configuration: Mapping[str, JSON], old: bool) -> str:
+    """Return what is inside of Blosc that readers lack, or ""; `old`: written by zarr 0 or 1."""
+    cname = configuration.get("cname")
+    return "snappy" if cname == "snappy" else "zstd 0.7" if old and cname == "zstd" else ""
+
+
+def _inner(configuration: Mapping[str, JSON]) -> tuple[CodecSpec, ...]:
+    """Return the codecs of inner chunks, as far as they are valid."""
+    found = configuration.get("codecs")
+    named: list[JSON] = found if isinstance(found, list) else []
+    named = [{"name": item} if isinstance(item, str) else item for item in named]
+    return tuple(
+        CodecSpec(item["name"], item.get("configuration") or {})
+        for item in named
+        if isinstance(item, dict) and isinstance(item.get("name"), str)
+    )

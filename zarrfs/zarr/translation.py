@@ -1,0 +1,181 @@
+"""How an array of any generation appears as one of Zarr v2 or v3: its metadata there, and what becomes of its chunks.
+
+Chunks stay as they are stored where a reader of that version can decode them. The inner chunks of shards become
+chunks of v2, which has no shards. All else is decoded: the metadata then has no compressor and no filter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, Literal, NamedTuple
+
+from zarrfs.zarr import dtypes, v2, v3
+from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.keys import KeyTemplate
+from zarrfs.zarr.model import ArrayMetadata
+from zarrfs.zarr.pipelines import PREFIX, bytes_codec
+from zarrfs.zarr.readers import unread_codec
+
+Version = Literal[2, 3]
+
+LAYOUT = "zarrfs.dtype"  # the attribute with the dtype of items that are shown as raw bytes, in the notation of v2
+_SHARDING = "sharding_indexed"
+
+
+class Form(enum.StrEnum):
+    """What a view shows of the chunks of an array."""
+
+    STORED = "as stored"  # the array has the version of the view
+    REWRITTEN = "metadata rewritten"  # chunks are the stored bytes
+    RANGES = "re-laid by ranges"  # chunks are ranges of shards
+    DECODED = "decoded"  # chunks are their items
+
+
+class Translation(NamedTuple):
+    """An array as one of another version."""
+
+    array: ArrayMetadata  # as the view shows it
+    document: dict[str, JSON]  # the members of its document, `.zarray` or `zarr.json`
+    keys: KeyTemplate  # of its chunks
+    form: Form
+    inner: bool = False  # its chunks are the inner chunks of shards
+    reason: str = ""  # for which it is decoded
+
+
+def unchanged(array: ArrayMetadata, version: Version) -> Translation | None:
+    """Translate an array whose chunks are shown as they are stored; None if translate() has to find another form.
+
+    Takes a fraction of a millisecond, and imports neither numpy nor a codec.
+    """
+    try:
+        return None if unread_codec(array, version) else _stored(array, version)
+    except MetadataError:
+        return None
+
+
+def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Translation:
+    """Translate an array. MetadataError with the reason if the version cannot express it.
+
+    Unless `decode`, an array that would have to be decoded is such an error, too. May take long, as the first use of
+    a codec of another package starts a process: call it in a thread.
+    """
+    problem = unread_codec(array, version)
+    stored: Translation | None = None
+    try:
+        stored = _stored(array, version)
+    except MetadataError as exc:
+        problem = str(exc)
+    if problem is None:
+        assert stored is not None
+        return stored
+    inner = _inner(array)
+    if version == 2 and inner is not None and not unread_codec(inner, version):
+        try:
+            return _translation(inner, version, Form.RANGES, inner=True)
+        except MetadataError:
+            pass
+    try:
+        decoded = _translation(plain(inner or array, version), version, Form.DECODED, inner is not None, problem)
+        _check_decoder(inner or array)
+    except MetadataError as exc:
+        if stored is not None:  # a reader with the package that the codec is part of can read it
+            return stored
+        known = str(exc) in problem or not array.dtype.itemsize
+        raise MetadataError(problem if known else f"{problem}; {exc}") from exc
+    if not decode:
+        raise MetadataError(f"{problem}: it would have to be decoded, and nothing is (transcode=off)")
+    return decoded
+
+
+def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
+    """Return `array` with uncompressed chunks in order C, of a data type that `version` has.
+
+    Raises MetadataError for objects: the sizes of their chunks would not be known.
+    """
+    dtype, fill = array.dtype, array.fill
+    if not dtype.itemsize:
+        dtype, fill = _labels(array), None
+    elif version == 3 and dtype.fields and (dtype.mixed or dtype.endian == "big"):
+        dtype = dtypes.little_endian(dtype)
+        fill = fill and _converted(fill, array.dtype, dtype)
+    codecs = (bytes_codec(dtype),)
+    found = dataclasses.replace(array, dtype=dtype, fill=fill, fill_object=None, codecs=codecs)
+    return _opaque(found) if version == 3 else found
+
+
+def convert(items: Any, source: DataType, target: DataType) -> Any:
+    """Convert decoded items, a numpy array of `source`, to the data type that plain() made of it."""
+    return items if target.kind == "V" and not target.fields else items.astype(target.numpy())
+
+
+# -- parts
+
+
+def _stored(array: ArrayMetadata, version: Version) -> Translation:
+    """Translate an array whose chunks are shown as they are stored. MetadataError."""
+    form = Form.STORED if array.generation == f"v{version}" else Form.REWRITTEN
+    return _translation(_opaque(array) if version == 3 else array, version, form)
+
+
+def _translation(
+    array: ArrayMetadata, version: Version, form: Form, inner: bool = False, reason: str = ""
+) -> Translation:
+    module = v3 if version == 3 else v2
+    return Translation(array, module.array_json(array), module.chunk_keys(array), form, inner, reason)
+
+
+def _opaque(array: ArrayMetadata) -> ArrayMetadata:
+    """Return an array of v3 with items as raw bytes, if v3 has nothing else for them; their layout is an attribute.
+
+    An array with filters of items is returned as it is.
+    """
+    dtype, names = array.dtype, [spec.name for spec in array.codecs]
+    if dtype.kind not in "fcV" or "bytes" not in names or {*names[: names.index("bytes")]} - {"transpose"}:
+        return array
+    try:
+        dtypes.as_v3(dtypes.little_endian(dtype))
+    except MetadataError:
+        raw = dtypes.raw(dtype.itemsize)
+    else:
+        return array
+    codecs = tuple(bytes_codec(raw) if spec.name == "bytes" else spec for spec in array.codecs)
+    attributes = {**array.attributes, LAYOUT: dtypes.as_v2(dtype)}
+    return dataclasses.replace(array, dtype=raw, codecs=codecs, attributes=attributes)
+
+
+def _labels(array: ArrayMetadata) -> DataType:
+    """Return the type of text that holds every label of a categorised array. MetadataError for other objects."""
+    for spec in array.codecs:
+        labels = spec.configuration.get("labels")
+        if spec.name != f"{PREFIX}categorize" or not isinstance(labels, list):
+            continue
+        if all(isinstance(label, str) for label in labels):
+            return dtypes.text_of(max(map(len, labels), default=0))
+    raise MetadataError("items have no fixed size, so that the size of a decoded chunk is not known")
+
+
+def _converted(fill: bytes, source: DataType, target: DataType) -> bytes:
+    import numpy as np
+
+    item: bytes = convert(np.frombuffer(fill, source.numpy()), source, target).tobytes()
+    return item
+
+
+def _inner(array: ArrayMetadata) -> ArrayMetadata | None:
+    """Return the array of inner chunks; None if chunks are no shards, or are shards that can only be read whole."""
+    if not any(spec.name == _SHARDING for spec in array.codecs):
+        return None
+    from zarrfs.zarr.codecs import inner_array
+
+    return inner_array(array)
+
+
+def _check_decoder(array: ArrayMetadata) -> None:
+    """Raise MetadataError if no chunk of `array` can be decoded."""
+    from zarrfs.zarr.codecs import check_codecs
+
+    for reason in check_codecs(array):
+        raise MetadataError(reason)
