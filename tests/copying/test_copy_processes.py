@@ -25,6 +25,7 @@ from tests.copying.extracting import FileState, extract, snapshot, write
 from tests.copying.test_copy import no_processes
 from zarrfs.archives import blob_sources
 from zarrfs.archives.blob_reader import BlobReader
+from zarrfs.copying import copy, copy_processes
 from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
 from zarrfs.copying.copy_processes import CopyProcesses
 from zarrfs.copying.destination_directory import DestinationDirectory
@@ -139,7 +140,7 @@ def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     """At once, whatever they do: the next run finds nobody who writes."""
-    (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 6000)))
+    (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 2000)))
     command = ["archive", "extract", str(tmp_path / "a.json"), "-C", str(tmp_path / "out"), "--blobs", str(tmp_path)]
     process = subprocess.Popen([PROGRAM, *command, "--jobs", "2"])
     children: list[str] = []
@@ -217,8 +218,10 @@ def test_processes_do_what_the_ordinary_way_does(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Child processes and threads copy the same, with filters and with an existing destination."""
-    document, forks, fork, choice = archive_of(tmp_path, 900), [], os.fork, CHOICES[name]
+    document, forks, fork, choice = archive_of(tmp_path, 240), [], os.fork, CHOICES[name]
     monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
+    for module in copy, copy_processes:
+        monkeypatch.setattr(module, "ENTRIES", 50)  # files that are worth a process
     found = []
     for ordinary in (True, False):
         out, told = tmp_path / f"out{ordinary}", list[CopiedEntry]()

@@ -161,7 +161,9 @@ def test_any_name(
         if kind == "overlay":
             (mnt / f"new {word}").write_bytes(b"new")
             assert (base / f"upper {word}" / f"new {word}").read_bytes() == b"new"
-        for command in ("stats",) if kind == "overlay" else ("stats", "refresh"):
+        for command in ("stats", "refresh") if way == "zarrfs" else ():
+            if (command, kind) == ("refresh", "overlay"):
+                continue
             done = machine.run("zarrfs", command, "--", place, LC_ALL=locale)
             assert (done.returncode, done.stderr) == (0, ""), command
         if way == "fstab":  # a second mount -a sees that it is there

@@ -23,7 +23,7 @@ NAMED = {
     "u": "U/p", "n": "40", "p": "%03d", "b": "{:>4}|", "f": "<{{c}}>", "g": "{{f(c=a)}}{{ b | default('-') }}",
     "t": "{{u}}/t", "h": "{{ '%05d' | format(c) }}{{ c + 1 }}\n", "w": "{% if c %}{{c}}{% endif %}",
     "s": "{{u}}{{c}}", "o": "{{o}}", "e": "{{i}}", "q": "{{ q(c=c) }}", "v": "{{ f(c=1) }}",
-    "m": "{{" + "-" * 201 + "c}}",
+    "m": "{{c" + "()" * 201 + "}}",
     **{f"d{at}": f"{{{{d{at + 1}(c=c)}}}}" for at in range(150)}, "d150": "{{c}}",
 }  # fmt: skip
 Outcome = tuple[list[tuple[str, ...]], tuple[str, str | None] | None]
@@ -216,14 +216,14 @@ BAD = [
 @pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
 def test_errors_are_those_of_rendering(text: str, field: str) -> None:
     item = {"key": "{{j}}", "url": "u", "offset": "1", "length": "1", field: text}
-    read = gen({**item, "dimensions": {"j": {"stop": 700}, "i": [1, 0]}}, tuple(NAMED))
-    with sizes(_BLOCK=500):
+    read = gen({**item, "dimensions": {"j": {"stop": 70}, "i": [1, 0]}}, tuple(NAMED))
+    with sizes(_BLOCK=50):
         found, error = expanded(read)
     assert error is not None
     assert (found, error) == rendered(read)
 
 
-@pytest.mark.parametrize("text", ["{{" + "-" * 201 + "i}}", "{{ m(c=i) }}"], ids=["field", "template"])
+@pytest.mark.parametrize("text", ["{{i" + "()" * 201 + "}}", "{{ m(c=i) }}"], ids=["field", "template"])
 def test_a_template_that_python_cannot_compile_is_an_error(text: str) -> None:
     item = gen({"key": text, "url": "u", "dimensions": {"i": [1, 2]}}, tuple(NAMED))
     found, error = expanded(item)
@@ -263,9 +263,9 @@ def test_memory_is_bounded(text: str) -> None:
     item = gen({"key": text, "url": text, "dimensions": {"i": {"stop": 10**8}}}, tuple(laughs), limit=10**9)
     tracemalloc.start()
     try:
-        with sizes(SIZE_MAX=4 << 20, _CHUNK=20):
+        with sizes(SIZE_MAX=1 << 20, _CHUNK=20):
             batch = next(Templates(laughs).batches(item))
-        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
     assert [batch.keys[0], batch.urls[-1]] == [
@@ -364,7 +364,7 @@ LIMITS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(
     st.tuples(TEMPLATES, TEMPLATES),
     st.none() | st.tuples(TEMPLATES, TEMPLATES),
@@ -397,7 +397,7 @@ EDGY = st.lists(EDGE, min_size=1, max_size=3) | st.builds(
 FORMS = ["{} + {}", "{} - {}", "{} * {}", "{} // {}", "{} % {}", "{} / {}", "({} / {}) | int", "'%d' % ({} / {})"]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from(FORMS),
     EDGE.map(str) | st.just("j"),

@@ -159,6 +159,7 @@ class StoreContract:
 
     def test_ranges(self) -> None:
         ranges = [(0, None), (0, 0), (0, 1), (5, 3), (255, 2), (10_239, 5), (10_240, 1), (99_999, None)]
+        ranges.append((3, 1 << 48))  # memory is taken for the bytes that exist
         self.run(lambda store: check_ranges(store, self.tree, ranges))
 
     def test_infos(self) -> None:

@@ -192,7 +192,8 @@ class Store(abc.ABC):
     async def _open_and_read(self, key: str, start: int, length: int | None) -> Buffer:
         value = await self.open(key)
         try:
-            return await value.read(start, max(0, value.size - start) if length is None else length)
+            rest = max(0, value.size - start)
+            return await value.read(start, rest if length is None else min(length, rest))  # memory is for what is there
         finally:
             value.close()
 
