@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, PROGRAM, run
-from tests.mounts.mounting import alive, daemon_pid, mount_lines
+from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
 from zarrfs.system import mounts
 
 # Opens an array, says so, waits for a line, reads it, and says what it saw.
@@ -141,32 +141,31 @@ def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_
     assert done.returncode == 0, done.stderr
 
 
-# Keeps a mount busy now and then, for less time than anybody can look: as `zarrfs top`, df and monitoring do.
-ASKER = """
-import os, sys, time
-while True:
-    for _ in range(200):
-        os.statvfs(sys.argv[1])
-        time.sleep(0.0001)
-    print("asked", flush=True)
-"""
-
-
-def test_stat_calls_do_not_keep_a_mount_busy(tmp_path: Path) -> None:
-    mnt = tmp_path / "mnt"
+def test_a_stat_call_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of df. Here one lasts from before the first try until after it: the daemon is stopped."""
+    mnt, refusals, refusal = tmp_path / "mnt", [], mounts._refusal
     mnt.mkdir()
-    with subprocess.Popen([sys.executable, "-c", ASKER, str(mnt)], stdout=subprocess.PIPE) as asker:
+    assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
+    daemon = daemon_pid(mnt)
+
+    def try_once(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
+        refusals.append(refusal(mountpoint, lazy))
+        os.kill(daemon, signal.SIGCONT)
+        return refusals[-1]
+
+    monkeypatch.setattr(mounts, "_refusal", try_once)
+    os.kill(daemon, signal.SIGSTOP)
+    with subprocess.Popen([sys.executable, "-c", "import os, sys; os.statvfs(sys.argv[1])", str(mnt)]) as client:
         try:
-            assert asker.stdout is not None
-            for _ in range(5):
-                assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
-                asker.stdout.readline()
-                done = run("umount", mnt)
-                assert (done.returncode, done.stderr) == (0, "")
+            until(lambda: Path(f"/proc/{client.pid}/wchan").read_text() == "request_wait_answer")
+            mounts.unmount(str(mnt))
+            assert client.wait(60) == 0
         finally:
-            asker.kill()
+            os.kill(daemon, signal.SIGCONT)
             while mount_lines(mnt):
                 subprocess.run(["umount", "-l", str(mnt)], check=True)
+    assert refusals[0] == ("device or resource busy", True)
+    assert refusals[-1] is None
 
 
 def test_a_mount_made_by_others_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzz]:
 
 @pytest.mark.timeout(120)
 def test_mutated_samples(running: Fuzz) -> None:
-    fuzz.run(running, 23, 30, time.monotonic() + 20)
-    assert running.counts["read"] > 3
-    assert running.counts["refused"] > 3
+    fuzz.run(running, 23, 20, time.monotonic() + 100)
+    assert running.counts["read"] > 2
+    assert running.counts["refused"] > 2
     assert not running.violations, running.violations
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 
 import trio
@@ -112,7 +112,7 @@ class KeyReadAhead:
         self._just_read: LRU[str, int] = LRU(4 * _MOST)  # key: number of the read
         self._places: LRU[Pattern | str, _ReadHistory] = LRU(_PLACES, self._forget_place)
         self._tree = _ReadHistory()  # all reads, where directories have too few files each
-        self._sequences: OrderedDict[_Sequence, None] = OrderedDict()  # used last at the end
+        self._sequences: LRU[_Sequence, _Sequence] = LRU(_PLACES, self._drop)
         self._rereads = False  # the last read was of what had been read before
         self._expected: dict[str, _Sequence] = {}
         self._due: deque[_Sequence | _ReadHistory] = deque()
@@ -162,7 +162,7 @@ class KeyReadAhead:
         self._used += 1
         if size:
             sequence.weigh(size)
-        self._sequences.move_to_end(sequence)
+        self._sequences.use(sequence)
         if index is not None and isinstance(sequence.order, GridOrder):
             sequence.order.read(index)
         if sequence.place is not place:
@@ -243,9 +243,7 @@ class KeyReadAhead:
         sequence = _Sequence(order, place)
         sequence.rereads = self._rereads
         place.sequences.append(sequence)
-        self._sequences[sequence] = None
-        if len(self._sequences) > _PLACES:
-            self._drop(next(iter(self._sequences)))
+        self._sequences.put(sequence, sequence)
         self._queue(sequence)
         return sequence
 
@@ -260,7 +258,7 @@ class KeyReadAhead:
         """End a sequence that reads have left."""
         self._cancel(sequence)
         sequence.order.ended = True
-        del self._sequences[sequence]
+        self._sequences.pop(sequence, None)
         place = sequence.place
         place.sequences.remove(sequence)
         place.run = min(2 * place.run, _RUN_MOST) if sequence.used < sequence.dropped else place.run

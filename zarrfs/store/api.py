@@ -193,7 +193,7 @@ class Store(abc.ABC):
         value = await self.open(key)
         try:
             rest = max(0, value.size - start)
-            return await value.read(start, rest if length is None else min(length, rest))  # memory is for what is there
+            return await value.read(start, rest if length is None else min(length, rest))  # no memory beyond
         finally:
             value.close()
 

@@ -126,12 +126,13 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
     A short request, as of `zarrfs top` or df, also makes a mount busy: EBUSY without a holder is retried for a moment.
     """
     before, pause = mount_at(mountpoint), 0.01
-    deadline = time.monotonic() + _BUSY
+    deadline = 0.0
     while (refused := _refusal(mountpoint, lazy)) is not None:
         if before is not None and mount_at(mountpoint) != before:
             return  # another process has unmounted it, and perhaps mounted something else
         reason, busy = refused
         users = holders(mountpoint) if busy else []
+        deadline = deadline or time.monotonic() + _BUSY  # from here on: holders() takes long among many processes
         if busy and not users and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, 0.04)
