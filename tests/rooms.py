@@ -8,6 +8,7 @@ Modules that most tests import (COMMON) choose no tests outside their room.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ def tests() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py"))
 
 
+@functools.cache
 def imported(test: str) -> set[str]:
     """Return the names that a test file imports: zarrfs.cache.disk and zarrfs.cache.disk.DiskCache."""
     found: set[str] = set()
