@@ -34,5 +34,5 @@ def test_a_changed_file_chooses_its_tests(path: str, test: str) -> None:
 
 
 def test_changed_files_choose_tests_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "changed", lambda: ["tests/net/test_http.py", "tests/net/test_http.py", "tests/gone.py"])
+    monkeypatch.setattr(rooms, "changed", lambda: 2 * ["tests/net/test_http.py"] + ["tests/gone.py"])
     assert chosen(["--changed", "-k", "x"]) == ["-k", "x", "tests/net/test_http.py", ALWAYS]
