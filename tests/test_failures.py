@@ -92,10 +92,10 @@ def test_all_lines_together_are_bounded(told: Failures, clock: Clock, caplog: py
     lines = len(caplog.messages)
     clock.now += SILENCE
     told.flush()
-    [said] = [text for text in caplog.messages[lines:] if "without a line" in text]
+    [said] = [text for text in caplog.messages[lines:] if "not logged one by one" in text]
     missed = 10_003 - lines
     assert said == (
-        f"{missed:,} failures without a line of their own: {missed - 3:,} read EIO, 3 lookup EACCES"
+        f"{missed:,} failures were not logged one by one: {missed - 3:,} read EIO, 3 lookup EACCES"
     )
     assert told.counts == {"EIO": 10_000, "EACCES": 3}
 

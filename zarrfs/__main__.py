@@ -1,6 +1,17 @@
-"""python -m zarrfs: the same as the program zarrfs."""
+"""The program zarrfs, also run as python -m zarrfs."""
 
-from zarrfs.cli import main
+import os
+
+
+def program() -> None:
+    """Run zarrfs. Ctrl-C while its modules are imported ends it with status 130, without a traceback."""
+    try:
+        from zarrfs.cli import main
+
+        main(prog_name="zarrfs")
+    except KeyboardInterrupt:
+        os._exit(130)
+
 
 if __name__ == "__main__":
-    main(prog_name="zarrfs")
+    program()

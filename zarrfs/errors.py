@@ -20,12 +20,29 @@ def reason_of(exc: BaseException) -> str:
     return said or ("timed out" if isinstance(exc, TimeoutError) else type(exc).__name__)
 
 
+def behind(exc: BaseException) -> BaseException | None:
+    """Return the KeyboardInterrupt or TimedOut that became `exc`; None if there is none.
+
+    Code that a signal handler interrupts may replace its exception: type() makes a RuntimeError of one in
+    __set_name__ (functools.cached_property, before Python 3.12), and C modules an ImportError of one in their start.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = exc
+    while link is not None and id(link) not in seen and not isinstance(link, KeyboardInterrupt | TimedOut):
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return link if isinstance(link, KeyboardInterrupt | TimedOut) else None
+
+
 def first_cause(exc: BaseException) -> BaseException:
-    """Return the first error inside the exception groups of trio's nurseries; KeyboardInterrupt has precedence."""
+    """Return the first error inside the exception groups of trio's nurseries; KeyboardInterrupt has precedence.
+
+    An unexpected error that a signal's exception became on its way (behind()) is that exception.
+    """
     while isinstance(exc, BaseExceptionGroup):
         interrupted = exc.subgroup(KeyboardInterrupt)
         exc = (interrupted or exc).exceptions[0]
-    return exc
+    return exc if isinstance(exc, ZarrfsError | OSError) else behind(exc) or exc
 
 
 def internal_error(exc: BaseException) -> str:

@@ -80,7 +80,7 @@ class Failures:
             more = ", ..." if len(self._suppressed) > _NAMED else ""
             number = self._suppressed.total()
             self._suppressed.clear()
-            log.error("%s failures without a line of their own: %s%s", f"{number:,}", kinds, more, extra={
+            log.error("%s failures were not logged one by one: %s%s", f"{number:,}", kinds, more, extra={
                 "facts": {"more": number}})  # fmt: skip
 
     def _write(self, which: tuple[str, str, str], failure: _Logged) -> None:

@@ -565,6 +565,6 @@ def test_invalid_blob_sources(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"option blobs=.*{name}: {rule}") as caught:
             check_sources([str(tmp_path), str(tmp_path / name)])
         assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="blobs=flux:main: the running Flux instance is flux: and nothing else"):
+    with pytest.raises(UsageError, match="blobs=flux:main: the running Flux instance is named flux: alone"):
         check_sources(["flux:main"])
     check_sources(["flux:", "http://host/x", "s3://bucket/y", tmp_path.as_uri()])

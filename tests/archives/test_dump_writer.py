@@ -131,7 +131,7 @@ def test_from_the_command_line_to_the_mount(tmp_path: Path) -> None:
     assert on_disk(tmp_path / "out") == on_disk(tmp_path / "tree")
     assert run("archive", "verify", tar).returncode == 0
     again = run("archive", "create", "-C", tmp_path / "tree", ".", "-O", tar)
-    assert "is there already; --force replaces it" in again.stderr
+    assert "already exists; --force replaces it" in again.stderr
     with open(tar, "r+b") as file:
         file.seek(1000)  # in the first blob
         file.write(bytes(100))
@@ -148,7 +148,7 @@ def test_invalid_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a_blobs.1", "a.b_blobs.02"])
 def test_names_of_blobs_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is what a blob of another archive is called"):
+    with pytest.raises(UsageError, match="has the form of a blob's name; choose another"):
         check_name(name)
 
 
@@ -207,7 +207,7 @@ def test_no_memory_for_a_task(tmp_path: Path) -> None:
     limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", *command]
     done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "of memory for what is read at once: say fewer --jobs" in done.stderr
+    assert "of memory for what is read at once: give fewer --jobs" in done.stderr
     assert os.listdir(tmp_path) == ["file"]
 
 

@@ -89,7 +89,7 @@ def test_sources_that_flux_cannot_give(flux: FakeFlux, monkeypatch: pytest.Monke
     refused("flux:none", "flux kvs get archive.none: flux-kvs: archive.none: No such file")
     refused("flux:job/none", "flux job info none jobspec: flux-job: No such file")
     for source in ("flux:", "flux:job/", "flux:--help", "flux:job/-x"):
-        refused(source, "say flux:NAME")
+        refused(source, "expected flux:NAME")
     flux.put("archive.refs", {"a": ["/etc/passwd"]})
     refused("flux:refs", "archive|not an object")  # what is in a KVS is an archive, and nothing else
     refused("flux:main", "document_limit", document_limit=100)
@@ -146,7 +146,7 @@ def test_bad_dumps(tmp_path: Path) -> None:
     tar.write_bytes(data[:1024] + bytes(data[1024:1100]) + b"\xff" * 4000)
     refused(tar, "the tar is damaged at byte")
     dump_tar(tar, {})
-    refused(tar, "a tar without archive/NAME")
+    refused(tar, "has no member archive/NAME")
     dump_tar(tar, {"main": (ARCHIVE, [LARGE])})
     refused(tar, "document_limit", document_limit=100)
 

@@ -426,7 +426,7 @@ def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptur
     with contextlib.nullcontext() if which == "segment" else pytest.raises(UsageError, match=r"not a dir|symbolic"):
         clear(str(cache))
     assert {path: path.stat().st_mtime_ns for path in (other, *other.rglob("*"))} == before
-    assert ("nothing is kept there for now" in caplog.text or "cannot be read" in caplog.text) == (which != "segment")
+    assert ("nothing is cached for now" in caplog.text or "cannot be read" in caplog.text) == (which != "segment")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes nobody")

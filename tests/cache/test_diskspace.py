@@ -319,7 +319,7 @@ def test_a_full_disk(options: str, tmp_path: Path, caplog: pytest.LogCaptureFixt
             write(cache, T, number * MIB, number * MIB + 70_000, run=number % 2 == 0)
             remember(cache, f"{T}{number}", ONE)
             assert not found(cache, T, number * MIB, number * MIB + 70_000)
-        assert warnings(caplog) == [f"cache_dir={place / 'c'}: no space left on device; nothing is kept there for now"]
+        assert warnings(caplog) == [f"cache_dir={place / 'c'}: no space left on device; nothing is cached for now"]
         for path in place.iterdir():
             if path.is_file():
                 path.unlink()
@@ -447,7 +447,7 @@ def test_an_error_of_the_disk_while_it_is_written(
         assert not found(cache, T, start, start + 1000)
     assert cache.leases.take(T, 0, 1000) is None, "nobody is to wait for what is not kept"
     monkeypatch.undo()
-    assert warnings(caplog) == [f"cache_dir={tmp_path}: input/output error; nothing is kept there for now"]
+    assert warnings(caplog) == [f"cache_dir={tmp_path}: input/output error; nothing is cached for now"]
     cache._until = 0
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)

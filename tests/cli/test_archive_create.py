@@ -85,20 +85,20 @@ def test_files_from(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "say what is to be archived"),
+        ((), "nothing to archive: give PATHs"),
         (("/etc/passwd",), "/etc/passwd: paths in an archive are relative: say -C / etc/passwd"),
-        (("../x",), "../x: no path in an archive has .. in it"),
-        (("in/..",), "in/..: no path"),
+        (("../x",), "../x: paths in an archive cannot contain .."),
+        (("in/..",), "in/..: paths in an archive"),
         (("",), "an empty path"),
         (("-C", "nowhere", "x"), "nowhere: no such file or directory"),
         (("-C", "more", "."), "more: not a directory"),
         (("--region-size", "1GiB", "in"), "a region of 1,073,741,824 bytes"),
-        (("--inline", "--blobs", "b", "in"), "--blobs has nothing to do"),
+        (("--inline", "--blobs", "b", "in"), "--blobs cannot be combined with --inline"),
         (("--inline-threshold", "0", "in"), "in/a.txt: 1 bytes, which go to a blob: name a directory"),
         (("--inline-threshold", "0", "in", "--blobs", "no/where"), "--blobs no/where: no such file or directory"),
         (("in", "-O", "no/where.json"), "no/where.json: no such directory"),
         (("in", "-O", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
-        (("in", "-O", "x.tar", "--blobs", "b"), "a tar has the blobs in it: --blobs has nothing to do"),
+        (("in", "-O", "x.tar", "--blobs", "b"), "--blobs cannot be combined with a tar, which holds the blobs itself"),
         (("in", "-O", "x.tar", "--name", "a/b"), "--name a/b: a name has up to 64 letters, digits, '-', '_'"),
         (("in", "-O", "x.json", "--name", "a"), "--name a: only an archive in a tar has a name: say --output"),
         (("in", "-O", "X.Tar.GZ", "--force"), "X.Tar.GZ: a file archive is JSON, not tar"),
@@ -108,7 +108,7 @@ def test_files_from(place: Path) -> None:
         (("in", "-O", ""), "an empty name of a file"),
         (("in", "-O", "/dev/stdout"), "/dev/stdout: is no regular file"),
         (("in", "-O", "/dev/null", "--force"), "/dev/null: is no regular file"),
-        (("in", "-O", "more"), "is there already; --force replaces it"),
+        (("in", "-O", "more"), "already exists; --force replaces it"),
     ],
 )
 def test_bad_usage(place: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -197,14 +197,14 @@ def test_outputs_are_not_archived(place: Path) -> None:
     command = ("archive", "create", ".", "-O", "in/new.json", "--blobs", "in/blobs", "--inline-threshold", "0")
     (place / "in/.new.json.0123456789abcdef.tmp").mkdir()  # what a killed process leaves
     done = run(*command)
-    assert (done.returncode, done.stderr) == (0, "zarrfs: warning: in/blobs: is written meanwhile: left out\n")
+    assert (done.returncode, done.stderr) == (0, "zarrfs: warning: in/blobs: is an output of this command: left out\n")
     first = (place / "in/new.json").read_bytes()
     assert sorted(paths(first)) == ["in", "in/a.txt", "in/sub", "in/sub/b.txt", "in/sub/c.tmp", "in/z", "more"]
     done = run(*command, "--force")
-    told = [f"zarrfs: warning: in/{name}: is written meanwhile: left out" for name in ("blobs", "new.json")]
+    told = [f"zarrfs: warning: in/{name}: is an output of this command: left out" for name in ("blobs", "new.json")]
     assert (done.returncode, sorted(done.stderr.splitlines())) == (0, told)
     assert sorted(paths((place / "in/new.json").read_bytes())) == sorted(paths(first))
-    assert "is written meanwhile" in refused(".", "--blobs", ".", status=2)
+    assert "is an output of this command" in refused(".", "--blobs", ".", status=2)
     with open("in/out.json", "wb") as file:
         subprocess.run([PROGRAM, "archive", "create", "in", "--exclude", "blobs"], stdout=file, check=True)
     assert "in/out.json" not in paths((place / "in/out.json").read_bytes())

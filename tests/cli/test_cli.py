@@ -270,6 +270,13 @@ def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str)
     assert result.stderr.count("\n") == 1
 
 
+def wrapped(exc: BaseException) -> RuntimeError:
+    """Return the error that type() makes of `exc`, raised in an attribute's __set_name__."""
+    error = RuntimeError("in __set_name__")
+    error.__cause__ = exc
+    return error
+
+
 @pytest.mark.parametrize(
     ("exc", "status", "says"),
     [
@@ -280,6 +287,8 @@ def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str)
         (ExceptionGroup("g", [ExceptionGroup("g", [NotFound("k")])]), 1, "zarrfs: k: no such key\n"),
         (BaseExceptionGroup("g", [NotFound("k"), KeyboardInterrupt()]), 130, ""),
         (KeyError("x"), 1, "zarrfs: internal error: KeyError: 'x' (-d shows where)\n"),
+        (wrapped(KeyboardInterrupt()), 130, ""),
+        (wrapped(KeyError("x")), 1, "zarrfs: internal error: RuntimeError: in __set_name__ (-d shows where)\n"),
     ],
 )
 def test_an_error_is_one_line_with_its_status(

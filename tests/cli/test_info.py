@@ -92,7 +92,7 @@ def test_a_tree_of_other_files(tmp_path: Path) -> None:
     assert "nodes" not in info("--json", tmp_path)
     done = CliRunner().invoke(main, ["info", "--html", str(tmp_path / "page.html"), str(tmp_path)])
     assert done.exit_code == 1
-    assert "no groups or arrays" in done.stderr
+    assert "no Zarr groups or arrays" in done.stderr
     assert not (tmp_path / "page.html").exists()
 
 

@@ -47,7 +47,7 @@ def test_a_file_that_is_no_manifest_stays(name: str, node: Node) -> None:
     notes.write_text(f"{'0' * 64}  notes\n")
     done = run("stage", "--copy", SOURCE, dest, "--manifest", notes)
     assert done.returncode == 2
-    assert f"--manifest {notes}: is there already, and no manifest of ours: it stays" in one_line(done.stderr)
+    assert f"--manifest {notes}: exists and is not a manifest of zarrfs: not replaced" in one_line(done.stderr)
     assert (notes.read_text(), dest.exists()) == (f"{'0' * 64}  notes\n", False)
 
 

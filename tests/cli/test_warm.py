@@ -41,7 +41,7 @@ def test_failures_set_the_exit_status(source: Path, tmp_path: Path) -> None:
 def test_nowhere_to_keep_it(options: tuple[str, ...], source: Path, tmp_path: Path) -> None:
     done = run("warm", *options, source, tmp_path / "reads")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "nowhere to keep" in done.stderr
+    assert "needs a cache on disk" in done.stderr
 
 
 def test_no_record(source: Path, tmp_path: Path) -> None:

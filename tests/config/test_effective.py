@@ -460,7 +460,7 @@ def test_values_of_json_have_rules(user: Path) -> None:
 
 def test_a_secret_with_a_comma_is_not_shown_in_the_error() -> None:
     said = refused("s3.secret=hush", "hush2")
-    assert said == r"option s3.secret: what follows its comma is no option (a comma in a value is \,)"
+    assert said == r"option s3.secret: no option after its comma (write a comma in a value as \,)"
     assert "did you mean strict" in refused("s3.anon=true", "stric")
     assert "hush" not in refused("s3://b/c.secret=hush")
 

@@ -176,7 +176,8 @@ def test_a_foreign_directory_stays(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     result = discard(tmp_path, "--yes")
     assert result.exit_code == 1
-    assert result.stderr == f"zarrfs: {tmp_path}: is no upper directory of zarrfs (no .zarrfs-upper): it stays\n"
+    rule = "is not an upper directory of zarrfs (no .zarrfs-upper): not deleted"
+    assert result.stderr == f"zarrfs: {tmp_path}: {rule}\n"
     os.symlink(tmp_path / "precious", tmp_path / ".zarrfs-upper")
     assert discard(tmp_path, "--yes").exit_code == 1
     assert (tmp_path / "precious").exists()

@@ -94,7 +94,7 @@ def typed(form: str) -> str:
 def empty(model: Model) -> set[str]:
     """The warnings of directories that hold nothing."""
     return {
-        f"{key}: an empty directory, of which a reference set knows nothing: left out"
+        f"{key}: an empty directory, which a reference set cannot hold: left out"
         for key, value in model.items()
         if value is None and not any(other.startswith(f"{key}/") for other in model)
     }
@@ -338,7 +338,7 @@ def test_new_is_no_part_of_what_is_read(place: Path) -> None:
     (place / "link").symlink_to("up")
     refused("is the upper directory", "link/sub/../new.zip", status=2)
     refused("is the upper directory", "a.json", "--format", "archive", "--blobs", "up/a", status=2)
-    refused("its name does not tell", "new", status=2)
+    refused("its name has no known ending", "new", status=2)
     refused("no such directory", "none/new.json", status=2)
 
 

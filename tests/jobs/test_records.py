@@ -109,7 +109,7 @@ def test_a_record_of_another_user_is_not_believed(tmp_path: Path) -> None:
     add_record()
     (path,) = (tmp_path / "state/staged").iterdir()
     os.chown(path, 12345, 12345)
-    with pytest.raises(MountError, match="no record of ours"):
+    with pytest.raises(MountError, match="is not a record of zarrfs"):
         records.found()
 
 

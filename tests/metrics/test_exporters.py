@@ -77,7 +77,7 @@ def test_a_fault_in_them_ends_no_mount(tmp_path: Path, caplog: pytest.LogCapture
         await trio.sleep(0.01)
 
     watched(Watch(TextfileExporter(str(tmp_path / "x.prom")), "/mnt", dict(ABOUT)), stats, script)
-    assert caplog.messages == ["metrics: KeyError: 'x'; there are none from now on"]
+    assert caplog.messages == ["metrics: KeyError: 'x'; they are no longer served"]
 
 
 def test_a_directory_is_refused_as_a_text_file(tmp_path: Path) -> None:

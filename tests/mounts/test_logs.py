@@ -142,7 +142,7 @@ def test_ten_thousand_failures_stay_few_lines(tmp_path: Path) -> None:
     assert "k/0" in {one.get("key") for one in lines}
     own = [one for one in lines if "key" in one and "more" not in one]
     assert len(own) + sum(one.get("more", 0) for one in lines) == counted["EIO"] >= 10_000
-    assert re.fullmatch(r"[\d,]+ failures without a line of their own: [\d,]+ read EIO", lines[-1]["message"])
+    assert re.fullmatch(r"[\d,]+ failures were not logged one by one: [\d,]+ read EIO", lines[-1]["message"])
 
 
 # -- places that hang, are full or go away

@@ -220,5 +220,5 @@ def test_a_file_that_holds_no_process_number_is_not_replaced(tmp_path: Path) -> 
     (tmp_path / "mnt").mkdir()
     done = run("mount", document, tmp_path / "mnt", "-o", f"pid_file={mine}")
     assert done.returncode == 2
-    assert "has no process number in it" in done.stderr
+    assert "is not a pid file" in done.stderr
     assert mine.read_text() == "my thesis"

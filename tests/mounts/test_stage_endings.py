@@ -150,7 +150,7 @@ def test_a_damaged_record_does_not_keep_others_from_staging(node: Node) -> None:
 
 def test_bad_directories_of_state_are_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = run("stage", "--node-local=", SOURCE, node.path / "input")
-    assert (refused.returncode, one_line(refused.stderr)) == (2, "zarrfs: --node-local=: names no directory")
+    assert (refused.returncode, one_line(refused.stderr)) == (2, "zarrfs: --node-local=: expected a directory")
     monkeypatch.setenv("ZARRFS_STATE_DIR", "state")
     for command in (["stage", SOURCE, node.path / "input"], ["unstage", "--all"], ["run", SOURCE, "true"]):
         refused = run(*command, cwd=node.path)
@@ -181,7 +181,7 @@ def test_written_files_outlive_a_dead_mount(node: Node) -> None:
     assert done.returncode == 0, done.stderr
     assert (node.path / "out/result").read_text() == "of the job"
     refused = run("stage-out", dest, "--merged", "--to", node.path / "all")
-    assert (refused.returncode, "--merged: for what is staged and mounted" in one_line(refused.stderr)) == (2, True)
+    assert (refused.returncode, "--merged needs a staged mount" in one_line(refused.stderr)) == (2, True)
 
 
 @pytest.mark.parametrize("local", [True, False])

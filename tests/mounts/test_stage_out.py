@@ -59,7 +59,7 @@ def test_an_archive_holds_what_was_written(node: Node) -> None:
     assert done.stderr.splitlines() == [f"zarrfs: deleted: {key}" for key in DELETED]
     with mounted(archive, node.path / "mnt", f"blobs={blobs}") as root:
         assert values(root) == WRITTEN
-    assert "is there already" in one_line(run("stage-out", dest, "-O", archive, "--blobs", blobs).stderr)
+    assert "already exists" in one_line(run("stage-out", dest, "-O", archive, "--blobs", blobs).stderr)
     assert run("unstage", dest).returncode == 0
     assert kept("--upperdir", node.path / "upper", "-O", archive, "--inline", "--force")["deleted"] == DELETED
     with mounted(archive, node.path / "mnt") as root:
@@ -68,7 +68,8 @@ def test_an_archive_holds_what_was_written(node: Node) -> None:
 
 def test_an_archive_and_its_blobs_in_one_file(node: Node) -> None:
     dest, archive = job(node), node.path / "result.tar"
-    assert "a tar has the blobs in it" in one_line(run("stage-out", dest, "-O", archive, "--blobs", node.path).stderr)
+    refused = run("stage-out", dest, "-O", archive, "--blobs", node.path)
+    assert "cannot be combined with a tar" in one_line(refused.stderr)
     assert kept(dest, "-O", archive)["deleted"] == DELETED
     with mounted(archive, node.path / "mnt") as root:
         assert values(root) == WRITTEN
@@ -122,7 +123,8 @@ def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
 def test_contradictory_arguments_are_refused(node: Node) -> None:
     dest = job(node)
     for said, words in {
-        "say where to": [dest], "say what": ["--to", node.path / "x"], "only one": [dest, "--to", "x", "-O", "x.json"],
+        "no destination": [dest], "give DEST, where": ["--to", node.path / "x"],
+        "only one": [dest, "--to", "x", "-O", "x.json"],
         "nothing is staged there": [node.path / "other", "--to", node.path / "x"],
         "cannot be written to": [dest, "--to", "https://example.org/x"], "unknown": [dest, "--to", "nosuch://x/y"],
         "is to be archived": [dest, "-O", node.path / "upper/x.json", "--inline"],
@@ -132,7 +134,7 @@ def test_contradictory_arguments_are_refused(node: Node) -> None:
     }.items():
         done = run("stage-out", *words, "-q")
         assert done.returncode == (1 if said.startswith("nothing") else 2)
-        assert (said if said != "only one" else "say where to") in one_line(done.stderr)
+        assert (said if said != "only one" else "no destination") in one_line(done.stderr)
     assert sorted(path.name for path in node.path.iterdir()) == ["local", "state", "upper", "work"]
 
 

@@ -43,7 +43,7 @@ ARRAY = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<i4", "compres
 SCRIPTS = {
     "…: not a directory": "zarrfs mount refs.json data.bin",
     "…: already a mount point (…, type fuse.zarrfs)": "m refs.json mnt; m refs.json mnt",
-    "…: lies inside the source …, which would show itself in itself": "mkdir zlib/a; zarrfs mount zlib zlib/a",
+    "…: lies inside the source …: the mount would contain itself": "mkdir zlib/a; zarrfs mount zlib zlib/a",
     "…: not mounted": "zarrfs umount mnt",
     "…: cannot unmount: in use by pid …": "m refs.json mnt; exec 9<mnt/a; zarrfs umount mnt; exec 9<&-",
     "Transport endpoint is not connected": "m -o pid_file=pid refs.json mnt; killed; cat mnt/a",
@@ -83,7 +83,7 @@ SCRIPTS = {
     ),
     "a set from the network reaches no local file (-o allow=file, or allow_path=DIR)": "ro $URL/local.json a",
     "a set from the network reaches only public addresses, and … is none (-o allow=private)": "ro $URL/private.json a",
-    "…: reaches no local files, as root mounts it for others: see allow_path=": "m -o allow_other refs.json mnt",
+    "…: local targets are refused, as root mounts for others: give allow_path=": "m -o allow_other refs.json mnt",
     "damaged: …": "zarrfs check zlib",
     "numcodecs has no such codec here": "zarrfs check nosuch",
     "left out of view=v3: …": "m -o view=v3 objects mnt; ls mnt; log",
@@ -101,7 +101,7 @@ SCRIPTS = {
     "a mount with an upper directory is not refreshed: …": "m -o upperdir=empty refs.json mnt; zarrfs refresh mnt",
     "option …: cannot change while mounted: unmount, and mount again":
         "m refs.json mnt; zarrfs refresh --set view=v3 mnt",
-    "…: is there already; --force replaces it": "zarrfs commit --upperdir empty -O refs.json http.json",
+    "…: already exists; --force replaces it": "zarrfs commit --upperdir empty -O refs.json http.json",
 }  # fmt: skip
 # As a user of a machine: what root does to it, before and after
 FUSERMOUNT = shutil.which("fusermount3") or "/usr/bin/fusermount3"

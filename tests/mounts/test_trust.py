@@ -95,7 +95,7 @@ def test_root_mounts_for_others(tmp_path: Path) -> None:
     for option, told in ("allow_other", 1), ("allow_other,allow_path=data", 0):
         done = run("mount", document, tmp_path / "mnt2", "-o", option, cwd=tmp_path)
         assert done.returncode == 0
-        assert done.stderr.count("see allow_path=") == told
+        assert done.stderr.count("give allow_path=") == told
         if not told:
             assert (tmp_path / "mnt2/relative").read_bytes() == VALUE[10:20]
         assert run("umount", tmp_path / "mnt2").returncode == 0

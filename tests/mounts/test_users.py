@@ -264,7 +264,7 @@ def test_writing_archiving_and_caching(machine: Machine) -> None:
     assert ann(machine, "zarrfs", "cache", "ls", "--cache-dir", "cache")[0] == 0
     assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
     status, err = mount(machine, "-o", "upperdir=up,uid=0")
-    assert (status, "option uid=0: only root can give that" in err) == (2, True)
+    assert (status, "option uid=0: only root can make another user the owner" in err) == (2, True)
 
 
 def test_priority_and_read_ahead_of_root_are_left_alone_quietly(machine: Machine) -> None:

@@ -136,7 +136,7 @@ def test_a_view_is_written_to_in_an_upper_alone(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     done = run("mount", ROOT / "v2_hier", tmp_path / "mnt", "-o", "rw,view=v3")
     assert done.returncode == 2
-    assert "option view: a view is not written to; with upperdir=DIR changes go to DIR" in done.stderr
+    assert "option view: views are read-only; with upperdir=DIR changes are stored in DIR" in done.stderr
     before = {path: path.stat().st_mtime_ns for path in (ROOT / "v2_hier").rglob("*")}
     with mounted(ROOT / "v2_hier", tmp_path / "mnt", "view=v3", f"upperdir={tmp_path}/upper") as mountpoint:
         group = zarr.open_group(str(mountpoint), mode="r+", zarr_format=3, use_consolidated=False)

@@ -12,7 +12,7 @@ import zarr
 from tests.mounts.mounting import log_of, mounted
 from tests.mounts.remotevalues import wait_for
 
-WARNING = "consolidate the metadata again"
+WARNING = "consolidate it again"
 
 
 @pytest.mark.parametrize(("version", "document"), [(2, ".zmetadata"), (3, "zarr.json")])
@@ -34,4 +34,4 @@ def test_stale_metadata_is_logged_once(version: int, document: str, tmp_path: Pa
             (root / "a").rename(root / "c")  # the daemon has looked at all of it when it has done this
         lines = [line for line in log_of(root).splitlines() if WARNING in line]
         assert len(lines) == count
-        assert all(f" {document}: is not what it was made of any more (a/" in line for line in lines)
+        assert all(f" {document}: no longer matches the metadata of its nodes (a/" in line for line in lines)

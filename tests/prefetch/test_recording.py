@@ -301,12 +301,18 @@ def test_a_bad_line_ends_it_after_what_came_before(store: Watched, tmp_path: Pat
     assert sorted(store.got) == [("a/1", 0, 1), ("big", 0, 10)]
 
 
-def test_progress_is_reported(store: Watched) -> None:
+def test_the_counts_grow_with_each_batch(store: Watched) -> None:
     told: list[int] = []
+
+    class Seen(Warmed):
+        def __setattr__(self, name: str, value: int) -> None:
+            super().__setattr__(name, value)
+            if name == "found" and value:
+                told.append(value)
 
     async def main() -> None:
         records = [RecordedRead(f"a/{number}", 0, BLOCK) for number in range(600)]
-        await warm(store, records, lambda done: told.append(done.found))
+        await warm(store, records, Seen())
 
     trio.run(main)
     assert len(told) >= 3

@@ -31,7 +31,7 @@ def test_pages_of_options_are_up_to_date(writer: ModuleType) -> None:
     assert writer.PAGE.read_text() == writer.page(writer.PAGE.read_text()), "run scripts/write-docs"
     assert writer.STATS_PAGE.read_text() == writer.stats_page(writer.STATS_PAGE.read_text()), "run scripts/write-docs"
     assert writer.COMMANDS_PAGE.read_text() == writer.commands_page(), "run scripts/write-docs"
-    for name in writer.STATUS:
+    for name in writer.PAGES:
         assert (writer.MAN / name).read_text() == writer.manual(name), "run scripts/write-docs"
 
 

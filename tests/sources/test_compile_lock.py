@@ -17,7 +17,8 @@ import pytest
 
 from tests.servers import Faulty
 from zarrfs.config.options import Options
-from zarrfs.sources import prepare
+from zarrfs.sources import compile_lock, prepare
+from zarrfs.sources.compile_lock import compiling
 from zarrfs.store import indexfile
 
 SECONDS = 40  # for anything that a process is to do
@@ -158,6 +159,21 @@ def test_a_stopped_compiler_is_not_waited_for_beyond_mount_timeout(tmp_path: Pat
         _end([first])
 
 
+def test_a_wait_is_reported_once(
+    tmp_path: Path, settled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the document and the process; there is none with -q."""
+    monkeypatch.setattr(compile_lock, "_REPORTED", 0.1)
+    first, *others = _planners(str(settled), tmp_path)
+    for level in ("error", "info"):
+        prepare.prepare(str(settled), Options(index_dir=str(tmp_path / "index"), mount_timeout=0.5, log_level=level))
+        (made,) = (tmp_path / "index").glob("*.index")
+        made.unlink()
+    rule = f"waiting for process {first.pid}, which compiles the same document (up to 0.5 s, mount_timeout=)"
+    assert capsys.readouterr().err == f"zarrfs: {settled}: {rule}\n"
+    _end([first, *others])
+
+
 def test_after_a_failure_all_go_on_at_once(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text('{"refs": {"k": ')
     first, *others = _planners(str(tmp_path / "refs.json"), tmp_path, always_fresh=True)
@@ -167,8 +183,6 @@ def test_after_a_failure_all_go_on_at_once(tmp_path: Path) -> None:
 
 
 def test_without_locks_each_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zarrfs.sources import compile_lock
-
     def refuse(*_: object) -> bool:
         raise OSError(37, "No locks available")
 
@@ -180,8 +194,6 @@ def test_without_locks_each_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_lock_file_of_another_user_is_not_waited_for(tmp_path: Path) -> None:
-    from zarrfs.sources.compile_lock import compiling
-
     lock = tmp_path / "lock"
     lock.touch()
     os.chown(lock, 65534, 65534)

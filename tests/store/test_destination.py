@@ -43,13 +43,13 @@ def test_an_index_replaces_only_an_index_and_only_with_force(document: Path, tmp
         for command in ["index", document, "-O", document], ["refs", "convert", document, document, "--to", "index"]:
             result = run(*command, *force)
             assert (result.returncode, result.stdout) == (2, "")
-            assert result.stderr == f"zarrfs: {document}: is there already, and is no index: it stays\n"
+            assert result.stderr == f"zarrfs: {document}: exists and is not an index: not replaced\n"
     assert document.read_bytes() == before
     index = tmp_path / "set.index"
     assert run("index", document, "-O", index).returncode == 0
     document.write_text('{"a": "b"}')
     result = run("index", document, "-O", index)
-    assert (result.returncode, result.stderr) == (2, f"zarrfs: {index}: is there already; --force replaces it\n")
+    assert (result.returncode, result.stderr) == (2, f"zarrfs: {index}: already exists; --force replaces it\n")
     assert set(entries(index)) == set(ARRAY)
     assert run("index", document, "-O", index, "--force").returncode == 0
     assert entries(index) == {"a": b"b"}
@@ -110,7 +110,7 @@ def test_a_set_with_something_else_in_it_stays(name: str, make: Any, document: P
     before = sorted(out.rglob("*"))
     result = refs("convert", document, out, "--force")
     assert result.exit_code == 2
-    assert result.stderr == f"zarrfs: {out}: holds {name}, which is no part of the reference set: it stays\n"
+    assert result.stderr == f"zarrfs: {out}: holds {name}, which is no part of the reference set: not replaced\n"
     assert sorted(out.rglob("*")) == before
     assert sorted(os.listdir(tmp_path)) == ["set.json", "set.parq"]
 

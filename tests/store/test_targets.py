@@ -179,7 +179,7 @@ def test_naming_options_enables_a_protocol_but_never_some() -> None:
 
 
 def test_a_relative_target_in_an_archive() -> None:
-    with pytest.raises(ReadError, match="say option base"):
+    with pytest.raises(ReadError, match="give its base with -o base="):
         read(Targets(Options(), "zip://refs.json::http://h/"), "x")
 
 

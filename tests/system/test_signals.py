@@ -56,6 +56,19 @@ def test_ctrl_c_while_a_command_starts(tmp_path: Path, name: str) -> None:
     assert run(program, name, "x", tmp_path) == (130, "")
 
 
+def test_ctrl_c_while_the_program_is_imported() -> None:
+    program = """
+import sys
+from zarrfs.__main__ import program
+class Finder:
+    def find_spec(self, name, *_more):
+        if name == "zarrfs.cli.common":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+program()"""
+    assert run(program) == (130, "")
+
+
 def test_ctrl_c_while_mount_zarrfs_starts(tmp_path: Path) -> None:
     program = """
 import sys

@@ -143,7 +143,7 @@ class DiskBlobs:
             reason = reason_of(exc)
             if reason not in self._reported:
                 self._reported.add(reason)
-                log.warning("cache_dir=%s: %s; no blobs are kept there for now", self._cache_dir, reason)
+                log.warning("cache_dir=%s: %s; no blobs are cached for now", self._cache_dir, reason)
             return
         self._count("writes" if written else "dropped", len(data) if written else 0)
 

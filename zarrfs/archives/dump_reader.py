@@ -318,7 +318,7 @@ def chosen(index: DumpIndex, wanted: str, source: str) -> str:
     if index.fault:
         raise SourceError(source, f"the tar is {index.fault}")
     if not names:
-        raise SourceError(source, "a tar without archive/NAME: not one that flux dump has written of an archive")
+        raise SourceError(source, "has no member archive/NAME: not a tar that flux dump wrote of an archive")
     rule = f"no archive {wanted.replace('/', '.')!r}" if wanted else "more than one archive"
     raise SourceError(source, f"{rule}; say FILE.tar#NAME, of {shown}")
 

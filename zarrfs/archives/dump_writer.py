@@ -36,7 +36,7 @@ BlobSpan = tuple[int, int]  # offset, in the memory of a task, of the header of 
 def check_name(name: str) -> None:
     """Raise UsageError for a name that no archive in a dump tar can have: it is part of the KVS key archive.NAME."""
     if _BLOB.fullmatch(name):
-        raise UsageError(f"--name {name}: is what a blob of another archive is called")
+        raise UsageError(f"--name {name}: has the form of a blob's name; choose another")
     if len(name) > _NAME_MAX or not _NAME.fullmatch(name):
         raise UsageError(f"--name {name}: a name has up to {_NAME_MAX} letters, digits, '-', '_', and '.' between")
 

@@ -26,7 +26,7 @@ def document(source: str, timeout: float) -> bytes:
     name = source.removeprefix(FLUX)
     job = name.removeprefix("job/") if name.startswith("job/") else None
     if not name or job == "" or name.startswith("-") or (job or "").startswith("-") or "\0" in name:
-        raise SourceError(source, "say flux:NAME for an archive of the running Flux instance, flux:job/ID for a job's")
+        raise SourceError(source, "expected flux:NAME (an archive of the Flux instance) or flux:job/ID (of a job)")
     command = ["kvs", "get", f"archive.{name}"] if job is None else ["job", "info", job, "jobspec"]
     try:
         return run(command, timeout)

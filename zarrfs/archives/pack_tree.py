@@ -66,9 +66,9 @@ class CreateOptions:
         if self.dump is not None:
             check_name(self.dump)
             if self.blobs is not None:
-                raise UsageError("a tar has the blobs in it: --blobs has nothing to do")
+                raise UsageError("--blobs cannot be combined with a tar, which holds the blobs itself")
         if self.all_inline and self.blobs is not None:
-            raise UsageError("--inline puts everything into the document: --blobs has nothing to do")
+            raise UsageError("--blobs cannot be combined with --inline, which puts all data into the document")
 
     def processes(self) -> int:
         """Return the number of processes that read and hash."""
@@ -298,7 +298,7 @@ def named(paths: Iterable[str]) -> list[str]:
             raise UsageError(f"{path}: paths in an archive are relative: {more}, or -C with its directory")
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts:
-            raise UsageError(f"{path}: no path in an archive has .. in it: use -C to start elsewhere")
+            raise UsageError(f"{path}: paths in an archive cannot contain ..: use -C DIR to start elsewhere")
         found["/".join(parts)] = None
     return [path for path in found if not any(above in found for above in _above(path))]
 
@@ -343,7 +343,7 @@ class TreeWalk:
                 status = os.stat(path or ".", dir_fd=self._descriptor, follow_symlinks=False)
             directory, _, name = path.rpartition("/")
             if (status.st_dev, status.st_ino) in self._options.own:
-                raise UsageError(f"{path or '.'}: is written meanwhile, so it cannot be archived")
+                raise UsageError(f"{path or '.'}: is an output of this command, so it cannot be archived")
             if stat.S_ISDIR(status.st_mode):
                 yield from self._below(path, warn)
             elif stat.S_ISREG(status.st_mode):
@@ -393,7 +393,7 @@ class TreeWalk:
                 if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
                     continue
                 if entry.inode() in self._inodes and self._is_own(entry):
-                    warn(f"{failed(self._base, prefix + name, 'is written meanwhile')}: left out")
+                    warn(f"{failed(self._base, prefix + name, 'is an output of this command')}: left out")
                 elif entry.is_file(follow_symlinks=False):
                     files.append(name)
                 elif entry.is_dir(follow_symlinks=False):

@@ -60,7 +60,7 @@ def source_kind(source: str) -> BlobSourceKind:
             raise _unusable(source, fault)
         return BlobSourceKind.FLUX
     if is_flux(source):
-        raise _unusable(source, "the running Flux instance is flux: and nothing else")
+        raise _unusable(source, "the running Flux instance is named flux: alone")
     if is_remote_dump(source):
         return BlobSourceKind.DUMP
     path = path_of_uri(source)

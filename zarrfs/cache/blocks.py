@@ -270,7 +270,7 @@ class Blocks:
             self._note(wanted, found)
             if pin.certain and self._options.stale == "error":
                 raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
-            log.warning("%s: is another version now", wanted.system.shown(wanted.path))
+            log.warning("%s: has changed; the new version is read (stale=reread)", wanted.system.shown(wanted.path))
             self.cache.drop(lambda key: isinstance(key, tuple) and key[:2] == at)
             pin = None
         if pin is None:

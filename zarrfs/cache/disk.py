@@ -540,7 +540,7 @@ class DiskCache:
             self._until = time.monotonic() + self._pause
         if exc.errno in _NO_ROOM:
             self._space.full()
-        self._report(exc, "nothing is kept there for now")
+        self._report(exc, "nothing is cached for now")
 
     def _report(self, exc: OSError, outcome: str) -> None:
         reason = (exc.strerror or str(exc)).lower()

@@ -81,9 +81,12 @@ def clear(directory: str) -> list[Target]:
         return gone
 
 
-def verify(directory: str) -> Verified:
-    """Read every block and every version record, and remove the bad ones. UsageError if `directory` cannot be read."""
-    found = Verified()
+def verify(directory: str, found: Verified | None = None) -> Verified:
+    """Read every block and every version record, and remove the bad ones. UsageError if `directory` cannot be read.
+
+    The counts are added to `found` meanwhile.
+    """
+    found = Verified() if found is None else found
     with _opened(directory) as layout:
         for row in _rows(layout):
             try:

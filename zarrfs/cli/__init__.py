@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 COMMANDS = {
     "mount": ("zarrfs.cli.mount", "Mount SOURCE as a directory."),
     "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
-    "stats": ("zarrfs.cli.stats", "Show what a mount has counted: reads, hits, requests, bytes."),
-    "top": ("zarrfs.cli.top", "Watch what a mount does."),
-    "refresh": ("zarrfs.cli.refresh", "Let a mount show what its source is now, or change its bounds."),
+    "stats": ("zarrfs.cli.stats", "Print statistics of a mount: reads, cache hits, requests, bytes."),
+    "top": ("zarrfs.cli.top", "Show the activity of a mount, updated every second."),
+    "refresh": ("zarrfs.cli.refresh", "Make a mount show the present content of its source, or change its options."),
     "ls": ("zarrfs.cli.ls", "List a directory of SOURCE."),
-    "tree": ("zarrfs.cli.tree", "Draw SOURCE as a tree."),
+    "tree": ("zarrfs.cli.tree", "Print SOURCE as a tree."),
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
-    "info": ("zarrfs.cli.info", "Tell what SOURCE is, or where one of its files has its bytes."),
-    "config": ("zarrfs.cli.config", "Tell which options are in force, and who says so."),
+    "info": ("zarrfs.cli.info", "Describe SOURCE, or one of its files and where its bytes are."),
+    "config": ("zarrfs.cli.config", "Show the options in effect, and where each is set."),
     "index": ("zarrfs.cli.index", "Compile a document ahead of its first use."),
-    "cache": ("zarrfs.cli.cache", "List, check and remove what is kept on disk."),
-    "warm": ("zarrfs.cli.warm", "Fetch what a record says is read into the cache on disk."),
-    "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
-    "doctor": ("zarrfs.cli.doctor", "Tell what a mount lacks on this machine, and what to do."),
-    "diff": ("zarrfs.cli.diff", "Tell what an upper directory changes in SOURCE."),
-    "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory as something new."),
+    "cache": ("zarrfs.cli.cache", "List, verify and remove what is cached on disk."),
+    "warm": ("zarrfs.cli.warm", "Fetch the keys of a recording into the cache on disk."),
+    "check": ("zarrfs.cli.check", "Read all of SOURCE, and report what cannot be read."),
+    "doctor": ("zarrfs.cli.doctor", "Diagnose what prevents a mount on this machine."),
+    "diff": ("zarrfs.cli.diff", "List the changes that an upper directory makes to SOURCE."),
+    "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory to a new source."),
     "discard": ("zarrfs.cli.discard", "Delete the changes in an upper directory."),
     "archive": ("zarrfs.cli.archive", "Create, extract, list, verify and compare file archives."),
-    "stage": ("zarrfs.cli.stage", "Put SOURCE where a job wants it: mounted, copied or linked."),
-    "unstage": ("zarrfs.cli.unstage", "Take away what was staged, also what a killed job left."),
-    "stage-out": ("zarrfs.cli.stage_out", "Keep what a job has written: as an archive, or copied to a URL."),
-    "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it alone."),
-    "completion": ("zarrfs.cli.completion", "Let a shell complete commands, options and their values."),
-    "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
+    "stage": ("zarrfs.cli.stage", "Mount, copy or link SOURCE for a job."),
+    "unstage": ("zarrfs.cli.unstage", "Remove what was staged, also by jobs that were killed."),
+    "stage-out": ("zarrfs.cli.stage_out", "Save the results of a job: as an archive, or copied to a URL."),
+    "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it."),
+    "completion": ("zarrfs.cli.completion", "Write the completion script of a shell."),
+    "refs": ("zarrfs.cli.refs", "Convert, validate, merge and make reference sets."),
 }
 
 EPILOG = """\b
@@ -56,7 +56,7 @@ Examples:
   zarrfs umount /mnt/data
 \b
 SOURCE is a reference set, a JSON file archive or a Zarr store: a path or an fsspec URL.
-`zarrfs COMMAND --help` tells more."""
+See `zarrfs COMMAND --help`."""
 
 
 class LazyGroup(click.Group):

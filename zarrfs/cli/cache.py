@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common, meter, show
 from zarrfs.config.options import Options, Parsed
 from zarrfs.config.values import human, seconds, size
 
@@ -26,19 +26,19 @@ Examples:
   zarrfs cache verify --cache-dir /scratch/zarrfs
   zarrfs cache clear --cache-dir /scratch/zarrfs
 \b
-Indexes of documents are always meant; blocks of remote targets with --cache-dir (or -o cache_dir=)."""
+Every command covers the indexes of documents, and with --cache-dir (or -o cache_dir=) blocks of remote targets."""
 
 
 @click.group(context_settings=common.SETTINGS, epilog=EPILOG)
 def cache() -> None:
-    """List, check and remove what is kept: indexes of documents, and blocks of remote targets in --cache-dir."""
+    """List, verify and remove cached data: indexes of documents, and blocks of remote targets in --cache-dir."""
 
 
 @cache.command(context_settings=common.SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 @common.source_options("index_dir", "cache_dir")
 def ls(as_json: bool, parsed: Parsed) -> None:
-    """List the indexes that are kept, and the targets that blocks are kept of, the one last used first."""
+    """List indexes, and targets with cached blocks, the most recently used first."""
     from zarrfs.cache.diskadmin import targets
     from zarrfs.sources.index_cache import cached_files
 
@@ -49,15 +49,15 @@ def ls(as_json: bool, parsed: Parsed) -> None:
 
 @cache.command(context_settings=common.SETTINGS)
 @click.option("--older-than", default="30d", metavar="TIME", help="Remove what was not used for TIME (default: 30d).")
-@click.option("--max-size", metavar="SIZE", help="Keep no more than SIZE: of indexes first, each what was used last.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--max-size", metavar="SIZE", help="Keep at most SIZE of the most recently used, indexes before blocks.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 @common.source_options("index_dir", "cache_dir")
 def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, parsed: Parsed) -> None:
-    """Remove what was not used for long, and indexes that are damaged, of another version, or unfinished for a day.
+    """Remove what has not been used for long, and indexes that are damaged, of other versions, or unfinished.
 
-    An index is made anew when it is needed again; one that a mount uses stays until that ends. Blocks are fetched
-    again.
+    Indexes are compiled and blocks fetched again when they are needed. An index that a mount uses stays until the
+    mount ends.
     """
     from zarrfs.cache.diskadmin import prune as prune_blocks
     from zarrfs.sources.index_cache import prune as prune_indexes
@@ -76,7 +76,7 @@ def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, p
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 @common.source_options("index_dir", "cache_dir")
 def clear(as_json: bool, parsed: Parsed) -> None:
-    """Remove everything: all indexes, and all blocks in --cache-dir. Mounts that use them go on."""
+    """Remove all indexes, and all blocks in --cache-dir. Mounts that use them keep working."""
     from zarrfs.cache.diskadmin import clear as clear_blocks
     from zarrfs.sources.index_cache import prune as prune_indexes
 
@@ -91,7 +91,7 @@ def clear(as_json: bool, parsed: Parsed) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @common.source_options("index_dir", "cache_dir")
 def verify(as_json: bool, parsed: Parsed) -> None:
-    """Read everything that is kept, and remove what is damaged; status 1 if anything was."""
+    """Read all cached data and remove what is damaged; exit status 1 if anything was."""
     found = _verify(parsed.options)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
@@ -102,10 +102,14 @@ def verify(as_json: bool, parsed: Parsed) -> None:
 
 
 def _verify(options: Options) -> dict[str, int]:
+    from zarrfs.cache.diskadmin import Verified
     from zarrfs.cache.diskadmin import verify as verify_blocks
     from zarrfs.sources.index_cache import verify as verify_indexes
 
-    blocks = None if options.cache_dir is None else verify_blocks(options.cache_dir)
+    blocks = None if options.cache_dir is None else Verified()
+    if options.cache_dir is not None and blocks is not None:
+        with meter.displayed(lambda: meter.Counts(blocks.checked, blocks.bytes), options.log_level == "error"):
+            verify_blocks(options.cache_dir, blocks)
     indexes, bad = verify_indexes(options)
     found = {"indexes": indexes, "bad_indexes": len(bad)}
     if blocks is not None:

@@ -31,13 +31,13 @@ def _range(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @click.option(
     "--range", "extent", callback=_range, default="0:", metavar="START:LENGTH",
-    help="Only LENGTH bytes of each file, from START on.",
+    help="Write LENGTH bytes of each file, from byte START on.",
 )  # fmt: skip
 @common.source_options("source", "fetch", log_level="warning")
 def cat(source: str, keys: tuple[str, ...], extent: tuple[int, int | None], parsed: Parsed) -> None:
     """Write the files KEY... of SOURCE to standard output, one after the other.
 
-    Symbolic links within SOURCE are followed. The first key that cannot be read ends it with status 1.
+    Symbolic links within SOURCE are followed. It stops at the first key that cannot be read, with exit status 1.
     """
     import trio
 

@@ -56,15 +56,15 @@ def check(
     source: str, key: str, more: tuple[str, ...], as_json: bool, first: int, no_decode: bool, twice: bool,
     report: str | None, shard: str | None, merge: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
-    """Read everything in SOURCE, or below KEY, and report what cannot be read, or is not what Zarr says.
+    """Read all of SOURCE, or below KEY, and report what cannot be read or contradicts its Zarr metadata.
 
     Every byte that an entry refers to is fetched once, in bounded memory; blobs are compared with their
     hash. Where there are arrays of Zarr, every chunk is decoded, files outside the grid of their array are
     found, and metadata is compared with consolidated metadata. The exit status is 1 if anything is bad or
     was left out of SOURCE, else 0. A symbolic link that leads nowhere is counted, but is not bad.
 
-    With --twice SOURCE is opened anew and read a second time, nothing of it from a cache: values whose bytes are
-    others than the first time are reported as changed, also where a server tells no versions.
+    With --twice SOURCE is opened again and read a second time without caches. Values whose bytes differ are reported
+    as changed, also from servers without ETag and Last-Modified.
 
     With --shard several processes divide the files, each with a --report FILE of its own; --merge makes one report,
     and one exit status, of these files: 1 also if a share is missing.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common, meter, show
 from zarrfs.cli.refs import running
 from zarrfs.config import values as optionvalues
 from zarrfs.config.options import Parsed
@@ -24,9 +24,9 @@ Examples:
   zarrfs commit archive.json --upperdir changes --blobs /srv/blobs -O new.json
   zarrfs commit s3://bucket/refs.json --upperdir changes -O store.zarr
 \b
-The name of NEW tells what it is: .json, .json.gz, .json.zst, .json.xz, .json.bz2, .parq, .parquet and .index are
+The name of NEW decides its form: .json, .json.gz, .json.zst, .json.xz, .json.bz2, .parq, .parquet and .index are
 reference sets (but .json of an archive is an archive), .zip is a zip file, .zarr or a name that ends in "/" a
-directory. NEW appears when it is whole."""
+directory. NEW appears once it is complete."""
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -38,16 +38,16 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
-@click.option("--format", "form", type=common.Choice(FORMATS), help="What NEW is (default: as its name tells).")
+@click.option("--format", "form", type=common.Choice(FORMATS), help="Form of NEW (default: by its name).")
 @click.option(
     "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
-    help="References and archives: files of up to SIZE are in the document itself.",
+    help="References and archives: store files of up to SIZE in the document itself.",
 )  # fmt: skip
-@click.option("--in-place", is_flag=True, help="References: larger files that changed stay where they are.")
-@click.option("--relative", is_flag=True, help="References: name the data file as it lies from NEW.")
-@click.option("--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references of one record file.")
+@click.option("--in-place", is_flag=True, help="References: point to larger changed files where they are.")
+@click.option("--relative", is_flag=True, help="References: name the data file relative to NEW.")
+@click.option("--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references in a record file.")
 @click.option("--skip-unsupported", is_flag=True, help="Leave out what NEW cannot hold, with a warning.")
-@click.option("--force", is_flag=True, help="Replace what is there already.")
+@click.option("--force", is_flag=True, help="Replace NEW if it exists.")
 @common.source_options("source", "fetch", output="Write to NEW.", log_level="warning")
 def commit(
     source: str, output: str | None, form: str | None, inline: int, in_place: bool, relative: bool,
@@ -64,9 +64,9 @@ def commit(
     from zarrfs.store.overlay import Overlay
 
     if parsed.options.upperdir is None:
-        raise UsageError("--upperdir: say which directory holds the changes")
+        raise UsageError("--upperdir: required: the directory that holds the changes")
     if output is None:
-        raise UsageError("--output: name the file or directory to write")
+        raise UsageError("--output: required: the file or directory to write")
     blobs = parsed.options.blobs[0] if parsed.options.blobs else None
 
     def warn(text: str) -> None:
@@ -77,7 +77,11 @@ def commit(
         assert isinstance(store, Overlay)
         to = new_format(output, form, plan.kind)
         new = NewSource(output, to, force, inline, in_place, relative, record_size, blobs if to == "archive" else None)
-        await write(store, plan, new, warn, skip_unsupported)
+        quiet = parsed.options.log_level == "error"
+        await write(
+            store, plan, new, warn, skip_unsupported,
+            lambda tree: meter.displayed(lambda: meter.Counts(tree.files, tree.bytes), quiet),
+        )  # fmt: skip
 
     with running.orderly_end():
         common.run_on_store(source, parsed, body)

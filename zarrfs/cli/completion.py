@@ -18,7 +18,7 @@ The Debian package installs all three."""
 @click.command(epilog=EPILOG, context_settings=SETTINGS)
 @click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Write the program that lets SHELL complete commands, options, their values, and mount points."""
+    """Write the script that makes SHELL complete commands, options, their values, and mount points."""
     from zarrfs.cli.shell_completion import script
 
     click.echo(script(shell))

@@ -33,10 +33,10 @@ Files: /etc/zarrfs/zarrfs.toml, and $XDG_CONFIG_HOME/zarrfs/zarrfs.toml or the o
 )
 @common.process_options
 def config(source: str | None, as_json: bool, config: str | None, items: tuple[str, ...]) -> None:
-    """Tell which options files, variables and -o set, for SOURCE or for all, and who says so.
+    """Show the options that files, variables and -o set, for all sources or for SOURCE.
 
-    Each option is one line: its name, its value and its origin; values of storage options are hidden. Options that
-    nobody says have their defaults, or those of the command.
+    Each option is one line: its name, its value and where it is set; values of storage options are hidden. Others
+    have their defaults.
     """
     from zarrfs.config import effective as configuration
 

@@ -29,21 +29,21 @@ Examples:
 @click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference, 2 for errors.")
 @common.source_options("source", "fetch", log_level="warning")
 def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
-    """Tell what the changes in --upperdir add to SOURCE (A), change in it (M) and delete from it (D).
+    """List what the changes in --upperdir add to SOURCE (A), change in it (M) and delete from it (D).
 
-    A directory is told where it is new, gone, or has another mode; where its entries changed, these are told.
-    What a deleted directory held is not told. A directory that another thing replaces is deleted, then added.
+    A directory is listed if it is new, deleted, or has another mode; its changed entries are listed themselves, those
+    of a deleted directory are not. A directory replaced by something else is listed as deleted, then added.
     """
     from zarrfs.copying import changes as difference
     from zarrfs.store.overlay import Overlay
 
     if parsed.options.upperdir is None:
-        raise UsageError("--upperdir: say which directory holds the changes")
+        raise UsageError("--upperdir: required: the directory that holds the changes")
 
     async def body(store: Store, plan: Plan) -> int:
         assert isinstance(store, Overlay)
         if store.lower is None:
-            raise UsageError(f"{store.upper.path}: is the source itself, and nobody knows what it was before")
+            raise UsageError(f"{store.upper.path}: is the source itself: its earlier content was not kept")
         found, first = 0, "["
         async for change in store.changes():
             if as_json:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  zarrfs index refs.json                         into the cache directory: the next mount is immediate
+  zarrfs index refs.json                         into the cache directory: the next mount is fast
   zarrfs index s3://bucket/refs.json.zst -O refs.index
   zarrfs mount refs.index /mnt/data              an index is itself a source
 """
@@ -24,12 +24,12 @@ Examples:
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
-@click.option("--force", is_flag=True, help="Replace an index that is there already.")
-@common.source_options("source", "fetch", output="Write the index to FILE, which is a source of its own.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@common.source_options("source", "fetch", output="Write the index to FILE, which can be mounted itself.")
 def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
     """Compile the reference set or archive SOURCE into its index, and print where that is.
 
-    Mounting does this by itself, once for each version of a document; a large one is better done ahead.
+    A mount does the same when it first sees a document; compile large ones ahead.
     An index written with --output names the same targets as SOURCE, wherever it is moved.
     """
     from zarrfs.errors import SourceError

@@ -31,18 +31,18 @@ _SHOWN = 20
 @click.argument("source")
 @click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
-@click.option("--html", "page", metavar="FILE", help="Write a page with a map of the chunks of each array to FILE.")
-@click.option("--force", is_flag=True, help="Replace a page that is there already.")
-@click.option("--no-count", is_flag=True, help="Do not list chunks: how many there are is not told.")
+@click.option("--html", "page", metavar="FILE", help="Write an HTML page to FILE, with a map of each array's chunks.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--no-count", is_flag=True, help="Do not count chunks.")
 @common.source_options("source", "fetch", log_level="warning")
 def info(
     source: str, key: str | None, as_json: bool, page: str | None, force: bool, no_count: bool, parsed: Parsed
 ) -> None:
-    """Tell what SOURCE is, and which groups and arrays it holds; with KEY, all that is known of that entry.
+    """Describe SOURCE with its groups and arrays; with KEY, describe that entry.
 
-    Chunks are counted by listing them. Where a server lists without sizes, it is asked for each; --no-count spares
-    that. Of a directory, links_out counts the symbolic links that lead out of it, links_allowed those of them that
-    allow_path= covers.
+    Chunks are counted by listing them, which costs a request for each if the server lists without sizes; --no-count
+    avoids that. Of a directory, links_out counts the symbolic links that lead out of it, links_allowed those of them
+    that allow_path= covers.
     """
     from zarrfs.copying.array_survey import Survey, survey
     from zarrfs.documents.plan import Plan
@@ -53,7 +53,7 @@ def info(
 
     if page is not None:
         if no_count:
-            raise UsageError("--html: shows which chunks there are, which --no-count does not look at")
+            raise UsageError("--html cannot be combined with --no-count: it shows which chunks exist")
         check_destination(page, "html", force)
     found = Survey()
 
@@ -132,7 +132,7 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
     from zarrfs.store.destination import placed
 
     if "nodes" not in about:
-        raise SourceError(without_secrets(source), "no groups or arrays of Zarr there")
+        raise SourceError(without_secrets(source), "contains no Zarr groups or arrays")
     with placed(path, "html", force) as place, open(place.new, "x", encoding="utf-8", errors="replace") as file:
         file.write(page(about))
 

@@ -12,7 +12,7 @@ from zarrfs.config.options import Parsed
 
 EPILOG = """\b
 Examples:
-  zarrfs ls refs.json                 names at the top
+  zarrfs ls refs.json                 names in the root
   zarrfs ls -l refs.json air          with mode, size and time
   zarrfs ls -R --json store.zarr      everything, one JSON object a line
 """
@@ -24,12 +24,12 @@ _AT_ONCE = 64  # sizes asked for at the same time
 @click.argument("key", default="")
 @click.option("-l", "--long", "detailed", is_flag=True, help="Show mode, size, time and link target.")
 @click.option("-R", "--recursive", is_flag=True, help="List everything below, by its whole key.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each entry.")
 @common.source_options("source", "fetch", log_level="warning")
 def ls(source: str, key: str, detailed: bool, recursive: bool, as_json: bool, parsed: Parsed) -> None:
-    """List the directory KEY of SOURCE, or what is at its top.
+    """List the directory KEY of SOURCE, or its root.
 
-    A size that takes a question to a server is asked for with -l only; without, it is null in JSON.
+    Sizes that cost a request are shown with -l only; without -l they are null in JSON.
     """
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Info, Store

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from zarrfs.config.values import human
+from zarrfs.system.terminal import shows_progress
 
 _QUIET_FOR = 0.5  # seconds before the line appears
 _EVERY = 0.2  # seconds between updates
@@ -42,11 +43,11 @@ def of(progress: HasCounts) -> Callable[[], Counts]:
 
 @contextlib.contextmanager
 def displayed(counts: Callable[[], Counts], quiet: bool) -> Iterator[None]:
-    """Show a line with `counts()` during the body, unless `quiet` or standard error is no terminal.
+    """Show a line with `counts()` during the body, unless `quiet` or standard error shows no progress.
 
     `counts` is called in another thread.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet or not shows_progress():
         yield
         return
     ended = threading.Event()

@@ -16,7 +16,7 @@ from zarrfs.cli.command_line import hide_secrets
 from zarrfs.config.effective import settings
 from zarrfs.config.options import TABLE, Parsed, parse, split_commas
 from zarrfs.config.redaction import cleaned, without_secrets
-from zarrfs.errors import MountError, UsageError, ZarrfsError, internal_error, message_line, reason_of
+from zarrfs.errors import MountError, UsageError, ZarrfsError, behind, internal_error, message_line, reason_of
 from zarrfs.system.signals import raise_again
 
 # Options that mount(8) does not pass to its helpers, and those that it passes if they are off
@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as exc:
         return _fail(mountpoint, exc if exc.filename is not None else reason_of(exc), FAILED)
     except Exception as exc:
+        if behind(exc) is not None:
+            return _fail(mountpoint, "interrupted", INTERRUPTED)
         return _fail(mountpoint, f"{internal_error(exc)} (zarrfs -d mount shows where)", FAILED)
     return 0
 

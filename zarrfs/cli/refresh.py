@@ -17,20 +17,20 @@ Examples:
   zarrfs refresh /mnt/data
   zarrfs refresh --set cache_size=20GiB,memory_limit=2GiB /mnt/data
 \b
-Who has a file open goes on reading what it was; whoever opens one from then on gets what it is. Exit status 1: nothing
-was changed, and the last line says why. docs/running-changes.md tells more."""
+Files that are open keep their content; files that are opened later have the new one. With exit status 1 nothing has
+changed, and the last line says why. See docs/running-changes.md."""
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
 @click.argument("mountpoint", metavar="MNT")
-@click.option("--force", is_flag=True, help="Open a document anew although it is what it was: its targets are not.")
+@click.option("--force", is_flag=True, help="Open an unchanged document again, because its targets changed.")
 @click.option(
     "--set", "items", metavar="NAME=VALUE,...", multiple=True,
-    help="Change options of the mount, and do not refresh: bounds, retries, log_level, idle_timeout.",
+    help="Change options of the mount instead: limits, retries, log_level, idle_timeout.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 def refresh(mountpoint: str, force: bool, items: tuple[str, ...], as_json: bool) -> None:
-    """Let the mount at MNT, or around it, show what its source is now: all of it, as its parts belong together."""
+    """Make the mount that contains MNT show the present content of its source."""
     from zarrfs.daemon import control_client
     from zarrfs.metrics.statistics import mount_of
 

@@ -29,15 +29,15 @@ cannot be run, 125 if SOURCE cannot be mounted, or if COMMAND has left something
 )
 @click.option(
     "--wait", callback=common.time_given, default="10s", show_default=True, metavar="TIME",
-    help="How long to wait for processes that COMMAND leaves behind.",
+    help="Wait TIME for processes that COMMAND leaves behind.",
 )  # fmt: skip
 @common.source_options()
 def run(source: str, command: tuple[str, ...], at: str | None, wait: float, parsed: Parsed) -> None:
     """Mount SOURCE, run COMMAND, unmount, and exit as COMMAND did.
 
-    {} in the words of COMMAND, and ZARRFS_MOUNT in its environment, are where SOURCE is mounted: a directory that
-    nobody else can enter. COMMAND has the terminal, and is sent the signals that zarrfs is sent. It is never left
-    with an empty directory: what it leaves behind is waited for, and after --wait stays mounted until that has ended.
+    {} in the words of COMMAND, and ZARRFS_MOUNT in its environment, stand for the directory where SOURCE is mounted,
+    which no other user can enter. COMMAND has the terminal, and gets the signals that zarrfs gets. If it leaves
+    processes that use the mount, zarrfs waits for them up to --wait; then the mount stays until they have ended.
     """
     from zarrfs.errors import ZarrfsError
     from zarrfs.jobs.running import FAILED, Command
@@ -45,7 +45,7 @@ def run(source: str, command: tuple[str, ...], at: str | None, wait: float, pars
 
     quiet = parsed.options.log_level == "error"
     if parsed.options.foreground:
-        raise UsageError("option foreground: it is COMMAND that runs in the foreground")
+        raise UsageError("option foreground: not for run, whose COMMAND runs in the foreground")
     what = Command(source, command, at, wait)
     try:
         with running.orderly_end():

@@ -29,17 +29,16 @@ Examples:
   zarrfs stage --copy --include 'air/*' s3://bucket/store.zarr /local/input --report -
   zarrfs stage --link refs.json input
 \b
-A mount is kept in use, so that nobody ends it while the job reads it: by a small process, until `zarrfs unstage`, or
-until the process of --for ends. What is there is on record on this node; `zarrfs unstage` takes it away, also what a
-killed job has left. A copy that was broken off is taken up by the same command, and every file of it is there whole or
-not at all.
+A small process keeps a mount in use, so that it is not unmounted while the job reads it, until `zarrfs unstage` or the
+end of the process --for. The node keeps a record, so that `zarrfs unstage` also removes what a killed job has left.
+An interrupted copy is resumed by the same command; each of its files is complete or absent.
 \b
 --node-local without DIR takes the first of these that is a directory of a local file system in which we may write:
 SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts, which Flux would empty), TMPDIR, /tmp, /var/tmp, XDG_RUNTIME_DIR. The
-same is done where fusermount3 refuses to mount on the file system of DEST. Say --node-local=DIR to name one.
+same is done where fusermount3 refuses to mount on the file system of DEST. --node-local=DIR names one.
 \b
-The exit status is 0 if it is all there; 124 if --timeout was over; 2 for a wrong command line; else 1, also with
---keep-going if something could not be had, and if an --include matches nothing: what the others pick is there."""
+The exit status is 0 if all is there; 124 after --timeout; 2 for a wrong command line; else 1, also with --keep-going
+if something could not be copied, and if an --include matches nothing."""
 
 
 class _Command(click.Command):
@@ -56,9 +55,9 @@ class _Command(click.Command):
 @click.command(cls=_Command, context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.argument("dest", callback=common.local_path)
-@click.option("--mount", "how", flag_value="mount", default=True, help="Mount it: bytes come when they are read.")
-@click.option("--copy", "how", flag_value="copy", help="Copy it, or what --include and --exclude pick.")
-@click.option("--link", "how", flag_value="link", help="As --copy, with links to files that this node has.")
+@click.option("--mount", "how", flag_value="mount", default=True, help="Mount SOURCE; data is fetched when read.")
+@click.option("--copy", "how", flag_value="copy", help="Copy SOURCE, or what --include and --exclude select.")
+@click.option("--link", "how", flag_value="link", help="Like --copy, but link to files that are on this node.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Copy only what matches, or is below it. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Do not copy what matches. Repeatable.")
 @click.option(
@@ -66,18 +65,18 @@ class _Command(click.Command):
     help="Put it in a directory of this node (--node-local=DIR: in DIR), and a link to that at DEST.",
 )  # fmt: skip
 @click.option("--node-local-in", "directory", hidden=True)
-@click.option("--timeout", callback=common.time_given, metavar="TIME", help="How long it may take (default: no end).")
-@click.option("--keep-going", is_flag=True, help="Copy what can be had, and report the rest.")
+@click.option("--timeout", callback=common.time_given, metavar="TIME", help="Stop after TIME (default: never).")
+@click.option("--keep-going", is_flag=True, help="Skip what cannot be copied, and report it.")
 @click.option("--manifest", metavar="FILE", help="Of a copy: sizes, times, SHA-256 (default: DEST.manifest.jsonl).")
 @click.option("--no-manifest", is_flag=True, help="Write none, and do not hash.")
-@click.option("--sync", is_flag=True, help="Have copies on the disk before this ends.")
+@click.option("--sync", is_flag=True, help="Sync copies to the disk before the command ends.")
 @click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write copies.")
 @click.option("--job", metavar="ID", help="The job that it is for (default: as the environment says).")
 @click.option("--for", "owner", type=click.IntRange(1), metavar="PID", help="Unstage it when this process ends.")
 @common.source_options()
 def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> None:
-    """Put SOURCE at DEST, where a job wants it: mounted, copied, or linked to.
+    """Mount, copy or link SOURCE at DEST, for a job.
 
     DEST is made if it is not there; --mount wants an empty directory. With -o upperdir=DIR the mount can be written
     to; DIR is made, too. A manifest has a line of JSON for each file: key, size, mtime_ns, sha256; one whose name ends
@@ -91,7 +90,7 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
     if given["directory"] == "":
-        raise UsageError("--node-local=: names no directory")
+        raise UsageError("--node-local=: expected a directory")
     node_local = given["directory"] or ("" if given["found"] else None)
     request = StageRequest(source, dest, how, node_local, given["job"], given["owner"])
     shown = without_secrets(source)

@@ -24,7 +24,7 @@ Examples:
   zarrfs stage-out --upperdir changes --to s3://bucket/results --option s3.endpoint_url=http://...
   zarrfs stage-out work --merged --to /project/results
 \b
-What was deleted is told, on standard error and in the report, and is not deleted anywhere. Names that mean something
+Deletions are listed on standard error and in the report, and are not applied anywhere. Names that mean something
 in an upper directory are left out (docs/writes.md). The directory must not be in use by a mount that writes to it,
 unless that mount was staged: what it holds in memory is then written first, and the job should have come to rest.
 \b
@@ -39,24 +39,24 @@ The exit status is 0 if everything was kept, 2 for a wrong command line, else 1.
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("dest", required=False)
 @click.option("--to", metavar="URL", help="Copy the files to URL (s3://..., a directory, any fsspec URL).")
-@click.option("--merged", is_flag=True, help="Keep all that the mount shows, not only what was changed.")
-@click.option("--inline", is_flag=True, help="Put everything into the archive itself, and nothing into blobs.")
-@click.option("--force", is_flag=True, help="Replace an archive that is there already.")
-@click.option("--skip-unsupported", is_flag=True, help="Leave out what cannot be kept, with a warning.")
-@click.option("--keep-going", is_flag=True, help="--to: send what can be sent, and report the rest.")
+@click.option("--merged", is_flag=True, help="Save all that the mount shows, not only the changes.")
+@click.option("--inline", is_flag=True, help="Store all data in the archive itself, none in blobs.")
+@click.option("--force", is_flag=True, help="Replace the archive if it exists.")
+@click.option("--skip-unsupported", is_flag=True, help="Skip what an archive cannot hold, with a warning.")
+@click.option("--keep-going", is_flag=True, help="With --to: skip what cannot be sent, and report it.")
 @click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Files at once.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Number of files sent at a time.")
 @common.source_options("blobs", "upperdir", "fetch", output="Write an archive (zarrfs archive) to FILE.",
                        log_level="warning")  # fmt: skip
 def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any) -> None:
-    """Keep what a job has written to what is staged at DEST, or to --upperdir: as an archive, or copied to a URL."""
+    """Save what a job has written at DEST, a staged mount, or in --upperdir: as an archive, or copied to a URL."""
     from zarrfs.jobs import reports, stageout
 
     upper = parsed.options.upperdir
     if (dest is None) == (upper is None):
-        raise UsageError("say what: DEST, where it is staged, or --upperdir DIR")
+        raise UsageError("nothing to keep: give DEST, where it is staged, or --upperdir DIR")
     if (output is None) == (given["to"] is None):
-        raise UsageError("say where to: --output ARCHIVE or --to URL")
+        raise UsageError("no destination: give --output ARCHIVE or --to URL")
     to = reports.place(given["report"])
     kept, began, error = stageout.StageOutReport(), time.monotonic(), None
     try:

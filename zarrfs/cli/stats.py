@@ -15,7 +15,7 @@ Examples:
   zarrfs stats --json /mnt/data | jq .remote.cache
   zarrfs stats --prometheus /mnt/data > /var/lib/node_exporter/zarrfs.prom
 \b
-Everything is counted from when the mount was made. docs/stats.md says what each number means."""
+Counting begins with the mount. docs/stats.md explains each number."""
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -23,7 +23,7 @@ Everything is counted from when the mount was made. docs/stats.md says what each
 @click.option("--json", "form", flag_value="json", help="Write one JSON object.")
 @click.option("--prometheus", "form", flag_value="prometheus", help="Write metrics for Prometheus.")
 def stats(mountpoint: str, form: str | None) -> None:
-    """Show what the mount at MNT, or around it, has counted: reads, hits, requests, bytes from each tier."""
+    """Print statistics of the mount that contains MNT: reads, cache hits, requests, bytes of each tier."""
     from zarrfs.metrics.statistics import statistics
 
     with report_errors():

@@ -22,18 +22,18 @@ Examples:
   zarrfs top /mnt/data
   zarrfs top --once --interval 5s /mnt/data      (what happens in five seconds, as text)
 \b
-q or Ctrl-C ends it; it ends by itself when the mount does. docs/stats.md says what each number means."""
+q or Ctrl-C ends it, and so does the end of the mount. docs/stats.md explains each number."""
 _SHORTEST = 0.1  # seconds
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
 @click.argument("mountpoint", metavar="MNT")
-@click.option("--interval", default="1s", metavar="TIME", show_default=True, help="How often to look.")
-@click.option("--once", is_flag=True, help="Show one frame, after one interval, and end.")
+@click.option("--interval", default="1s", metavar="TIME", show_default=True, help="Time between updates.")
+@click.option("--once", is_flag=True, help="Print one frame, after one interval, and exit.")
 def top(mountpoint: str, interval: str, once: bool) -> None:
-    """Watch what the mount at MNT, or around it, does: rates, bytes from each tier, requests, latency.
+    """Show the activity of the mount that contains MNT: rates, bytes of each tier, requests, latency.
 
-    Where the output is no terminal, frames are written one after another.
+    If standard output is no terminal, frames are written one after another.
     """
     with report_errors():
         try:

@@ -23,10 +23,10 @@ Examples:
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.argument("key", default="")
-@click.option("-L", "--level", type=click.IntRange(1), metavar="DEPTH", help="Go no deeper than DEPTH.")
+@click.option("-L", "--level", type=click.IntRange(1), metavar="DEPTH", help="Show DEPTH levels only.")
 @common.source_options("source", "fetch", log_level="warning")
 def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
-    """Draw SOURCE, or its directory KEY, as a tree."""
+    """Print SOURCE, or its directory KEY, as a tree."""
     from zarrfs.documents.plan import Plan
 
     async def body(store: Store, plan: Plan) -> None:

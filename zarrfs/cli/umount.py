@@ -9,10 +9,10 @@ from zarrfs.cli.common import SETTINGS, report_errors
 EPILOG = """\b
 Examples:
   zarrfs umount /mnt/data
-  zarrfs umount --lazy /mnt/data     (detach now; who has files open keeps them)
+  zarrfs umount --lazy /mnt/data     (detach now; open files stay usable)
 \b
-A Zarr reader that finds a store gone reads fill values without an error, so a mount in use is not
-unmounted: its users are named instead. --lazy does it all the same."""
+A mount that is in use is not unmounted, and its users are listed: Zarr readers that lose a store
+return fill values without an error. --lazy unmounts all the same."""
 
 
 @click.command(epilog=EPILOG, context_settings=SETTINGS)

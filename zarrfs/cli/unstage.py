@@ -19,8 +19,8 @@ Examples:
   zarrfs unstage --job $SLURM_JOB_ID --timeout 30s     (in an epilog)
   zarrfs unstage --stale                               (any time: what killed jobs have left)
 \b
-A mount in use stays, and its users are named: a Zarr reader that finds a store gone reads fill values without an
-error. --timeout waits for them; --lazy does not care.
+A mount in use stays, and its users are listed: Zarr readers that lose a store return fill values without an error.
+--timeout waits for them; --lazy unmounts all the same.
 \b
 --stale takes away what is of an earlier boot; what a killed command has begun; mounts that have ended, or whose daemon
 has died if no job may read them; what was for a process (--for) or a job that has ended, as far as squeue or flux
@@ -36,13 +36,13 @@ _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a m
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("dest", required=False)
-@click.option("--job", metavar="ID", help="All that was staged for this job.")
-@click.option("--stale", is_flag=True, help="All that nobody needs any more, whoever has staged it if root asks.")
-@click.option("--all", "everything", is_flag=True, help="All that you have staged on this node.")
-@click.option("--record", hidden=True, help="The record with this id: what a keeper says.")
+@click.option("--job", metavar="ID", help="Remove all that was staged for this job.")
+@click.option("--stale", is_flag=True, help="Remove all that is no longer needed; as root, of all users.")
+@click.option("--all", "everything", is_flag=True, help="Remove all that you have staged on this node.")
+@click.option("--record", hidden=True, help="Remove the record with this id (used by the mount holder).")
 @click.option(
     "--timeout", callback=common.time_given, default="0s", metavar="TIME",
-    help="How long to wait for who uses a mount (default: not at all).",
+    help="Wait for the users of a mount (default: do not wait).",
 )  # fmt: skip
 @click.option("-l", "--lazy", is_flag=True, help="Detach mounts even while they are in use.")
 @click.option("--remove-copies", is_flag=True, help="Remove what copies wrote, and their manifests, too.")
@@ -53,11 +53,11 @@ _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a m
 @click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
 @common.process_options
 def unstage(dest: str | None, **given: Any) -> None:
-    """Take away what was staged at DEST: the mount, the link, the directories that were made for it."""
+    """Remove what was staged at DEST: the mount, the link, and the directories made for them."""
     with common.report_errors():
         ways = [dest, given["job"], given["stale"] or None, given["everything"] or None, given["record"]]
         if sum(way is not None for way in ways) != 1:
-            raise UsageError("say what: DEST, --job ID, --stale or --all")
+            raise UsageError("nothing to take away: give DEST, --job ID, --stale or --all")
         with running.orderly_end():  # a mount that was to be taken away, and is not, is kept in use again
             status = _unstage(dest, given)
         sys.exit(status)

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from zarrfs.cli import common
+from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
 from zarrfs.config.values import human
 from zarrfs.errors import UsageError
@@ -28,22 +28,23 @@ Examples:
 @common.shard_option
 @common.source_options("source", "fetch", log_level="warning")
 def warm(source: str, file: str, as_json: bool, shard: str | None, parsed: Parsed) -> None:
-    """Fetch what FILE says is read of SOURCE into the cache on disk, -o cache_dir=.
+    """Fetch the keys in FILE from SOURCE into the cache on disk (-o cache_dir=).
 
-    FILE was written by a mount with -o record=. What SOURCE has no more is left out; the exit status is 1 if
-    anything else could not be read.
+    FILE was written by a mount with -o record=. Keys that SOURCE no longer has are skipped; the exit status is 1 if
+    others cannot be read.
     """
     from zarrfs.documents.plan import Plan
-    from zarrfs.prefetch.recording import read_record, warm
+    from zarrfs.prefetch.recording import Warmed, read_record, warm
     from zarrfs.store.api import Store
 
     share = common.share(shard)
     if parsed.options.cache_dir is None or parsed.options.cache == "none":
-        raise UsageError("there is nowhere to keep what is fetched: -o cache_dir=DIR names a directory")
-    records = read_record(file)
+        raise UsageError("needs a cache on disk: give -o cache_dir=DIR")
+    records, done = read_record(file), Warmed()
 
     async def body(store: Store, plan: Plan) -> None:
-        done = await warm(store, records, share=share)
+        with meter.displayed(lambda: meter.Counts(done.found, done.bytes), parsed.options.log_level == "error"):
+            await warm(store, records, done, share)
         if as_json:
             sys.stdout.write(json.dumps(dataclasses.asdict(done)) + "\n")
         else:

@@ -617,7 +617,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
             hint = _hint(name)
             if before and not hint:  # it may be half a password
-                raise UsageError(f"option {before}: what follows its comma is no option (a comma in a value is \\,)")
+                raise UsageError(f"option {before}: no option after its comma (write a comma in a value as \\,)")
             raise UsageError(f"unknown option {name!r}{hint}")
         before = name if place else ""
         naming = name == "members" or (naming and not equals and name not in TABLE)
@@ -643,7 +643,7 @@ def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = N
         outcome.remount |= one.remount
         outcome.writable |= one.writable
     if values.get("allow_other") and values.get("allow_root"):
-        raise UsageError("options allow_other and allow_root: only one of them can be had")
+        raise UsageError("options allow_other and allow_root exclude each other")
     for place, options in storage.items():
         for name, value in options.items():
             try:

@@ -199,7 +199,7 @@ def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
         if not place_name(name):
             raise ValueError(f"{expected}: {json.dumps(name)} is neither a protocol nor PROTOCOL://HOST")
         if not isinstance(options, dict):
-            raise ValueError(f"{expected}: what {name} has is no object")  # noqa: TRY004
+            raise ValueError(f"{expected}: the options of {name} are no object")  # noqa: TRY004
     return tuple(found.items())
 
 

@@ -275,7 +275,7 @@ class ArrayChecks:
         except MetadataError as exc:
             raise Unsound(BAD_METADATA, str(exc)) from exc
         if own != digest:
-            raise Unsound(BAD_METADATA, f"says something else than {said_by}")
+            raise Unsound(BAD_METADATA, f"differs from {said_by}")
 
 
 def _digest(document: Any) -> bytes:

@@ -42,7 +42,7 @@ def discard(path: str, agreed: Callable[[int], bool]) -> bool:
     try:
         status = upper.status(RECORD)
         if status is None or not stat.S_ISREG(status.st_mode):
-            raise SourceError(path, f"is no upper directory of zarrfs (no {RECORD}): it stays")
+            raise SourceError(path, f"is not an upper directory of zarrfs (no {RECORD}): not deleted")
         upper.lock(True)
         os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)  # a mount may have taken that away
         names = sorted(os.listdir(path), key=lambda name: (name == RECORD, name))

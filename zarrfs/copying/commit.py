@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.copying.commit_tree import MergedTree
@@ -59,30 +60,32 @@ def new_format(path: str, said: str | None, kind: str) -> str:
         return "archive" if kind == "archive" and form.startswith("json") else "references"
     if path.endswith("/") or name.lower().endswith(".zarr") or os.path.isdir(path):
         return "directory"
-    raise UsageError(f"{path}: its name does not tell what it is to be; say --format {'|'.join(FORMATS)}")
+    raise UsageError(f"{path}: its name has no known ending; give --format {'|'.join(FORMATS)}")
 
 
 async def commit(
-    overlay: Overlay, plan: Plan, new: NewSource, warn: Callable[[str], None], skip_unsupported: bool = False
-) -> None:
+    overlay: Overlay, plan: Plan, new: NewSource, warn: Callable[[str], None], skip_unsupported: bool = False,
+    watch: Callable[[MergedTree], AbstractContextManager[None]] = lambda tree: contextlib.nullcontext(),
+) -> None:  # fmt: skip
     """Write the merged tree of `overlay`, over the source of `plan`, to `new`, which appears when it is whole.
 
-    Calls `warn` with a line for each entry that is left out. Raises UsageError if `new` cannot be written to, or is
-    part of the input; SourceError if a writing mount uses the upper directory, or an entry cannot be read, or cannot
-    be represented in the format.
+    Calls `warn` with a line for each entry that is left out, and enters `watch(tree)` while it writes. Raises
+    UsageError if `new` cannot be written to, or is part of the input; SourceError if a writing mount uses the
+    upper directory, or an entry cannot be read, or cannot be represented in the format.
     """
     if overlay.lower is None:
-        raise UsageError(f"{overlay.upper.path}: is the source itself, which holds its changes already")
+        raise UsageError(f"{overlay.upper.path}: is the source itself, which contains the changes already")
     _check_place(new, overlay, plan)
     overlay.upper.lock(False)
     tree = MergedTree(overlay, plan.source, warn, skip_unsupported)
     try:
-        if new.format == "references":
-            await _commit_set(tree, plan, new)
-        elif new.format == "archive":
-            await _commit_archive(tree, new)
-        else:
-            await _commit_files(tree, new)
+        with watch(tree):
+            if new.format == "references":
+                await _commit_set(tree, plan, new)
+            elif new.format == "archive":
+                await _commit_archive(tree, new)
+            else:
+                await _commit_files(tree, new)
     except OSError as exc:
         raise SourceError(new.path, f"cannot be written: {exc.strerror or exc}") from exc
 

@@ -44,6 +44,7 @@ class MergedTree:
 
     def __init__(self, overlay: Overlay, source: str, warn: Callable[[str], None], skip: bool = False) -> None:
         self.overlay, self.source, self.warn = overlay, source, warn
+        self.files, self.bytes = 0, 0  # that have been read so far
         self._skip = skip
 
     async def nodes(
@@ -60,6 +61,7 @@ class MergedTree:
                 levels.pop()
             elif not self._refused(node, rule):
                 yield node
+                self.files += 1
                 if node.kind is Kind.DIRECTORY:
                     levels.append(iter(await self._children(node.key, changed)))
 
@@ -137,6 +139,7 @@ class MergedTree:
                     raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
                 yield piece
                 start += len(piece)
+                self.bytes += len(piece)
 
     async def read(self, node: MergedNode, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop) of a file."""

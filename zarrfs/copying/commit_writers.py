@@ -96,7 +96,7 @@ async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:
 
 async def _tell_empty(tree: MergedTree, node: MergedNode) -> None:
     if await tree.is_empty(node):
-        tree.warn(f"{node.key}: an empty directory, of which a reference set knows nothing: left out")
+        tree.warn(f"{node.key}: an empty directory, which a reference set cannot hold: left out")
 
 
 def _set_rule(node: MergedNode) -> str | None:

@@ -27,7 +27,7 @@ def notify_manager(*assignments: str) -> None:
             lines = "\n".join(map(_line, assignments))
             sock.sendto(lines.encode(), "\0" + address[1:] if address.startswith("@") else address)
     except OSError as exc:
-        log.warning("cannot tell the service manager %s: %s", assignments[0], exc)
+        log.warning("cannot notify the service manager (%s): %s", assignments[0], exc)
 
 
 def status(source: str, mountpoint: str, opened: int) -> str:

@@ -75,10 +75,10 @@ class Refresher:
             try:
                 result = "refreshed" if await self._refresh(force) else "unchanged"
             except ZarrfsError as exc:
-                log.error("not refreshed, and shown as it was: %s", exc)
+                log.error("not refreshed; the mount shows what it did: %s", exc)
                 return {"error": str(exc)}
             except Exception as exc:
-                log.exception("not refreshed, and shown as it was")
+                log.exception("not refreshed; the mount shows what it did")
                 return {"error": internal_error(exc)}
             finally:
                 notify.notify_manager("READY=1")

@@ -46,7 +46,7 @@ def mount(
     options = parsed.options
     _check_workers(options, parsed.writable)
     if parsed.writable and options.view is not None and options.upperdir is None:
-        raise UsageError("option view: a view is not written to; with upperdir=DIR changes go to DIR")
+        raise UsageError("option view: views are read-only; with upperdir=DIR changes are stored in DIR")
     if options.foreground:
         with contextlib.suppress(ValueError):  # not the main thread, in a program that uses the library
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means a refresh
@@ -58,7 +58,7 @@ def mount(
     _check_files(options)
     plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"), forks=True)
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
-        raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
+        raise MountError(f"{mountpoint}: lies inside the source {plan.source}: the mount would contain itself")
     for warning in plan.warnings:
         tell(f"warning: {plan.source}: {warning}")
     if options.workers != 1 and (why := _one_process(plan, options)):
@@ -66,13 +66,13 @@ def mount(
         options = dataclasses.replace(options, workers=1)
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
-        tell(f"warning: {plan.source}: reaches no local files, as root mounts it for others: see allow_path=")
+        tell(f"warning: {plan.source}: local targets are refused, as root mounts for others: give allow_path=")
     if parsed.writable and options.upperdir is None and plan.path is not None and plan.kind == "zarr":
         options = dataclasses.replace(options, upperdir=os.path.realpath(plan.path))  # its own upper
     if options.upperdir is not None:
         _check_upper(options.upperdir, plan, mountpoint)
     elif parsed.writable:
-        tell(f"{mountpoint}: mounted read-only: there is no upper directory to write to")
+        tell(f"{mountpoint}: mounted read-only: rw needs a directory for the changes (upperdir=DIR)")
     options = dataclasses.replace(
         options,
         fsname=options.fsname or without_secrets(source),
@@ -118,7 +118,7 @@ def _one_process(plan: Plan, options: Options) -> str | None:
 def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
     """Raise MountError for an upper directory that overlaps the mount point or the source."""
     if _lies_in(mountpoint, upper):
-        raise MountError(f"{mountpoint}: lies inside upperdir={upper}, which would show itself in itself")
+        raise MountError(f"{mountpoint}: lies inside upperdir={upper}: the mount would contain itself")
     if _lies_in(upper, mountpoint):
         raise MountError(f"{mountpoint}: upperdir={upper} lies inside the mount point, which would hide it")
     source = os.path.realpath(plan.path) if plan.path is not None else upper
@@ -141,7 +141,7 @@ def _check_files(options: Options) -> None:
         except OSError as exc:
             raise UsageError(f"option {name}={path}: {(exc.strerror or str(exc)).lower()}") from None
     if options.pid_file is not None and not _is_pid_file(options.pid_file):
-        raise UsageError(f"option pid_file={options.pid_file}: is there already, and has no process number in it")
+        raise UsageError(f"option pid_file={options.pid_file}: exists and is not a pid file: not replaced")
     try:
         if options.notify_pipe is not None:
             os.fstat(options.notify_pipe)

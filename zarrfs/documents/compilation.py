@@ -9,6 +9,7 @@ import time
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
 from zarrfs.store.indexfile import IndexWriter
+from zarrfs.system.terminal import shows_progress
 
 _QUIET_FOR = 1.0  # seconds before anything is shown,
 _EVERY = 0.2  # and between two updates of the line
@@ -81,15 +82,15 @@ class Validation(Compilation):
 
 
 class ReadingProgress:
-    """A progress line on standard error, if that is a terminal, for documents that take longer than a second to read.
+    """A progress line on a terminal, for documents that take longer than a second to read (or to fetch: `verb`).
 
     A context manager, which erases the line on exit. The reader calls it with its position (in bytes of `total`).
     """
 
-    def __init__(self, source: str, total: int, quiet: bool) -> None:
-        self._name, self._total = os.path.basename(source) or source, total
+    def __init__(self, source: str, total: int, quiet: bool, verb: str = "reading") -> None:
+        self._name, self._total, self._verb = os.path.basename(source) or source, total, verb
         self._began = time.monotonic()
-        self._next = float("inf") if quiet or not sys.stderr.isatty() else self._began + _QUIET_FOR
+        self._next = float("inf") if quiet or not shows_progress() else self._began + _QUIET_FOR
         self._shown = False
 
     def __enter__(self) -> ReadingProgress:
@@ -109,5 +110,6 @@ class ReadingProgress:
         part = min(position / self._total, 1.0) if self._total else 1.0
         left = f", {(now - self._began) * (1 - part) / part:.0f} s left" if 0.02 < part < 1 else ""
         bar = "#" * int(part * 30)
-        sys.stderr.write(f"\r\033[Kzarrfs: reading {self._name} [{bar:30}] {part:4.0%} of {self._total:,} bytes{left}")
+        text = f"{self._verb} {self._name} [{bar:30}] {part:4.0%} of {self._total:,} bytes{left}"
+        sys.stderr.write(f"\r\033[Kzarrfs: {text}")
         sys.stderr.flush()

@@ -31,7 +31,7 @@ async def warn_of_stale(overlay: Overlay, key: str, reported: set[str]) -> None:
         document = join_key(directory, _V3 if name == _V3 else _CONSOLIDATED)
         if document != key and document not in reported and await _consolidates(overlay, document):
             reported.add(document)
-            log.warning("%s: is not what it was made of any more (%s): consolidate the metadata again", document, key)
+            log.warning("%s: no longer matches the metadata of its nodes (%s): consolidate it again", document, key)
         if not directory:
             return
         directory = split_key(directory)[0]

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from zarrfs.errors import TimedOut
+from zarrfs.errors import TimedOut, ZarrfsError, behind
 
 
 class Deadline:
@@ -27,6 +27,11 @@ class Deadline:
         signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()))
         try:
             yield
+        except Exception as exc:
+            late = None if isinstance(exc, ZarrfsError | OSError) else behind(exc)
+            if late is None:
+                raise
+            raise late from None
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)

@@ -283,7 +283,7 @@ def _read(directory: str, name: str) -> Record | None:
     with open(descriptor, encoding="utf-8", errors="surrogateescape") as file:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-            raise MountError(f"{path}: is no record of ours")
+            raise MountError(f"{path}: is not a record of zarrfs")
         try:
             return _from_json(json.load(file), directory)
         except (ValueError, TypeError, KeyError, AttributeError) as exc:

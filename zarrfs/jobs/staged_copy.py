@@ -140,12 +140,12 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntr
         return
     path = os.path.abspath(path)
     if nodelocal.beneath(os.path.realpath(path), os.path.realpath(record.dest)):
-        raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
+        raise UsageError(f"--manifest {path}: lies in {record.dest}, which it describes")
     if os.path.isdir(path):
         raise UsageError(f"--manifest {path}: is a directory")
     own = record.told and path == record.manifest
     if os.path.lexists(path) and not own and not _is_manifest(path):
-        raise UsageError(f"--manifest {path}: is there already, and no manifest of ours: it stays")
+        raise UsageError(f"--manifest {path}: exists and is not a manifest of zarrfs: not replaced")
     record.told = own
     record.manifest, new = path, record.unfinished(path)
     record.save()

@@ -268,6 +268,6 @@ def _take_over(record: Record) -> None:
     """Raise MountError unless a killed command of this user has left the node-local directory."""
     status = os.lstat(record.local)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022 or os.path.islink(record.local):
-        raise MountError(f"{record.local}: is there already, and is not ours")
+        raise MountError(f"{record.local}: exists and was not made by zarrfs")
     if record.mounted and os.listdir(record.local):
-        raise MountError(f"{record.local}: is there already, and not empty")
+        raise MountError(f"{record.local}: exists and is not empty")

@@ -70,12 +70,12 @@ def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
     record = _record(dest, upper)
     path = upper or (record.upper if record is not None else "")
     if not path:
-        raise UsageError(f"{dest}: is staged read-only, and has nothing to keep (no -o upperdir=)")
+        raise UsageError(f"{dest}: is staged read-only: no changes to keep (stage it with -o upperdir=)")
     mount = None if record is None else mount_of(record)
     if mount is not None and mounts.is_dead(mount.mountpoint):  # it has no dirty data
         mount = None
     if merged and (record is None or mount is None):
-        raise UsageError("--merged: for what is staged and mounted; zarrfs commit SOURCE --upperdir does it without")
+        raise UsageError("--merged needs a staged mount; `zarrfs commit SOURCE --upperdir DIR` needs none")
     opened_upper = Upper(path)
     try:
         if record is not None and mount is not None:

@@ -147,7 +147,7 @@ def _claimed(record: Record, timeout: float) -> bool:
         if not record.exists():
             return False
         if time.monotonic() >= deadline:
-            raise MountError(f"{record.dest}: process {record.maker.pid} is staging it, or taking it away")
+            raise MountError(f"{record.dest}: process {record.maker.pid} is staging or unstaging it")
         time.sleep(_POLL)
     return True
 
@@ -231,7 +231,7 @@ def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:
     place = os.path.realpath(record.place)
     inside = [mount.mountpoint for mount in mounts.mounts() if nodelocal.beneath(mount.mountpoint, place)]
     if inside:
-        raise MountError(f"{record.place}: {inside[0]} is mounted in it; it stays")
+        raise MountError(f"{record.place}: {inside[0]} is mounted in it: not removed")
     try:
         status = os.lstat(record.place)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
@@ -254,7 +254,7 @@ def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
         record.note = note
         record.save()
     if note is None or not forget(record.place, record.mark):
-        raise MountError(f"{record.place}: another run is writing to it; it stays")
+        raise MountError(f"{record.place}: another run is writing to it: not removed")
     if left := remove_written(record.place, record.note.get("spans", [])):
         notify(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")
 

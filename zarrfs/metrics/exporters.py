@@ -87,7 +87,7 @@ class Watch:
         try:
             await exporter.run(text)
         except Exception as exc:  # the mount goes on without metrics
-            log.error("metrics: %s: %s; there are none from now on", type(exc).__name__, exc)
+            log.error("metrics: %s: %s; they are no longer served", type(exc).__name__, exc)
 
 
 class HTTPExporter:

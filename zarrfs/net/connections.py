@@ -622,6 +622,6 @@ def _made(tls: Tls, _changed: tuple[int, ...]) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    raise OSError(errno.EACCES, "the key has a passphrase, and nobody is there to be asked")
+    raise OSError(errno.EACCES, "the key has a passphrase; use a key without one")
 
 

@@ -294,7 +294,7 @@ async def _pieces(response: Response) -> AsyncIterator[bytes]:
         async for data in _decoded(response, 15 if coding == "deflate" else 31):
             yield data
     except zlib.error as exc:
-        raise Transient(f"its body is not what it is encoded as: {exc}", begun=True) from exc
+        raise Transient(f"its body cannot be decoded: {exc}", begun=True) from exc
 
 
 async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:

@@ -58,7 +58,7 @@ def web_options(options: Mapping[str, Any], authorities: str, where: str) -> Web
     try:
         return _translated(options, authorities)
     except (ValueError, TypeError, AttributeError) as exc:
-        raise ReadError(where, f"cannot be asked with these options: {exc}") from exc
+        raise ReadError(where, f"cannot be requested with these options: {exc}") from exc
 
 
 def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:

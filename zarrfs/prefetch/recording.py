@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 import trio
@@ -235,14 +235,13 @@ class Warmed:
 
 
 async def warm(
-    store: Store, records: Iterable[RecordedRead], tell: Callable[[Warmed], None] = lambda _: None,
-    share: Share | None = None,
-) -> Warmed:  # fmt: skip
+    store: Store, records: Iterable[RecordedRead], warmed: Warmed | None = None, share: Share | None = None
+) -> Warmed:
     """Fetch the recorded ranges in order, or a share, with bounded requests and bytes in flight; return the counts.
 
-    Calls `tell` with the counts after every batch. SourceError, at the end, if the record itself is bad.
+    They are added to `warmed` after every batch. SourceError, at the end, if the record itself is bad.
     """
-    warmed = Warmed()
+    warmed = Warmed() if warmed is None else warmed
     units = _units(store, records, warmed, None if share is None else Division(share))
     taking, failure = trio.Lock(), None
 
@@ -258,7 +257,6 @@ async def warm(
             if unit is None:
                 return
             await _fetch(store, unit, warmed)
-            tell(warmed)
 
     async with contextlib.aclosing(units), trio.open_nursery() as nursery:
         for _ in range(_WORKERS):

@@ -24,7 +24,7 @@ _AT_ONCE = 64  # sizes requested at the same time
 def check_tree(plan: Plan, view: str | None = None) -> None:
     """Raise SourceError unless the whole tree, or that view of it, can be listed; UsageError for a decoded one."""
     if view in ("arrays", "netcdf"):
-        raise UsageError(f"--view {view}: its bytes are decoded, so that no reference can name them")
+        raise UsageError(f"--view {view}: its bytes are decoded as they are read, so no reference can point to them")
     if plan.kind not in ("zarr", "icechunk") and not (plan.kind == "references" and view):
         raise SourceError(plan.source, "is a document; from-store takes a directory")
     if not plan.lists:

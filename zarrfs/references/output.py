@@ -115,7 +115,7 @@ def output_format(path: str, said: str | None = None, usual: str | None = None) 
     if found is not None:
         return found
     if usual is None:
-        raise UsageError(f"{path}: its name does not tell the form; say --to {'|'.join(FORMATS)}")
+        raise UsageError(f"{path}: its name has no known ending; give --to {'|'.join(FORMATS)}")
     return usual
 
 

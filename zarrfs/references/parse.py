@@ -95,7 +95,7 @@ class _Version1:
             else:
                 self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
         if "version" not in self._members:  # the head had it: another program is writing
-            raise self._compilation.refuse("the document changes while it is read")
+            raise self._compilation.refuse("the document changed while it was read")
         for gen in self._gens:
             self._compilation.place = gen.where
             try:

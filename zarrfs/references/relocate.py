@@ -122,7 +122,7 @@ def absolute(url: str, base: str) -> str:
         return f"file://{joined}" if protocols else joined
     remote = urls.join(without_secrets(base), path)
     if remote is None:
-        raise ReadError(url, f"a relative target in {without_secrets(base)}: say --base")
+        raise ReadError(url, f"a relative target in {without_secrets(base)}: give its base with --base")
     return remote
 
 

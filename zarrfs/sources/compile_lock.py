@@ -20,15 +20,19 @@ T = TypeVar("T")
 
 _SHORTEST, _LONGEST = 0.005, 0.1  # seconds between attempts
 _SHARE = 0.1  # of the time waited so far: the next pause
+_REPORTED = 3.0  # seconds of waiting before it is reported
 _IN_VAIN = b"-"  # the file's content once its compiler ended without an index: the next one will not have one either
 
 
 @contextlib.contextmanager
-def compiling(path: str | None, find: Callable[[], T | None], deadline: float) -> Iterator[T | None]:
+def compiling(
+    path: str | None, find: Callable[[], T | None], deadline: float, report: Callable[[str], None] = lambda _: None
+) -> Iterator[T | None]:
     """Provide what find() returns; until `deadline` (monotonic) wait for the holder of the lock on `path`.
 
-    None: the caller compiles, holding the lock if it can be had. It is not held where `path` is None or the directory
-    has no locks, after `deadline`, and where another process has ended without an index.
+    A wait of some seconds is reported once, with the holder: "process 17", on another node "process 17 on n1".
+    None: the caller compiles, holding the lock if it can be had. It is not held where `path` is None or the
+    directory has no locks, after `deadline`, and where another process has ended without an index.
     """
     if path is None:
         yield find()
@@ -36,7 +40,7 @@ def compiling(path: str | None, find: Callable[[], T | None], deadline: float) -
     lock = _Lock(path)
     in_vain = False  # a signal ends us: a waiter goes on
     try:
-        yield lock.wait(find, deadline)
+        yield lock.wait(find, deadline, report)
         in_vain = lock.held and find() is None
     except Exception:
         in_vain = lock.held
@@ -53,21 +57,26 @@ class _Lock:
         self._descriptor: int | None = None
         self.held = False
 
-    def wait(self, find: Callable[[], T | None], deadline: float) -> T | None:
+    def wait(self, find: Callable[[], T | None], deadline: float, report: Callable[[str], None]) -> T | None:
         """Wait for what find() returns, or for the lock; None also after `deadline` and without locks."""
-        began = time.monotonic()
+        began, reported = time.monotonic(), False
         try:
             while (found := find()) is None and (now := time.monotonic()) < deadline:
                 if self._descriptor is None:
                     self._descriptor = _open(self._path)
                 if not try_lock(self._descriptor, 0):
+                    if now - began >= _REPORTED and not reported:
+                        reported = True
+                        report(_holder(os.pread(self._descriptor, 300, 0)))
                     time.sleep(min(max(_SHORTEST, (now - began) * _SHARE), _LONGEST))
                     continue
                 if (found := find()) is not None:
                     break
                 if _is_at(self._descriptor, self._path):
-                    os.ftruncate(self._descriptor, 0)
                     self.held = True
+                    os.ftruncate(self._descriptor, 0)
+                    with contextlib.suppress(OSError):  # a full disk
+                        os.pwrite(self._descriptor, f"{os.getpid()} {os.uname().nodename}".encode(), 0)
                     return None
                 if os.pread(self._descriptor, 1, 0) == _IN_VAIN:
                     break
@@ -94,6 +103,14 @@ class _Lock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _holder(written: bytes) -> str:
+    """Return the text for the holder of a lock, of what it has written into the file."""
+    number, _, node = written.decode(errors="replace").partition(" ")
+    if not number.isdecimal():
+        return "another process"
+    return f"process {number}" + ("" if node == os.uname().nodename else f" on {node}")
 
 
 def _open(path: str) -> int:

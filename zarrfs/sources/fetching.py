@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zarrfs.archives.dump_reader import document, run_remote, split_member
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
+from zarrfs.documents.compilation import ReadingProgress
 from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.net.responses import Entry, too_large
@@ -156,8 +157,10 @@ async def _download(
         return None
     if not (await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, _PEEK))).ranged:
         return None  # the server ignores ranges: every step would transfer the whole
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
+    shown = ReadingProgress(without_secrets(system.shown(path)), size, options.log_level == "error", "fetching")
+    with contextlib.suppress(OSError), shown, tempfile.TemporaryFile(dir=directory) as file:
         for start in range(0, size, _STEP):
+            shown(start)
             file.write(await files.read_at(system, path, start, min(_STEP, size - start), 0, size))
         file.flush()
         return os.dup(file.fileno())

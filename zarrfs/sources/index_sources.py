@@ -42,7 +42,7 @@ def adopt(document: Document, path: str) -> dict[str, str]:
     except SourceError as exc:
         raise SourceError(document.source, exc.rule) from None
     if notes["kind"] != "references":
-        raise SourceError(document.source, "an index of an archive: such are taken from local files only")
+        raise SourceError(document.source, "an index of an archive is accepted as a local file only")
     fault = first_fault(path)
     if fault is not None:
         raise SourceError(document.source, f"not a usable index: {fault[1]}", fault[0] or None)

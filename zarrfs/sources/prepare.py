@@ -32,7 +32,7 @@ from zarrfs.documents.compressed import is_tar, is_zip
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.errors import SourceError, UsageError, message_line
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import APART
 from zarrfs.sources.compile_lock import compiling
@@ -176,7 +176,7 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
         if dump:
             known = cache.recall(key)
         else:
-            waited = compiling(cache.lock_path(key), lambda: cache.recall(key), deadline)
+            waited = compiling(cache.lock_path(key), lambda: cache.recall(key), deadline, _waiting(url, options))
             known = until_compiled.enter_context(waited)
         return known is not None
 
@@ -216,7 +216,8 @@ def _index(
 
     # the lock on the version of a fetched document is held since before it was fetched
     lock = cache.lock_path(key) if key and not document.fetched else None
-    with compiling(lock, recalled, deadline) as known:
+    waiting = _waiting(document.source, options)
+    with compiling(lock, recalled, deadline, waiting) as known:
         if known is not None:
             return known
         content = document.digest()
@@ -232,12 +233,24 @@ def _index(
         def same() -> tuple[str, dict[str, str]] | None:
             return made[0] if made else cache.find(digest)
 
-        with compiling(cache.lock_path(digest), same, deadline) as verified:
+        with compiling(cache.lock_path(digest), same, deadline, waiting) as verified:
             found = verified or _compile(document, options, cache, content, changed)
             made.append(found)
         if key and not changed():
             cache.remember(key, found[0])
         return found
+
+
+def _waiting(source: str, options: Options) -> Callable[[str], None]:
+    """Return a function that writes to standard error that this process waits for the one that compiles `source`."""
+
+    def write(holder: str) -> None:
+        if options.log_level != "error":
+            limit = f"(up to {options.mount_timeout:g} s, mount_timeout=)"
+            text = f"{without_secrets(source)}: waiting for {holder}, which compiles the same document {limit}"
+            sys.stderr.write(f"zarrfs: {message_line(text)}\n")
+
+    return write
 
 
 def _shape(options: Options) -> bytes:

@@ -69,7 +69,7 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
                     remove_tree(work)
             os.close(held)
     if os.path.lexists(old):
-        raise SourceError(shown, f"is written; what came into the old directory meanwhile is in {old}")
+        raise SourceError(shown, f"was written; files that were added to the old directory meanwhile are in {old}")
 
 
 def _work_directory(directory: str, name: str) -> tuple[str, int]:
@@ -134,9 +134,9 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
     elif not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{shown}: is no regular file")
     elif form == "index" and not _is_index(path):
-        raise UsageError(f"{shown}: is there already, and is no index: it stays")
+        raise UsageError(f"{shown}: exists and is not an index: not replaced")
     if not replace:
-        raise UsageError(f"{shown}: is there already; --force replaces it")
+        raise UsageError(f"{shown}: already exists; --force replaces it")
 
 
 def is_utf8(path: str) -> bool:
@@ -171,14 +171,14 @@ def _check_set(shown: str, directory: str) -> None:
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or "record_size" not in found:
-        raise UsageError(f"{shown}: holds something else than a reference set: it stays")
+        raise UsageError(f"{shown}: holds something else than a reference set: not replaced")
     metadata = found.get("metadata")
     arrays = {key.removesuffix("/.zarray") for key in metadata} if isinstance(metadata, dict) else set()
     for key, is_file in _below(directory):
         array, _, name = key.rpartition("/")
         own = key == _DOCUMENT or (array in arrays and _RECORD_FILE.fullmatch(name))
         if not (own and is_file):
-            raise UsageError(f"{shown}: holds {key}, which is no part of the reference set: it stays")
+            raise UsageError(f"{shown}: holds {key}, which is no part of the reference set: not replaced")
 
 
 def _below(directory: str, prefix: str = "") -> Iterator[tuple[str, bool]]:

@@ -56,7 +56,7 @@ class FsspecStore(Store):
     """Keys are the values below `url`; opening it touches no network.
 
     "No such key" is said only where the server says so; a server that fails is a ReadError. A value that
-    changes while it is read is read anew, so no get() mixes two versions. Where a name is a value and a
+    changed while it was read is read anew, so no get() mixes two versions. Where a name is a value and a
     directory at once, it is the value (in a zip file: the directory). What the server tells of names goes to a table
     (name_table.py), where it is believed for metadata_ttl=.
     """
@@ -374,7 +374,7 @@ class FsspecStore(Store):
                 raise ReadError(key, "the server answers with an HTML page, as for names that it does not have")
             entry = Entry(entry.name, True)
         if entry.size is None and not entry.directory:
-            raise ReadError(key, "the server does not tell its size")
+            raise ReadError(key, "the server does not state its size")
         if entry.tag is None and entry.mtime_ns is None and not (entry.directory or self.immutable):
             note_unversioned(system.host(path), system.shown(path))
         return self.names.put(key, *self._identified(self.names.last(key), entry))

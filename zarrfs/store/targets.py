@@ -224,5 +224,5 @@ class Targets(TargetReader):
             return os.path.join(self._base or os.getcwd(), path), ""
         joined = urls.join(self._base, path)
         if joined is None:
-            raise ReadError(url, f"a relative target in {without_secrets(self._base)}: say option base")
+            raise ReadError(url, f"a relative target in {without_secrets(self._base)}: give its base with -o base=")
         return None, joined

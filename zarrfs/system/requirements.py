@@ -188,7 +188,7 @@ def _check_owner(options: Options) -> None:
     groups = {os.getegid(), *os.getgroups()}
     for name, number, ours in (("uid", options.uid, {os.geteuid()}), ("gid", options.gid, groups)):
         if number is not None and number not in ours:
-            raise UsageError(f"option {name}={number}: only root can give that to what is copied to upperdir=")
+            raise UsageError(f"option {name}={number}: only root can make another user the owner in upperdir=")
 
 
 def _status(name: str) -> str:

@@ -148,7 +148,7 @@ class _Memory:
             self._whole = memoryview(mmap.mmap(-1, size * count) if size else b"")
         except OSError as exc:
             rule = f"no {size * count >> 20:,} MiB of memory for what is read at once"
-            raise UsageError(f"{rule}: say fewer --jobs, or smaller regions") from exc
+            raise UsageError(f"{rule}: give fewer --jobs or smaller regions") from exc
         self._free = list(range(count))[::-1]
 
     def take(self) -> int:

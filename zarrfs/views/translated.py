@@ -576,7 +576,7 @@ async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metad
         try:
             metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
         except MetadataError as exc:
-            log.warning("%s: not shown, as what it says of %s is bad: %s", key, path or "/", exc)
+            log.warning("%s: not shown: its metadata of %s is invalid: %s", key, path or "/", exc)
             return None
         if isinstance(metadata, ArrayMetadata) and metadata.keys_assumed:
             node = await hierarchy.node(path)  # it has looked at the names of stored chunks

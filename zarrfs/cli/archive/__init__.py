@@ -10,9 +10,9 @@ from zarrfs.cli.common import SETTINGS, process_options
 # name: (module, what it does in a line); the function has the command's name
 COMMANDS = {
     "create": ("zarrfs.cli.archive.create", "Write files and directories to an archive."),
-    "extract": ("zarrfs.cli.archive.extract", "Write what an archive holds to a directory."),
-    "list": ("zarrfs.cli.archive.list", "List what an archive holds."),
-    "verify": ("zarrfs.cli.archive.verify", "Read all of an archive, and compare every blob with its hash."),
+    "extract": ("zarrfs.cli.archive.extract", "Extract an archive to a directory."),
+    "list": ("zarrfs.cli.archive.list", "List the content of an archive."),
+    "verify": ("zarrfs.cli.archive.verify", "Read all of an archive, and verify the hash of every blob."),
     "diff": ("zarrfs.cli.archive.diff", "Compare an archive with a directory, or with another archive."),
 }
 

@@ -31,7 +31,7 @@ Examples:
 \b
 PATHs are relative to DIR; a directory is taken with all that is in it. A GLOB without "/" is compared with names at
 any depth, one with "/" with whole paths, in which "*" stands for "/" as well. SIZEs are bytes, or have a unit (KiB,
-MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. FILE appears when it is whole."""
+MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. FILE appears once it is complete."""
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -43,37 +43,37 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Start here (default: where you are).")
+@click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Change to DIR first.")
 @click.option(
     "-O", "--output", default="-", metavar="FILE",
     help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; with its blobs in one file '
     'if it ends in .tar; "-", which is usual, is standard output.',
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
-@click.option("--blobs", metavar="DIR", help="Where contents go, as blobs; made if it is not there.")
-@click.option("--inline", "all_inline", is_flag=True, help="All contents go into the document: no blobs.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--blobs", metavar="DIR", help="Write blobs to this directory, which is made if needed.")
+@click.option("--inline", "all_inline", is_flag=True, help="Store all data in the document, none in blobs.")
 @click.option(
     "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
-    help="Files of up to SIZE go into the document.",
+    help="Store files of up to SIZE in the document.",
 )  # fmt: skip
 @click.option(
     "--region-size", "region", callback=_size, default="1MiB", show_default=True, metavar="SIZE",
-    help="A blob is no larger than SIZE, which is at most 64 MiB.",
+    help="Split files into blobs of up to SIZE, at most 64 MiB.",
 )  # fmt: skip
 @click.option(
     "--hash", "algorithm", type=common.Choice(("sha1", "sha256")), default="sha1", show_default=True,
-    help="What names a blob.",
+    help="Hash that names blobs.",
 )  # fmt: skip
-@click.option("--name", metavar="NAME", help="What the archive in a .tar is called (default: main).")
+@click.option("--name", metavar="NAME", help="Name of the archive in a .tar (default: main).")
 @click.option("--dictionary", is_flag=True, help="Write an object of entries by path, not a list.")
-@click.option("--exclude", "excludes", multiple=True, metavar="GLOB", help="Leave out what is called so.")
+@click.option("--exclude", "excludes", multiple=True, metavar="GLOB", help="Leave out what matches GLOB.")
 @click.option("--files-from", "listed", metavar="FILE", help='Take PATHs from FILE, one a line; "-": standard input.')
-@click.option("-0", "--null", is_flag=True, help="PATHs in that FILE end in NUL, not in LF or CR LF.")
+@click.option("-0", "--null", is_flag=True, help="PATHs in that FILE are separated by NUL, not by line feeds.")
 @click.option(
     "--skip-unsupported", is_flag=True,
     help="Leave out what no archive can hold, with a warning: fifos, sockets, devices, names that are not UTF-8.",
 )  # fmt: skip
-@click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
+@click.option("--sync", is_flag=True, help="Sync all files to the disk before the command ends.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes that read (default: CPUs, up to 8).")
 @common.option_items
 @common.process_options
@@ -102,9 +102,10 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
     from zarrfs.archives.create import create as write
     from zarrfs.archives.pack_tree import CreateOptions
     from zarrfs.cli import meter, show
+    from zarrfs.system.terminal import shows_progress
 
     if not paths:
-        raise UsageError("say what is to be archived: PATHs, or --files-from ('.' is all that is in DIR)")
+        raise UsageError("nothing to archive: give PATHs or --files-from ('.' archives all that is in DIR)")
     progress = Progress()
 
     def warn(text: str) -> None:
@@ -120,7 +121,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
             threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
             stack.enter_context(meter.displayed(meter.of(progress), quiet))
 
-        shows = sys.stderr.isatty() and not quiet
+        shows = shows_progress() and not quiet
         write(base, paths, file, dataclasses.replace(making, own=own), progress, warn, begun if shows else None)
 
 

@@ -28,28 +28,29 @@ Examples:
   zarrfs archive diff --exit-code job.json /scratch/job --blobs /srv/blobs && echo nothing has changed
 \b
 A line for each entry that is in OTHER alone (A), that differs (M), or is in ARCHIVE alone (D). Bytes are always
-compared, times in whole seconds. Times of directories are not, nor is what one of the two does not know."""
+compared, times in whole seconds. Times of directories are not compared, nor what only one of the two records."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("archive")
 @click.argument("other")
 @click.option(
-    "-l", "--long", "detailed", is_flag=True, help="Tell what differs: bytes, size, mode, mtime, kind, target."
+    "-l", "--long", "detailed", is_flag=True, help="Show what differs: bytes, size, mode, mtime, kind, target."
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON array, an object for each difference.")
 @click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference, 2 for errors.")
 @common.source_options("source", "fetch", log_level="warning")
 def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
-    """Tell what turns ARCHIVE into OTHER, a directory or another archive.
+    """List the differences between ARCHIVE and OTHER, a directory or another archive.
 
-    What a deleted directory held is not told. A directory that another thing replaces is deleted, then added.
+    The content of a deleted directory is not listed. A directory replaced by something else is listed as deleted, then
+    added.
     """
     from zarrfs.copying.diff import LETTERS, differences
     from zarrfs.copying.diff import as_json as json_of
 
     if archive == opening.STDIN == other:
-        raise UsageError("-: only one of the two can be standard input")
+        raise UsageError("-: only one of the two archives can be read from standard input")
 
     def line(found: Difference) -> str:
         text = f"{LETTERS[found.kind]} {show.printable(found.key)}"

@@ -35,30 +35,30 @@ as files appear."""
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option(
     "-C", "--directory", default=".", metavar="DIR",
-    help="Write here (default: where you are); made if it is not there.",
+    help="Extract to DIR, which is made if needed (default: the working directory).",
 )  # fmt: skip
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what is called so, and all below it.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there; without this, that is an error.")
-@click.option("--keep", is_flag=True, help="Leave what is there as it is.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what matches GLOB, and all below it.")
+@click.option("--overwrite", is_flag=True, help="Replace files that exist; without this, one is an error.")
+@click.option("--keep", is_flag=True, help="Skip files that exist.")
 @click.option("--update", is_flag=True, help="Replace files that are older than those in ARCHIVE.")
 @click.option(
     "--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write (default: CPUs, up to 4)."
 )
-@click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
+@click.option("--sync", is_flag=True, help="Sync all files to the disk before the command ends.")
 @click.option(
     "--set-id/--no-set-id", default=True,
     help="Leave out set-user-ID and set-group-ID bits of files: who executes them would act as you.",
 )
-@click.option("--keep-going", is_flag=True, help="Go on after an entry that cannot be had, and name all of them.")
+@click.option("--keep-going", is_flag=True, help="Skip entries that cannot be read, and report them all.")
 @common.source_options("source", "fetch", log_level="warning")
 def extract(
     archive: str, patterns: tuple[str, ...], directory: str, exclude: tuple[str, ...], overwrite: bool, keep: bool,
     update: bool, jobs: int | None, sync: bool, set_id: bool, keep_going: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
-    """Write the files, directories and symbolic links of ARCHIVE to DIR: all of them, or what PATTERNs pick.
+    """Write the files, directories and symbolic links of ARCHIVE to DIR: all of them, or what matches a PATTERN.
 
     Every blob is compared with its hash. An archive that breaks a rule is refused, and nothing is written. A file that
-    cannot be had ends the run; --keep-going goes on without it, and the exit status is 1. What is whole stays.
+    cannot be read ends the run; --keep-going skips it, and the exit status is 1. Files that are complete stay.
     """
     from zarrfs.copying.copy_report import CopyOptions, CopyReport
 

@@ -45,7 +45,7 @@ def archive(store: Store, plan: Plan) -> Store:
     # {} is taken for a reference set, and may as well be an archive of nothing
     empty = reader is not None and next(reader.entries(""), None) is None
     if reader is None or (plan.kind != "archive" and not empty):
-        raise SourceError(plan.source, "is no file archive; `zarrfs stage --copy` takes every source")
+        raise SourceError(plan.source, "is not a file archive; `zarrfs stage --copy` copies other sources")
     return store
 
 

@@ -28,10 +28,10 @@ Nothing is mounted and nothing is changed. No check takes longer than a few seco
               help="How long opening SOURCE may take.")  # fmt: skip
 @common.source_options("source", "fetch", log_level="error")
 def doctor(source: str | None, as_json: bool, timeout: float, parsed: Parsed) -> None:
-    """Tell what a mount of this user on this machine has, and lacks; with SOURCE, whether it can be opened and read.
+    """Diagnose what prevents a mount by this user on this machine; with SOURCE, open it and read a little.
 
-    A line for each check: ok, warning, or problem, the fact, and what to do. The exit status is 1 where a problem
-    would keep a mount from working, else 0.
+    Prints a line for each check: ok, warning or problem, what was found, and what to do. The exit status is 1 if
+    a problem would keep a mount from working, else 0.
     """
     from zarrfs.cli.doctor.machine import CHECKS as OF_MACHINE
     from zarrfs.cli.doctor.places import CHECKS as OF_PLACES

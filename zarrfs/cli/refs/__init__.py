@@ -11,11 +11,11 @@ from zarrfs.cli.common import SETTINGS, process_options
 COMMANDS = {
     "convert": ("zarrfs.cli.refs.convert", "Write SRC in another form: JSON, Parquet or an index."),
     "expand": ("zarrfs.cli.refs.expand", "Write SRC as JSON of version 0: no templates, no gen."),
-    "merge": ("zarrfs.cli.refs.merge", "Put several sets together, each under a prefix of its own."),
-    "relocate": ("zarrfs.cli.refs.relocate", "Write SRC with other beginnings of its target URLs."),
+    "merge": ("zarrfs.cli.refs.merge", "Merge several sets, each under a prefix of its own."),
+    "relocate": ("zarrfs.cli.refs.relocate", "Replace the beginnings of target URLs in SRC."),
     "from-store": ("zarrfs.cli.refs.from_store", "Make a set of a Zarr store, or of any tree of files."),
     "stats": ("zarrfs.cli.refs.stats", "Count entries, targets and bytes of SRC, holes and overlaps."),
-    "validate": ("zarrfs.cli.refs.validate", "Check SRC against the specification; tell all errors."),
+    "validate": ("zarrfs.cli.refs.validate", "Check SRC against the specification, and list all errors."),
 }
 
 EPILOG = """\b

@@ -17,9 +17,9 @@ Examples:
   zarrfs refs convert combined.parq combined.index
   zarrfs refs convert combined.parq - | jq .refs
 \b
-The name of DEST tells its form: .json, .json.gz, .json.zst, .json.xz, .json.bz2; .parq, .parquet, a name that ends
+The name of DEST decides its form: .json, .json.gz, .json.zst, .json.xz, .json.bz2; .parq, .parquet, a name that ends
 in "/" or an empty directory for Parquet; .index. JSON is version 1. Relative URLs are made absolute unless DEST
-lies beside SRC. DEST appears when it is whole."""
+lies beside SRC. DEST appears once it is complete."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)

@@ -14,13 +14,13 @@ Examples:
   zarrfs refs expand set.json | jq keys
   zarrfs refs expand combined.parq -O combined.json.gz
 \b
-Without templates and gen, and with URLs that are what they say. A key that is called "version" cannot be
-written so; zarrfs refs convert writes version 1, which holds any key."""
+Templates are rendered and gen entries expanded. Version 0 cannot hold a key named "version"; zarrfs refs convert
+writes version 1, which holds any key."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source", metavar="SRC")
-@click.option("--force", is_flag=True, help="Replace a set that is there already.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @common.source_options(
     "source", "fetch", output="Write to FILE, compressed as its name says (default: standard output).",
     log_level="warning",

@@ -49,7 +49,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 def from_store(
     place: str, output: str | None, inline: int, relative: bool, written: dict[str, Any], parsed: Parsed
 ) -> None:
-    """Make a reference set of the directory PLACE, a path or an fsspec URL, and all below it."""
+    """Make a reference set of all files in the directory PLACE, a path or an fsspec URL."""
     from zarrfs.references.from_store import check_tree, references_of
     from zarrfs.references.output import notes_of_many
 
@@ -57,12 +57,12 @@ def from_store(
     # no reference can name decoded bytes: arrays of a view that need that are left out
     parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, transcode="off"))
     if relative and to.base is None:
-        raise UsageError("--relative: relative to nothing; name a file with --output")
+        raise UsageError("--relative needs --output: targets become relative to that file")
 
     async def body(store: Store, plan: Plan) -> None:
         check_tree(plan, parsed.options.view)
         if relative and plan.path is None:
-            raise UsageError("--relative: PLACE is not on this machine")
+            raise UsageError("--relative needs a PLACE on this machine")
         base = os.path.realpath(to.base or "") if relative else None
         found = references_of(store, plan, inline, base, writer.own)
         async for reference in running.progress(found, parsed, "files"):

@@ -30,9 +30,9 @@ no set has one. A .zmetadata is not made anew."""
 @click.argument("sources", metavar="[PREFIX=]SRC...", nargs=-1, required=True)
 @click.option(
     "--duplicates", type=common.Choice(("error", "first", "last")), default="error", show_default=True,
-    help="Which set counts where several hold a key.",
+    help="Which set to take a key from that differs between sets.",
 )  # fmt: skip
-@click.option("--no-group", is_flag=True, help="Make no .zgroup.")
+@click.option("--no-group", is_flag=True, help="Do not add .zgroup.")
 @running.written_options()
 @common.source_options(
     "source", "fetch", output="Write to FILE (default: JSON on standard output).", log_level="warning"
@@ -41,7 +41,7 @@ def merge(
     sources: tuple[str, ...], output: str | None, duplicates: str, no_group: bool, written: dict[str, Any],
     parsed: Parsed,
 ) -> None:  # fmt: skip
-    """Put the reference sets SRC... together, each under its PREFIX."""
+    """Merge the reference sets SRC..., each under its PREFIX."""
     from zarrfs.references.merge import MergePart, groups, merged, sorted_by_name, split_prefix
     from zarrfs.references.output import entries, notes_of_many, reference_set
     from zarrfs.references.relocate import rewritten, written_urls

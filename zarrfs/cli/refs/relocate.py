@@ -33,8 +33,8 @@ that it means."""
 @click.argument("source", metavar="SRC")
 @click.option("--from", "olds", multiple=True, required=True, metavar="OLD", help="URLs that begin with OLD ...")
 @click.option("--to", "news", multiple=True, required=True, metavar="NEW", help="... begin with NEW instead.")
-@click.option("--dry-run", is_flag=True, help="Write nothing, but how many references each pair changes.")
-@click.option("--allow-unused", is_flag=True, help="An OLD that fits no target is no error.")
+@click.option("--dry-run", is_flag=True, help="Only print how many references each pair changes.")
+@click.option("--allow-unused", is_flag=True, help="Accept an OLD that fits no target.")
 @running.written_options("--format")
 @common.source_options(
     "source", "fetch", output="Write to FILE (default: JSON on standard output).", log_level="warning"
@@ -43,11 +43,11 @@ def relocate(
     source: str, output: str | None, olds: tuple[str, ...], news: tuple[str, ...], dry_run: bool, allow_unused: bool,
     written: dict[str, Any], parsed: Parsed,
 ) -> None:  # fmt: skip
-    """Write the reference set SRC with other beginnings of its target URLs."""
+    """Write the reference set SRC with the beginnings of its target URLs replaced."""
     from zarrfs.references.relocate import Relocation, Rule, check_used
 
     if len(olds) != len(news):
-        raise UsageError(f"{len(olds)} --from and {len(news)} --to: they come in pairs")
+        raise UsageError(f"{len(olds)} --from and {len(news)} --to: give one --to for each --from")
     rules = [Rule(*pair) for pair in zip(olds, news, strict=True)]
     to = running.output(output, written)
     made: list[Relocation] = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zarrfs.cli import common
+from zarrfs.system.terminal import shows_progress
 
 if TYPE_CHECKING:
     from zarrfs.config.options import Parsed
@@ -42,11 +43,11 @@ def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callab
 
         decorated: Callable[..., Any] = run
         for option in (
-            click.option("--force", is_flag=True, help="Replace a set that is there already."),
+            click.option("--force", is_flag=True, help="Replace the output if it exists."),
             click.option(
-                "--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references of one record file."
+                "--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references in a record file."
             ),
-            click.option(form, "form", type=common.Choice(FORMATS), help="The form (default: by the name's ending)."),
+            click.option(form, "form", type=common.Choice(FORMATS), help="The form (default: by the name)."),
         ):
             decorated = option(decorated)
         return decorated
@@ -112,12 +113,23 @@ def orderly_end() -> Iterator[None]:
     ends = [signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) has it
         ends.append(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT)) for number in ends}
+    came = False
+
+    def end(*_: object) -> None:
+        nonlocal came
+        came = True
+        signal.raise_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, end) for number in ends}
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.SIG_IGN:  # as scripts start what goes on behind them (cmd &): SIGTERM would be, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
+    except Exception as exc:  # what code made of the signal's exception, or a consequence of it
+        if came:
+            raise KeyboardInterrupt from exc
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -126,7 +138,7 @@ def orderly_end() -> Iterator[None]:
 
 async def progress(items: AsyncIterator[R], parsed: Parsed, what: str = "references") -> AsyncIterator[R]:
     """`items`; how many have come so far is shown on a terminal once that takes longer than a second."""
-    if not sys.stderr.isatty() or parsed.options.log_level == "error":
+    if not shows_progress() or parsed.options.log_level == "error":
         async for item in items:
             yield item
         return

@@ -33,11 +33,11 @@ array are counted where its metadata is inline."""
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @click.option(
     "-n", "--top", type=click.IntRange(0), default=10, metavar="N", show_default=True,
-    help="Name the N largest targets.",
+    help="List the N largest targets.",
 )  # fmt: skip
 @common.source_options("source", "fetch", log_level="warning")
 def stats(source: str, as_json: bool, top: int, parsed: Parsed) -> None:
-    """Count what the reference set SRC holds: entries, targets and bytes, holes and overlaps, chunks of arrays."""
+    """Count the entries, targets and bytes of the reference set SRC, holes and overlaps, and chunks of arrays."""
     from zarrfs.references.stats import statistics
 
     async def body(store: Store, plan: Plan) -> Stats:

@@ -25,7 +25,7 @@ Examples:
   zarrfs refs validate --shard 0/4 combined.parq
 \b
 A line for each fault, with its place in the document, and a count at the end. The exit status is 1 if there are
-errors, with --strict also if there are warnings, else 0. Targets are not looked at: zarrfs check reads them.
+errors, with --strict also if there are warnings, else 0. Targets are not read: zarrfs check does that.
 --shard divides the record files of a set in Parquet. A set in JSON is one document: the share 0 has all its faults."""
 
 
@@ -35,7 +35,7 @@ errors, with --strict also if there are warnings, else 0. Targets are not looked
 @common.shard_option
 @common.source_options("source", "fetch", log_level="warning")
 def validate(source: str, as_json: bool, shard: str | None, parsed: Parsed) -> None:
-    """Check the reference set SRC against the specification and the rules of zarrfs; tell all errors."""
+    """Check the reference set SRC against the specification and the rules of zarrfs, and list all errors."""
     from zarrfs.references.validate import faults, validating
     from zarrfs.store.api import Fault
 

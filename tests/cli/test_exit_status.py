@@ -1,0 +1,71 @@
+"""Commands end with the statuses of the table (zarrfs/cli/exit_status.py): each of its rows has a command here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.conftest import run
+from zarrfs.cli import main
+from zarrfs.cli.exit_status import TABLE
+
+GOOD, BAD, UPPER = "good.json", "bad.json", "changes"
+DIFFS = ("diff --exit-code", "archive diff --exit-code")
+# (status, commands, meaning's first word): command lines, or the test file that has the row
+ROWS: dict[tuple[str, tuple[str, ...], str], list[str] | str] = {
+    ("0", (), "success"): [f"ls {GOOD}", f"cat {GOOD} a", f"archive list {GOOD}", f"archive diff {GOOD} tree"],
+    ("1", (), "failure:"): ["ls missing.json", f"cat {GOOD} missing", "archive verify missing.json", "umount ."],
+    ("1", ("check", "doctor", "warm", "cache verify", "archive verify", "refs validate"), "something"): [
+        f"check {BAD}", f"archive verify {BAD}", "refs validate wrong.json",
+    ],
+    ("1", ("archive extract", "stage", "stage-out"), "with"): [f"archive extract --keep-going {BAD} -C out"],
+    ("1", ("archive extract", "archive list", "stage"), "a"): [
+        f"archive list {GOOD} nothing", f"archive extract {GOOD} nothing -C out",
+    ],
+    ("1", ("unstage",), "something"): "tests/jobs/test_unstage.py",
+    ("1", ("refresh",), "nothing"): "tests/mounts/test_refresh.py",
+    ("1", DIFFS, "there"): [f"archive diff --exit-code {GOOD} other.json"],
+    ("2", (), "a"): [f"ls {GOOD} --view nothing", f"ls {GOOD} --nothing", "archive nothing", f"ls {GOOD} -o nothing"],
+    ("2", DIFFS, "failure"): [f"archive diff --exit-code {GOOD} missing", f"diff --exit-code missing {UPPER}"],
+    ("124", ("stage",), "not"): "tests/sources/test_child_endings.py",
+    ("125", ("run",), "SOURCE"): ["run missing.json -- true"],
+    ("126", ("run",), "COMMAND"): "tests/mounts/test_stage_run.py",
+    ("127", ("run",), "there"): "tests/mounts/test_stage_run.py",
+    ("other", ("run",), "that"): "tests/mounts/test_stage_run.py",
+    ("130", (), "interrupted"): "tests/sources/test_child_endings.py",
+    ("141", (), "the"): "tests/cli/test_streams.py",
+}  # fmt: skip
+ENTRY = '{"path": "%s", "mode": 33188, "mtime": 1, "encoding": "utf-8", "data": "%s"}'
+HOLE = '{"path": "b", "mode": 33188, "mtime": 1, "size": 4, "encoding": "blobvec", "data": [[0, 4, "sha1-%s"]]}'
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives: a good one, one that lacks a blob, and one with other bytes; a reference set with a fault."""
+    monkeypatch.chdir(tmp_path)
+    Path(GOOD).write_text(f"[{ENTRY % ('a', 'text')}]")
+    Path("other.json").write_text(f"[{ENTRY % ('a', 'words')}]")
+    Path(BAD).write_text(f"[{ENTRY % ('a', 'text')}, {HOLE % ('0' * 40)}]")
+    Path("wrong.json").write_text('{"version": 1, "refs": {"a": ["u", -1, 5]}}')
+    for name in ("tree", UPPER):
+        Path(name).mkdir()
+    run("archive", "extract", GOOD, "-C", "tree", cwd=tmp_path)
+
+
+def test_each_row_has_a_command_here() -> None:
+    assert list(ROWS) == [(row.status, row.commands, row.meaning.split()[0]) for row in TABLE]
+    for row in ROWS.values():
+        assert not isinstance(row, str) or Path(__file__).parents[2].joinpath(row).exists()
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [(line, int(row[0])) for row, lines in ROWS.items() if isinstance(lines, list) for line in lines],
+)
+def test_a_command_ends_with_its_status(line: str, status: int) -> None:
+    ended = CliRunner().invoke(main, line.split())
+    assert ended.exit_code == status, ended.output
+    assert bool(ended.stderr) == (status != 0 and "refs validate" not in line and "good.json other" not in line)

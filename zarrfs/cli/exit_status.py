@@ -1,0 +1,48 @@
+"""The exit statuses of all commands: the table in the man pages and in docs/commands.md (scripts/write-docs)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """An exit status, the commands that end with it (none: all of them), and its meaning."""
+
+    status: str
+    commands: tuple[str, ...]
+    meaning: str
+
+
+_DIFFS = ("diff --exit-code", "archive diff --exit-code")
+TABLE = (
+    Row("0", (), "success"),
+    Row("1", (), "failure: the last line on standard error says why"),
+    Row(
+        "1", ("check", "doctor", "warm", "cache verify", "archive verify", "refs validate"),
+        "something is bad, damaged or cannot be read",
+    ),
+    Row("1", ("archive extract", "stage", "stage-out"), "with --keep-going: something could not be written"),
+    Row("1", ("archive extract", "archive list", "stage"), "a pattern matches nothing"),
+    Row("1", ("unstage",), "something is still there, such as a mount in use"),
+    Row("1", ("refresh",), "nothing was changed"),
+    Row("1", _DIFFS, "there are differences"),
+    Row("2", (), "a wrong option, argument or value"),
+    Row("2", _DIFFS, "failure"),
+    Row("124", ("stage",), "not done within --timeout"),
+    Row("125", ("run",), "SOURCE cannot be mounted, or COMMAND left processes behind that use the mount"),
+    Row("126", ("run",), "COMMAND cannot be executed"),
+    Row("127", ("run",), "there is no such COMMAND"),
+    Row("other", ("run",), "that of COMMAND; 128 + N if signal N ended it"),
+    Row(
+        "130", (),
+        "interrupted by Ctrl-C; commands that write files end so on SIGTERM and SIGHUP, too. These signals end others "
+        "directly, which a shell reports as 143 and 129",
+    ),
+    Row("141", (), "the reader of standard output closed it, as in `zarrfs ls SOURCE | head`"),
+)  # fmt: skip
+HELPER = (  # mount.zarrfs has the statuses of mount(8)
+    Row("0", (), "mounted"),
+    Row("1", (), "a wrong option or argument"),
+    Row("8", (), "interrupted"),
+    Row("32", (), "any other failure"),
+)
