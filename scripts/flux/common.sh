@@ -19,6 +19,6 @@ job_directory() { # JOB: its directory, named by its number alone: the same job 
     echo "$JOBS/$number"
 }
 
-own_place() { # JOB_DIRECTORY: where mounts go without a prolog. Brokers on one node share all but their rank.
-    echo "${XDG_RUNTIME_DIR:-/tmp}/zarrfs-flux-$(id -u)/${1##*/}${ZARRFS_FLUX_RANK:+.$ZARRFS_FLUX_RANK}"
+own_place() { # JOB_DIRECTORY: where mounts go without a prolog
+    echo "${XDG_RUNTIME_DIR:-/tmp}/zarrfs-flux-$(id -u)/${1##*/}"
 }

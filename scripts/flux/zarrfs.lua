@@ -19,9 +19,7 @@ end
 -- Runs a script as the job's user; returns whether it succeeded, and what it writes, without the last newline: of one
 -- that has failed never nothing.
 local function run (script, ...)
-    local rank = (shell.rankinfo or {}).broker_rank
-    local variables = "export ZARRFS_FLUX_SHELL=$PPID ZARRFS_FLUX_RANK=" .. (rank and ("%d"):format (rank) or "")
-    local command = "exec 2>&1; " .. variables .. "; " .. quoted (here .. "/" .. script)
+    local command = "exec 2>&1; export ZARRFS_FLUX_SHELL=$PPID; " .. quoted (here .. "/" .. script)
     for _, argument in ipairs { ... } do
         command = command .. " " .. quoted (argument)
     end

@@ -1,23 +1,54 @@
 """With a real Flux: its archives mounted and extracted here, ours extracted there, a job's inputs staged in its shell.
 
-Each script runs in an instance of its own (flux start) with `tree`, its archive `sample`, and zarrfs on PATH.
+Scripts run in an instance of one broker, or of four on this machine (flux start), which all tests share, with `tree`,
+its archive `sample`, and zarrfs on PATH.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROGRAM
-from tests.mounts.mounting import mount_lines
 from tests.mounts.staging import eventually
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(shutil.which("flux") is None, reason="there is no flux on PATH")
+pytestmark = pytest.mark.skipif(shutil.which("flux") is None, reason="no flux")
+
+
+class Instances:
+    """Running instances. `top` is the XDG_RUNTIME_DIR of their brokers and shells."""
+
+    def __init__(self, top: Path, stack: contextlib.ExitStack) -> None:
+        self.top, self._stack = top, stack
+        self._uris: dict[int, str] = {}
+
+    def uri(self, brokers: int) -> str:
+        """The FLUX_URI of the first broker of an instance of so many, which is started when it is first asked for."""
+        if brokers not in self._uris:
+            process = self._stack.enter_context(
+                subprocess.Popen(
+                    ["flux", "start", "-s", str(brokers), "sh", "-c", "echo $FLUX_URI; cat"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                    env=os.environ | {"XDG_RUNTIME_DIR": str(self.top)},
+                )
+            )  # fmt: skip
+            assert process.stdout is not None
+            self._uris[brokers] = process.stdout.readline().strip()
+        return self._uris[brokers]
+
+
+@pytest.fixture(scope="module")
+def instances(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instances]:
+    """Instances of this module; they end when their standard input does."""
+    with contextlib.ExitStack() as stack:
+        yield Instances(tmp_path_factory.mktemp("run"), stack)
 
 
 @pytest.fixture
@@ -37,32 +68,41 @@ def tree(tmp_path: Path) -> Path:
     return made
 
 
-def in_flux(tree: Path, script: str, brokers: int = 1, **variables: str) -> str:
-    """The output of a script that runs in a new instance of so many brokers; all of it has to succeed."""
+def in_flux(instances: Instances, tree: Path, script: str, brokers: int = 1, **variables: str) -> str:
+    """The output of a script in an instance of so many brokers; all of it has to succeed."""
     environment = os.environ | variables | {"PATH": f"{os.path.dirname(PROGRAM)}:{os.environ['PATH']}"}
-    create = "set -eu\nflux archive create --name=sample -C tree .\n"
+    create = "set -eu\nflux archive create --overwrite --name=sample -C tree .\n"
     done = subprocess.run(
-        ["flux", "start", "-s", str(brokers), "sh", "-c", create + script], cwd=tree.parent, env=environment,
+        ["sh", "-c", create + script], cwd=tree.parent, env=environment | {"FLUX_URI": instances.uri(brokers)},
         capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_an_archive_of_flux_is_mounted(tree: Path) -> None:
-    script = """
+@pytest.mark.parametrize("brokers", [1, 4])
+def test_an_archive_of_flux_is_mounted(instances: Instances, tree: Path, brokers: int) -> None:
+    """Also on another broker than the one that has its blobs, and where the helper that loads them is killed."""
+    script = f"""
         mkdir mnt
+        export FLUX_URI=$(echo "$FLUX_URI" | sed s/local-0/local-{brokers - 1}/)
+        [ "$(flux getattr rank)" = {brokers - 1} ]
+        flux content dropcache
         zarrfs mount flux:sample mnt
+        pid=$(zarrfs stats --json mnt | sed 's/.*"pid": \\([0-9]*\\).*/\\1/')
+        [ -z "$(pgrep -P $pid)" ]
+        cmp tree/hole mnt/hole
+        kill -9 $(pgrep -P $pid)
         diff -r --no-dereference tree mnt
         stat -c '%n %a %Y' tree/* | cut -d/ -f2 >expected
         stat -c '%n %a %Y' mnt/* | cut -d/ -f2 >found
         zarrfs umount mnt
         diff expected found
     """
-    in_flux(tree, script)
+    in_flux(instances, tree, script, brokers)
 
 
-def test_extract_makes_of_an_archive_what_flux_makes_of_it(tree: Path) -> None:
+def test_extract_makes_of_an_archive_what_flux_makes_of_it(instances: Instances, tree: Path) -> None:
     script = """
         mkdir theirs
         flux archive extract --name=sample -C theirs
@@ -70,11 +110,11 @@ def test_extract_makes_of_an_archive_what_flux_makes_of_it(tree: Path) -> None:
         diff -r --no-dereference theirs ours
         diff -r --no-dereference tree ours
     """
-    in_flux(tree, script)
+    in_flux(instances, tree, script)
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_flux_extracts_an_archive_of_ours(tree: Path, inline: bool) -> None:
+def test_flux_extracts_an_archive_of_ours(instances: Instances, tree: Path, inline: bool) -> None:
     (tree.parent / "blobs").mkdir()
     where = "--inline" if inline else "--blobs blobs"
     script = f"""
@@ -87,10 +127,10 @@ def test_flux_extracts_an_archive_of_ours(tree: Path, inline: bool) -> None:
         flux archive extract --name=ours -C out
         diff -r --no-dereference tree out
     """
-    in_flux(tree, script)
+    in_flux(instances, tree, script)
 
 
-def test_flux_restores_a_tar_of_ours(tree: Path) -> None:
+def test_flux_restores_a_tar_of_ours(instances: Instances, tree: Path) -> None:
     script = """
         zarrfs archive create -C tree -O ours.tar --name ours .
         flux restore --quiet --key=restored ours.tar
@@ -105,10 +145,10 @@ def test_flux_restores_a_tar_of_ours(tree: Path) -> None:
         flux dump --quiet theirs.tar
         zarrfs archive verify theirs.tar#theirs
     """
-    in_flux(tree, script)
+    in_flux(instances, tree, script)
 
 
-def test_files_of_a_jobspec(tree: Path) -> None:
+def test_files_of_a_jobspec(instances: Instances, tree: Path) -> None:
     script = """
         job=$(flux submit --add-file=input=tree/text --add-file=tree/bytes true)
         case $job in ƒ*) ;; *) exit 9 ;; esac
@@ -119,34 +159,68 @@ def test_files_of_a_jobspec(tree: Path) -> None:
         cmp tree/bytes mnt/bytes
         zarrfs umount mnt
     """
-    assert in_flux(tree, script, LC_ALL="C.UTF-8") == "some text\n"
+    assert in_flux(instances, tree, script, LC_ALL="C.UTF-8") == "some text\n"
 
 
-@pytest.mark.parametrize("brokers", [1, 3])
-def test_a_job_reads_what_its_shells_have_mounted(tree: Path, brokers: int) -> None:
-    """Several brokers on one machine: their shells share XDG_RUNTIME_DIR, and a job of all of them is one job."""
-    scripts = tree.parent / "scripts"
-    shutil.copytree(ROOT / "scripts/flux", scripts)
-    (scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nJOBS={tree.parent}/jobs\n")
-    variables = {"ZARRFS_FLUX_DIR": str(scripts), "XDG_RUNTIME_DIR": str(tree.parent)}
+@pytest.mark.parametrize("brokers", [1, 4])
+def test_a_job_reads_what_its_shells_have_mounted(instances: Instances, tree: Path, brokers: int) -> None:
+    """Several brokers on one machine: the shells of a job share one mount, and the last one takes it away."""
+    variables = plugin(tree)
     script = f"""
         nodes="-N{brokers} -n{2 * brokers}"
         ZARRFS_STAGE="in flux:sample" flux run $nodes -o userrc=scripts/zarrfs.lua \
-            sh -c 'echo "$ZARRFS_STAGED"; cmp tree/directory/large "$ZARRFS_STAGED/in/directory/large"'
+            sh -c 'echo "$ZARRFS_STAGED"; cmp tree/directory/large "$ZARRFS_STAGED/in/directory/large"
+                   grep -c " $ZARRFS_STAGED/in " /proc/self/mountinfo >&2' 2>mounts
         ZARRFS_STAGE="good flux:sample
             in flux:nothing"
         export ZARRFS_STAGE
         if flux run $nodes -o userrc=scripts/zarrfs.lua echo ran 2>said; then exit 1; fi
         grep -o 'zarrfs: .*' said
     """
-    lines = in_flux(tree, script, brokers, **variables).splitlines()
+    lines = in_flux(instances, tree, script, brokers, **variables).splitlines()
     places, said = lines[: 2 * brokers], lines[2 * brokers :]
-    assert len(set(places)) == brokers
+    assert len(set(places)) == 1
+    assert set((tree.parent / "mounts").read_text().split()) == {"1"}
     interrupted = "zarrfs: stage: interrupted by a signal"  # the exception of one shell ends the others
     assert any(line.startswith("zarrfs: in: flux:nothing: ") for line in said), said
     assert all(line == interrupted or line.startswith("zarrfs: in: flux:nothing: ") for line in said), said
-    top = tree.parent / f"zarrfs-flux-{os.getuid()}"
-    assert not any(mount_lines(f"{place}/in") for place in places)
-    assert eventually(lambda: not list(top.iterdir()))  # the mount holders of ended shells remove their directories
-    with open("/proc/self/mountinfo") as file:
-        assert str(tree.parent) not in file.read()
+    assert nothing_left(instances)
+
+
+def test_a_broker_that_dies_has_ended_its_use(tree: Path, tmp_path: Path) -> None:
+    """In an instance of its own. Flux ends the job; a shell that is killed with its broker unstages nothing."""
+    with contextlib.ExitStack() as stack:
+        own = Instances(tmp_path, stack)
+        script = """
+            ZARRFS_STAGE="in flux:sample" flux run -N3 -n3 -o userrc=scripts/zarrfs.lua sh -c '
+                echo "$ZARRFS_STAGED" >place.$FLUX_TASK_RANK
+                exec sleep 100' 2>said &
+            while [ "$(cat place.* 2>/dev/null | wc -l)" -lt 3 ]; do sleep 0.1; done
+            cat place.*
+            flux exec -r 2 sh -c "echo \\$PPID" >broker
+            pgrep -x flux-shell -P "$(cat broker)" >shell
+            kill -9 $(cat shell broker)
+            if wait $!; then exit 9; fi
+            grep -q 'node failure' said
+        """
+        assert len(set(in_flux(own, tree, script, 3, **plugin(tree)).split())) == 1
+        assert nothing_left(own)
+
+
+def plugin(tree: Path) -> dict[str, str]:
+    """Install the shell's plugin beside `tree`; return the variables of a job that uses it."""
+    scripts = tree.parent / "scripts"
+    shutil.copytree(ROOT / "scripts/flux", scripts)
+    (scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nJOBS={tree.parent}/jobs\n")
+    return {"ZARRFS_FLUX_DIR": str(scripts)}
+
+
+def nothing_left(instances: Instances) -> bool:
+    """Return whether no mount and directory of a job is left soon: keepers act after their shells have ended."""
+    top = instances.top / f"zarrfs-flux-{os.getuid()}"
+
+    def clean() -> bool:
+        with open("/proc/self/mountinfo") as file:
+            return str(top) not in file.read() and not (top.exists() and list(top.iterdir()))
+
+    return eventually(clean, 60)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, PROGRAM, run
-from tests.mounts.mounting import mount_lines
+from tests.mounts.mounting import mount_lines, until
 from tests.mounts.staging import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -38,19 +40,19 @@ def scripts(tmp_path: Path) -> Path:
     return place
 
 
-def job(scripts: Path, stage: str, command: str, rank: int = 0) -> subprocess.CompletedProcess[str]:
-    """A job's shell with one task, on the broker of that rank."""
-    with shell(scripts, stage, command, rank) as process:
+def job(scripts: Path, stage: str, command: str) -> subprocess.CompletedProcess[str]:
+    """A job's shell with one task."""
+    with shell(scripts, stage, command) as process:
         out, err = process.communicate(timeout=60)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def shell(scripts: Path, stage: str, command: str, rank: int) -> subprocess.Popen[str]:
+def shell(scripts: Path, stage: str, command: str) -> subprocess.Popen[str]:
     """The same, while it runs."""
     top = scripts.parent
     variables = {"PATH": f"{top}/bin:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(top)}
     variables |= {"ZARRFS_FLUX_DIR": str(scripts), "FLUX_JOB_ID": JOB, "ZARRFS_STAGE": stage}
-    variables |= {"ZARRFS_STATE_DIR": f"{top}/state", "BROKER_RANK": str(rank)}
+    variables |= {"ZARRFS_STATE_DIR": f"{top}/state"}
     return subprocess.Popen(
         ["lua", str(Path(__file__).with_name("shell.lua")), str(scripts / "zarrfs.lua"), command],
         env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -64,27 +66,61 @@ def test_a_job_reads_what_its_shell_has_mounted(scripts: Path) -> None:
     place, _, content = done.stdout.partition("\n")
     assert (content, done.stderr) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
     assert content
-    assert place == f"{scripts.parent}/zarrfs-flux-{os.getuid()}/4711.0"
+    assert place == f"{scripts.parent}/zarrfs-flux-{os.getuid()}/4711"
     assert not mount_lines(f"{place}/in")
     assert not Path(place).exists()
 
 
-def test_two_shells_of_one_job_on_one_host(scripts: Path, tmp_path: Path) -> None:
-    """Brokers on one machine share XDG_RUNTIME_DIR; the end of one shell leaves the mounts of the other alone."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_shells_of_one_job_on_one_host_share_a_mount(scripts: Path, tmp_path: Path, killed: bool) -> None:
+    """The last one takes it away, and one that is killed counts as ended, also the one that has made it."""
     read = "echo $ZARRFS_STAGED; while [ ! -e {go} ]; do sleep 0.05; done; cat $ZARRFS_STAGED/in/job/bin/run.sh"
-    shells = [shell(scripts, f"in {SOURCE}", read.format(go=tmp_path / f"go{rank}"), rank) for rank in (0, 1)]
+    shells = [shell(scripts, f"in {SOURCE}", read.format(go=tmp_path / f"go{rank}")) for rank in range(4)]
     try:
-        places = [process.stdout.readline().strip() for process in shells if process.stdout is not None]
+        (place,) = {process.stdout.readline().strip() for process in shells if process.stdout is not None}
+        assert len(mount_lines(f"{place}/in")) == 1
         content = run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout
         for rank, process in enumerate(shells):
-            (tmp_path / f"go{rank}").touch()
-            assert process.communicate(timeout=60) == (content, "")
-            assert [bool(mount_lines(f"{place}/in")) for place in places] == [False, rank == 0]
-            assert [Path(place).exists() for place in places] == [False, rank == 0]
+            if killed and rank % 2 == 0:
+                process.kill()
+                process.wait()
+            (tmp_path / f"go{rank}").touch()  # for the task of a killed shell as well
+            if not (killed and rank % 2 == 0):
+                assert process.communicate(timeout=60) == (content, "")
+            assert bool(mount_lines(f"{place}/in")) == (rank < 3)
+        assert eventually(lambda: not Path(place).exists() and not list((tmp_path / "state").rglob("*.json")))
     finally:
         for process in shells:
             process.kill()
             process.wait()
+
+
+def test_shells_that_are_all_killed_leave_nothing(scripts: Path, tmp_path: Path) -> None:
+    shells = [shell(scripts, f"in {SOURCE}", "echo $ZARRFS_STAGED; exec sleep 0.5") for _ in range(3)]
+    (place,) = {process.stdout.readline().strip() for process in shells if process.stdout is not None}
+    for process in shells:
+        process.kill()
+        process.wait()
+    assert eventually(lambda: not mount_lines(f"{place}/in"))
+    assert eventually(lambda: not Path(place).exists() and not list((tmp_path / "state").rglob("*.json")))
+
+
+def test_the_others_wait_for_the_shell_that_mounts_and_the_next_one_succeeds_it(scripts: Path, tmp_path: Path) -> None:
+    read = "cat $ZARRFS_STAGED/in/job/bin/run.sh"
+    with shell(scripts, f"in {SOURCE}", read) as first:
+        until(lambda: list((tmp_path / "state").rglob("*.json")))
+        (record,) = (tmp_path / "state").rglob("*.json")
+        about = json.loads(record.read_text())
+        os.kill(about["maker"][0], signal.SIGSTOP)
+        assert about["state"] == "making"
+        with shell(scripts, f"in {SOURCE}", read) as second:
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(1.5)
+            os.kill(about["maker"][0], signal.SIGKILL)
+            assert second.communicate(timeout=60) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
+        out, err = first.communicate(timeout=60)
+    assert (out, first.returncode, err) == ("", 1, "died: zarrfs: in: not mounted within 20 seconds\n")
+    assert eventually(lambda: not list((tmp_path / "state").rglob("*.json")))
 
 
 def test_an_error_of_a_script_has_a_reason(scripts: Path) -> None:
@@ -125,7 +161,7 @@ def test_a_bad_source_ends_the_job_before_its_tasks(scripts: Path, stage: str, m
     assert done.stdout == ""
     assert f"died: zarrfs: {message}" in done.stderr
     assert "uid=" not in done.stderr
-    assert not (scripts.parent / f"zarrfs-flux-{os.getuid()}/4711.0").exists()
+    assert not (scripts.parent / f"zarrfs-flux-{os.getuid()}/4711").exists()
     with open("/proc/self/mountinfo") as file:
         assert str(scripts.parent) not in file.read()
 
@@ -152,7 +188,7 @@ def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
 def test_a_place_in_use_keeps_no_other_place(scripts: Path, tmp_path: Path) -> None:
     """The job's directory of the prolog, and the one that an instance within the job has made for its own."""
     made = tmp_path / "jobs/4711/user"
-    own = tmp_path / f"zarrfs-flux-{os.getuid()}/4711.0"
+    own = tmp_path / f"zarrfs-flux-{os.getuid()}/4711"
     source, blobs = SOURCE.split()
     for place, state in (made, made / ".zarrfs"), (own, tmp_path / "state"):
         place.mkdir(parents=True)

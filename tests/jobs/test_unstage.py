@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -128,3 +129,25 @@ def test_a_place_for_records_that_another_process_removes_meanwhile(tmp_path: Pa
         patch.setattr(records, "_check_owned", check)
         assert records.home() == path
         assert os.path.isdir(path)
+
+
+def test_what_others_own_stays(sleeper: subprocess.Popen[bytes]) -> None:
+    owner = processes.process(sleeper.pid)
+    assert owner is not None
+    record = add_record("/usr", owners=[records.process_here(), owner])
+    leaving = UnstageOptions(unless_owned=True, leaving=os.getpid())
+    assert unstage.unstage_all([(record, "")], leaving) == []  # not unstaged, and no failure
+    (left,) = records.found()
+    assert left.owners == [owner]
+    sleeper.kill()
+    sleeper.wait()
+    assert unstage.unstage(left, leaving)
+    assert records.found() == []
+
+
+@pytest.mark.parametrize("words", [("stage", "--join", "/a", "/b"), ("stage", "--copy", "--join", "/a", "/b"),
+                                   ("unstage", "--stale", "--for", "1")])  # fmt: skip
+def test_uses_that_nobody_can_share(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "--join: is for mounts with --for PID" in done.stderr or "--for: is for DEST" in done.stderr

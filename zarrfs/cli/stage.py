@@ -33,6 +33,9 @@ A small process keeps a mount in use, so that it is not unmounted while the job 
 end of the process --for. The node keeps a record, so that `zarrfs unstage` also removes what a killed job has left.
 An interrupted copy is resumed by the same command; each of its files is complete or absent.
 \b
+With --join, processes of one job on one node share a mount, each with a --for of its own: the first makes it, the
+others wait for it, and it is unstaged when the last of them has ended (`zarrfs unstage --for PID`, or its death).
+\b
 --node-local without DIR takes the first of these that is a directory of a local file system in which we may write:
 SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts, which Flux would empty), TMPDIR, /tmp, /var/tmp, XDG_RUNTIME_DIR. The
 same is done where fusermount3 refuses to mount on the file system of DEST. --node-local=DIR names one.
@@ -74,6 +77,10 @@ class _Command(click.Command):
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write copies.")
 @click.option("--job", metavar="ID", help="The job that it is for (default: as the environment says).")
 @click.option("--for", "owner", type=click.IntRange(1), metavar="PID", help="Unstage it when this process ends.")
+@click.option(
+    "--join", is_flag=True,
+    help="Use the mount that this job has at DEST already, or wait until another process of it has made it.",
+)  # fmt: skip
 @common.source_options()
 def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> None:
     """Mount, copy or link SOURCE at DEST, for a job.
@@ -89,10 +96,12 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
 
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
+    if given["join"] and (how != "mount" or given["owner"] is None):
+        raise UsageError("--join: is for mounts with --for PID: the last of these processes ends the mount")
     if given["directory"] == "":
         raise UsageError("--node-local=: expected a directory")
     node_local = given["directory"] or ("" if given["found"] else None)
-    request = StageRequest(source, dest, how, node_local, given["job"], given["owner"])
+    request = StageRequest(source, dest, how, node_local, given["job"], given["owner"], join=given["join"])
     shown = without_secrets(source)
     report: dict[str, Any] = {"how": how, "source": shown, "dest": os.path.abspath(dest), "error": None}
     to, began = reports.place(given["report"]), time.monotonic()

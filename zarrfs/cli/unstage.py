@@ -18,6 +18,7 @@ Examples:
   zarrfs unstage /scratch/job/input
   zarrfs unstage --job $SLURM_JOB_ID --timeout 30s     (in an epilog)
   zarrfs unstage --stale                               (any time: what killed jobs have left)
+  zarrfs unstage --for $$ /scratch/job/input           (of zarrfs stage --join --for $$)
 \b
 A mount in use stays, and its users are listed: Zarr readers that lose a store return fill values without an error.
 --timeout waits for them; --lazy unmounts all the same.
@@ -26,6 +27,9 @@ A mount in use stays, and its users are listed: Zarr readers that lose a store r
 has died if no job may read them; what was for a process (--for) or a job that has ended, as far as squeue or flux
 tell. A mount that is still needed and has lost the process that keeps it in use gets another one. Root does this for
 all users.
+\b
+--for PID ends the use of a mount by that process. It stays while another one shares it (zarrfs stage --join), and is
+taken away with the last.
 \b
 Copies that stage made at DEST stay, unless --remove-copies says otherwise, which removes what they wrote and nothing
 else; those in a directory of the node are removed with it. The exit status is 1 if something is still there that
@@ -39,6 +43,9 @@ _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a m
 @click.option("--job", metavar="ID", help="Remove all that was staged for this job.")
 @click.option("--stale", is_flag=True, help="Remove all that is no longer needed; as root, of all users.")
 @click.option("--all", "everything", is_flag=True, help="Remove all that you have staged on this node.")
+@click.option(
+    "--for", "owner", type=click.IntRange(1), metavar="PID", help="Only if no other process shares it.",
+)  # fmt: skip
 @click.option("--record", hidden=True, help="Remove the record with this id (used by the mount holder).")
 @click.option(
     "--timeout", callback=common.time_given, default="0s", metavar="TIME",
@@ -58,6 +65,8 @@ def unstage(dest: str | None, **given: Any) -> None:
         ways = [dest, given["job"], given["stale"] or None, given["everything"] or None, given["record"]]
         if sum(way is not None for way in ways) != 1:
             raise UsageError("nothing to take away: give DEST, --job ID, --stale or --all")
+        if given["owner"] and (given["stale"] or given["record"]):
+            raise UsageError("--for: is for DEST, --job and --all")
         with running.orderly_end():  # a mount that was to be taken away, and is not, is kept in use again
             status = _unstage(dest, given)
         sys.exit(status)
@@ -72,7 +81,10 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
     shown, dest = dest, None if dest is None else records.resolved(dest)
     report = reports.place(given["report"])
     os.chdir("/")  # or we would use the mount ourselves
-    how = UnstageOptions(timeout, given["lazy"], given["remove_copies"], not given["keep_upper"], common.say)
+    how = UnstageOptions(
+        timeout, given["lazy"], given["remove_copies"], not given["keep_upper"], common.say,
+        unless_owned=bool(given["owner"] or given["record"]), leaving=given["owner"],
+    )  # fmt: skip
     if given["stale"]:
         results = unstage.unstage_stale(how)
     else:

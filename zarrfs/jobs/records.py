@@ -208,12 +208,21 @@ def add(record: Record) -> Record | None:
         return None
 
 
-def claim(record: Record) -> bool:
-    """Become the process that unstages a record, after rereading it; False if another one does, or has done so."""
+def claim(record: Record, unless_owned: bool = False, leaving: int | None = None) -> bool:
+    """Become the process that unstages a record, after rereading it; False if another one does, or has done so.
+
+    With `unless_owned`, raises StillOwned if an owner other than `leaving` is running; `leaving` is no owner then.
+    """
     with locked():
         now = current(record)
         if now is None:
             return False
+        if unless_owned and now.state == READY:
+            others = [owner for owner in now.owners if owner.pid != leaving]
+            if any(map(processes.alive, others)):
+                now.owners = others
+                now.save()
+                raise StillOwned(f"{record.dest}: is in use by another process that it was staged for")
         ours = process_here()
         if now.state in (MAKING, ENDING) and now.maker != ours and processes.alive(now.maker):
             return False
@@ -222,6 +231,10 @@ def claim(record: Record) -> bool:
         record.state, record.maker = ENDING, ours
         record.save()
         return True
+
+
+class StillOwned(MountError):
+    """A staged source whose owners have not all ended."""
 
 
 def current(record: Record) -> Record | None:

@@ -13,10 +13,14 @@ from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import MountError, UsageError, reason_of
 from zarrfs.jobs import mount_holder, nodelocal, processes, records
+from zarrfs.jobs.processes import Process
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import UnstageOptions, unstage, why_dead, why_stale
 from zarrfs.system import mounts
+from zarrfs.system.processes import readable
 
+_LOOK = 1.0  # seconds between two looks at what another process stages
+_WAIT = 10.0  # seconds that another process has to take away what is stale, where several do so at once
 _FORBIDDEN = re.compile(r"filesystem type (0x[0-9a-f]+) is forbidden")  # a message of fusermount3
 
 
@@ -30,12 +34,14 @@ class StageRequest:
     node_local: str | None = None  # a node-local directory; "": one that is found; None: `dest` itself
     job: str | None = None  # None: the job in the environment
     owner: int | None = None  # pid of the process that it is staged for
+    join: bool = False  # become one more owner of the mount that the same job has at `dest`
 
 
 def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) -> Record:
     """Create a record for a request, after removing what a stale one left at the same DEST.
 
-    Raises UsageError if DEST cannot be used, MountError if a source is staged there.
+    A request with `join` may get the record of another process instead, which is ready. Raises UsageError if DEST
+    cannot be used, MountError if a source is staged there.
     """
     dest = records.resolved(request.dest)
     manager, job = processes.job_of(os.environ, request.job)
@@ -50,7 +56,12 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
         other = records.add(record)
         if other is None:
             break
-        _replace(other, record, notify)
+        if request.join and _joinable(other, record):
+            if _join(other, owners):
+                return other
+            _wait_for(other.maker)
+            continue
+        _replace(other, record, notify, _WAIT if request.join else 0.0)
         made += other.made
     try:
         _check_dest(record)
@@ -67,7 +78,43 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
     return record
 
 
-def _replace(other: Record, record: Record, notify: Callable[[str], None]) -> None:
+def _joinable(other: Record, record: Record) -> bool:
+    """Return whether a new owner may use what is staged at its DEST, or is about to be, by another one of its job."""
+    wanted = (record.how, record.source, record.manager, record.job, record.upper, record.writable)
+    there = (other.how, other.source, other.manager, other.job, other.upper, other.writable)
+    return there == wanted and bool(other.owners) and not why_stale(other) and not why_dead(other)
+
+
+def _join(other: Record, owners: list[Process]) -> bool:
+    """Add owners to a record, whose keeper then waits for them, too; False while a process makes or unstages it."""
+    with records.locked():
+        now = records.current(other)
+        if now is None or now.state != records.READY:
+            return False
+        root = mount_holder.open_root(now.place)
+        try:
+            former, now.owners = now.keeper, [*filter(processes.alive, now.owners), *owners]
+            now.keeper, _ = mount_holder.start(now.id, root, now.owners)
+            now.save()
+        finally:
+            os.close(root)
+        processes.kill(former)  # it has not begun to unstage: that takes the lock, and the state
+        vars(other).update(vars(now))
+        return True
+
+
+def _wait_for(maker: Process) -> None:
+    """Wait until a process that stages or unstages a source has ended, or for a moment."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(maker.pid)
+        try:
+            if processes.alive(maker):
+                readable(descriptor, _LOOK)
+        finally:
+            os.close(descriptor)
+
+
+def _replace(other: Record, record: Record, notify: Callable[[str], None], timeout: float) -> None:
     """Unstage the source at the DEST of a new record. Raises MountError if it may still be needed."""
     same = (other.manager, other.job, other.owners) == (record.manager, record.job, record.owners)
     # a node-local copy would be removed, though the job may be reading it
@@ -77,7 +124,7 @@ def _replace(other: Record, record: Record, notify: Callable[[str], None]) -> No
         notify(f"{record.dest}: taking away what was staged there: {reason}")
     elif not (same and again):
         raise MountError(f"{record.dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
-    unstage(other, UnstageOptions(again=again, notify=notify))
+    unstage(other, UnstageOptions(timeout, again=again, notify=notify))
     if again:
         record.manifest, record.told, record.note = other.manifest, other.told, other.note
 
@@ -95,6 +142,8 @@ def mount(
     if parsed.options.idle_timeout:  # perhaps set for all mounts in zarrfs.toml
         notify("option idle_timeout: has no effect: a job's mount is kept in use until it is unstaged")
     record = begin(request, parsed, notify)
+    if record.state == records.READY:
+        return record, None
     with undone_on_failure(record):
         make_directories(record)
         try:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.errors import MountError, ZarrfsError, reason_of
 from zarrfs.jobs import mount_holder, nodelocal, processes, records
-from zarrfs.jobs.records import READY, Record
+from zarrfs.jobs.records import READY, Record, StillOwned
 from zarrfs.system import mounts
 from zarrfs.system.processes import boot, readable
 
@@ -36,15 +36,20 @@ class UnstageOptions(NamedTuple):
     upper: bool = False  # remove the upper directory, too
     notify: Callable[[str], None] = lambda text: None
     again: bool = False  # the same source will be copied again, and reuses the files
+    unless_owned: bool = False  # leave what is staged for another running process as well
+    leaving: int | None = None  # pid of an owner that is none any more
 
 
-def unstage(record: Record, options: UnstageOptions) -> None:
-    """Remove what a record describes, and the record.
+def unstage(record: Record, options: UnstageOptions) -> bool:
+    """Remove what a record describes, and the record; False if it stays, for other owners (`unless_owned`).
 
     Raises MountError, which names the processes, if the mount is busy; then everything stays, and so does the keeper.
     """
-    if not _claimed(record, options.timeout):
-        return
+    try:
+        if not _claimed(record, options):
+            return True
+    except StillOwned:  # its keeper waits for the end of the one that leaves, too
+        return False
     if record.keeper == record.maker:  # the keeper has become this process
         record.keeper = None
     elif record.keeper is None and (record.mounted or record.owners):
@@ -59,6 +64,7 @@ def unstage(record: Record, options: UnstageOptions) -> None:
             record.save()
         raise
     record.remove()
+    return True
 
 
 def mount_of(record: Record) -> mounts.Mount | None:
@@ -140,10 +146,10 @@ def ensure_keeper(record: Record) -> None:
         os.close(root)
 
 
-def _claimed(record: Record, timeout: float) -> bool:
+def _claimed(record: Record, options: UnstageOptions) -> bool:
     """Claim a record, waiting for another process that does; False if that one has unstaged it."""
-    deadline = time.monotonic() + timeout
-    while not records.claim(record):
+    deadline = time.monotonic() + options.timeout
+    while not records.claim(record, options.unless_owned, options.leaving):
         if not record.exists():
             return False
         if time.monotonic() >= deadline:
@@ -265,11 +271,12 @@ def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -
     for record, reason in chosen:
         result = {"dest": record.dest, "source": record.source, "how": record.how, "reason": reason, "error": None}
         try:
-            unstage(record, options)
+            ended = unstage(record, options)
         except (ZarrfsError, OSError) as exc:
             options.notify(str(exc))
-            result["error"] = str(exc)
-        results.append(result)
+            result["error"], ended = str(exc), True
+        if ended:
+            results.append(result)
     return results
 
 
