@@ -167,6 +167,33 @@ def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S33")
+def test_a_decoded_chunk_that_fails_is_eio_and_what_is_written_is_not_encoded(tmp_path: Path) -> None:
+    store, name = shutil.copytree(ROOT / "v0_pickled_snappy", tmp_path / "store"), "1.1.blosc"
+    chunk = store / "__zdata__" / name
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    sample = next(sample for sample in SAMPLES if sample.store.name == "v0_pickled_snappy")
+    (tmp_path / "upper").mkdir()
+    with mounted(store, tmp_path / "mnt", "view=v3", f"upperdir={tmp_path / 'upper'}") as mountpoint:
+        assert {(mountpoint / f"{row}.{column}").stat().st_size for row in (0, 1) for column in range(3)} == {2048}
+        for _ in range(3):
+            with pytest.raises(OSError, match="Input/output error"):
+                (mountpoint / "1.1").read_bytes()
+        array = opened(3, mountpoint)
+        rest = np.asarray(array[:16])
+        with pytest.raises(OSError, match="Input/output error"):
+            array[...]
+        lines = [line for line in log_of(mountpoint).splitlines() if "1.1" in line and "EIO" in line]
+        assert len(lines) == 1
+        zarr.open_array(str(mountpoint), mode="r+", zarr_format=3)[16:, 16:32] = 7
+        assert (np.asarray(array[16:, 16:32]) == 7).all()
+    assert np.fromfile(tmp_path / "upper/1.1", "<i8").reshape(16, 16)[:14].tolist() == [[7] * 16] * 14
+    with mounted(ROOT / "v0_pickled_snappy", tmp_path / "mnt", "view=v2") as mountpoint:
+        whole = np.asarray(opened(2, mountpoint)[...])
+    assert digest(whole, sample.dtype) == sample.sha256
+    assert (whole[:16] == rest).all()
+
+
+@pytest.mark.promise("S33")
 def test_changes_of_the_source_are_seen_and_chunks_keep_their_identity(tmp_path: Path) -> None:
     store = shutil.copytree(ROOT / "v0_int32_01", tmp_path / "store")
     with mounted(store, tmp_path / "mnt", "view=v3", "attr_timeout=0") as mountpoint:

@@ -36,6 +36,7 @@ from zarrfs.zarr.keys import NESTED, KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata
 
 numbers = itertools.count()
+ROWS = np.arange(6, dtype="<i4").reshape(2, 3)
 SHARDED: dict[str, Any] = {
     "shape": [7, 9], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
     "codecs": [{"name": "sharding_indexed", "configuration": {
@@ -210,6 +211,10 @@ def test_old_and_odd_arrays(tmp_path: Path) -> None:
         "short/.zarray": v2(shape=[3, 5], chunks=[2, 4], fill_value=7, compressor={"id": Inverted.codec_id}),
         "short/0.0": Inverted().encode(np.arange(8, dtype="<i4")),
         "short/1.1": Inverted().encode(np.array([5], "<i4")),
+        "rows/.zarray": v2(shape=[2, 3], chunks=[2, 3], order="F", filters=[{"id": "pickle"}]),
+        "rows/0.0": bytes(numcodecs.Pickle().encode(np.asfortranarray(ROWS))),
+        "json/.zarray": v2(shape=[2, 3], chunks=[2, 3], filters=[numcodecs.JSON().get_config()]),
+        "json/0.0": numcodecs.JSON().encode(ROWS),
         "long/.zarray": v2(shape=[2], chunks=[2], dtype="<f16", compressor={"id": Inverted.codec_id}),
         "long/0": Inverted().encode(np.array([1.5, 2.5], "<f16")),
     }  # fmt: skip
@@ -222,6 +227,8 @@ def test_old_and_odd_arrays(tmp_path: Path) -> None:
     assert np.asarray(group["labels"][...]).tolist() == labels.tolist()  # type: ignore[index]
     assert np.asarray(group["short"][...]).tolist() == [[0, 1, 2, 3, 7], [4, 5, 6, 7, 7], [7, 7, 7, 7, 5]]  # type: ignore[index]
     assert np.frombuffer(found["short/1.1"], "<i4").tolist() == [5, *[7] * 7]
+    for name in ("rows", "json"):
+        assert np.asarray(group[name][...]).tolist() == ROWS.tolist()  # type: ignore[index]
     assert np.asarray(group["long"][...]).view("<f16").tolist() == [1.5, 2.5]  # type: ignore[index]
     assert seen(root, 2)[0]["pickle/0"] == tree["pickle/0"]
 

