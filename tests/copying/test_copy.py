@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +20,9 @@ from tests.archives.compiled import D, F, L, file, opened, put, tree
 from tests.copying.extracting import FileState, extract, look, snapshot, write
 from tests.servers import Nginx
 from zarrfs.config.options import Options
-from zarrfs.copying.copy import CopiedEntry, _Copy
-from zarrfs.copying.destination_directory import Folder
+from zarrfs.config.shares import Share
+from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
+from zarrfs.copying.destination_directory import DestinationDirectory, Folder
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Entry, Info, Kind
 from zarrfs.store.directory import FileSystemStore
@@ -369,3 +371,83 @@ def test_a_tree_deeper_than_a_path(tmp_path: Path) -> None:
     finally:
         subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # too deep for pytest
     assert (report.files, report.directories) == (1, 2000)
+
+
+class Unforked(FileSystemStore):
+    """A directory that no process can read for itself, as a store behind a network."""
+
+    def blocking(self) -> None:  # type: ignore[override]
+        return None
+
+
+@pytest.mark.parametrize("kind", [FileSystemStore, Unforked])
+def test_shares_at_once_make_the_whole(kind: type[FileSystemStore], tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    for index in range(200):
+        (source / f"d{index % 5}/e{index % 3}").mkdir(parents=True, exist_ok=True)
+        (source / f"d{index % 5}/e{index % 3}/{index}").write_bytes(b"x" * (index % 7 * 1000))
+    (source / "empty").mkdir()
+    (source / "link").symlink_to("d1")
+    (source / "left-out").write_bytes(b"y")
+    for at, _, _ in os.walk(source):
+        os.utime(at, ns=(0, 7 * 10**9))
+    (source / "d1/e1").chmod(0o500)
+    reports = [CopyReport() for _ in range(4)]
+
+    async def one(index: int) -> None:
+        store, choice = kind(str(source)), CopyOptions(exclude=("left-*",), mark="m", share=Share(index, 4), jobs=1)
+        await copy_store(store, str(out), choice, reports[index])
+        await store.aclose()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for index in range(4):
+                nursery.start_soon(one, index)
+
+    trio.run(main)
+    found, expected = snapshot(out), snapshot(source)
+    notes = sorted(key.rpartition("/")[2] for key in found if key.startswith(".zarrfs-staging/"))
+    assert notes == [f"note-{index}-of-4" for index in range(4)]
+    for state in (found, expected):
+        for key in ("", "left-out", *(key for key in state if key.startswith(".zarrfs"))):
+            state.pop(key, None)
+    expected["d1/e1"] = expected["d1/e1"]._replace(mode=0o700)  # other shares may still write there
+    assert found == expected
+    assert sum(report.files for report in reports) == 200
+    assert all(report.files > 20 for report in reports)
+
+    (out / "d3/e0/3").unlink()  # each is done again, and only what is missing
+    reports[:] = [CopyReport() for _ in range(4)]
+    trio.run(main)
+    assert sum(report.files for report in reports) == 1
+    assert sum(report.resumed for report in reports) == 200
+
+
+def test_shares_of_a_source_that_has_changed(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    for index in range(20):
+        (source / f"{index}").write_bytes(b"x" * index)
+
+    def share(index: int, **choice: Any) -> CopyReport:
+        return write(FileSystemStore(str(source)), out, mark="m", share=Share(index, 2), **choice)
+
+    share(0)
+    (source / "5").write_bytes(b"much longer than it was")
+    with pytest.raises(SourceError, match="the share 0/2 was made of other names or sizes"):
+        share(1, existing="overwrite")
+    for index in range(2):
+        (out / f".zarrfs-staging/note-{index}-of-2").unlink()
+    share(0, existing="overwrite"), share(1, existing="overwrite")
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == {
+        path.name: path.read_bytes() for path in source.iterdir()
+    }
+
+
+def test_a_share_that_is_being_copied(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    filling = DestinationDirectory(str(tmp_path / "out"), mark="m", share=Share(0, 2))
+    with pytest.raises(UsageError, match="another run of the share 0/2 is writing to it"):
+        write(FileSystemStore(str(tmp_path / "source")), tmp_path / "out", mark="m", share=Share(0, 2))
+    write(FileSystemStore(str(tmp_path / "source")), tmp_path / "out", mark="m", share=Share(1, 2))
+    filling.abandon()

@@ -25,6 +25,7 @@ import trio.testing
 from tests.archives.compiled import D, file, opened, put
 from tests.conftest import PROGRAM, run, tmpfs
 from tests.copying.extracting import extract, snapshot, write
+from zarrfs.config.shares import Share
 from zarrfs.copying import destination_directory as filling
 from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.copying.destination_journal import forget
@@ -152,6 +153,33 @@ def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
     report = extract([*document, lost], out, tmp_path, mark="one")
     assert report.resumed == 0
     assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_share_goes_on_on_another_node(killed: bool, tmp_path: Path) -> None:
+    """A run that could end in its own way has synced what it wrote; of one that was killed, nothing is believed."""
+    document = archive_of(tmp_path, 60)
+    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
+    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
+    out, note, written = tmp_path / "out", tmp_path / "out/.zarrfs-staging/note-0-of-1", []
+    choice = {"mark": "one", "share": Share(0, 1), "jobs": 1}
+    for _node in range(2):
+        with pytest.raises(SourceError, match="no such blob"):
+            extract([*document, lost], out, tmp_path, **choice)
+        said = json.loads(note.read_text())
+        assert said["spans"][-1] in said["safe"]
+        if killed:
+            del said["safe"]
+        note.write_text(json.dumps(said | {"boot": "another"}))
+        written.append({str(path): path.stat().st_ino for path in out.glob("d*/**/*") if path.is_file()})
+    assert len(written[0]) > 20
+    same = [path for path in written[0] if written[0][path] == written[1].get(path)]
+    assert len(same) == (0 if killed else len(written[0]))
+    (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
+    report = extract([*document, lost], out, tmp_path, **choice)
+    assert report.resumed >= (0 if killed else len(written[1]))
+    files = {key: state.data for key, state in snapshot(out).items() if not key.startswith(".zarrfs")}
+    assert files == {"": None} | {key: state.data for key, state in snapshot_of([*document, lost], tmp_path).items()}
 
 
 def test_leftovers_of_a_dead_run_are_removed(tmp_path: Path) -> None:

@@ -28,10 +28,13 @@ Examples:
   zarrfs stage archive.json work -o upperdir=changes --for $$
   zarrfs stage --copy --include 'air/*' s3://bucket/store.zarr /local/input --report -
   zarrfs stage --link refs.json input
+  zarrfs stage --copy --shard 0/4 s3://bucket/refs.json /scratch/job/input
 \b
 A small process keeps a mount in use, so that it is not unmounted while the job reads it, until `zarrfs unstage` or the
 end of the process --for. The node keeps a record, so that `zarrfs unstage` also removes what a killed job has left.
 An interrupted copy is resumed by the same command; each of its files is complete or absent.
+With --shard the tasks of a job copy to one DEST, each its share of the bytes; a share that is run again copies what
+is missing.
 \b
 With --join, processes of one job on one node share a mount, each with a --for of its own: the first makes it, the
 others wait for it, and it is unstaged when the last of them has ended (`zarrfs unstage --for PID`, or its death).
@@ -68,6 +71,7 @@ class _Command(click.Command):
     help="Put it in a directory of this node (--node-local=DIR: in DIR), and a link to that at DEST.",
 )  # fmt: skip
 @click.option("--node-local-in", "directory", hidden=True)
+@common.shard_option
 @click.option("--timeout", callback=common.time_given, metavar="TIME", help="Stop after TIME (default: never).")
 @click.option("--keep-going", is_flag=True, help="Skip what cannot be copied, and report it.")
 @click.option("--manifest", metavar="FILE", help="Of a copy: sizes, times, SHA-256 (default: DEST.manifest.jsonl).")
@@ -100,10 +104,17 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
         raise UsageError("--join: is for mounts with --for PID: the last of these processes ends the mount")
     if given["directory"] == "":
         raise UsageError("--node-local=: expected a directory")
+    share = common.share(given["shard"])
+    if share is not None and how != "copy":
+        raise UsageError("--shard is for --copy")
+    if share is not None and (given["directory"] or given["found"]):
+        raise UsageError("--shard: all shares copy to one DEST, and none of it is --node-local")
     node_local = given["directory"] or ("" if given["found"] else None)
-    request = StageRequest(source, dest, how, node_local, given["job"], given["owner"], join=given["join"])
+    request = StageRequest(source, dest, how, node_local, given["job"], given["owner"], share, given["join"])
     shown = without_secrets(source)
     report: dict[str, Any] = {"how": how, "source": shown, "dest": os.path.abspath(dest), "error": None}
+    if share is not None:
+        report["share"] = str(share)
     to, began = reports.place(given["report"]), time.monotonic()
     status, deadline = 1, Deadline(given["timeout"])
     try:
@@ -139,14 +150,16 @@ def _copy(
     from zarrfs.jobs import staged_copy, stagein
 
     progress, linked = CopyReport(), 0
-    manifest = None if given["no_manifest"] else given["manifest"] or f"{request.dest.rstrip('/')}.manifest.jsonl"
+    part = "" if request.share is None else f"-{request.share.index}-of-{request.share.count}"
+    usual = f"{request.dest.rstrip('/')}.manifest{part}.jsonl"
+    manifest = None if given["no_manifest"] else given["manifest"] or usual
     said = {name: given[name] for name in ("include", "exclude", "jobs", "keep_going", "sync")}
     how = staged_copy.StageCopyOptions(manifest=manifest, **said)
     quiet = parsed.options.log_level == "error"
 
     async def body(store: Store, plan: Plan) -> int:
         with deadline.on_trio(), meter.displayed(meter.of(progress), quiet):
-            return await staged_copy.write(record, store, plan, how, parsed.options, progress)
+            return await staged_copy.write(record, store, plan, how, parsed.options, progress, request.share)
         raise AssertionError("not reached")
 
     def tell(text: str) -> None:

@@ -35,6 +35,7 @@ from zarrfs.copying.destination_directory import (
 from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
+from zarrfs.store.division import Division
 from zarrfs.store.keyglobs import Picking
 from zarrfs.store.traversal import check_length, extents
 from zarrfs.store.values import open_sized
@@ -77,15 +78,19 @@ async def copy_store(
     if choice.existing not in EXISTING:
         raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
     picks = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
-    filling = await trio.to_thread.run_sync(DestinationDirectory, destination, choice.existing, choice.mark, picks)
+    filling = await trio.to_thread.run_sync(
+        DestinationDirectory, destination, choice.existing, choice.mark, picks, choice.share
+    )
     try:
         root = await store.info("")
-        run = _Copy(store, filling, choice, report, done, link)
+        division = None if choice.share is None else Division(choice.share, await store.lists_same_sizes())
+        run = _Copy(store, filling, choice, report, done, link, division)
         await run.everything(root)
         try:
             if choice.sync:
                 await trio.to_thread.run_sync(sync_file_system, destination)
-            await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished)
+            listing = None if division is None else division.listing
+            await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished, listing)
         except OSError as exc:
             raise SourceError(destination, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
     except BaseException:
@@ -99,10 +104,10 @@ class _Copy:
 
     def __init__(
         self, store: Store, filling: DestinationDirectory, choice: CopyOptions, report: CopyReport,
-        done: Callable[[CopiedEntry], None] | None, link: Link | None,
+        done: Callable[[CopiedEntry], None] | None, link: Link | None, division: Division | None,
     ) -> None:  # fmt: skip
         self._store, self._filling, self._choice, self._report = store, filling, choice, report
-        self._done, self._link = done, link
+        self._done, self._link, self._division = done, link, division
         self._reader = store.blocking()
         self._picking = Picking(choice.include, choice.exclude)
         self._writer = BatchWriter(filling, store, choice.sums)
@@ -119,7 +124,8 @@ class _Copy:
     async def everything(self, root: Info) -> None:
         """Write all selected entries; raise the first failure that ends the run as itself, outside of any group."""
         if self._picking.everything and (usage := await self._store.usage()).counted:
-            self._report.expected_files, self._report.expected_bytes = usage.files, usage.bytes
+            count = self._choice.share.count if self._choice.share is not None else 1
+            self._report.expected_files, self._report.expected_bytes = usage.files // count, usage.bytes // count
         send, receive = trio.open_memory_channel[tuple[Item, int]](4 * _BATCH)
         with self._scope:
             async with trio.open_nursery() as writers:
@@ -153,8 +159,9 @@ class _Copy:
             trio.from_thread.run_sync(self._fail, key, exc)
 
         forked = CopyProcesses(
-            self._store, reader, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail
-        )
+            self._store, reader, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail,
+            self._division,
+        )  # fmt: skip
 
         def run() -> None:
             for found in forked.run(root, self._writer.hold):
@@ -219,12 +226,20 @@ class _Copy:
             elif info.kind is Kind.DIRECTORY:
                 below = Folder(key, info, folder)
                 self._writer.hold(folder)
-                if picked:
+                if picked and self._is_mine(key, info):
                     below.want()
                 levels.append((below, picked, self._store.list_dir(key)))
-            elif picked:
+            elif picked and self._is_mine(key, info):
                 folder.want()
                 await self._add_entry(folder, key, info)
+
+    def _is_mine(self, key: str, info: Info) -> bool:
+        """Return whether a selected entry belongs to our share."""
+        if self._division is None:
+            return True
+        if info.kind is not Kind.FILE:
+            return self._division.mine(key, 0)
+        return self._division.mine(key, None if info.size is None else data_bytes(info))
 
     async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
         if info.mode is not None and not self._choice.set_ids:

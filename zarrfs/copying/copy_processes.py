@@ -19,6 +19,7 @@ from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item
 from zarrfs.copying.destination_directory import DestinationDirectory, Folder, InTheWay, broken_rule
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import SET_IDS, BlockingReader, Entry, Info, Kind, Part, Store, join_key
+from zarrfs.store.division import Division
 from zarrfs.store.keyglobs import Picking
 from zarrfs.system.workers import Workers
 
@@ -52,9 +53,10 @@ class CopyProcesses:
 
     def __init__(
         self, store: Store, reader: BlockingReader, filling: DestinationDirectory, picking: Picking, jobs: int,
-        sums: bool, set_ids: bool, fail: Callable[[str, Exception], None],
+        sums: bool, set_ids: bool, fail: Callable[[str, Exception], None], division: Division | None = None,
     ) -> None:  # fmt: skip
         self._reader, self._filling, self._picking, self._fail = reader, filling, picking, fail
+        self._division = division
         self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
         self._sums = sums
         self._writer = BatchWriter(filling, store, sums, lambda: None)
@@ -119,7 +121,7 @@ class CopyProcesses:
                 if last[1] == Kind.DIRECTORY:
                     hold(folder)
                     below = Folder(join_key(folder.key, last[0]), _info(last), folder)
-                    if picked:
+                    if picked and self._is_mine(below.key, last):
                         below.want()
                     levels.append((below, picked, self._reader.entries(below.key)))
             yield batch
@@ -143,7 +145,7 @@ class CopyProcesses:
                 continue
             if entry[1] == Kind.DIRECTORY:
                 return entry, picked
-            if picked:
+            if picked and self._is_mine(join_key(folder.key, name), entry):
                 folder.want()
                 held = held_of(entry)
                 # neither a link nor bytes that a process can read
@@ -158,6 +160,14 @@ class CopyProcesses:
             if len(entries) + len(left) >= ENTRIES or room < 0 or seen == _SEEN:
                 return entry, picked
         return None, False
+
+    def _is_mine(self, key: str, entry: Entry) -> bool:
+        """Return whether a selected entry belongs to our share."""
+        if self._division is None:
+            return True
+        if entry[1] != Kind.FILE:
+            return self._division.mine(key, 0)
+        return self._division.mine(key, None if entry[2] is None else held_of(entry))
 
     def _usable(self, folder: Folder) -> bool:
         """Return whether a directory exists, on the file system of the staging directory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+from zarrfs.config.shares import Share
 from zarrfs.copying.check_report import Bad
 from zarrfs.store.api import Kind
 
@@ -24,6 +25,7 @@ class CopyOptions:
     sums: bool = False  # report the SHA-256 of files
     set_ids: bool = False  # keep set-user-ID and set-group-ID bits of files
     root: bool = False  # also give an existing, empty destination the mode and time of the root
+    share: Share | None = None  # of the selected entries; other processes copy the others to the same directory
     unfinished: bool = False  # keep the journal: a later run may resume this one, until destination_journal.forget()
 
 

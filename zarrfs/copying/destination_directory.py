@@ -20,10 +20,13 @@ import stat
 import threading
 from typing import NamedTuple
 
+from zarrfs.config.shares import Share
 from zarrfs.copying import destination_journal as journal
-from zarrfs.copying.destination_journal import NOTE, OPEN, STAGING
-from zarrfs.errors import UsageError, ZarrfsError
+from zarrfs.copying.destination_journal import OPEN, STAGING
+from zarrfs.errors import SourceError, UsageError, ZarrfsError
 from zarrfs.store.api import Info, Kind, name_rule
+from zarrfs.store.destination import sync_file_system
+from zarrfs.store.division import Listing
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
 from zarrfs.system.processes import boot
@@ -100,15 +103,20 @@ class DestinationDirectory:
     """The directory `path`, created if it is missing, and locked until finish() or abandon().
 
     `existing` (one of EXISTING) says what happens to existing entries. A run resumes an interrupted one with the same
-    `mark`; one with other `picks` ("": everything) stays unfinished, unless this run selects everything.
+    `mark`; one with other `picks` ("": everything) stays unfinished, unless this run selects everything. Runs of other
+    shares may fill the directory at the same time.
     Raises UsageError if the directory cannot be used, or another run fills it.
     """
 
-    def __init__(self, path: str, existing: str = "refuse", mark: str = "", picks: str = "") -> None:
+    def __init__(
+        self, path: str, existing: str = "refuse", mark: str = "", picks: str = "", share: Share | None = None
+    ) -> None:
         self.path, self._existing, self._mark, self._picks = path, existing, mark, picks
+        self._share, self._note_name = share, journal.name_of(share)
         self.resumed = self._made = self._begun = False
         self._said: dict[str, object] = {}
         self._spans: journal.Spans = []
+        self._safe: journal.Spans = []  # when entries were written that are on the disk
         self._doubtful: journal.Spans = []  # when entries were written that a reboot may have lost
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether any entry was placed; shared with forked processes
@@ -146,11 +154,23 @@ class DestinationDirectory:
         self._own = self._made or empty  # whether the root's mode and time are ours to set
         self._take_note()
         journal.remove_abandoned_runs(self._staging)
-        self._run_name = secrets.token_hex(8).encode()
-        os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
-        self._run = os.open(self._run_name, OPEN, dir_fd=self._staging)
-        lock(self._run)
+        if self._share is not None and not self._own:
+            self._own = journal.owned_by_a_share(self._staging, self._mark)
+        self._make_run()
         self._device = os.fstat(self._run).st_dev
+
+    def _make_run(self) -> None:
+        """Make and lock the staging directory of the run, which the run of another share may take for abandoned."""
+        for _ in range(_TRIES):
+            self._run_name = secrets.token_hex(8).encode()
+            os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
+            with contextlib.suppress(FileNotFoundError):
+                self._run = os.open(self._run_name, OPEN, dir_fd=self._staging)
+                if lock(self._run) is not False and os.fstat(self._run).st_nlink:
+                    return
+                os.close(self._run)
+            self._run = -1
+        raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def _take_note(self) -> None:
         for _ in range(_TRIES):
@@ -165,7 +185,8 @@ class DestinationDirectory:
             except NotADirectoryError:
                 raise UsageError(f"{self.path}: {RESERVED} in it, which is reserved, is no directory") from None
             if lock(self._note) is False:
-                raise UsageError(f"{self.path}: another run is writing to it")
+                what = "another run" if self._share is None else f"another run of the share {self._share}"
+                raise UsageError(f"{self.path}: {what} is writing to it")
             if os.fstat(self._note).st_nlink:
                 if not fresh and not journal.alone(self._note):
                     raise UsageError(f"{self.path}: the note in its {RESERVED} is not ours alone")
@@ -178,9 +199,9 @@ class DestinationDirectory:
         """Open the journal; return whether it is new, and so ours even where root is squashed."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            self._note = os.open(NOTE, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
+            self._note = os.open(self._note_name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
         except FileExistsError:
-            self._note = os.open(NOTE, flags, dir_fd=self._staging)
+            self._note = os.open(self._note_name, flags, dir_fd=self._staging)
             return False
         return True
 
@@ -201,18 +222,22 @@ class DestinationDirectory:
             said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
                 own, then, spans = bool(said["own"]), said["boot"], journal.spans_of(said, self._staging)
-                since = then  # existing entries may be of that boot
+                self._safe = [[int(start), int(stop)] for start, stop in said.get("safe", ())]
+                doubtful = [span for span in spans if span not in self._safe]
+                since = then if doubtful else now  # existing entries may be of that boot
                 self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
                 self.resumed = since == now
                 if not self.resumed:
-                    self._doubtful = spans
+                    self._doubtful = doubtful
             elif said["mark"]:
                 self._before = before
         except journal.DAMAGED:
             pass
         self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
+        if self._safe:
+            self._said["safe"] = self._safe
         self._spans = [*spans, [journal.changed_now(self._note, journal.changed_now(self._note)), 0]]
         self._write_note()
 
@@ -237,7 +262,7 @@ class DestinationDirectory:
         folder = Folder("", info, None)
         folder.wanted = True
         folder.made = self._made
-        folder.fresh = self._own and not self._begun
+        folder.fresh = self._own and not self._begun and self._share is None
         return folder
 
     def open(self, folder: Folder) -> int:
@@ -310,7 +335,7 @@ class DestinationDirectory:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return "new"
-        if self.resumed and _same(directory, name, status, info):
+        if (self.resumed or _within(status, self._safe)) and _same(directory, name, status, info):
             return "resumed"
         if self._existing == "keep":
             return "kept"
@@ -322,7 +347,7 @@ class DestinationDirectory:
             except OSError as exc:
                 raise InTheWay(f"a directory is there already: {(exc.strerror or str(exc)).lower()}") from exc
         elif self._existing == "refuse":
-            if not any(since <= status.st_ctime_ns <= until for since, until in self._doubtful):
+            if not _within(status, self._doubtful):
                 raise InTheWay("is there already")
             return "replace"
         return "kept" if self._stays(directory, status, info) else "replace"
@@ -408,7 +433,8 @@ class DestinationDirectory:
         """Set the mode and time of a full directory; return whether they are ours to set."""
         handle = self.open(folder)
         try:
-            ours = folder.made or self._begun or (folder.info.mode is not None and self._existing != "keep")
+            known = folder.info.mode is not None or self._share is not None  # made by another share, perhaps
+            ours = folder.made or self._begun or (known and self._existing != "keep")
             if ours:
                 self._dress(handle, folder.info)
         finally:
@@ -421,29 +447,48 @@ class DestinationDirectory:
             if info.mtime_ns is not None:
                 os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
             if info.mode is not None:
-                os.fchmod(descriptor, info.mode)
+                shared = 0 if self._share is None else _OURS  # other shares may have files to write here
+                os.fchmod(descriptor, info.mode | shared)
         finally:
             os.close(descriptor)
 
     # -- the end
 
-    def finish(self, root: Info, dress: bool = False, more: bool = False) -> None:
+    def finish(self, root: Info, dress: bool = False, more: bool = False, listing: Listing | None = None) -> None:
         """End a complete run and remove its staging directory; keep its journal if there is `more` to do. OSError.
 
+        A share has divided `listing`: SourceError if another one, next to it, has divided something else.
         The destination gets the mode and time of `root` if this run, or the one that it resumed, has created it; with
         `dress` also if it was empty, or existing="overwrite", as far as permitted.
         """
+        if listing is not None:
+            self._said["listing"] = list(listing)
         self._end_span()
+        if listing is not None:
+            self._compare(listing)
+        more = more or self._share is not None
         self._clear(note=self._noted == self._picks and not (more and self._mark))
         if self._made and self._picks and not self._changed[0] and not self._begun:  # nothing was selected
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
-        elif self._made:
+        elif self._made or (self._share is not None and self._own and (dress or root.mode is not None)):
             self._dress(self._base.descriptor, root)
         elif dress and (self._own or self._existing == "overwrite"):
             with contextlib.suppress(PermissionError):  # another user's
                 self._dress(self._base.descriptor, root)
         self.close()
+
+    def _compare(self, listing: Listing) -> None:
+        """Compare what we have divided with what complete shares next to ours have: once all end, all are compared."""
+        assert self._share is not None
+        index, count = self._share.index, self._share.count
+        for other in {Share((index + step) % count, count) for step in (-1, 1)} - {self._share}:
+            found = journal.complete_listing(self._staging, self._mark, other)
+            if self._mark and found is not None and found != list(listing):
+                raise SourceError(
+                    self.path, f"the share {other} was made of other names or sizes: the source has changed, and "
+                    "files may be missing; run all shares again",
+                )  # fmt: skip
 
     def abandon(self) -> None:
         """End an interrupted run: finished entries stay, and its journal if it has a mark and wrote anything."""
@@ -466,7 +511,12 @@ class DestinationDirectory:
 
     def _end_span(self) -> None:
         with contextlib.suppress(OSError):  # the span stays open: fewer entries count as ours
+            unsynced = [span for span in self._spans[:-1] if span not in self._safe]
+            if self._share is not None and (self._changed[0] or unsynced):  # it may be run again on another node
+                sync_file_system(self.path)
             self._spans[-1][1] = until = journal.changed_now(self._note)
+            if self._share is not None:
+                self._said["safe"] = [span for span in self._spans if span not in self._doubtful]
             self._write_note()
             journal.changed_now(self._note, until)  # later writes of others get a later ctime than ours
 
@@ -479,7 +529,7 @@ class DestinationDirectory:
                 shutil.rmtree(name, dir_fd=self._run)
         os.rmdir(self._run_name, dir_fd=self._staging)
         if note:
-            os.unlink(NOTE, dir_fd=self._staging)
+            os.unlink(self._note_name, dir_fd=self._staging)
             with contextlib.suppress(OSError):  # another process has files in it
                 os.rmdir(STAGING, dir_fd=self._base.descriptor)
 
@@ -490,6 +540,11 @@ class DestinationDirectory:
             os.close(self._run)
             self._run = -1
         self._base.close()
+
+
+def _within(status: os.stat_result, spans: journal.Spans) -> bool:
+    """Return whether an entry was changed last within one of `spans`."""
+    return any(since <= status.st_ctime_ns <= until for since, until in spans)
 
 
 def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool:

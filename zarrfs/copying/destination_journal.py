@@ -3,6 +3,9 @@
 A span is [from, to], the times of change (ctime, in ns) of written entries, by the clock of their file system, which
 on a server may differ from ours. `to` is 0 while a run goes on, or after it was killed: its unfinished files then show
 when it wrote last.
+
+Each share of a copy (--shard) has a journal of its own, note-I-of-N, which stays when the share is complete: it may be
+run again, on any node. Its spans in "safe" were synced to disk, so they are believed also after another boot.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from zarrfs.config.shares import Share
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 
 STAGING, NOTE = os.fsencode(RESERVED), b"note"
@@ -27,6 +31,11 @@ _LARGEST = 1 << 16  # bytes
 _TICK = 3.0  # seconds: the coarsest resolution of file times
 
 Spans = list[list[int]]
+
+
+def name_of(share: Share | None) -> bytes:
+    """Return the name of the journal of a copy, or of a share of one."""
+    return NOTE if share is None else b"note-%d-of-%d" % (share.index, share.count)
 
 
 def read(note: int) -> bytes:
@@ -81,13 +90,13 @@ def _last_change(staging: int) -> int:
     return found
 
 
-def kept(path: str, mark: str) -> dict[str, Any] | None:
+def kept(path: str, mark: str, share: Share | None = None) -> dict[str, Any] | None:
     """Read the note that runs with `mark` left in the directory `path`, with all spans closed; {} if there is none.
 
     Returns None while a run is writing there, also one with the same mark.
     """
     try:
-        with _opened(path) as (staging, note):
+        with _opened(path, share) as (staging, note):
             return None if lock(note) is False else _said(staging, note, mark)
     except OSError:
         return {}
@@ -115,25 +124,54 @@ def put(path: str, said: dict[str, Any]) -> None:
         os.close(staging)
 
 
-def forget(path: str, mark: str) -> bool:
+def complete_listing(staging: int, mark: str, share: Share) -> list[Any] | None:
+    """Return what a complete run of another share has divided; None if there is none. `staging`: a descriptor."""
+    found = _of_share(staging, mark, name_of(share)).get("listing")
+    return found if isinstance(found, list) else None
+
+
+def owned_by_a_share(staging: int, mark: str) -> bool:
+    """Return whether another share has made the directory, or found it empty."""
+    for name in os.listdir(f"/proc/self/fd/{staging}"):
+        if name.startswith("note-") and (said := _of_share(staging, mark, os.fsencode(name))):
+            return bool(said.get("own"))
+    return False
+
+
+def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
+    """Return the journal of a share, which may be changing; {} if it has another mark, or cannot be read."""
+    try:
+        note = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
+    except OSError:
+        return {}
+    try:
+        said = json.loads(read(note))
+        return said if said["mark"] == mark else {}
+    except (OSError, *DAMAGED):
+        return {}
+    finally:
+        os.close(note)
+
+
+def forget(path: str, mark: str, share: Share | None = None) -> bool:
     """Remove the note of runs with `mark` from the directory `path`; return False while a run is writing there."""
-    with contextlib.suppress(OSError), _opened(path) as (staging, note):
+    with contextlib.suppress(OSError), _opened(path, share) as (staging, note):
         if lock(note) is False:
             return False
         if _said(staging, note, mark):
             remove_abandoned_runs(staging)
-            os.unlink(NOTE, dir_fd=staging)
+            os.unlink(name_of(share), dir_fd=staging)
     with contextlib.suppress(OSError):  # another process has files in it
         os.rmdir(os.path.join(path, RESERVED))
     return True
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[int, int]]:
+def _opened(path: str, share: Share | None) -> Iterator[tuple[int, int]]:
     """Open (staging directory, note) of the directory `path`. OSError, also if they are not ours alone."""
     staging = os.open(os.path.join(path, RESERVED), OPEN)
     try:
-        note = os.open(NOTE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
+        note = os.open(name_of(share), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
         try:
             if not (alone(staging) and alone(note)):
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)

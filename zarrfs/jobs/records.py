@@ -60,6 +60,7 @@ class Record:
     writable: bool = False
     manifest: str = ""
     told: bool = False  # the manifest is complete, and written by staging
+    share: str = ""  # I/N of a copy: other shares of it may be staged at the same `dest`
     mark: str = ""  # identifies the runs of a copy (zarrfs.copying.destination_journal)
     note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs, once all is copied
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
@@ -201,11 +202,17 @@ def add(record: Record) -> Record | None:
     """Write a new record, or return an existing one of the same `dest`."""
     with locked() as directory:
         for other in found([]):  # a damaged one does not count: `dest` itself is checked, too
-            if os.path.normpath(other.dest) == os.path.normpath(record.dest):
+            if os.path.normpath(other.dest) == os.path.normpath(record.dest) and not _others_share(other, record):
                 return other
         record.directory = directory
         record.save()
         return None
+
+
+def _others_share(one: Record, other: Record) -> bool:
+    """Return whether two records are of different shares of one copy."""
+    copies = [(record.how, record.source, record.share.partition("/")[2]) for record in (one, other)]
+    return copies[0] == copies[1] and bool(one.share) and one.share != other.share
 
 
 def claim(record: Record, unless_owned: bool = False, leaving: int | None = None) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from zarrfs.config.options import Options, Parsed
+from zarrfs.config.shares import Share
 from zarrfs.copying.copy_report import CopyOptions, CopyReport
 from zarrfs.copying.destination_journal import forget, kept
 from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
@@ -57,13 +58,13 @@ def staged(
     try:
         stagein.make_directories(record)
         yield record
-        record.note = kept(record.place, record.mark) or {}
+        record.note = kept(record.place, record.mark, request.share) or {}
         stagein.hold_and_link(record)
-        if not report.bad:
+        if not report.bad and request.share is None:  # else it may be run again on another node
             forget(record.place, record.mark)  # a run after a kill before this line continues from the journal
     except BaseException:
         with contextlib.suppress(ZarrfsError, OSError):
-            _restore(record) if record.note else unstage(record, UnstageOptions())
+            _restore(record) if record.note and request.share is None else unstage(record, UnstageOptions())
         raise
 
 
@@ -76,8 +77,9 @@ def _restore(record: Record) -> None:
 
 
 async def write(
-    record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: CopyReport
-) -> int:
+    record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: CopyReport,
+    share: Share | None = None,
+) -> int:  # fmt: skip
     """Write `store`, as far as `copying` selects it, to the path of a record; return the number of symlinks made.
 
     Raises UsageError, SourceError as copy_store().
@@ -92,6 +94,7 @@ async def write(
     choice = CopyOptions(
         include=copying.include, exclude=copying.exclude, jobs=copying.jobs, keep_going=copying.keep_going,
         mark=record.mark, sync=copying.sync, sums=copying.manifest is not None, unfinished=True,
+        share=share,
     )  # fmt: skip
     with _manifest(copying.manifest, record) as note:
         await copy_store(store, record.place, choice, report, note, None if linking is None else linking.link)

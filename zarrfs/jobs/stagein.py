@@ -11,6 +11,7 @@ from typing import IO
 
 from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
+from zarrfs.config.shares import Share
 from zarrfs.errors import MountError, UsageError, reason_of
 from zarrfs.jobs import mount_holder, nodelocal, processes, records
 from zarrfs.jobs.processes import Process
@@ -34,6 +35,7 @@ class StageRequest:
     node_local: str | None = None  # a node-local directory; "": one that is found; None: `dest` itself
     job: str | None = None  # None: the job in the environment
     owner: int | None = None  # pid of the process that it is staged for
+    share: Share | None = None  # of a copy
     join: bool = False  # become one more owner of the mount that the same job has at `dest`
 
 
@@ -50,6 +52,7 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
     record = Record(
         request.how, without_secrets(request.source), dest, dest, records.process_here(), owners=owners,
         manager=manager, job=job, upper=upper, writable=bool(upper) and not parsed.options.ro,
+        share="" if request.share is None else str(request.share),
     )  # fmt: skip
     made: list[str] = []
     while True:
@@ -122,8 +125,9 @@ def _replace(other: Record, record: Record, notify: Callable[[str], None], timeo
     # a dead mount of another job stays: its readers get an error
     if reason := why_stale(other) or (why_dead(other) if same else ""):
         notify(f"{record.dest}: taking away what was staged there: {reason}")
-    elif not (same and again):
-        raise MountError(f"{record.dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
+    elif not (same and again and other.share == record.share):
+        what = f"the share {other.share} of {other.source}" if other.share else other.source
+        raise MountError(f"{record.dest}: {what} is staged there already (zarrfs unstage takes it away)")
     unstage(other, UnstageOptions(timeout, again=again, notify=notify))
     if again:
         record.manifest, record.told, record.note = other.manifest, other.told, other.note

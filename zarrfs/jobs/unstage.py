@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from zarrfs.config.shares import share_of
 from zarrfs.errors import MountError, ZarrfsError, reason_of
 from zarrfs.jobs import mount_holder, nodelocal, processes, records
 from zarrfs.jobs.records import READY, Record, StillOwned
@@ -211,7 +212,7 @@ def _remove(record: Record, options: UnstageOptions) -> None:
             os.unlink(record.unfinished(record.manifest))
     if not record.mounted and (record.local or options.copies):
         _remove_copy(record, options.notify)
-    elif options.again and record.note:
+    elif options.again and record.note and not record.share:  # the journal of a share has stayed
         from zarrfs.copying.destination_journal import put
 
         with contextlib.suppress(OSError):  # the next copy then finds the files in its way
@@ -255,11 +256,12 @@ def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
     from zarrfs.copying.destination_journal import forget, kept
     from zarrfs.copying.removal import remove_written
 
-    note = record.note or kept(record.place, record.mark)  # in the journal, if the copy was killed
+    share = share_of(record.share or None, {})
+    note = record.note or kept(record.place, record.mark, share)  # in the journal, if the copy was killed
     if note is not None and note != record.note:
         record.note = note
         record.save()
-    if note is None or not forget(record.place, record.mark):
+    if note is None or not forget(record.place, record.mark, share):
         raise MountError(f"{record.place}: another run is writing to it: not removed")
     if left := remove_written(record.place, record.note.get("spans", [])):
         notify(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")

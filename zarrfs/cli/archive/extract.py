@@ -23,6 +23,7 @@ Examples:
   zarrfs archive extract job.json 'input/*.nc' config.toml -C /scratch --blobs /srv/blobs
   zarrfs archive extract -C /scratch --keep --exclude '*.tmp' job.json
   curl -s https://example.org/job.json | zarrfs archive extract - -C /scratch
+  zarrfs archive extract --shard 0/4 job.json -C /scratch/job --blobs /srv/blobs
 \b
 A PATTERN without "/" is compared with names at any depth, one with "/" with whole paths, in which "*" stands for "/"
 as well; with a directory comes all below it. A file appears under its name when it is whole, with its mode and time;
@@ -49,11 +50,12 @@ as files appear."""
     "--set-id/--no-set-id", default=True,
     help="Leave out set-user-ID and set-group-ID bits of files: who executes them would act as you.",
 )
+@common.shard_option
 @click.option("--keep-going", is_flag=True, help="Skip entries that cannot be read, and report them all.")
 @common.source_options("source", "fetch", log_level="warning")
 def extract(
     archive: str, patterns: tuple[str, ...], directory: str, exclude: tuple[str, ...], overwrite: bool, keep: bool,
-    update: bool, jobs: int | None, sync: bool, set_id: bool, keep_going: bool, parsed: Parsed,
+    update: bool, jobs: int | None, sync: bool, set_id: bool, shard: str | None, keep_going: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
     """Write the files, directories and symbolic links of ARCHIVE to DIR: all of them, or what matches a PATTERN.
 
@@ -65,6 +67,7 @@ def extract(
     asked = [name for name, given in (("overwrite", overwrite), ("keep", keep), ("update", update)) if given]
     if len(asked) > 1:
         raise UsageError(f"--{asked[0]} and --{asked[1]}: one of them")
+    share = common.share(shard)
     report, verbose = CopyReport(), parsed.options.log_level in ("info", "debug")
 
     def done(found: CopiedEntry) -> None:
@@ -77,7 +80,9 @@ def extract(
         mark = f"archive {plan.digest}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
-        choice = CopyOptions(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named)
+        choice = CopyOptions(
+            existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named, share=share
+        )
         with meter.displayed(counts, parsed.options.log_level == "error"):
             await copy_store(store, directory, choice, report, done if verbose else None)
 
