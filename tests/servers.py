@@ -16,6 +16,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -348,6 +350,81 @@ def s3() -> Iterator[S3]:
         yield S3(endpoint, "tests", client, options)
     finally:
         server.stop()
+
+
+class SignedS3(NamedTuple):
+    """An S3 server in front of `s3` that checks every signature; `options` are those for fsspec of who may read."""
+
+    options: dict[str, object]
+    denied: list[str]  # targets of requests whose signature was wrong
+
+
+@pytest.fixture(scope="session")
+def signed_s3(s3: S3) -> Iterator[SignedS3]:
+    """botocore computes what the signature should be, which moto does for requests without presigned URLs alone."""
+    server = _Server(("127.0.0.1", 0), _SignedHandler)
+    _SignedHandler.behind, _SignedHandler.denied = s3.endpoint, []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    yield SignedS3({"endpoint_url": endpoint, "key": "reader", "secret": "right"}, _SignedHandler.denied)
+    server.shutdown()
+    server.server_close()
+
+
+class _SignedHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    behind: str
+    denied: list[str]
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+    def _right(self) -> bool:
+        from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
+        from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials
+
+        stated = self.headers.get("Authorization") or urllib.parse.unquote(self.path).replace("X-Amz-", "")
+        found = {name: re.search(rf"{name}=([^,&]+)", stated) for name in ("Credential", "SignedHeaders", "Signature")}
+        if not all(found.values()):
+            return False
+        key, _, region, *_ = found["Credential"][1].split("/")  # type: ignore[index]
+        signed = found["SignedHeaders"][1].split(";")  # type: ignore[index]
+        url = f"http://{self.headers['Host']}{re.sub('&X-Amz-Signature=[0-9a-f]*', '', self.path)}"
+        headers = {name: value for name, value in self.headers.items() if name.lower() in signed}
+        request = AWSRequest(self.command, url, headers)
+        date = re.search(r"[?&]X-Amz-Date=(\w+)", self.path)
+        request.context["timestamp"] = date[1] if date else self.headers["X-Amz-Date"]
+        auth = (S3SigV4QueryAuth if date else S3SigV4Auth)(Credentials("reader", "right"), "s3", region)
+        computed = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
+        return key == "reader" and computed == found["Signature"][1]  # type: ignore[index]
+
+    def do_GET(self) -> None:
+        if not self._right():
+            self.denied.append(self.path)
+            body = b"<Error><Code>SignatureDoesNotMatch</Code><Message>It does not match.</Message></Error>"
+            return self._answer(403, {}, b"" if self.command == "HEAD" else body, len(body))
+        path, _, query = self.path.partition("?")
+        query = re.sub(r"X-Amz-[A-Za-z]+=[^&]*&?", "", query)
+        given = {name: value for name, value in self.headers.items() if name.lower() == "range"}
+        given["Authorization"] = "AWS a:b"  # for moto, anything
+        request = urllib.request.Request(f"{self.behind}{path}?{query}", headers=given, method=self.command)
+        try:
+            with urllib.request.urlopen(request, timeout=_START_SECONDS) as answer:
+                return self._answer(answer.status, answer.headers, answer.read(), answer.headers["Content-Length"])
+        except urllib.error.HTTPError as exc:
+            return self._answer(exc.code, exc.headers, exc.read(), exc.headers["Content-Length"])
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, headers: Any, body: bytes, length: object) -> None:
+        self.send_response(status)
+        for name in ("ETag", "Last-Modified", "Content-Range", "Content-Type"):
+            if name in headers:
+                self.send_header(name, headers[name])
+        self.send_header("Content-Length", str(length or len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
 
 # -- SFTP

@@ -23,7 +23,7 @@ from tests.mounts.test_semantics import error_of
 from tests.servers import GCS, gcs
 from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError
+from zarrfs.errors import AccessDenied, NotFound, ReadError
 from zarrfs.store import name_table
 from zarrfs.store.api import Kind, join_key
 from zarrfs.store.remote import FsspecStore
@@ -38,13 +38,13 @@ class Bucket:
     """ListObjectsV2 over sorted `keys`, and values of three bytes. `fault` may change a page: (number, keys, more).
 
     `changed`: values, and their tags, that are others than the listing says. `most`: keys of a page. `expires`: no
-    continuation token is accepted.
+    continuation token is accepted. `tokens`: pages have them.
     """
 
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.changed: dict[str, tuple[bytes, str]] = {}
-        self.most, self.expires = 1000, False
+        self.most, self.expires, self.tokens = 1000, False, True
         self.pages: list[str] = []  # what was asked for
         self.delay = 0.0
         self.fault: Callable[[int, list[str], bool], tuple[int, list[str], bool]] | None = None
@@ -89,7 +89,8 @@ class Bucket:
             status, found, more = self.fault(len(self.pages), found, more)
         if status != 200:
             return status, b""
-        token = f"<NextContinuationToken>{escape(self.keys[at - 1])}</NextContinuationToken>" if more else ""
+        token = f"<NextContinuationToken>{escape(self.keys[at - 1])}</NextContinuationToken>"
+        token = token if more and self.tokens else ""
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
             f'<ETag>"{tag(key)}"</ETag><Size>3</Size></Contents>' for key in found
@@ -147,7 +148,7 @@ def server() -> Bucket:
 @pytest.fixture
 def bucket(server: Bucket) -> Bucket:
     server.keys, server.delay, server.fault = [], 0.0, None
-    server.changed, server.most, server.expires = {}, 1000, False
+    server.changed, server.most, server.expires, server.tokens = {}, 1000, False, True
     server.pages.clear()
     return server
 
@@ -205,10 +206,35 @@ def test_a_page_that_fails_is_an_error_to_ls(bucket: Bucket, tmp_path: Path, sta
     bucket.keys = sorted(f"x/{name}{at:04}" for name in "ab" for at in range(1500))
     with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0") as root:
         bucket.fault = lambda number, found, more: (status if found and found[-1] > "x/a1200" else 200, found, more)
-        assert error_of(os.listdir, root) == (errno.EACCES if status == 403 else errno.EIO)
+        assert error_of(os.listdir, root) == errno.EIO
         assert (root / "a0100").read_bytes() == b"abc"
         bucket.fault = None
         assert len(os.listdir(root)) == 3000
+
+
+def test_a_listing_that_is_denied_from_its_first_page_on(bucket: Bucket) -> None:
+    bucket.keys, bucket.fault = sorted(ARRAY), lambda number, found, more: (403, [], False)
+
+    async def check(store: FsspecStore) -> None:
+        with pytest.raises(AccessDenied):
+            await keys(store)
+
+    using(bucket, check)
+
+
+def test_a_page_that_is_cut_and_has_no_token(bucket: Bucket) -> None:
+    """IsTruncated without a token to go on with: listed on by the last key, or an error, and never the end."""
+    bucket.keys, bucket.most, bucket.tokens = sorted(ARRAY), 300, False
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == sorted(key[2:] for key in ARRAY)
+        assert sorted(await keys(store, "a03")) == sorted(key[2:] for key in ARRAY if key.startswith("x/a03"))
+        system, path = await store.files.find("s3://b/x/a03/c")
+        bucket.most = 30
+        with pytest.raises(ReadError, match="NextContinuationToken"):
+            await system.listing(path)
+
+    using(bucket, check)
 
 
 def test_a_continuation_token_that_expires(bucket: Bucket) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.servers import GCS, S3, Azure, Faulty, Sftp
+from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
@@ -169,6 +169,27 @@ def test_a_signed_url_that_is_denied_is_left_to_obstore(s3: S3, on_s3: tuple[lis
         patch.setattr(HttpSystem, "fetch", denied)
         found = fetch(options, url, 100, 300)
     assert found.data == VALUE[100:300]
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore", "auto"])
+def test_signatures_are_right(s3: S3, signed_s3: SignedS3, client: str) -> None:
+    """Of URLs and of requests, also with unusual letters; a wrong secret is one error that says so."""
+    for name in ("plain", "a key%20+ä"):
+        s3.client.put_object(Bucket=s3.bucket, Key=f"signed/{name}", Body=VALUE)
+
+    async def look(system: System, path: str) -> tuple[set[bytes], int | None, list[str]]:
+        data = {bytes((await system.fetch(f"{path}/{name}", 100, 300)).data) for name in ("plain", "a key%20+ä")}
+        page = await system.page(path, "")
+        return data, (await system.stat(f"{path}/plain")).size, [name for name, _ in page.entries]
+
+    signed_s3.denied.clear()
+    options, url = [*told("s3", signed_s3.options), f"client={client}"], f"s3://{s3.bucket}/signed"
+    assert with_system(options, url, look) == ({VALUE[100:300]}, len(VALUE), ["a key%20+ä", "plain"])
+    assert signed_s3.denied == []
+    wrong = [*told("s3", {**signed_s3.options, "secret": "wrong"}), f"client={client}"]
+    with pytest.raises(AccessDenied, match=r"^s3://tests/signed/plain: [^\n]*(403|not match)[^\n<]*$"):
+        fetch(wrong, f"{url}/plain", 0, 10)
+    assert 1 <= len(signed_s3.denied) <= 3
 
 
 # -- Google Cloud Storage

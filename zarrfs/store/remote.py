@@ -491,12 +491,14 @@ class FsspecStore(Store):
         emptied = self.names.emptied
         at = encoded(join_key(prefix, after)) + b"\0" if after else start
         while at < stop and not self.names.listed(prefix, now):
-            at = await self._pages.reach(at, stop, now)
+            with _broken_off(at > start):
+                at = await self._pages.reach(at, stop, now)
             if self.names.emptied != emptied:
                 raise Emptied
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
             if at < stop and narrow and not self._pages.walking:
-                await self.listed(prefix)  # a large tree: its top is one page of another kind
+                with _broken_off(True):
+                    await self.listed(prefix)  # a large tree: its top is one page of another kind
                 break
             begun = True
             for info in self._so_far(prefix, after, _safe(prefix, at), now):
@@ -571,6 +573,17 @@ class FsspecStore(Store):
         if identity is None and not (self.immutable or self._reread) and entry.size is not None:
             identity = _identity(entry)
         return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns, identity=identity)
+
+
+@contextlib.contextmanager
+def _broken_off(begun: bool) -> Iterator[None]:
+    """Make a denied page a failed read if the listing has `begun`: what comes after is unknown, not forbidden."""
+    try:
+        yield
+    except AccessDenied as exc:
+        if not begun:
+            raise
+        raise ReadError(exc.where, f"its listing broke off: {exc.reason}", exc.status) from exc
 
 
 def _safe(prefix: str, at: bytes) -> bytes:
