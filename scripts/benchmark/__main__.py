@@ -23,6 +23,7 @@ import netcdf
 import remote
 import sets
 import stores
+import workers
 import writes
 from data import Data
 from measures import Result
@@ -43,11 +44,12 @@ SUITES: dict[str, dict[str, Any]] = {
     "netcdf": netcdf.MEASURES,
     "blosc": blosc_frames.MEASURES,
     "flux": flux_archives.MEASURES,
+    "workers": workers.MEASURES,
 }
 NOTES = {
     "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
     "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES,
-    "blosc": blosc_frames.NOTES, "flux": flux_archives.NOTES,
+    "blosc": blosc_frames.NOTES, "flux": flux_archives.NOTES, "workers": workers.NOTES,
 }  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"

@@ -31,7 +31,7 @@ from zarrfs.daemon.channel import Channel
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import sessionloop
-from zarrfs.fuse.shared import PARKED, USES, WANTED, Shared
+from zarrfs.fuse.shared import PARKED, RUNS, USES, WANTED, Shared
 from zarrfs.fuse.versions import CounterTotals, StoreVersion
 from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front, SharedWaiting, begin
@@ -201,8 +201,8 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
             store, options, session.about, lambda: None, session.shared, order.process, order.generation
         )
         operations.brief_absences = not session.epochs
-        waiting = SharedWaiting(session.shared, order.process)
-        session.front.operations, session.front.give_up_turn = operations, waiting.turns.release
+        waiting = SharedWaiting(session.shared, order.process, session.front)
+        session.front.operations = operations
         gc.collect()
         freeze_garbage_collector()
         trio.run(_serve, operations, waiting, sock, session)
@@ -230,6 +230,7 @@ async def _serve(
         operations.started.set()
         nursery.start_soon(until_first_ends)
         nursery.start_soon(operations.sweep)
+        nursery.start_soon(waiting.watch, session.device)
         nursery.start_soon(exporters.Watch(None, session.mountpoint, dict(session.about)).run, operations.stats)
         await channel.ask("begun", os.getpid())
         operations.begin(operations.current, operations.current.get_ready)
@@ -359,9 +360,9 @@ class Team:
         session = self._session
         operations = WorkerOperations(store, session.options, session.about, on_ready, session.shared, 0)
         operations.gather, operations.totals = self.gather, self._totals
-        waiting = SharedWaiting(session.shared, 0)
-        session.front.give_up_turn = waiting.turns.release
-        self._operations = operations
+        waiting = SharedWaiting(session.shared, 0, session.front)
+        session.shared.put(0, RUNS, 1)
+        self._operations, self._waiting = operations, waiting
         return operations, waiting
 
     async def run(self) -> None:
@@ -369,6 +370,7 @@ class Team:
         assert self._operations is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._operations.sweep)
+            nursery.start_soon(self._waiting.watch, self._session.device)
             if self._session.options.workers == AUTO:
                 nursery.start_soon(self._adapt, nursery)
             else:
@@ -394,6 +396,7 @@ class Team:
             member = self._members[process] = _Member(Channel(sock, functools.partial(self._answer, process)))
             await member.channel.run()
             del self._members[process]
+            self._session.shared.put(process, RUNS, 0)
             member.close()
             self._keep_counters(member.counters)
             if self._closing or member.ending:
@@ -428,6 +431,7 @@ class Team:
         member = self._members[process]
         if what == "begun":
             member.started(*arguments)
+            self._session.shared.put(process, RUNS, 1)
             return None
         if what == "ends":
             member.ending = True

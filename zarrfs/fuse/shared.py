@@ -7,7 +7,6 @@ bytes of which any value is safe, so there are no locks that a killed process co
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import struct
@@ -19,7 +18,7 @@ import xxhash
 
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.fuse.inodes import InodeTable
-from zarrfs.store.api import Kind
+from zarrfs.store.api import Kind, Store
 from zarrfs.system.sharedtable import SharedTable
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of mmap(2): untouched pages need no memory
@@ -32,15 +31,16 @@ _DIRECTORIES = 1 << 13  # open directories of one process
 _SLOT = struct.Struct("<IIQQIiQQ")  # sequence (0: free), generation, inode, version, pid, descriptor, st_dev, st_ino
 _SLOT_SIZE, _PLACE_SIZE = 64, 512
 _SLOTS = (1 << 40) - 1  # of a handle: its slot; above it the sequence number
-_RECORD = struct.Struct("<BBIq")  # of a name: kind, has an identity, generation, identity; the key follows
+# of a name: kind, has an identity, generation, identity, length of the key, which follows; then what the store told
+_RECORD = struct.Struct("<BBIqH")
 _KNOWN = 32_768  # names kept in a process
 _M64 = (1 << 64) - 1
 _INODES = (1 << 62) - 1
 _NO_IDENTITY = 0x5851F42D4C957F2D
 
 # cells of a process: handles opened and released, requests, whether it waits to be woken, how often it would have
-# woken another, and how many slots for directories and files it has used
-OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES = range(7)
+# woken another, how many slots for directories and files it has used, and whether it runs
+OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS = range(8)
 _CELLS = 8
 
 
@@ -66,11 +66,10 @@ class Shared:
         self.tables = [SharedTable() for _ in range(processes)]
         self.secret = int.from_bytes(os.urandom(8), "little")  # a document cannot choose keys with equal numbers
         self.bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(processes)]
-        self._turn = os.memfd_create("zarrfs-turn")
 
     def descriptors(self) -> set[int]:
         """Return the descriptors that every process has to keep."""
-        return {self._turn, *self.bells, *(table.descriptor for table in self.tables)}
+        return {*self.bells, *(table.descriptor for table in self.tables)}
 
     def total(self, cell: int) -> int:
         """Return the sum of a cell over all processes."""
@@ -103,35 +102,14 @@ class Shared:
                 return
         self.add(own, WANTED)
 
-    def new_turns(self) -> Turns:
-        """Return the lock for reading a request, as this process holds it. Call it after the fork."""
-        return Turns(os.open(f"/proc/self/fd/{self._turn}", os.O_RDWR | os.O_CLOEXEC))
-
-
-class Turns:
-    """The turn to look for a request on /dev/fuse and to read it: a lock between processes that never waits.
-
-    pyfuse3 reads without asking whether a request is still there, and would wait where another process has taken it.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._held = False
-
-    def take(self) -> bool:
-        """Take the turn; return False if another process has it."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        self._held = True
-        return True
-
-    def release(self) -> None:
-        """Give the turn up, if this process has it."""
-        if self._held:
-            self._held = False
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+    def others_wait(self, own: int) -> bool:
+        """Return whether another process may read requests at the moment."""
+        cells = self.cells
+        return any(
+            not cells[process * _CELLS + PARKED] and cells[process * _CELLS + RUNS]
+            for process in range(self.processes)
+            if process != own
+        )
 
 
 class _Name(NamedTuple):
@@ -151,9 +129,10 @@ class SharedInodes(InodeTable):
     are not kept: a number means the same for good, so a lookup after a forget returns it again.
     """
 
-    def __init__(self, shared: Shared, process: int) -> None:
+    def __init__(self, shared: Shared, process: int, store: Store) -> None:
         super().__init__()
         self._shared, self._process = shared, process
+        self.store = store  # the one of the generation
         self._table = shared.tables[process]
         self._names: dict[int, _Name] = {}
         self.generation = 1
@@ -178,6 +157,9 @@ class SharedInodes(InodeTable):
             if found is None:
                 raise NotFound(f"inode {inode}")
             known = self._keep(inode, _decoded(found))
+            told = found[_RECORD.size + _RECORD.unpack_from(found)[4] :]
+            if told and known.generation == self.generation:
+                self.store.believe(known.key, told)
         return known
 
     def key(self, inode: int) -> str:
@@ -253,8 +235,9 @@ class SharedInodes(InodeTable):
             found = self._hinted(inode)
             if found is None:
                 encoded = key.encode("utf-8", "surrogateescape")
-                record = _RECORD.pack(kind, identity is not None, generation, identity or 0) + encoded
-                self._table.put(inode, record)
+                head = _RECORD.pack(kind, identity is not None, generation, identity or 0, len(encoded))
+                told = self.store.told(key) if kind is Kind.FILE and generation == self.generation else b""
+                self._table.put(inode, head + encoded + told)
                 self._shared.hints[inode & _HINTS - 1] = self._process + 1
             else:
                 name = _decoded(found)
@@ -289,8 +272,8 @@ class SharedInodes(InodeTable):
 
 
 def _decoded(record: bytes) -> _Name:
-    kind, has_identity, generation, identity = _RECORD.unpack_from(record)
-    key = record[_RECORD.size :].decode("utf-8", "surrogateescape")
+    kind, has_identity, generation, identity, length = _RECORD.unpack_from(record)
+    key = record[_RECORD.size : _RECORD.size + length].decode("utf-8", "surrogateescape")
     return _Name(key, Kind(kind), identity if has_identity else None, generation)
 
 

@@ -75,7 +75,7 @@ class WorkerOperations(Operations):
     ) -> None:  # fmt: skip
         self._shared, self.process = shared, process
         super().__init__(store, options, about, on_ready)
-        self.inodes: SharedInodes = SharedInodes(shared, process)
+        self.inodes: SharedInodes = SharedInodes(shared, process, store)
         self.inodes.generation = generation
         self._page_versions = PageVersions(shared.pages)
         self._handles = Handles(shared, process)
@@ -108,6 +108,11 @@ class WorkerOperations(Operations):
     def open_handles(self) -> int:
         """The number of open files and directories, of all processes."""
         return max(0, self._shared.total(OPENED) - self._shared.total(RELEASED))
+
+    @property
+    def working(self) -> bool:
+        """Whether requests, or work in the background of a version, are under way."""
+        return bool(self._retired) or self.current.users > len(self._files) + len(self._directories)
 
     @property
     def idle(self) -> bool:
@@ -230,6 +235,7 @@ class WorkerOperations(Operations):
         old, generation, pages = self.current, self.inodes.generation, self._page_versions
         old.users += 1
         super().show(version)
+        self.inodes.store = version.store
         self._page_versions = pages
         self._generations[generation + 1] = version
         if self.background is not None:
@@ -319,6 +325,8 @@ class WorkerOperations(Operations):
             await self._reach(generation)
 
     async def _reach(self, generation: int) -> None:
+        if generation <= self.inodes.generation:
+            return
         with trio.move_on_after(_SWITCH):
             while generation > self.inodes.generation:
                 await self._switched.wait()

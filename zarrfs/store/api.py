@@ -275,6 +275,13 @@ class Store(abc.ABC):
         """Return a reader of the same tree for threads and forked processes; None if reads need the event loop."""
         return None
 
+    def told(self, key: str) -> bytes:
+        """Return what this store has in memory of a file, for another process that has the same store open."""
+        return b""
+
+    def believe(self, key: str, told: bytes) -> None:  # noqa: B027
+        """Take over what told() has returned in another process."""
+
     def hide_document_time(self) -> None:  # noqa: B027
         """Show entries that have no time of their own without one, not with their document's time."""
 
