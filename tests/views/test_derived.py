@@ -192,7 +192,7 @@ def test_what_v3_has_no_name_for_is_raw_bytes_with_its_layout(tmp_path: Path) ->
     about = v2(shape=[5], chunks=[3], dtype=layout, fill_value=None, compressor={"id": "zlib", "level": 1})
     tree = {".zarray": about, "0": zlib.compress(values[:3].tobytes()), "1": zlib.compress(values[2:].tobytes())}
     found, form = seen(written(tmp_path, tree), 3)
-    assert form == {"form": "metadata rewritten"}
+    assert form == {"form": "rewritten in metadata"}
     array = zarr.open_array(memory(found), mode="r")
     assert array.attrs["zarrfs.dtype"] == layout
     assert np.asarray(array[:3]).tobytes() == values[:3].tobytes()
@@ -215,6 +215,9 @@ def test_old_and_odd_arrays(tmp_path: Path) -> None:
         "rows/0.0": bytes(numcodecs.Pickle().encode(np.asfortranarray(ROWS))),
         "json/.zarray": v2(shape=[2, 3], chunks=[2, 3], filters=[numcodecs.JSON().get_config()]),
         "json/0.0": numcodecs.JSON().encode(ROWS),
+        "text/.zarray": v2(shape=[3], chunks=[2], dtype="|O", fill_value="", compressor={"id": Inverted.codec_id},
+                           filters=[{"id": "vlen-utf8"}]),
+        "text/0": Inverted().encode(numcodecs.VLenUTF8().encode(np.array(["a", "né"], object))),
         "long/.zarray": v2(shape=[2], chunks=[2], dtype="<f16", compressor={"id": Inverted.codec_id}),
         "long/0": Inverted().encode(np.array([1.5, 2.5], "<f16")),
     }  # fmt: skip
@@ -227,10 +230,14 @@ def test_old_and_odd_arrays(tmp_path: Path) -> None:
     assert np.asarray(group["labels"][...]).tolist() == labels.tolist()  # type: ignore[index]
     assert np.asarray(group["short"][...]).tolist() == [[0, 1, 2, 3, 7], [4, 5, 6, 7, 7], [7, 7, 7, 7, 5]]  # type: ignore[index]
     assert np.frombuffer(found["short/1.1"], "<i4").tolist() == [5, *[7] * 7]
+    as_v2 = seen(root, 2)[0]
+    for tree_of, version in (found, 3), (as_v2, 2):
+        text = zarr.open_array(memory(tree_of), path="text", mode="r", zarr_format=version)  # type: ignore[arg-type]
+        assert np.asarray(text[...]).tolist() == ["a", "né", ""]
     for name in ("rows", "json"):
         assert np.asarray(group[name][...]).tolist() == ROWS.tolist()  # type: ignore[index]
     assert np.asarray(group["long"][...]).view("<f16").tolist() == [1.5, 2.5]  # type: ignore[index]
-    assert seen(root, 2)[0]["pickle/0"] == tree["pickle/0"]
+    assert as_v2["pickle/0"] == tree["pickle/0"]
 
 
 # -- failures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import trio
@@ -31,10 +31,6 @@ from zarrfs.zarr.codecs import (
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import ArrayMetadata
-from zarrfs.zarr.translation import convert
-
-if TYPE_CHECKING:
-    from zarrfs.zarr.dtypes import DataType
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -67,9 +63,14 @@ class Chunks:
     """
 
     def __init__(
-        self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False, shown: DataType | None = None
-    ) -> None:
-        """`node` is an array in `store`; its items are converted to the type `shown`."""
+        self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False,
+        finish: Callable[[Array], Array] | None = None, notes: bool = True,
+    ) -> None:  # fmt: skip
+        """`node` is an array in `store`.
+
+        `finish` makes of a decoded chunk what is cached, in the thread that decodes. `notes`: remember the versions of
+        what is read, for unchanged().
+        """
         assert isinstance(node.metadata, ArrayMetadata)
         self.node, self.array = node, node.metadata
         self._store, self._cache = store, cache
@@ -83,12 +84,18 @@ class Chunks:
         self.itemsize = self.array.dtype.itemsize
         self.size_of_chunk = self._stored.chunk_bytes  # bytes, decoded
         self.item = np.dtype((np.void, self.itemsize)) if self.itemsize else np.dtype(object)
-        self._shown = None if shown is None or shown == self.array.dtype else shown
+        self._finish = finish
         self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # bytes
         self._external, self._ready = takes_child(self._stored), False
         self._short: dict[tuple[int, ...], ArrayMetadata] = {}  # the metadata that decodes short chunks, by shape
         self._token = next(_tokens)
+        self._notes = notes and not store.immutable
         self._read: dict[str, Hashable] = {}  # versions of stored values read so far, of a mutable store
+
+    @property
+    def index_length(self) -> int:
+        """The size in bytes of the index of a shard; 0 without shards."""
+        return self._sharding.index_length if self._sharding else 0
 
     @property
     def plain(self) -> bool:
@@ -184,7 +191,7 @@ class Chunks:
         self._note(key, version)
         if data is None:
             return Decoded(None, KEPT, version, now)
-        work = _SLOW if self._external else self.size_of_chunk
+        work = self.size_of_chunk if self.itemsize and not self._external else _SLOW
         chunk = await self._cache.run(work, self._decode, key, data, index)
         return Decoded(chunk, chunk.nbytes + KEPT, version, now)
 
@@ -233,9 +240,8 @@ class Chunks:
         if chunk.shape != self.shape_of_chunk:
             raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self.shape_of_chunk}")
         chunk = np.asarray(chunk, order="C")  # copied once here, in a thread, in place of at every read
-        if self._shown is not None:
-            converted: Array = convert(chunk, self.array.dtype, self._shown)
-            return converted.view(np.dtype((np.void, self._shown.itemsize)))
+        if self._finish is not None:
+            return self._finish(chunk)
         return chunk.view(self.item) if self.itemsize else chunk
 
     def _decoded_or_short(self, data: Buffer, index: tuple[int, ...]) -> Array:
@@ -302,7 +308,7 @@ class Chunks:
         return None if found is None else found[1]
 
     def _note(self, key: str, version: Hashable) -> None:
-        if not self._store.immutable and len(self._read) < _NOTED:
+        if self._notes and len(self._read) < _NOTED:
             self._read.setdefault(key, version)
 
     async def _believed(self, id: Hashable, key: str) -> Decoded | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 
-from zarrfs.errors import TargetChanged
+from zarrfs.errors import NotFound, TargetChanged
 from zarrfs.store.api import Info, Kind, Store, Value
 from zarrfs.system.buffers import Buffer
-from zarrfs.views.chunks import Chunks, StoredAt
+from zarrfs.views.chunks import Array, Chunks, StoredAt
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
-from zarrfs.zarr.translation import Form, Translation
+from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.model import ArrayMetadata
+from zarrfs.zarr.translation import Form, Translation, convert
+
+_INDEXES = 32  # indexes of shards to read at once,
+_INDEX_BYTES = 32 << 20  # and their size
 
 
 class DerivedChunks:
@@ -25,17 +30,29 @@ class DerivedChunks:
         """`node` is an array in `store`; `decoded` caches its chunks, or `indexes` the indexes of its shards."""
         self._store, self._grid = store, translation.array.grid
         self._decodes = translation.form is Form.DECODED
-        self._size = translation.array.chunk_bytes
+        self._size = translation.array.chunk_bytes if translation.array.dtype.itemsize else None
         cache = decoded if self._decodes else indexes
-        self._chunks = Chunks(store, node, cache, c_order=True, shown=translation.array.dtype)
+        finish = _conversion(node, translation.array.dtype)
+        self._chunks = Chunks(store, node, cache, c_order=True, finish=finish, notes=False)
+        self.indexes_at_once = max(1, min(_INDEXES, _INDEX_BYTES // max(self._chunks.index_length, 1)))
 
     async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
         """Return where an inner chunk of a shard is stored; None if it is missing. ReadError."""
         return await self._chunks.stored_at(self._grid.number_at(index))
 
+    async def size_of(self, index: tuple[int, ...], key: str) -> int:
+        """Return the size of a decoded chunk in bytes: of items of any length, by decoding it. NotFound, ReadError."""
+        if self._size is not None:
+            return self._size
+        found = await self._chunks.decoded(self._grid.number_at(index))
+        if found.value is None:
+            raise NotFound(key)
+        size: int = found.value.nbytes
+        return size
+
     def shown(self, stored: Info, length: int | None, name: str) -> Info:
         """Return the entry of a chunk; `stored` is its file in the source, `length` the bytes of an inner chunk."""
-        size = self._size if self._decodes else length
+        size = self._size if self._decodes else length  # None: size_of() knows it
         return Info(name, Kind.FILE, size, stored.mode, stored.mtime_ns, identity=stored.identity)
 
     async def open(self, key: str, index: tuple[int, ...], info: Info, at: StoredAt | None) -> Value:
@@ -45,6 +62,23 @@ class DerivedChunks:
             return _Range(key, info, await self._store.open(at.key), at)
         number = self._grid.number_at(index)
         return _DecodedChunk(key, info, self._chunks, number, await self._chunks.version(number))
+
+
+def _conversion(node: Node, target: DataType) -> Callable[[Array], Array] | None:
+    """Return a function that makes the bytes that the view shows of the items of a chunk; None: they are these."""
+    assert isinstance(node.metadata, ArrayMetadata)
+    if target.kind in "TB":
+        name = "vlen-utf8" if target.kind == "T" else "vlen-bytes"
+
+        def encode(items: Array) -> Array:
+            import numcodecs
+
+            return np.frombuffer(numcodecs.get_codec({"id": name}).encode(items.reshape(-1)), np.uint8)
+
+        return encode
+    if target == node.metadata.dtype:
+        return None
+    return lambda items: convert(items, target).view(np.dtype((np.void, target.itemsize)))
 
 
 class _Range(Value):

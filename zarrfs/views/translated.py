@@ -48,7 +48,6 @@ _PIECE = 64  # nodes to translate between two checkpoints
 _KNOWN = 65_536  # nodes whose documents to remember
 _OPEN = 1024  # arrays whose decoded chunks, or indexes of shards, to remember
 _INDEXES = 32 << 20  # bytes of indexes of shards to cache
-_INDEXES_AHEAD = 32  # indexes of shards to read at once while a directory is listed
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
 
@@ -114,7 +113,7 @@ class TranslatedView(WrappingStore):
         if not resolved.source:
             return await self._directory_info(resolved.translated.node, name)
         if resolved.derived is not None:
-            return (await self._derived_entry(key, resolved, resolved.derived))[0]
+            return (await self._derived_entry(key, resolved, resolved.derived, sized))[0]
         info = _in_its_place((await self._resolve(resolved.source, sized))[1], resolved.directory)
         if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
@@ -392,20 +391,26 @@ class TranslatedView(WrappingStore):
         return known[1]
 
     async def _derived_entry(
-        self, key: str, resolved: _Resolved, index: tuple[int, ...]
+        self, key: str, resolved: _Resolved, index: tuple[int, ...], sized: bool = True
     ) -> tuple[Info, StoredAt | None]:
         """Return (entry of a derived chunk, where it is stored if that is in a shard). NotFound, ReadError."""
-        chunks, name = await self._chunks_of(resolved.translated), split_key(key)[1]
+        chunks, at, name = await self._chunks_of(resolved.translated), None, split_key(key)[1]
         if isinstance(resolved.translated.chunks, InnerNames):
             at = await chunks.stored_at(index)
             if at is None:
                 raise NotFound(key)
-            return chunks.shown(at.info, at.length, name), at
-        info = _in_its_place((await self._resolve(resolved.source, False))[1], False)
-        return (info._replace(name=name) if info.unreadable else chunks.shown(info, None, name)), None
+            info = chunks.shown(at.info, at.length, name)
+        else:
+            info = _in_its_place((await self._resolve(resolved.source, False))[1], False)
+            if info.unreadable:
+                return info._replace(name=name), None
+            info = chunks.shown(info, None, name)
+        if sized and info.size is None:
+            info = info._replace(size=await chunks.size_of(index, key))
+        return info, at
 
     async def _locate_derived(self, key: str, resolved: _Resolved, index: tuple[int, ...]) -> dict[str, Any]:
-        _info, at = await self._derived_entry(key, resolved, index)
+        _info, at = await self._derived_entry(key, resolved, index, sized=False)
         source = at.key if at is not None else (await self._resolve(resolved.source, False))[0]
         where = await self.lower.locate(source)
         if at is not None:
@@ -508,7 +513,7 @@ class TranslatedView(WrappingStore):
                 continue
             if shard not in known:
                 start = bisect.bisect_left(ordered, shard)
-                batch = [each for each in ordered[start : start + _INDEXES_AHEAD] if each not in known]
+                batch = [each for each in ordered[start : start + chunks.indexes_at_once] if each not in known]
                 known.update(batch)
                 await at_once(read_index, batch)
             try:

@@ -15,13 +15,14 @@ from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX, bytes_codec
 from zarrfs.zarr.readers import unread_codec
 
 Version = Literal[2, 3]
 
 LAYOUT = "zarrfs.dtype"  # the attribute with the dtype of items that are shown as raw bytes, in the notation of v2
+_ANY_LENGTH = {"T": "vlen-utf8", "B": "vlen-bytes"}  # the codec of text and bytes of any length
 _SHARDING = "sharding_indexed"
 
 
@@ -29,7 +30,7 @@ class Form(enum.StrEnum):
     """What a view shows of the chunks of an array."""
 
     STORED = "as stored"  # the array has the version of the view
-    REWRITTEN = "metadata rewritten"  # chunks are the stored bytes
+    REWRITTEN = "rewritten in metadata"  # chunks are the stored bytes
     RANGES = "re-laid by ranges"  # chunks are ranges of shards
     DECODED = "decoded"  # chunks are their items
 
@@ -83,7 +84,7 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
     except MetadataError as exc:
         if stored is not None:  # a reader with the package that the codec is part of can read it
             return stored
-        known = str(exc) in problem or not array.dtype.itemsize
+        known = str(exc) in problem or array.dtype.kind == "O"
         raise MetadataError(problem if known else f"{problem}; {exc}") from exc
     if not decode:
         raise MetadataError(f"{problem}: it would have to be decoded, and nothing is (transcode=off)")
@@ -91,11 +92,10 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
 
 
 def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
-    """Return `array` with uncompressed chunks in order C, of a data type that `version` has.
-
-    Raises MetadataError for objects: the sizes of their chunks would not be known.
-    """
+    """Return `array` with uncompressed chunks in order C, of a data type that `version` has. MetadataError."""
     dtype, fill = array.dtype, array.fill
+    if dtype.kind in _ANY_LENGTH:
+        return dataclasses.replace(array, codecs=(CodecSpec(_ANY_LENGTH[dtype.kind]),))
     if not dtype.itemsize:
         dtype, fill = _labels(array), None
     elif version == 3 and dtype.fields and (dtype.mixed or dtype.endian == "big"):
@@ -106,8 +106,8 @@ def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
     return _opaque(found) if version == 3 else found
 
 
-def convert(items: Any, source: DataType, target: DataType) -> Any:
-    """Convert decoded items, a numpy array of `source`, to the data type that plain() made of it."""
+def convert(items: Any, target: DataType) -> Any:
+    """Convert decoded items, a numpy array, to the data type that plain() made of theirs."""
     return items if target.kind == "V" and not target.fields else items.astype(target.numpy())
 
 
@@ -154,13 +154,13 @@ def _labels(array: ArrayMetadata) -> DataType:
             continue
         if all(isinstance(label, str) for label in labels):
             return dtypes.text_of(max(map(len, labels), default=0))
-    raise MetadataError("items have no fixed size, so that the size of a decoded chunk is not known")
+    raise MetadataError("objects that are neither text nor bytes")
 
 
 def _converted(fill: bytes, source: DataType, target: DataType) -> bytes:
     import numpy as np
 
-    item: bytes = convert(np.frombuffer(fill, source.numpy()), source, target).tobytes()
+    item: bytes = convert(np.frombuffer(fill, source.numpy()), target).tobytes()
     return item
 
 

@@ -64,9 +64,10 @@ def array_document(array: ArrayMetadata) -> bytes:
 
 
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `.zarray` of an array. Raises MetadataError as array_document() does."""
-    if array.storage_transformers:
-        raise MetadataError("storage transformers, which Zarr v2 does not have")
+    """Return the members of the `.zarray` of an array. Raises MetadataError as array_document() does.
+
+    Storage transformers are left out: those of an ArrayMetadata need not be understood.
+    """
     order, filters, compressor = _codecs(array)
     document: dict[str, JSON] = {
         "zarr_format": 2,
