@@ -178,7 +178,7 @@ def test_consolidated_metadata_that_says_something_else(hier: Path) -> None:
     edited(hier / document, fill_value=7)
     key, kind, reason = only_bad(hier)
     assert (key, kind) == (document, "bad metadata")
-    assert f"than {'zarr.json' if v3 else '.zmetadata'}" in reason
+    assert f"differs from {'zarr.json' if v3 else '.zmetadata'}" in reason
 
 
 def test_a_node_that_consolidated_metadata_does_not_have(hier: Path) -> None:
