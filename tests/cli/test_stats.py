@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import re
 import time
 from typing import Any
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 
 from zarrfs.cli import main, top_screen
 from zarrfs.cli.stats_text import hosts, milliseconds, table
@@ -209,9 +207,7 @@ def test_a_server_that_is_out_comes_first() -> None:
 
 
 def drawn(history: list[Statistics], width: int = 100, ascii_only: bool = False) -> list[str]:
-    out = io.StringIO()
-    Console(file=out, width=width, markup=False, highlight=False).print(top_screen.frame(history, width, ascii_only))
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    return top_screen.frame(history, width, ascii_only)
 
 
 def row(lines: list[str], title: str) -> str:
@@ -286,6 +282,10 @@ def test_a_frame_fits(width: int) -> None:
         assert len(lines[1]) == min(width, 30 + top_screen.HISTORY)  # the newest interval is there
     assert lines[0].startswith(r"/mnt/[bold]\x1b[2J")
     assert all(line.isascii() for line in drawn(history[:2], ascii_only=True))
+    assert drawn([one._replace(mountpoint="数" * 20) for one in history], 21)[0] == "数" * 10
+    coloured = top_screen.frame(history, width, colours=True)
+    assert [re.sub(r"\x1b\[\d+m", "", line).rstrip() for line in coloured] == lines
+    assert coloured[0].startswith("\x1b[1m")
 
 
 # -- what is no mount

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,10 +67,12 @@ def test_the_wheel_has_the_program_and_nothing_else(built: tuple[Path, Path]) ->
         names = wheel.namelist()
         metadata = message_from_bytes(wheel.read(next(name for name in names if name.endswith("/METADATA"))))
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "zarrfs").rglob("*.py")} | {"zarrfs/py.typed"}
-    assert {name for name in names if ".dist-info/" not in name} == wanted
+    wanted |= {f"share/man/man{page.suffix[1:]}/{page.name}" for page in (ROOT / "docs/man").iterdir()}
+    assert {re.sub(r"^zarrfs-[^/]+\.data/data/", "", name) for name in names if ".dist-info/" not in name} == wanted
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert metadata["License-Expression"] == "MIT"
-    assert {"s3", "gcs", "azure", "sftp", "parquet", "flux", "fast"} <= set(metadata.get_all("Provides-Extra", []))
+    extras = {"s3", "gcs", "azure", "sftp", "parquet", "netcdf", "flux", "fast", "zarr", "all", "test"}
+    assert set(metadata.get_all("Provides-Extra", [])) == extras
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
 
 
@@ -99,6 +102,14 @@ def test_the_wheel_is_a_program_in_a_fresh_environment(built: tuple[Path, Path],
     found = subprocess.run(where, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert found.startswith(str(place))
     assert run("--version").startswith("zarrfs ")
+    known = "import fsspec; print(fsspec.get_filesystem_class('zarrfs'))"
+    python = [place / "bin/python", "-c", known]
+    kind = subprocess.run(python, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "zarrfs.python.filesystem.ZarrfsFileSystem" in kind.stdout
+    command = [place / "bin/mount.zarrfs", "-f", "refs.json"]
+    helper = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (helper.returncode, helper.stderr[:20]) == (1, "mount.zarrfs: usage:")
+    assert (place / "share/man/man1/zarrfs.1").exists()
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a/b": "hello"}}')
     (tmp_path / "mnt").mkdir()
     run("mount", "refs.json", "mnt")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
 from zarrfs.cli.common import SETTINGS, report_errors, say
 from zarrfs.config.values import seconds
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 EPILOG = """\b
 Examples:
@@ -24,6 +22,7 @@ Examples:
 \b
 q or Ctrl-C ends it, and so does the end of the mount. docs/stats.md explains each number."""
 _SHORTEST = 0.1  # seconds
+_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen without a cursor, and back (xterm)
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -50,16 +49,16 @@ def _interval(text: str) -> float:
 
 
 def _watch(path: str, interval: float, once: bool) -> None:
-    from rich.console import Console
-
     from zarrfs.cli.top_screen import frame, since
     from zarrfs.errors import MountError
     from zarrfs.metrics.statistics import statistics, still_there
 
     first = statistics(path)
     history = [first]
-    console = Console(markup=False, highlight=False)
-    with _shown(console, not once) as (show, wait):
+    terminal = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+    colours = terminal and not os.environ.get("NO_COLOR")
+    ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
+    with _shown(terminal and not once) as (show, wait):
         while not wait(interval):
             try:
                 history = since(history, statistics(first.mountpoint))
@@ -68,7 +67,7 @@ def _watch(path: str, interval: float, once: bool) -> None:
                     raise
                 break
             if len(history) > 1:
-                show(frame(history, console.width, console.options.ascii_only))
+                show(frame(history, shutil.get_terminal_size().columns, ascii_only, colours))
                 if once:
                     return
         else:
@@ -77,17 +76,24 @@ def _watch(path: str, interval: float, once: bool) -> None:
 
 
 @contextlib.contextmanager
-def _shown(
-    console: Console, live: bool
-) -> Iterator[tuple[Callable[[RenderableType], None], Callable[[float], bool]]]:
-    """Yield (a function that shows a frame, one that waits some seconds and returns True to quit)."""
-    if not (live and console.is_terminal):
-        yield console.print, _sleep
+def _shown(live: bool) -> Iterator[tuple[Callable[[Sequence[str]], None], Callable[[float], bool]]]:
+    """Yield (a function that shows the lines of a frame, one that waits some seconds and returns True to quit)."""
+    if not live:
+        yield lambda lines: click.echo("\n".join(lines)), _sleep
         return
-    from rich.live import Live
 
-    with _keys() as wait, Live(console=console, screen=True, auto_refresh=False) as screen:
-        yield lambda drawn: screen.update(drawn, refresh=True), wait
+    def draw(lines: Sequence[str]) -> None:
+        shown = lines[: max(shutil.get_terminal_size().lines - 1, 1)]
+        sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
+        sys.stdout.flush()
+
+    with _keys() as wait:
+        try:
+            sys.stdout.write(_BEGIN)
+            yield draw, wait
+        finally:
+            sys.stdout.write(_END)
+            sys.stdout.flush()
 
 
 def _sleep(duration: float) -> bool:
@@ -102,7 +108,6 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     if not sys.stdin.isatty():
         yield _sleep
         return
-    import os
     import termios
     import tty
 

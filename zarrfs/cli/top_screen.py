@@ -1,17 +1,11 @@
-"""One frame of zarrfs top: the changes between snapshots of a mount's counters.
-
-It is a module of its own because only `zarrfs top` imports rich.
-"""
+"""One frame of zarrfs top: the changes between snapshots of a mount's counters, as lines for a terminal."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
-
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from zarrfs.cli import show, stats_text
 from zarrfs.config.values import human
@@ -19,7 +13,10 @@ from zarrfs.metrics.statistics import Statistics, timed
 
 HISTORY = 40  # intervals that are shown
 _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-_TITLE, _RATE, _GAP, _GAUGE = 12, 14, 2, 20  # columns
+_TITLE, _RATE, _GAP, _GAUGE = 12, 14, "  ", 20  # columns
+_STYLES = {"bold": "1", "red": "31", "cyan": "36"}  # SGR of ECMA-48
+
+Line = Sequence[tuple[str, str]]  # parts of text, each with the name of a style or ""
 
 
 class RateRow(NamedTuple):
@@ -56,15 +53,31 @@ def since(history: Sequence[Statistics], new: Statistics) -> list[Statistics]:
     return [*(old for old in history if old.pid == new.pid), new][-HISTORY - 1 :]
 
 
-def frame(history: Sequence[Statistics], width: int, ascii_only: bool = False) -> Group:
-    """Render a frame of `width` columns: rates over the last interval, their history, and requests in flight.
+def frame(history: Sequence[Statistics], width: int, ascii_only: bool = False, colours: bool = False) -> list[str]:
+    """Return the lines of a frame of `width` columns: rates over the last interval, their history, open requests.
 
     `history` has at least two snapshots.
     """
     now = history[-1]
-    title = _text(f"{show.printable(now.mountpoint)}  {show.printable(now.source)}", "bold")
-    left = max(width - _TITLE - _RATE - 2 * _GAP, 1)
-    return Group(title, _rates(history, left, ascii_only), _states(history), *_hosts(history))
+    title = [(f"{show.printable(now.mountpoint)}  {show.printable(now.source)}", "bold")]
+    left = max(width - _TITLE - _RATE - 2 * len(_GAP), 1)
+    lines = [title, *_rates(history, left, ascii_only), *_states(history), *_hosts(history)]
+    return [_cropped(line, width, colours) for line in lines]
+
+
+def _cropped(line: Line, width: int, colours: bool) -> str:
+    """Return the text of a line, cut at `width` columns, in which some characters take two or none."""
+    out = []
+    for text, style in line:
+        taken = []
+        for char in text:
+            width -= 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+            if width < 0:
+                break
+            taken.append(char)
+        shown = "".join(taken)
+        out.append(f"\x1b[{_STYLES[style]}m{shown}\x1b[0m" if colours and style and shown else shown)
+    return "".join(out).rstrip()
 
 
 def bars(values: Sequence[float], ascii_only: bool = False) -> str:
@@ -74,26 +87,21 @@ def bars(values: Sequence[float], ascii_only: bool = False) -> str:
     return "".join(levels[round(value / most * (len(levels) - 1))] for value in values)
 
 
-def _rates(history: Sequence[Statistics], width: int, ascii_only: bool) -> Table:
-    table = Table.grid(padding=(0, _GAP))
-    table.add_column(min_width=_TITLE, no_wrap=True)
-    table.add_column(min_width=_RATE, no_wrap=True, justify="right")
-    table.add_column(no_wrap=True)
+def _rates(history: Sequence[Statistics], width: int, ascii_only: bool) -> Iterator[Line]:
     for row in ROWS:
         if history[-1].number(*row.path) is not None:
             course = rates(history, *row.path)
             rate = f"{course[-1] / 1e6:,.1f} MB/s" if row.bytes else f"{course[-1]:,.1f} /s"
             style = "red" if row.title == "failed" and course[-1] else ""
-            table.add_row(row.title, Text(rate, style), Text(bars(course[-width:], ascii_only), "cyan"))
-    return table
+            yield [
+                (f"{row.title:{_TITLE}}{_GAP}", ""), (f"{rate:>{_RATE}}", style), (_GAP, ""),
+                (bars(course[-width:], ascii_only), "cyan"),
+            ]  # fmt: skip
 
 
-def _states(history: Sequence[Statistics]) -> Table:
-    table = Table.grid(padding=(0, _GAP))
-    table.add_column(min_width=_TITLE, no_wrap=True)
+def _states(history: Sequence[Statistics]) -> Iterator[Line]:
     for name, text in _state_lines(history):
-        table.add_row(name, _text(text))
-    return table
+        yield [(f"{name:{_TITLE}}{_GAP}{text}", "")]
 
 
 def _state_lines(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
@@ -116,7 +124,7 @@ def _state_lines(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
         yield "hits", f"{ratio:.1%} of blocks were in memory"
 
 
-def _hosts(history: Sequence[Statistics]) -> Iterator[Text]:
+def _hosts(history: Sequence[Statistics]) -> Iterator[Line]:
     """Yield a line for each of the servers with the highest rates."""
     last = history[-2:]
     known = stats_text.hosts(last[0])  # the daemon lists only the busiest servers: a server new to the list is not new
@@ -127,9 +135,4 @@ def _hosts(history: Sequence[Statistics]) -> Iterator[Text]:
     for rate, host in sorted(found, key=lambda one: -one[0])[: stats_text.HOSTS]:
         flying = last[-1].number("remote", "hosts", host, "in_flight") or 0
         shown = f"{rate:,.1f} /s"
-        yield _text(f"{'host':{_TITLE}}  {shown:>{_RATE}}  {flying:,.0f} in flight  {show.printable(host)}")
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Make one line, cropped at the width of the terminal."""
-    return Text(text, style, no_wrap=True, overflow="crop")
+        yield [(f"{'host':{_TITLE}}  {shown:>{_RATE}}  {flying:,.0f} in flight  {show.printable(host)}", "")]

@@ -1,6 +1,7 @@
 """The HTTP server of -o metrics=: GET /metrics and nothing else, with bounds on connections, sizes and times.
 
-It is a module of its own because h11 is imported only with that option.
+Requests are read strictly: what is not plainly a request without a body is an error, after which the connection ends.
+Source: RFC 9112, sections 2 to 6.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import logging
 import re
 import socket
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import h11
 import trio
 
 from zarrfs.metrics.exposition import TYPE
@@ -22,7 +23,29 @@ _CONNECTIONS = 16  # at once; further ones are closed
 _PATIENCE = 5.0  # seconds for one request and its answer
 _REQUEST = 8192  # bytes of a request's head
 _PATH = b"/metrics"
-_PLAIN = b"text/plain; charset=utf-8"
+_PLAIN = "text/plain; charset=utf-8"
+_LINE = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+) ([!-~]+) HTTP/1\.([01])")
+_HEADER = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+):[ \t]*([\t -~\x80-\xff]*)")
+_REASONS = {
+    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+}  # fmt: skip
+
+
+class _Request(NamedTuple):
+    """The head of a request."""
+
+    method: bytes
+    target: bytes
+    last: bool  # the client wants no further answer on this connection
+
+
+class _Refused(Exception):
+    """A request that is answered with an error and the end of its connection."""
+
+    def __init__(self, status: int, rule: str) -> None:
+        super().__init__(rule)
+        self.status = status
 
 
 async def serve(sockets: Sequence[socket.socket], metrics: Callable[[], bytes]) -> None:
@@ -50,52 +73,74 @@ async def serve(sockets: Sequence[socket.socket], metrics: Callable[[], bytes]) 
     await trio.serve_listeners(connection, listeners)
 
 
-async def _converse(stream: trio.SocketStream, metrics: Callable[[], bytes]) -> None:
+async def _converse(stream: trio.abc.HalfCloseableStream, metrics: Callable[[], bytes]) -> None:
     """Answer the requests of one connection, one after the other."""
-    http = h11.Connection(h11.SERVER, max_incomplete_event_size=_REQUEST)
-    while http.states == {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}:
+    received = bytearray()
+    while True:
         with trio.move_on_after(_PATIENCE) as patience:
             try:
-                request = await _request(stream, http)
+                request = await _request(stream, received)
                 if request is None:
                     return
-                await _answer(stream, http, request, metrics)
-            except h11.RemoteProtocolError as exc:
-                if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                    await _send(stream, http, exc.error_status_hint, f"{exc}\n".encode(), close=True)
+                await stream.send_all(_answer(request, metrics))
+                if request.last:
+                    return
+            except _Refused as exc:
+                await stream.send_all(_response(exc.status, f"{exc}\n".encode(), last=True))
+                await stream.send_eof()
+                while await stream.receive_some(_REQUEST):  # closing it now could take the answer from the client
+                    pass
                 return
-        if patience.cancelled_caught or http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+        if patience.cancelled_caught:
             return
-        http.start_next_cycle()
 
 
-async def _request(stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:
-    """Receive the next request; None at the end of the connection. Raise RemoteProtocolError for one with a body."""
-    found: h11.Request | None = None
-    while True:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            http.receive_data(await stream.receive_some(_REQUEST))
-        elif isinstance(event, h11.Request):
-            found = event
-        elif isinstance(event, h11.EndOfMessage):
-            return found
-        elif isinstance(event, h11.ConnectionClosed):
+async def _request(stream: trio.abc.HalfCloseableStream, received: bytearray) -> _Request | None:
+    """Receive the next request, and take it from `received`; None at the end of the connection. Raise _Refused."""
+    while (end := received.find(b"\r\n\r\n")) < 0:
+        if len(received) > _REQUEST:
+            raise _Refused(431, f"a request of more than {_REQUEST} bytes")
+        if received and b"\r" not in received and b"\n" in received:
+            raise _Refused(400, "lines of a request end with CR LF")
+        data = await stream.receive_some(_REQUEST)
+        if not data:
+            if received:
+                raise _Refused(400, "a request that does not end")
             return None
-        else:
-            raise h11.RemoteProtocolError("a request with a body", error_status_hint=413)
+        received += data
+    if end > _REQUEST:
+        raise _Refused(431, f"a request of more than {_REQUEST} bytes")
+    head = bytes(received[:end])
+    del received[: end + 4]
+    return _parsed(head)
 
 
-async def _answer(
-    stream: trio.SocketStream, http: h11.Connection, request: h11.Request, metrics: Callable[[], bytes]
-) -> None:
-    head = request.method == b"HEAD"
+def _parsed(head: bytes) -> _Request:
+    """Parse a head without the empty line at its end. Raise _Refused, also for a request with a body."""
+    first, *lines = head.split(b"\r\n")
+    begin = _LINE.fullmatch(first)
+    headers = [_HEADER.fullmatch(line) for line in lines]
+    if begin is None or None in headers:
+        raise _Refused(400, "not a request of HTTP/1.1")
+    found: dict[bytes, list[bytes]] = {}
+    for header in headers:
+        assert header is not None
+        found.setdefault(header[1].lower(), []).append(header[2].strip(b" \t"))
+    if len(found.get(b"host", ())) != 1 and begin[3] == b"1":
+        raise _Refused(400, "a request has one Host")
+    if b"transfer-encoding" in found or found.get(b"content-length", [b"0"]) != [b"0"]:
+        raise _Refused(413, "a request with a body")
+    wishes = b",".join(found.get(b"connection", ())).lower()
+    return _Request(begin[1], begin[2], begin[3] == b"0" or b"close" in wishes)
+
+
+def _answer(request: _Request, metrics: Callable[[], bytes]) -> bytes:
+    head, last = request.method == b"HEAD", request.last
     if _path(request.target) != _PATH:
-        await _send(stream, http, 404, b"there is only /metrics\n", head)
-    elif not head and request.method != b"GET":
-        await _send(stream, http, 405, b"only GET and HEAD\n", head, more=[(b"Allow", b"GET, HEAD")])
-    else:
-        await _send(stream, http, 200, metrics(), head, TYPE.encode())
+        return _response(404, b"there is only /metrics\n", head, last)
+    if not head and request.method != b"GET":
+        return _response(405, b"only GET and HEAD\n", head, last, more="Allow: GET, HEAD\r\n")
+    return _response(200, metrics(), head, last, TYPE)
 
 
 def _path(target: bytes) -> bytes:
@@ -104,14 +149,10 @@ def _path(target: bytes) -> bytes:
     return target[absolute.end() if absolute else 0 :].partition(b"?")[0]
 
 
-async def _send(
-    stream: trio.SocketStream, http: h11.Connection, status: int, body: bytes, head: bool = False,
-    kind: bytes = _PLAIN, more: Sequence[tuple[bytes, bytes]] = (), close: bool = False,
-) -> None:  # fmt: skip
-    headers = [(b"Content-Type", kind), (b"Content-Length", str(len(body)).encode()), *more]
-    if close:
-        headers.append((b"Connection", b"close"))
-    data = http.send(h11.Response(status_code=status, headers=headers)) or b""
-    if not head:
-        data += http.send(h11.Data(data=body)) or b""
-    await stream.send_all(data + (http.send(h11.EndOfMessage()) or b""))
+def _response(
+    status: int, body: bytes, head: bool = False, last: bool = False, kind: str = _PLAIN, more: str = ""
+) -> bytes:
+    """Return a response; with `head`, without its body."""
+    more += "Connection: close\r\n" if last else ""
+    begin = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return f"{begin}{more}\r\n".encode() + (b"" if head else body)

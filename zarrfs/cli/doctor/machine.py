@@ -175,7 +175,24 @@ def helper(options: Options) -> Iterator[Finding]:
         else:
             yield Finding("mount helper", OK, f"{path}, run by {interpreter}")
         return
-    yield Finding("mount helper", OK, "mount.zarrfs is not installed, which only fstab and mount(8) need")
+    fact = "mount.zarrfs is not installed, which only fstab and mount(8) need"
+    ours = os.path.join(os.path.dirname(sys.executable), "mount.zarrfs")
+    yield Finding("mount helper", OK, f"{fact} (root: ln -s {ours} /sbin)" if os.path.exists(ours) else fact)
 
 
-CHECKS = (versions, kernel, device, user, fuse_conf, container, limits, memory, clock, helper)
+_UNITS = ("/lib/systemd/system", "/usr/lib/systemd/system", "/etc/systemd/system")
+
+
+def units(options: Options) -> Iterator[Finding]:
+    """units: whether systemd knows zarrfs@.service and zarrfs-unstage.timer."""
+    for directory in _UNITS:
+        if os.path.exists(f"{directory}/zarrfs@.service"):
+            yield Finding("units", OK, f"of systemd, in {directory}")
+            return
+    yield Finding(
+        "units", OK, "none of systemd, which only mounts at boot without fstab need (the Debian package has them, and "
+        "scripts/install-helper --units of the sources)",
+    )  # fmt: skip
+
+
+CHECKS = (versions, kernel, device, user, fuse_conf, container, limits, memory, clock, helper, units)

@@ -1,0 +1,46 @@
+"""Dependencies: each has a line of why in docs/design.md and is imported somewhere; nothing else is imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MODULES = {"google-crc32c": "google_crc32c"}
+OTHERS = {"outcome", "_flux"}  # a part of trio's interface; Flux's own, in its interpreter
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9_.-]", one)[0] for one in requirements}
+
+
+def imported() -> set[str]:
+    """Return the top names of all modules that the package imports."""
+    found = set()
+    for path in (ROOT / "zarrfs").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"zarrfs"}
+
+
+def test_each_dependency_has_a_line_of_why() -> None:
+    text = (ROOT / "docs/design.md").read_text().partition("\n## Dependencies\n")[2].partition("\n## ")[0]
+    needed, extras = (re.findall(r"^\| ([a-z`].*?) \|", part, re.M) for part in text.split("| extra |"))
+    assert needed[0] == "package"
+    assert set(needed[1:]) == names(PROJECT["dependencies"])
+    listed = {name for cell in extras for name in re.findall(r"`(\w+)`", cell)}
+    assert listed == set(PROJECT["optional-dependencies"]) - {"fast", "test"}
+
+
+def test_what_is_imported_is_what_is_declared() -> None:
+    needed = {MODULES.get(name, name) for name in names(PROJECT["dependencies"])}
+    extras = [names(listed) for extra, listed in PROJECT["optional-dependencies"].items() if extra != "test"]
+    assert needed <= imported()
+    assert imported() <= needed.union(OTHERS, *extras)
