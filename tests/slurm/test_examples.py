@@ -94,6 +94,10 @@ def copied(out: Path) -> dict[str, bytes]:
     return {key: data for key, data in found.items() if not key.startswith(".zarrfs")}
 
 
+def logs(slurm: Cluster, job: str) -> list[str]:
+    return [path.read_text() for path in slurm.home.glob(f"*-{job}-*.out")]
+
+
 def merged(slurm: Cluster, out: Path) -> dict[str, object]:
     done = slurm.user(PROGRAM, "check", "--merge", "--json", *sorted(out.glob("part-*")))
     about: dict[str, object] = json.loads(done.stdout)
@@ -131,6 +135,7 @@ def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server,
     assert part.stat().st_ino == before
     again = set(server.seen[asked:])
     assert len(again) <= KEYS / 2 + 1, again  # of its own share: the other one has a report
+    assert [log for log in logs(slurm, job) if "zarrfs: " in log] == []
     about = merged(slurm, out)
     assert (about["ok"], about["parts"], about["missing_parts"]) == (len(keys), 2, [])
 
@@ -146,7 +151,7 @@ def test_a_heterogeneous_job(slurm: Cluster, tmp_path: Path) -> None:
     small.write_text(script.replace("--ntasks=4", "--ntasks=1").replace("--ntasks=32", "--ntasks=1"))
     job = submit(slurm, str(small), source, out)
     ended(slurm, job)
-    log = next(slurm.home.glob(f"*-{job}-*.out")).read_text()
+    (log,) = logs(slurm, job)
     assert re.search(r"^ok +30  ", log, re.MULTILINE), log
     assert sorted(path.name for path in out.glob("part-*")) == ["part-0.json", "part-1.json"]
     assert merged(slurm, out)["parts"] == 2
