@@ -20,6 +20,7 @@ import flux_archives
 import many
 import measures
 import netcdf
+import nodes
 import remote
 import sets
 import stores
@@ -42,6 +43,7 @@ SUITES: dict[str, dict[str, Any]] = {
     "stores": stores.MEASURES,
     "arrays": arrays.MEASURES,
     "netcdf": netcdf.MEASURES,
+    "nodes": nodes.MEASURES,
     "blosc": blosc_frames.MEASURES,
     "flux": flux_archives.MEASURES,
     "workers": workers.MEASURES,
@@ -49,7 +51,7 @@ SUITES: dict[str, dict[str, Any]] = {
 NOTES = {
     "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
     "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES,
-    "blosc": blosc_frames.NOTES, "flux": flux_archives.NOTES, "workers": workers.NOTES,
+    "blosc": blosc_frames.NOTES, "flux": flux_archives.NOTES, "workers": workers.NOTES, "nodes": nodes.NOTES,
 }  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
@@ -121,6 +123,8 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
     size = (chosen.size or 512) << 20
     if chosen.suite == "stores":
         tree: Tree = stores.Stores(directory, 1 << 20)
+    elif chosen.suite == "nodes":
+        tree = many.Many(directory, 1 << 20, 0)
     elif chosen.suite == "many":
         tree = many.Many(directory, size, chosen.entries or 1_000_000)
     else:

@@ -153,10 +153,14 @@ class DestinationDirectory:
             os.close(look)
         self._own = self._made or empty  # whether the root's mode and time are ours to set
         self._take_note()
-        journal.remove_abandoned_runs(self._staging)
-        if self._share is not None and not self._own:
+        if self._share is None:
+            journal.remove_abandoned_runs(self._staging)
+        elif not self._own:
             self._own = journal.owned_by_a_share(self._staging, self._mark)
         self._make_run()
+        if self._share is not None:  # which the next run of this share removes: there may be very many shares
+            self._said["run"] = self._run_name.decode()
+            self._write_note()
         self._device = os.fstat(self._run).st_dev
 
     def _make_run(self) -> None:
@@ -217,9 +221,11 @@ class DestinationDirectory:
         Entries that it wrote before a reboot may not have reached the disk: they are written again.
         """
         now, before, spans = boot(), journal.read(self._note) if believed else b"", []
+        left: str | None = None
         since = now
         try:
             said = json.loads(before)
+            left = None if self._share is None else journal.run_of(said)
             if self._mark and said["mark"] == self._mark:
                 own, then, spans = bool(said["own"]), said["boot"], journal.spans_of(said, self._staging)
                 self._safe = [[int(start), int(stop)] for start, stop in said.get("safe", ())]
@@ -238,6 +244,8 @@ class DestinationDirectory:
         self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
         if self._safe:
             self._said["safe"] = self._safe
+        if left is not None:
+            remove_abandoned(self._staging, os.fsencode(left))
         self._spans = [*spans, [journal.changed_now(self._note, journal.changed_now(self._note)), 0]]
         self._write_note()
 

@@ -71,14 +71,20 @@ def spans_of(said: dict[str, Any], staging: int) -> Spans:
     """Return the spans of a note's run and of those that it resumed. ValueError, TypeError, OverflowError."""
     spans = [[int(since), int(until)] for since, until in said.get("spans", ())]
     if spans and not spans[-1][1]:
-        spans[-1][1] = max(spans[-1][0], _last_change(staging))
+        spans[-1][1] = max(spans[-1][0], _last_change(staging, run_of(said)))
     return spans
 
 
-def _last_change(staging: int) -> int:
+def run_of(said: dict[str, Any]) -> str | None:
+    """Return the name of the staging directory of a share's last run; None for copies that are not divided."""
+    name = said.get("run")
+    return name if isinstance(name, str) and _RUN.fullmatch(name) else None
+
+
+def _last_change(staging: int, only: str | None) -> int:
     """Return when a killed run created or moved a file last, in ns; 0 if it left none."""
     found = 0
-    for name in os.listdir(f"/proc/self/fd/{staging}"):
+    for name in os.listdir(f"/proc/self/fd/{staging}") if only is None else (only,):
         with contextlib.suppress(OSError):
             run = os.open(name, OPEN, dir_fd=staging)
             try:
