@@ -64,12 +64,12 @@ def test_suppressed_failures_are_logged_by_flush(
     clock.now += SILENCE
     told.flush()
     told.flush()
-    assert caplog.messages[2:] == ["read a: gone [EIO] (2 more like it since the last line)"]
+    assert caplog.messages[2:] == ["read a: gone [EIO] (1 more like it since the last line)"]
     add(told, "a", 5)  # within a minute of that line
     add(told, "b")  # of which nothing is remembered
     assert caplog.messages[3:] == ["read b: gone [EIO]"]
     told.flush(end=True)
-    assert caplog.messages[4:] == ["read a: gone [EIO] (5 more like it since the last line)"]
+    assert caplog.messages[4:] == ["read a: gone [EIO] (4 more like it since the last line)"]
     told.flush(end=True)
     assert len(caplog.messages) == 5
 

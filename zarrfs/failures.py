@@ -71,7 +71,7 @@ class Failures:
             if not end and now - last.since < SILENCE:
                 break
             if last.more and self._take_token(now):
-                self._write(which, dataclasses.replace(last, since=now))
+                self._write(which, dataclasses.replace(last, since=now, more=last.more - 1))  # the line is one of them
             else:
                 self._suppress(last.facts, last.more, now)
                 del self._logged[which]
@@ -84,7 +84,7 @@ class Failures:
                 "facts": {"more": number}})  # fmt: skip
 
     def _write(self, which: tuple[str, str, str], failure: _Logged) -> None:
-        """Log the failure, with the number of repetitions since its last line."""
+        """Log the failure, and how many more like it there were since its last line."""
         facts, text = failure.facts, failure.text
         if failure.more:
             facts = {**facts, "more": failure.more}
