@@ -41,6 +41,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(number): the promise of docs/semantics.md that a test proves")
 
 
+# Files that take longest, though they have few tests: they begin first, so that no worker has them to itself at the end
+LONGEST = (
+    "slurm/test_slurm.py", "mounts/test_outages.py", "mounts/test_every_line.py", "mounts/test_every_command.py",
+    "soak/test_soak.py", "mounts/test_names.py", "mounts/test_secrets.py", "project/test_debian_package.py",
+    "project/test_packaging.py", "mounts/test_install_page.py", "mounts/test_requests.py", "mounts/test_limits.py",
+    "mounts/test_systemd.py", "mounts/test_fstab.py", "mounts/test_users.py", "mounts/test_hard_endings.py",
+    "mounts/test_howto_pages.py", "mounts/test_writes_faults.py", "mounts/test_writes_tools.py", "soak/test_fuzz.py",
+    "slurm/test_prologs.py", "slurm/test_scripts.py", "mounts/test_many_nodes.py", "sources/test_child_endings.py",
+    "copying/test_copy_processes.py", "mounts/test_stage.py", "project/test_site.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files of LONGEST first; scripts/test has xdist keep that order."""
+    ranks = {str(Path(__file__).parent / name): rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """With -n auto: one more than there are cores, as tests also wait for servers and for time to pass."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import rooms
+from tests.conftest import LONGEST
 from tests.rooms import ALWAYS, chosen, of_change
 
 
@@ -36,3 +37,7 @@ def test_a_changed_file_chooses_its_tests(path: str, test: str) -> None:
 def test_changed_files_choose_tests_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "changed", lambda: 2 * ["tests/net/test_http.py"] + ["tests/gone.py"])
     assert chosen(["--changed", "-k", "x"]) == ["-k", "x", "tests/net/test_http.py", ALWAYS]
+
+
+def test_files_that_begin_first_exist() -> None:
+    assert {f"tests/{name}" for name in LONGEST} <= set(rooms.tests())
