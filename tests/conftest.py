@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(number): the promise of docs/semantics.md that a test proves")
 
 
-# Files that take longest, though they have few tests: they begin first, so that no worker has them to itself at the end
+# Files that take longest, with few tests or many: they begin first, so that no worker has one to itself at the end
 LONGEST = (
     "slurm/test_slurm.py", "mounts/test_outages.py", "mounts/test_every_line.py", "mounts/test_every_command.py",
     "soak/test_soak.py", "mounts/test_names.py", "mounts/test_secrets.py", "project/test_debian_package.py",

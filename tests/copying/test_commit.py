@@ -114,7 +114,7 @@ def empty(model: Model) -> set[str]:
     ],
 )
 def test_new_shows_the_merged_tree(kind: str, path: str, form: str, more: dict[str, Any]) -> None:
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(_SETS, operations(links=form in ("archive", "directory")))
     def check(entries: dict[str, Any], changes: list[Any]) -> None:
         with tempfile.TemporaryDirectory() as place:
