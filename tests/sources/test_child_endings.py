@@ -98,7 +98,7 @@ def test_signals(name: str, number: signal.Signals, whom: str, archive: Path, tm
         wait_for(lambda: any(len(path.stem) < 64 for path in scratch(cache)))  # an index, not the lock on its document
         assert command.poll() is None, "it has ended by itself"
         (os.killpg if whom == "all" else os.kill)(command.pid, number)
-        _, said = command.communicate(timeout=20)
+        _, said = command.communicate(timeout=60)
     assert said == b""
     assert command.returncode in STATUS.get(number, (-number,))
     wait_for(lambda: not of_session(command.pid))
@@ -126,9 +126,9 @@ def test_ctrl_c_at_a_terminal(name: str, archive: Path, tmp_path: Path) -> None:
             wait_for(lambda command=command: has_child(command.pid))  # type: ignore[misc]
             time.sleep(delay)
             os.write(ours, b"\x03")
-            command.wait(20)
+            command.wait(60)
             wait_for(lambda command=command: not of_session(command.pid))  # type: ignore[misc]
-            reading.join(20)
+            reading.join(60)
         assert scratch(cache) == []
         assert b"Traceback" not in b"".join(said), (delay, b"".join(said))
 
@@ -139,7 +139,7 @@ def test_a_time_limit(archive: Path, tmp_path: Path) -> None:
         [PROGRAM, "stage", "--copy", "--timeout", "0.5", "--report", report, archive, tmp_path / "made"],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stderr=subprocess.PIPE, start_new_session=True,
     ) as command:  # fmt: skip
-        _, said = command.communicate(timeout=20)
+        _, said = command.communicate(timeout=60)
     assert said.decode().endswith("made: not done after 0.5 s (--timeout)\n"), said
     assert command.returncode == 124
     assert json.loads(report.read_text())["error"]

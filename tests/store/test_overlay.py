@@ -244,6 +244,16 @@ def test_a_layer_with_opaque_markers_is_understood(tmp_path: Path) -> None:
     run(tmp_path, lower, lambda store: check_tree(store, {"d/new": b"new", "e/kept": b"kept"}))
 
 
+def test_a_directory_made_anew_hides_what_the_removed_one_had(tmp_path: Path) -> None:
+    async def check(store: Overlay) -> None:
+        await store.delete("d")
+        await store.set("d/sub/new", b"new")
+        await check_tree(store, {"d/sub/new": b"new", "e/kept": b"kept"})
+
+    run(tmp_path, {"d/old": b"", "d/sub/old": b"", "e/kept": b"kept"}, check)
+    assert (tmp_path / "upper/d/.wh..wh..opq").exists()  # for whatever reads the layer: docs/writes.md
+
+
 OVER = {"source": "/x/refs.json", "fingerprint": "1"}
 
 
