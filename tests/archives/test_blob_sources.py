@@ -458,7 +458,10 @@ def helpers(flux: FakeFlux) -> list[int]:
     return [int(call.removeprefix("open ")) for call in flux.calls() if call.startswith("open ")]
 
 
-def test_one_helper_loads_all_blobs(flux: FakeFlux) -> None:
+@pytest.mark.parametrize("a_round", [0, 4 << 20])
+def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is received before other tasks have their turn."""
+    monkeypatch.setattr(flux_blobs, "_ROUND", a_round)
     blobs = [os.urandom(size) for size in (100, 4096, 70_000, 3 << 20) for _ in range(15)] + [b""]
     for data in blobs:
         flux.store(data)
@@ -477,7 +480,7 @@ def test_one_helper_loads_all_blobs(flux: FakeFlux) -> None:
             await reader.size(blobref(b"none"))
         assert reader.stats()["blobs_fetched"] == {"flux": 62}
 
-    run("flux:", body, host_requests=40)
+    run("flux:", body, host_requests=40, request_timeout=8)
     (helper,) = helpers(flux)
     assert not lives(helper)
 

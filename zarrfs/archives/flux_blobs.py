@@ -238,15 +238,15 @@ class _Helper:
         data: memoryview | None = None  # of an answer that is not complete; then `head` is empty
         got = taken = 0
         while True:
+            if taken > _ROUND:
+                taken = 0
+                await trio.lowlevel.checkpoint()
             try:
                 count = os.readv(self._from, [head[filled:]] if data is None else [data[got:], head])
             except BlockingIOError:
-                count = None
-            if count is None or taken > _ROUND:
                 taken = 0
                 await trio.lowlevel.wait_readable(self._from)
-                if count is None:
-                    continue
+                continue
             if not count:
                 return
             taken += count
