@@ -135,7 +135,7 @@ class Options:
     allow: tuple[str, ...] = _option(
         "source", "Trust", (), allowed, "WHAT",
         "Let a reference set reach what it may not by default: file (local files), private (addresses that are not "
-        "public), credentials (yours), the name of a protocol, or all. For sets that you trust (docs/trust.md). "
+        "public), credentials (yours), the name of a protocol, or all. For sets that you trust (docs/security.md). "
         "Repeatable.",
         many=True,
     )

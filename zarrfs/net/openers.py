@@ -29,7 +29,7 @@ _EXTRAS = {
     "abfs": "adlfs: pip install zarrfs[azure]", "sftp": "sshfs: pip install zarrfs[sftp]",
     "ssh": "sshfs: pip install zarrfs[sftp]",
 }  # fmt: skip
-_ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/trust.md)"
+_ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 

@@ -1,6 +1,6 @@
 """Trust: what the targets of a document may reach, and to whom the user's credentials are shown.
 
-Nothing is forbidden to a document of this machine; one from the network is somebody else's. docs/trust.md has
+Nothing is forbidden to a document of this machine; one from the network is somebody else's. docs/security.md has
 the rules in plain words.
 """
 

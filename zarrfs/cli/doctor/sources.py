@@ -39,7 +39,7 @@ _ADVICE = (
     (r"timed? ?out|deadline|no answer", "no answer in time: a firewall, or {proxy}"),
     (r"\b404\b|\b410\b|no such (file|key|bucket)|not found|does not exist", "look for a typing error in the URL"),
     (r"\b(429|5\d\d)\b|slow ?down", "the server has a problem of its own: try again later"),
-    (r"not enabled|allow=|allow_path", "docs/trust.md says what a document may reach"),
+    (r"not enabled|allow=|allow_path", "docs/security.md says what a document may reach"),
 )  # fmt: skip
 
 
