@@ -85,7 +85,7 @@ METRICS = (
     Metric("zarrfs_blob_disk_errors_total", (*_BLOBS, "errors"), "Failures of cache_dir with blobs."),
     Metric("zarrfs_blob_disk_evicted_total", (*_BLOBS, "evicted"), "What was removed to make room for blobs."),
     Metric("zarrfs_record_files_total", ("record_files",), "Record files of a Parquet set that were read."),
-    Metric("zarrfs_chunks_decoded_total", ("arrays", "decoded"), "Chunks decoded, with view=arrays."),
+    Metric("zarrfs_chunks_decoded_total", ("arrays", "decoded"), "Chunks decoded, with a view."),
     Metric("zarrfs_decoded_hits_total", ("arrays", "hits"), "Times that a chunk was used that was kept decoded."),
     Metric("zarrfs_decoded_kept_bytes", ("arrays", "kept"), "Bytes of decoded chunks in memory."),
     Metric("zarrfs_decoded_limit_bytes", ("arrays", "budget"), "Bytes of decoded chunks that array_cache allows."),
