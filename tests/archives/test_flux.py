@@ -119,8 +119,8 @@ def test_a_dump(tmp_path: Path) -> None:
 def test_one_of_several_archives_in_a_dump(tmp_path: Path) -> None:
     tar = tmp_path / "all.tar"
     dump_tar(tar, {"main": ([], []), "a.b": (ARCHIVE, [LARGE])})
-    refused(tar, r"more than one archive; say FILE.tar#NAME, of a.b, main")
-    refused(f"{tar}#x", r"no archive 'x'; say FILE.tar#NAME, of a.b, main")
+    refused(tar, r"more than one archive; name one with FILE.tar#NAME: a.b, main")
+    refused(f"{tar}#x", r"no archive 'x'; name one with FILE.tar#NAME: a.b, main")
     assert contents(f"{tar}#a.b") == EXPECTED
     (tmp_path / "all.tar#a.b").write_text("[]")  # a file that is called so
     assert plan_source(f"{tar}#a.b", Options()).blobs == ()
@@ -161,7 +161,7 @@ def test_a_dump_behind_a_url(nginx: Nginx, s3: S3, tmp_path: Path) -> None:
     assert contents(tmp_path / "a.json", blobs=(f"dump:{nginx.plain.url}/data",)) == EXPECTED
     assert contents(f"{url}#main") == EXPECTED
     assert contents(f"{url}#main", type="archive") == EXPECTED
-    refused(url, "more than one archive; say FILE.tar#NAME, of main, other")
+    refused(url, "more than one archive; name one with FILE.tar#NAME: main, other")
     refused(f"{url}#none", "no archive 'none'")
     s3.client.upload_file(str(tmp_path / "x.tar"), s3.bucket, "y.tar")
     assert contents(f"s3://{s3.bucket}/y.tar#main", storage={"s3": s3.options}) == EXPECTED

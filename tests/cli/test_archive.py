@@ -74,7 +74,7 @@ def test_patterns_names_and_existing_files(job: Path) -> None:
     assert run("archive", "extract", job, "-C", out, "--overwrite", *blobs).returncode == 0
     assert (out / "in/a.txt").read_text() == "one\n"
     done = run("archive", "extract", job, "-C", out, "--overwrite", "--keep", *blobs)
-    assert (done.returncode, done.stderr) == (2, "zarrfs: --overwrite and --keep: one of them\n")
+    assert (done.returncode, done.stderr) == (2, "zarrfs: --overwrite and --keep exclude each other\n")
     done = run("archive", "extract", job, "nope", "in/a*", "-C", job.parent / "other", *blobs)
     assert (done.returncode, done.stderr) == (1, f"zarrfs: {job}: nothing in it matches nope\n")
     assert look(job.parent / "other/in/a.txt").data == b"one\n"

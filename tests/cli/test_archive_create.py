@@ -100,7 +100,7 @@ def test_files_from(place: Path) -> None:
         (("in", "-O", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
         (("in", "-O", "x.tar", "--blobs", "b"), "--blobs cannot be combined with a tar, which holds the blobs itself"),
         (("in", "-O", "x.tar", "--name", "a/b"), "--name a/b: a name has up to 64 letters, digits, '-', '_'"),
-        (("in", "-O", "x.json", "--name", "a"), "--name a: only an archive in a tar has a name: say --output"),
+        (("in", "-O", "x.json", "--name", "a"), "--name a: only an archive in a tar has a name: give --output"),
         (("in", "-O", "X.Tar.GZ", "--force"), "X.Tar.GZ: a file archive is JSON, not tar"),
         (("in", "-O", "x.tgz"), "x.tgz: a file archive is JSON, not tgz"),
         (("in", "-O", "x.zip"), "x.zip: a file archive is JSON, not zip"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.conftest import DATA, PROGRAM, run
 from tests.copying.test_check import Targets
 from zarrfs import sources
 from zarrfs.cli import COMMANDS, common, main, meter, show
+from zarrfs.cli.refs import running
 from zarrfs.config import options
 from zarrfs.config.values import human
 from zarrfs.errors import NotFound, SourceError, UsageError
@@ -303,6 +306,20 @@ def test_an_error_is_one_line_with_its_status(
     debug = zarrfs("-d", "ls", "s.json")
     assert debug.exit_code == status
     assert ("Traceback" in debug.stderr) == (status != 130)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_code_makes_of_a_signal_is_an_interrupt(number: signal.Signals) -> None:
+    def start_module() -> None:
+        """Do as an extension module does that clears exceptions."""
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        raise ImportError("failed to import")
+
+    with pytest.raises(KeyboardInterrupt), running.orderly_end():
+        start_module()
+    with pytest.raises(ImportError), running.orderly_end():
+        raise ImportError
 
 
 def test_every_option_is_a_long_option_of_mount_and_only_those_in_scope_of_ls() -> None:

@@ -74,7 +74,7 @@ def test_parts_that_are_missing(store: Path, tmp_path: Path) -> None:
     first, _second, third, _last = parts(store, tmp_path, 4)
     done = check("--merge", third, first)
     assert done.exit_code == 1
-    assert done.stderr == "zarrfs: missing parts: 1/4, 3/4: nobody has checked these\n"
+    assert done.stderr == "zarrfs: missing parts: 1/4, 3/4: these have not been checked\n"
     done = check("--merge", "--json", first)
     assert json.loads(done.stdout)["missing_parts"] == ["1/4", "2/4", "3/4"]
 

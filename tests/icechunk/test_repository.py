@@ -108,7 +108,7 @@ def test_format_2_with_compressed_urls() -> None:
         (["branch=../tag.v1"], "no name of one has a '/'"),
         (["snapshot=1CECHNKREP0F1RSTCMT1"], "no snapshot 1CECHNKREP0F1RSTCMT1: unknown, or expired"),
         (["snapshot=../../etc/passwd"], "an id has 20 characters"),
-        (["tag=v1", "branch=main"], "options branch and tag: give one of them"),
+        (["tag=v1", "branch=main"], "options branch and tag exclude each other"),
         (["type=zarr"], None),
     ],
 )

@@ -282,7 +282,7 @@ def test_last_modified_is_the_version_without_an_etag(nginx: Nginx, tmp_path: Pa
         assert (store / "v/0").read_bytes() == new
         assert "has changed since it was opened" in log_of(store)
         assert "has changed since it was first read" in log_of(refs)
-        assert "tells no version" not in log_of(store) + log_of(refs) or age < 0
+        assert "sends no version" not in log_of(store) + log_of(refs) or age < 0
 
 
 def test_a_server_without_versions_is_logged_once(nginx: Nginx, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_server_without_versions_is_logged_once(nginx: Nginx, tmp_path: Path) 
         with mounted(source, tmp_path / name[0]) as root:
             for _ in range(2):
                 assert (root / name).read_bytes() == b"a" * SIZE
-            assert log_of(root).count("tells no version (neither ETag nor Last-Modified)") == 1
+            assert log_of(root).count("sends no version (neither ETag nor Last-Modified)") == 1
     for web, hosts in ((nginx.bare, [nginx.bare.url.removeprefix("http://")]), (nginx.dated, []), (nginx.plain, [])):
         done = run("info", "--json", "-o", "members=v", f"{web.url}/undated")
         assert done.returncode == 0, done.stderr

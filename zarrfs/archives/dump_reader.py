@@ -320,7 +320,7 @@ def chosen(index: DumpIndex, wanted: str, source: str) -> str:
     if not names:
         raise SourceError(source, "has no member archive/NAME: not a tar that flux dump wrote of an archive")
     rule = f"no archive {wanted.replace('/', '.')!r}" if wanted else "more than one archive"
-    raise SourceError(source, f"{rule}; say FILE.tar#NAME, of {shown}")
+    raise SourceError(source, f"{rule}; name one with FILE.tar#NAME: {shown}")
 
 
 def split_member(source: str) -> tuple[str, str]:

@@ -131,7 +131,7 @@ def _merge(paths: list[str], first: int, as_json: bool, to: str | None) -> int:
     if merged.missing:
         shown = ", ".join(map(str, merged.missing[:_MISSING_SHOWN]))
         more = len(merged.missing) - _MISSING_SHOWN
-        common.say(f"missing parts: {shown}{f' and {more:,} more' if more > 0 else ''}: nobody has checked these")
+        common.say(f"missing parts: {shown}{f' and {more:,} more' if more > 0 else ''}: these have not been checked")
     return 1 if merged.missing else status
 
 

@@ -193,7 +193,7 @@ class DestinationDirectory:
                 raise UsageError(f"{self.path}: {what} is writing to it")
             if os.fstat(self._note).st_nlink:
                 if not fresh and not journal.alone(self._note):
-                    raise UsageError(f"{self.path}: the note in its {RESERVED} is not ours alone")
+                    raise UsageError(f"{self.path}: its {RESERVED} holds a journal that is not this user's alone")
                 self._read_note(believed=journal.alone(self._staging))
                 return
             self._forget()

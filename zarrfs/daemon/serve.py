@@ -191,7 +191,7 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
             os.write(options.notify_pipe, b"\n")
             os.close(options.notify_pipe)
     except OSError as exc:
-        log.warning("cannot tell that the mount is ready: %s", exc)
+        log.warning("notify_pipe=: cannot be written to: %s", exc)
     notify.notify_manager("READY=1")
     ready()
 

@@ -50,7 +50,7 @@ async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Se
     """
     given = {name: value for name in REF_NAMES if (value := getattr(options, name)) is not None}
     if len(given) > 1:
-        raise SourceError(source, f"options {' and '.join(given)}: give one of them")
+        raise SourceError(source, f"options {' and '.join(given)} exclude each other")
     kind, name = next(iter(given.items()), ("branch", "main"))
     if kind == "snapshot" and not files.ID.fullmatch(name):
         raise SourceError(source, f"snapshot={name}: an id has 20 characters, as 1CECHNKREP0F1RSTCMT0")

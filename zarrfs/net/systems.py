@@ -386,7 +386,7 @@ def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
         if info.get("type") not in ("file", "directory"):
             continue  # a fifo, a dangling link, ...
         if at.startswith(whole + "/") and "/" in at[len(whole) + 1 :]:
-            raise ReadError(path, f"its listing has what is not in it: {at[:200]!r}")
+            raise ReadError(path, f"its listing names something outside of it: {at[:200]!r}")
         found.append(entry(info))
     return found
 

@@ -59,7 +59,7 @@ def note_unversioned(host: str, where: str) -> None:
     if host not in _unversioned and len(_unversioned) < _HOSTS:
         _unversioned[host] = None
         log.warning(
-            "%s: its server tells no version (neither ETag nor Last-Modified): a value that is replaced by another of "
+            "%s: its server sends no version (neither ETag nor Last-Modified): a value that is replaced by another of "
             "the same size is not noticed; zarrfs check --twice compares", where,
         )  # fmt: skip
 

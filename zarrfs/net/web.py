@@ -276,7 +276,7 @@ class Web:
             onward = base.join(yarl.URL(location, encoded=legal))
             web_place(onward)
         except ValueError as exc:
-            raise ReadError(where, f"is redirected to what is no URL: {exc}") from exc
+            raise ReadError(where, f"is redirected to an invalid URL: {exc}") from exc
         if onward.scheme not in ("http", "https"):
             raise ReadError(where, f"is redirected to {onward.scheme}:, which is not HTTP")
         if web_place(onward) == web_place(base) and onward.raw_user is None and base.raw_user is not None:

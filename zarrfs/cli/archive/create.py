@@ -171,7 +171,7 @@ def _dump(output: str, name: str | None) -> str | None:
     if archive_form(output, dumps=True) == DUMP:
         return MAIN if name is None else name
     if name is not None:
-        raise UsageError(f"--name {name}: only an archive in a tar has a name: say --output FILE.tar")
+        raise UsageError(f"--name {name}: only an archive in a tar has a name: give --output FILE.tar")
     return None
 
 

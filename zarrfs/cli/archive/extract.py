@@ -66,7 +66,7 @@ def extract(
 
     asked = [name for name, given in (("overwrite", overwrite), ("keep", keep), ("update", update)) if given]
     if len(asked) > 1:
-        raise UsageError(f"--{asked[0]} and --{asked[1]}: one of them")
+        raise UsageError(f"--{asked[0]} and --{asked[1]} exclude each other")
     share = common.share(shard)
     report, verbose = CopyReport(), parsed.options.log_level in ("info", "debug")
 
