@@ -1,8 +1,8 @@
 """Web: one HTTP request, redirects included: what each server hears of the user, and which addresses are connected to.
 
-Headers, cookies and passwords of the user go to a server as security.md says, judged anew at every redirect. The address
-is judged when a connection is made, so neither the spelling of a host nor what a name resolves to at another time
-matters. Source: RFC 9110 (15.4 redirects), RFC 6265 (cookies).
+Headers, cookies and passwords of the user go to a server as security.md says, judged again at every redirect. The
+address is judged when a connection is made, so neither the spelling of a host nor what a name resolves to at another
+time matters. Source: RFC 9110 (15.4 redirects), RFC 6265 (cookies).
 """
 
 from __future__ import annotations
