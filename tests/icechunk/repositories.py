@@ -55,6 +55,19 @@ def write(directory: Path) -> Repository:
     return Repository(path, first, commit(path, 5), numbers)
 
 
+def write_virtual(path: Path, url: str, tag: str) -> Path:
+    """Write a repository whose array `virtual` is the two halves of `url`, which must have the ETag `tag`."""
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    session = repo.writable_session("main")
+    group = zarr.open_group(session.store, mode="w")
+    group.create_array("virtual", shape=(20,), chunks=(10,), dtype="<i4", compressors=None)
+    specs = [icechunk.VirtualChunkSpec([at], url, 40 * at, 40, etag_checksum=tag) for at in (0, 1)]
+    assert session.store.set_virtual_refs("virtual", specs, validate_containers=False) is None
+    session.commit("virtual")
+    repo.create_tag("v1", repo.lookup_branch("main"))
+    return path
+
+
 def commit(path: Path, value: int) -> str:
     """Commit a change of the upper half of `rain` to main; return the snapshot."""
     session = icechunk.Repository.open(icechunk.local_filesystem_storage(str(path))).writable_session("main")

@@ -176,10 +176,9 @@ ARRAY = [f"x/a{array:02}/c/{row}/{at}" for array in range(5) for row in range(40
 def test_a_listing_that_goes_wrong_is_no_shorter_directory(bucket: Bucket, fault: str) -> None:
     """The next reader asks for it again."""
     bucket.keys = sorted(ARRAY)
-    first: list[str] = []
+    first = bucket.keys[:1000]  # and not the first that is asked for: the test before may have asked for that
 
     def broken(number: int, found: list[str], more: bool) -> tuple[int, list[str], bool]:
-        first.extend([] if first else found)
         if number < 3:
             return 200, found, more
         if fault in ("403", "503"):

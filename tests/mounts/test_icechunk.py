@@ -67,6 +67,27 @@ def test_a_tag_a_view_and_what_is_not_there(repository: Repository, tmp_path: Pa
         assert np.array_equal(zarr.open_array(root / "rain", mode="r")[:], VALUES)  # type: ignore[arg-type]
 
 
+def test_a_tag_as_a_netcdf_file(repository: Repository, tmp_path: Path) -> None:
+    import h5py
+    import netCDF4
+    import xarray
+
+    with mounted(repository.path, tmp_path / "mnt", "tag=v1", "view=netcdf") as root:
+        (file,) = root.iterdir()
+        with netCDF4.Dataset(file) as opened:
+            assert np.array_equal(opened["rain"][:], VALUES)
+            assert np.array_equal(opened["virtual"][:], NUMBERS)
+            assert (opened["deep/er/n"][...], opened.title) == (7, "rain")
+        with xarray.open_dataset(file, engine="h5netcdf", phony_dims="sort") as opened:
+            assert np.array_equal(opened["rain"], VALUES)
+    with mounted(repository.path, tmp_path / "mnt", "tag=v1", "view=netcdf", f"allow_path={tmp_path}") as root:
+        (file,) = root.iterdir()
+        with h5py.File(file) as opened:  # the NetCDF library reads the first 4 MiB to open a file, and cannot here
+            assert np.array_equal(opened["rain"][:], VALUES)
+            with pytest.raises(OSError, match="Input/output error"):  # its file is not beneath allow_path=
+                opened["virtual"][:]
+
+
 def test_branches_and_tags_are_completed(repository: Repository) -> None:
     for typed, found in ("branch=", "branch=dev branch=main"), ("ro,tag=", "ro,tag=v1"), ("branch=d", "branch=dev"):
         words = f"zarrfs mount {repository.path} -o {typed}"

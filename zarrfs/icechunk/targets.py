@@ -20,6 +20,7 @@ from zarrfs.store.targets import Targets
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
+_CONTAINER = "vcc://"  # NAME/PATH: only the configuration of the repository tells where that is
 _REMEMBERED = 65_536  # targets whose version was compared
 
 
@@ -49,6 +50,9 @@ class RepositoryTargets(Targets):
         self._compared: LRU[str, Entry | None] = LRU(_REMEMBERED)  # the version of a target; None: of a local one
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        if url.startswith(_CONTAINER):
+            rule = "is relative to a virtual chunk container, which zarrfs does not read: rewrite it as a whole URL"
+            raise ReadError(_parts(url)[0], rule)
         try:
             if "\n" not in url:
                 return await super().read(url, offset, length, low, high)
