@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import inspect
 import logging
 import re
@@ -121,3 +122,15 @@ def test_a_message_that_is_made_of_one(
         assert said in line, (where, line)
 
 
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENOTCONN, 0])
+def test_an_os_error_never_reads_as_a_missing_chunk(code: int) -> None:
+    """Only a store says that a value is absent: ENOENT from anywhere else is EIO."""
+    assert errors.to_errno(OSError(code, "")) == errno.EIO
+    assert errors.to_errno(FileNotFoundError()) == errno.EIO
+
+
+def test_an_os_error_of_the_machine_keeps_its_number() -> None:
+    for code in (errno.ENOSPC, errno.EACCES, errno.ENOMEM, errno.EROFS):
+        assert errors.to_errno(OSError(code, "")) == code

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import PROGRAM, run
 from tests.references.refsets import done, entries, refs
 from zarrfs import sources
-from zarrfs.errors import SourceError
+from zarrfs.errors import SourceError, UsageError
 from zarrfs.sources.prepare import prepare
 from zarrfs.store import destination
 from zarrfs.store.destination import placed
@@ -231,3 +231,17 @@ def test_leftovers_of_another_user_are_kept(tmp_path: Path) -> None:
     with placed(str(tmp_path / "a.json"), "archive", True) as place:
         Path(place.new).write_text("text")
     assert left.exists()
+
+
+def test_a_file_created_while_a_command_writes_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def write() -> None:
+        with placed(str(out), "archive", False) as place:
+            Path(place.new).write_text("of the command")
+            out.write_text("of another program")
+
+    with pytest.raises(UsageError, match=f"^{out}: "):
+        write()
+    assert out.read_text() == "of another program"
+    assert os.listdir(tmp_path) == ["out"]
