@@ -94,7 +94,7 @@ def test_an_extra_that_is_none_is_an_error_before_anything_is_built(arguments: l
     command = [ROOT / "scripts/build-deb", *arguments, tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("build-deb: --extras: there is no s4: expected some of azure, fast, ")
+    assert done.stderr.startswith("build-deb: --extras: there is no s4: expected some of all, azure, fast, ")
     assert not (tmp_path / "out").exists()
 
 

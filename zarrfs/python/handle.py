@@ -147,7 +147,7 @@ class StoreHandle:
     # -- its life
 
     def close(self) -> None:
-        """Close the source; the second call does nothing. Reads that are under way raise UsageError."""
+        """Close the source; the second call does nothing. Reads that are under way in other threads fail."""
         self._closed = True
         opened, self._opened = self._opened, None
         if opened is not None and not self._shared:
