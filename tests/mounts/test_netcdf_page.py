@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
-from tests.pages import DOCS, check_transcript
+from tests.pages import DOCS, ROOT, check_transcript
 
 PAGE = DOCS / "netcdf.md"
 
@@ -26,3 +27,12 @@ def test_the_transcript(tmp_path: Path) -> None:
     packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768, "chunks": (1, 45, 60)}
     forecast.to_zarr(tmp_path / "forecast.zarr", zarr_format=2, encoding={"t2m": packed})
     check_transcript(tmp_path, PAGE, least=6)
+
+
+def test_the_map_is_drawn(tmp_path: Path) -> None:
+    command = [ROOT / "scripts/draw-map", tmp_path / "map.png"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    drawn, kept = (path.read_bytes() for path in (tmp_path / "map.png", DOCS / "images/map.png"))
+    assert drawn[:24] == kept[:24]  # a PNG of the same size
+    assert 0.5 < len(drawn) / len(kept) < 2

@@ -124,7 +124,7 @@ def _write(indexes: list[CachedFile], blocks: list[Target], as_json: bool, times
         if as_json:
             sys.stdout.write(json.dumps(vars(one)) + "\n")
         else:
-            about = one.problem or (f"{one.kind} {one.source}" if times else one.source)
+            about = one.problem or (f"{one.kind} {one.source}".rstrip() if times else one.source or one.kind)
             _line(one.size, one.used if times else None, about)
     for target in blocks:
         if as_json:
