@@ -260,7 +260,7 @@ def run_on_stores(
     needs none of those modules. Raise SourceError or UsageError.
     """
     from zarrfs.archives.source_kinds import NO_BLOBS
-    from zarrfs.sources import discard, open_plan, plan_source
+    from zarrfs.sources import discard, open_plan, plan_sources
 
     chosen = dataclasses.replace(parsed.options, names_since=time.time())
     _prepare_output(chosen.log_level)
@@ -281,11 +281,12 @@ def run_on_stores(
     plans: list[Plan] = []
     meanwhile = functools.partial(_import_meanwhile, takes if reads else ())
     try:
-        for source in sources:
-            plans.append(plan_source(source, chosen, child(source), meanwhile, forks=True))
-            if chosen.log_level != "error" and not chosen.collect:
+        for found in plan_sources(sources, chosen, child, meanwhile):
+            before = len(plans)
+            plans += found
+            for source, plan in zip(sources[before:], found, strict=False):
                 where = f"{source}: " if len(sources) > 1 else ""
-                for warning in plans[-1].warnings:
+                for warning in () if chosen.log_level == "error" or chosen.collect else plan.warnings:
                     if reads or not warning.endswith(NO_BLOBS):
                         say(f"warning: {where}{warning}")
         import trio

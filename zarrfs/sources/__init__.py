@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zarrfs.config.options import Options
@@ -23,6 +25,7 @@ from zarrfs.store.api import Store
 from zarrfs.store.targets import TargetReader
 from zarrfs.store.uri import path_of_uri
 
+_SMALL, _TOGETHER = 1 << 20, 100  # bytes of a document, and documents, that one child plans with others
 _DESCRIPTOR = re.compile("/dev/fd/|/proc/(self|thread-self)/fd/")
 
 
@@ -36,7 +39,62 @@ def plan_source(
     as they exist only here. `meanwhile` is called while the child works. `forks`: the caller is one of zarrfs's own
     programs, of which the child may be a fork.
     """
-    plan = _planned(source, options, child, meanwhile, forks)
+    return _finished(_planned(source, options, child, meanwhile, forks), options)
+
+
+def plan_sources(
+    sources: Sequence[str], options: Options, child: Callable[[str], bool], meanwhile: Callable[[], object]
+) -> Iterator[list[Plan]]:
+    """Yield the plans of sources, in order, some at a time; a child plans each for which `child` is true.
+
+    One child plans many small documents of this machine, as starting one takes longer than compiling these. Where it
+    fails, each has a child of its own again, with time and memory of its own, so that the errors are those of
+    plan_source(). The caller is one of zarrfs's own programs.
+    """
+    at = 0
+    while at < len(sources):
+        together = list(itertools.takewhile(lambda one: child(one) and _is_small(one), sources[at : at + _TOGETHER]))
+        plans = _plan_together(together, options, meanwhile) if len(together) > 1 else None
+        if plans is not None:
+            yield plans
+        else:
+            for source in together or [sources[at]]:
+                yield [plan_source(source, options, child(source), meanwhile, forks=True)]
+        at += max(1, len(together))
+
+
+def _is_small(source: str) -> bool:
+    """Return whether a source is a small document of this machine."""
+    path = path_of_uri(source)
+    try:
+        status = os.stat(path) if path is not None else None
+    except (OSError, ValueError):
+        return False
+    small = status is not None and stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL
+    return small and path is not None and not _DESCRIPTOR.match(os.path.abspath(path))
+
+
+def _plan_together(sources: Sequence[str], options: Options, meanwhile: Callable[[], object]) -> list[Plan] | None:
+    """Plan documents in one child; None if any of them cannot be planned."""
+    if options.blobs:
+        from zarrfs.archives.source_kinds import check_sources
+
+        check_sources(options.blobs)
+    try:
+        reply = _ask_child([os.path.abspath(path_of_uri(one) or one) for one in sources], options, meanwhile, True)
+    except SourceError:
+        return None
+    plans = [_plan_of(plan) for plan in reply.get("plans", ())]
+    try:
+        return [_finished(plan, options) for plan in plans] or None
+    except BaseException:
+        for plan in plans:
+            discard(plan)
+        raise
+
+
+def _finished(plan: Plan, options: Options) -> Plan:
+    """Apply the options that name a version, and the base, to a plan. Raise UsageError."""
     if plan.kind != "icechunk" and (options.branch, options.tag, options.snapshot) != (None, None, None):
         from zarrfs.sources.icechunk import check_options
 
@@ -201,13 +259,25 @@ def open_source(source: str, options: Options, child: bool = True) -> Store:
 
 
 def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object], forks: bool) -> Plan:
+    reply = _ask_child([source], options, meanwhile, forks)
+    if "plans" in reply:
+        return _plan_of(reply["plans"][0])
+    if "usage" in reply:
+        raise UsageError(reply["usage"])
+    raise SourceError(reply["source"], reply["rule"], reply["entry"])
+
+
+def _ask_child(
+    sources: Sequence[str], options: Options, meanwhile: Callable[[], object], forks: bool
+) -> dict[str, Any]:
+    """Have a child plan sources; return its answer (prepare.answer()). SourceError if it dies."""
     from zarrfs.sources import child
 
-    asked = {"source": source, "options": dataclasses.asdict(options), "parent": os.getpid()}
+    asked = {"sources": sources, "options": dataclasses.asdict(options), "parent": os.getpid()}
     try:
         started = child.start(json.dumps(asked).encode(), forks, _environment(options))
     except OSError as exc:
-        raise SourceError(source, f"cannot start {sys.executable}: {exc.strerror}") from exc
+        raise SourceError(sources[0], f"cannot start {sys.executable}: {exc.strerror}") from exc
     assert started.stdout is not None
     with started.stdout:
         try:
@@ -219,8 +289,9 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
             raise
     status = started.wait()
     if status or not reply:
-        raise SourceError(source, _death(status))
-    return _plan_from(json.loads(reply))
+        raise SourceError(sources[0], _death(status))
+    answer: dict[str, Any] = json.loads(reply)
+    return answer
 
 
 def _environment(options: Options) -> dict[str, str]:
@@ -236,12 +307,8 @@ def _environment(options: Options) -> dict[str, str]:
     return {} if place is None else {"SQLITE_TMPDIR": place}
 
 
-def _plan_from(reply: dict[str, Any]) -> Plan:
-    if "plan" in reply:
-        return Plan(**reply["plan"] | {name: tuple(reply["plan"][name]) for name in ("warnings", "blobs")})
-    if "usage" in reply:
-        raise UsageError(reply["usage"])
-    raise SourceError(reply["source"], reply["rule"], reply["entry"])
+def _plan_of(about: dict[str, Any]) -> Plan:
+    return Plan(**about | {name: tuple(about[name]) for name in ("warnings", "blobs")})
 
 
 def _death(status: int) -> str:

@@ -338,8 +338,9 @@ def _end(*_: object) -> None:
 
 
 def answer(request: bytes) -> bytes:
-    """Answer a request {"source", "options", "parent"} in JSON: {"plan"}, {"usage"}, or the parts of a SourceError.
+    """Answer a request {"sources", "options", "parent"} in JSON: {"plans"}, {"usage"}, or the parts of a SourceError.
 
+    The first source that cannot be planned is the answer, and the plans before it are discarded.
     Changes signal handlers and limits of this process for good: it must be a child of the process `parent` that has
     nothing else to do.
     """
@@ -352,22 +353,40 @@ def answer(request: bytes) -> bytes:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)  # the parent may have blocked them
     asked = json.loads(request)
     end_with_parent(asked["parent"], signal.SIGTERM)
-    source, given = asked["source"], asked["options"]
+    given = asked["options"]
     given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
-    reply: dict[str, Any]
+    plans: list[Plan] = []
+    reply: dict[str, Any] = {}
     try:
-        options = Options(**given)
+        for source in asked["sources"]:
+            reply = _answer_one(source, Options(**given), plans)
+            if reply:
+                break
+        else:
+            reply = {"plans": [dataclasses.asdict(plan) for plan in plans]}
+            plans = []
+        return json.dumps(reply).encode()
+    finally:
+        from zarrfs.sources import discard
+
+        for plan in plans:
+            discard(plan)
+
+
+def _answer_one(source: str, options: Options, plans: list[Plan]) -> dict[str, Any]:
+    """Add the plan of a source to `plans`; return the answer if there is none."""
+    try:
         if not {"http", "https"}.isdisjoint(protocols(source)):
             options = dataclasses.replace(options, client="fsspec")  # _judged() asks fsspec's sockets
-        reply = {"plan": dataclasses.asdict(_judged(prepare(source, options)))}
+        plans.append(_judged(prepare(source, options)))
     except UsageError as exc:
-        reply = {"usage": str(exc)}
+        return {"usage": str(exc)}
     except SourceError as exc:
-        reply = {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
+        return {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
     except MemoryError:
         rule = "reading it takes more memory than there is"
-        reply = {"source": without_secrets(source), "rule": rule, "entry": None}
-    return json.dumps(reply).encode()
+        return {"source": without_secrets(source), "rule": rule, "entry": None}
+    return {}
 
 
 if __name__ == "__main__":
