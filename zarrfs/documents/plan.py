@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping
 
 
@@ -26,3 +28,11 @@ class Plan:
     blobs: tuple[str, ...] = ()  # places of blobs unless -o blobs= names others
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of a repository: what `info` says of it
     named: str = ""  # of a mount: the source as the user named it, to plan it again from any directory; never shown
+
+
+def discard(plan: Plan) -> None:
+    """Unlink the index of a plan if it is temporary; open descriptors stay valid."""
+    if plan.temporary and plan.index is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(plan.index)
+            os.rmdir(os.path.dirname(plan.index))

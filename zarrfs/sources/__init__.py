@@ -7,7 +7,6 @@ plan is a few strings; opening it costs next to nothing.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -20,6 +19,7 @@ from typing import Any
 
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
+from zarrfs.documents.plan import discard as discard
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.store.api import Store
 from zarrfs.store.targets import TargetReader
@@ -243,14 +243,6 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
     store = IndexStore(path, targets, plan.mtime_ns)
     discard(plan)
     return store
-
-
-def discard(plan: Plan) -> None:
-    """Unlink the index of a plan if it is temporary; open descriptors stay valid."""
-    if plan.temporary and plan.index is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(plan.index)
-            os.rmdir(os.path.dirname(plan.index))
 
 
 def open_source(source: str, options: Options, child: bool = True) -> Store:

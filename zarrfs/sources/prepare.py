@@ -31,7 +31,7 @@ from zarrfs.documents.compilation import Compilation, ReadingProgress, Validatio
 from zarrfs.documents.compressed import is_tar, is_zip
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
-from zarrfs.documents.plan import Plan
+from zarrfs.documents.plan import Plan, discard
 from zarrfs.errors import SourceError, UsageError, message_line
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import APART
@@ -367,8 +367,6 @@ def answer(request: bytes) -> bytes:
             plans = []
         return json.dumps(reply).encode()
     finally:
-        from zarrfs.sources import discard
-
         for plan in plans:
             discard(plan)
 
