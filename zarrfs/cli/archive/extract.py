@@ -23,7 +23,7 @@ Examples:
   zarrfs archive extract job.json 'input/*.nc' config.toml -C /scratch --blobs /srv/blobs
   zarrfs archive extract -C /scratch --keep --exclude '*.tmp' job.json
   curl -s https://example.org/job.json | zarrfs archive extract - -C /scratch
-  zarrfs archive extract --shard 0/4 job.json -C /scratch/job --blobs /srv/blobs
+  zarrfs archive extract --shard 0/4 job.json -C /scratch/new --blobs /srv/blobs
 \b
 A PATTERN without "/" is compared with names at any depth, one with "/" with whole paths, in which "*" stands for "/"
 as well; with a directory comes all below it. A file appears under its name when it is whole, with its mode and time;
