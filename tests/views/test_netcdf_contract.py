@@ -1,0 +1,99 @@
+"""view=netcdf fulfils the contract of stores: a file a group, and the values of its bytes in any range."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import strategies as st
+
+from tests.servers import S3, s3
+from tests.store.contract import StoreContract, Tree
+from tests.views.netcdfviews import converted, netcdf_view
+from zarrfs.config.options import parse
+from zarrfs.sources import open_source
+from zarrfs.views.netcdf import NetCDFView
+
+__all__ = ["s3"]
+FILES = ("x.nc", "a.nc", "a/b c.nc", "é.nc")
+
+
+class Headers(dict[str, bytes]):
+    """Headers that are kept, so that each is made once."""
+
+    def header(self, digest: str) -> bytes | None:
+        return self.get(digest)
+
+    def keep_header(self, digest: str, data: bytes) -> None:
+        self[digest] = data
+
+
+def write(path: Path) -> None:
+    """Write a hierarchy of four groups."""
+    root = zarr.open_group(path, mode="w", zarr_format=2, attributes={"title": "all"})
+    for number, name in enumerate(("", "a", "a/b c", "é")):
+        group = root.require_group(name) if name else root
+        values = np.arange(30, dtype="<f4").reshape(5, 6) + number + 1
+        group.create_array("t", shape=(5, 6), chunks=(2, 4), dtype="<f4")[:] = values
+
+
+class TestNetCDFView(StoreContract):
+    file = "a.nc"
+    trees = st.just(Tree())
+    examples = 1
+    place: ClassVar[Path]
+    headers: ClassVar[Headers] = Headers()
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _written(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.place = tmp_path_factory.mktemp("contract") / "x.zarr"
+        write(cls.place)
+        copy = cls.place.with_name("copy.nc")
+        cls.tree = {}
+        for key in FILES:
+            assert converted(cls.place, copy, key, groups=True, kept=cls.headers) == {}
+            cls.tree[key] = copy.read_bytes()
+
+    @asynccontextmanager
+    async def open(self, tree: Tree) -> AsyncIterator[NetCDFView]:
+        async with netcdf_view(self.place, groups=True, kept=self.headers) as view:
+            yield view
+
+    def usable(self, tree: Tree) -> Tree:
+        return self.tree
+
+
+def test_over_a_bucket(s3: S3, tmp_path: Path) -> None:
+    """The file that a mount would show, byte by byte that of the local store, and read right."""
+    import trio
+
+    write(tmp_path / "x.zarr")
+    for path in (tmp_path / "x.zarr").rglob("*"):
+        if path.is_file():
+            s3.client.upload_file(str(path), s3.bucket, f"view/x.zarr/{path.relative_to(tmp_path / 'x.zarr')}")
+    given = [f"s3.{name}={value}" for name, value in s3.options.items()]
+
+    async def read() -> tuple[list[str], bytes]:
+        options = parse(["view=netcdf", f"index_dir={tmp_path}/index", *given]).options
+        store = open_source(f"s3://{s3.bucket}/view/x.zarr", options, child=False)
+        try:
+            return [info.name async for info in store.list_dir("")], bytes(await store.get("x.nc"))
+        finally:
+            await store.aclose()
+
+    names, content = trio.run(read)
+    assert names == ["x.nc"]
+    assert converted(tmp_path / "x.zarr", tmp_path / "local.nc") == {}
+    assert content == (tmp_path / "local.nc").read_bytes()
+    with netCDF4.Dataset("memory.nc", memory=content) as data:
+        assert np.array_equal(data["a/b c/t"][:], np.arange(30).reshape(5, 6) + 3)
+    with xr.open_dataset(tmp_path / "local.nc", engine="h5netcdf") as data:
+        assert np.array_equal(data["t"], zarr.open_array(tmp_path / "x.zarr/t", mode="r")[:])  # type: ignore[arg-type]
