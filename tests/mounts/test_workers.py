@@ -16,10 +16,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 
 from tests.conftest import run
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.remotevalues import publish
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx"]
 
 WORKERS = 3
 FILES, LARGE = 300, 8 << 20
@@ -89,11 +95,24 @@ def running(mountpoint: Path) -> int | None:
     return None
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def drop_pages(directory: Path) -> None:
+    """Drop what the page cache has of the files in a directory of a mount."""
+    for path in directory.iterdir():
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: all(map(is_stopped, pids)))  # or it would take one more request, and keep it
         yield
     finally:
         for pid in pids:
@@ -102,7 +121,7 @@ def stopped(*pids: int) -> Iterator[None]:
 
 @pytest.mark.promise("S55")
 def test_workers_killed_under_load_fail_only_what_they_held_and_are_replaced(mount: Path) -> None:
-    command = [sys.executable, "-I", "-c", READERS, mount, "8", "3", str(FILES)]
+    command = [sys.executable, "-I", "-c", READERS, mount, "8", "2", str(FILES)]
     kills = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as readers:
         while readers.poll() is None:
@@ -179,6 +198,78 @@ def test_a_refresh_reaches_every_process(tmp_path: Path) -> None:
         assert os.read(opened[1], 9) == b"old."
         for descriptor in opened:
             os.close(descriptor)
+
+
+def test_a_block_from_a_server_is_fetched_once_for_all_processes(nginx: Nginx, tmp_path: Path) -> None:
+    size, count = 64 << 10, 40
+    data = publish(nginx.plain.root, "workers.bin", count * size)
+    refs = {f"a/{number}": [f"{nginx.plain.url}/workers.bin", number * size, size] for number in range(count)}
+    document = tmp_path / "set.json"
+    document.write_text(json.dumps(refs))
+    right = [data[number * size :][:size] for number in range(count)]
+    options = f"workers={WORKERS},cache_dir={tmp_path / 'cache'}", "prefetch=0B,coalesce_gap=0B,coalesce_size=0B"
+    with mounted(document, tmp_path / "mnt", *options) as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        assert [(mountpoint / f"a/{number}").read_bytes() for number in range(count)] == right
+        drop_pages(mountpoint / "a")
+        with stopped(daemon_pid(mountpoint)):
+            assert [(mountpoint / f"a/{number}").read_bytes() for number in range(count)] == right
+        found = counters_of(mountpoint)["remote"]
+    assert found["bytes"] == len(data)
+    assert found["disk"]["hits"] > count // 4  # the kernel may have kept some pages
+
+
+def test_arrays_are_decoded_by_any_process(tmp_path: Path) -> None:
+    values = np.arange(64 * 64, dtype="<i4").reshape(64, 64)
+    array = zarr.create_array(tmp_path / "store", name="a", shape=values.shape, chunks=(16, 16), dtype=values.dtype)
+    array[:] = values
+    options = f"workers={WORKERS}", "view=arrays", "arrays=raw"
+    with mounted(tmp_path / "store", tmp_path / "mnt", *options) as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        with open(mountpoint / "a.bin", "rb", buffering=0) as file:
+            with stopped(daemon_pid(mountpoint)):
+                assert file.read() == values.tobytes()
+            drop_pages(mountpoint)
+            with stopped(*workers(mountpoint)):
+                assert os.pread(file.fileno(), values.nbytes, 0) == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("refs", "options", "why"),
+    [
+        ({"a": ["http://127.0.0.1:1/x", 0, 4]}, "workers=2", "targets behind URLs need a cache_dir="),
+        ({"a": ["target"]}, "workers=2", "the sizes of some files are known to their servers alone"),
+        ({"a": "x"}, "workers=auto,view=netcdf", "view=netcdf"),
+    ],
+)
+def test_a_source_that_several_cannot_answer_has_one_process(
+    refs: dict[str, object], options: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "set.json").write_text(json.dumps(refs))
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    done = run("mount", tmp_path / "set.json", mountpoint, "-o", options)
+    assert done.returncode == 0, done.stderr
+    try:
+        assert why in done.stderr
+        assert "one process answers the mount" in done.stderr
+        assert not children(daemon_pid(mountpoint))
+    finally:
+        assert run("umount", mountpoint).returncode == 0
+
+
+def test_auto_starts_another_process_under_load(source: Path, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one processor")
+    with mounted(source, tmp_path / "mnt", "workers=auto", "attr_timeout=0", "entry_timeout=0") as mountpoint:
+        assert not workers(mountpoint)
+        command = [sys.executable, "-I", "-c", READERS, mountpoint, "12", "5", str(FILES)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as readers:
+            until(lambda: workers(mountpoint), 20)
+            assert readers.stdout is not None
+            right, wrong, failed = map(int, readers.stdout.read().split())
+    assert (wrong, failed) == (0, 0)
+    assert right
 
 
 def test_killing_the_first_process_leaves_none(source: Path, tmp_path: Path) -> None:

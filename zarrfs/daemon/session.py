@@ -105,14 +105,18 @@ def _check_workers(options: Options, writable: bool) -> None:
 
 def _one_process(plan: Plan, options: Options) -> str | None:
     """Return why only one process can answer the mount of a plan; None if several can."""
-    if options.view is not None:
+    if options.view not in (None, "arrays"):
         return f"view={options.view}"
-    if plan.index is not None:
-        from zarrfs.store.indexfile import read_notes
+    if plan.index is None:
+        return None if plan.path is not None and plan.kind == "zarr" else "names of this source are not in an index"
+    from zarrfs.store.indexfile import has_urls, read_notes
 
-        sizes = read_notes(plan.index).get("sizes")
-        return None if sizes == "known" else "the sizes of some files are known to their servers alone"
-    return None if plan.path is not None and plan.kind == "zarr" else "the names of this source are not in an index"
+    if read_notes(plan.index).get("sizes") != "known":
+        return "the sizes of some files are known to their servers alone"
+    shared = options.cache_dir is not None and options.cache != "none"
+    if not shared and (plan.url is not None or has_urls(plan.index, plan.base, options.blobs or plan.blobs)):
+        return "targets behind URLs need a cache_dir=, where processes find what others have fetched"
+    return None
 
 
 def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
+from zarrfs.config import urls
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind, name_rule
 from zarrfs.system.buffers import Buffer
@@ -228,6 +229,20 @@ def read_notes(path: str) -> dict[str, str]:
     except (sqlite3.Error, KeyError, ValueError) as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc
     return notes
+
+
+def has_urls(path: str, base: str, blobs: Sequence[str]) -> bool:
+    """Return whether targets of an index lie behind URLs: by their own, their `base`, or in `blobs`. SourceError."""
+    if any("://" in place or place.startswith("flux:") for place in blobs):
+        return True
+    found = urls.protocols(base)
+    relative = bool(found) and found[0] not in ("file", "local")
+    with contextlib.closing(open_database(path)) as db:
+        for (url,) in db.execute("SELECT url FROM target"):
+            protocols = urls.protocols(url)
+            if relative if not protocols else protocols[0] not in ("file", "local"):
+                return True
+    return False
 
 
 def _is_our_schema(db: sqlite3.Connection) -> bool:

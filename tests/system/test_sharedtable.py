@@ -1,0 +1,39 @@
+"""Tables in shared memory: what one process has put in, another finds, also after the writer was killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+from zarrfs.system.sharedtable import SharedTable
+
+COUNT = 20_000  # several segments
+
+
+def test_a_forked_reader_finds_every_record_and_a_successor_goes_on() -> None:
+    table, numbers = SharedTable(), random.Random(0).sample(range(1 << 62), COUNT)
+    written, seen = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        for number in numbers[: COUNT // 2]:
+            table.put(number, b"%d" % number)
+        os.write(seen, b"x")
+        signal.pause()
+        os._exit(1)
+    os.read(written, 1)
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    for number in numbers[COUNT // 2 :]:
+        table.put(number, b"%d" % number)
+    assert all(table.get(number) == b"%d" % number for number in numbers)
+    assert table.get(12345) is None
+    assert dict(table.items()) == {number: b"%d" % number for number in numbers}
+    assert len(table) == COUNT
+
+
+def test_values_of_any_length() -> None:
+    table = SharedTable()
+    for number, size in enumerate((0, 1, 65_535, 65_535, 3)):
+        table.put(number + 1, bytes(size))
+    assert [len(table.get(number) or b"") for number in range(1, 6)] == [0, 1, 65_535, 65_535, 3]
