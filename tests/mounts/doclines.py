@@ -44,6 +44,7 @@ BEFORE = (
     (r"zarrfs refs convert \S+ ([^-]\S*)", r"rm -rf \1"),
     (r"(?:zarrfs stage|zarrfs unstage|mkdir -m 2770) .*?(/scratch/\S+|/lustre/\S+)", r"rm -rf \1"),
     (r"zarrfs unstage ([^-]\S*)", r"zarrfs stage refs.json \1"),
+    (r"zarrfs unstage --for \$\$ (\S+)", r"zarrfs stage --join --for $$ refs.json \1"),
     (r"zarrfs unstage --", "zarrfs stage refs.json input"),
     (r"zarrfs stage-out work", WORK),
     (r"zarrfs check --merge", "for i in 0 1; do zarrfs check --shard $i/2 --report part-$i.json refs.json; done"),
