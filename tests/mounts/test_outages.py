@@ -23,6 +23,7 @@ import pytest
 
 from tests.conftest import run
 from tests.faultproxy import FaultProxy, proxy
+from tests.machine import without_others
 from tests.mounts.mounting import counters_of, log_of, mounted
 from tests.mounts.remotevalues import Outcome, Value, cut, document, publish, read_all, wait_for, whole
 from tests.mounts.test_hard_endings import ended
@@ -198,7 +199,9 @@ def test_a_server_that_takes_connections_and_says_nothing(nginx: Nginx, proxy: F
 
 @pytest.mark.promise("S2")
 def test_a_name_server_that_is_not_there_for_a_while(tmp_path: Path) -> None:
-    command = ["unshare", "-mn", sys.executable, "-m", "tests.mounts.nameless", tmp_path, str(AWAY)]
+    script = without_others() + 'exec "$@"'
+    nameless = [sys.executable, "-m", "tests.mounts.nameless", tmp_path, str(AWAY)]
+    command = ["unshare", "-mn", "sh", "-c", script, "sh", *nameless]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])

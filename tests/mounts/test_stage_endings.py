@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, PROGRAM, run
+from tests.machine import without_others
 from tests.mounts.mounting import alive, daemon_pid
 from tests.mounts.staging import Node, eventually, is_mounted, kill, one_line
 from tests.mounts.staging import node as node
@@ -67,7 +68,7 @@ def test_a_keeper_that_is_not_on_record_holds_up_nothing(how: list[str], node: N
 def test_a_mount_of_another_mount_namespace_stays(node: Node) -> None:
     """A job may have a /tmp of its own, which whoever cleans up does not see."""
     dest = node.path / "input"
-    script = f"'{PROGRAM}' stage '{SOURCE}' '{dest}' && echo up && exec sleep 100"
+    script = f"{without_others()}'{PROGRAM}' stage '{SOURCE}' '{dest}' && echo up && exec sleep 100"
     job = subprocess.Popen(["unshare", "-m", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     assert job.stdout.readline() == "up\n"
