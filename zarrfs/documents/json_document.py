@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -19,17 +20,26 @@ WINDOW = 1 << 20  # bytes parsed at once; more if a single value is larger
 _PIECE = 1 << 20  # bytes searched for long numbers at once
 _GUESSES = 3  # candidate ends of a slice tried before the text is scanned
 
+
+def repeated(pattern: bytes) -> bytes:
+    """Return a pattern that matches `pattern` as often as possible, and never backtracks over what it has matched.
+
+    CPython before 3.11.5 matches `(?:...)*+` wrongly (its issue 106052); the other form takes memory for each match.
+    """
+    return b"(?:%b)*+" % pattern if sys.version_info >= (3, 11, 5) else b"(?>(?:%b)*)" % pattern
+
+
 # All quantifiers are possessive: the matcher never backtracks over bytes it has seen.
-_STRING = rb'"(?:[^"\\]++|\\.)*+"'
-_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"  # text without brackets
+_STRING = b'"' + repeated(rb'[^"\\]++|\\.') + b'"'
+_FLAT = repeated(rb'[^"\[\]{}]++|' + _STRING)  # text without brackets
 _CLOSED = _STRING + rb"|\{" + _FLAT + rb"\}|\[" + _FLAT + rb"\]"  # values whose end one match finds
-_PARTS = rb'(?:[^",\[\]{}]++|' + _CLOSED + rb")*+"
+_PARTS = repeated(rb'[^",\[\]{}]++|' + _CLOSED)
 _SMALL = rb"\s*+" + _STRING + rb"\s*+:\s*+(?:" + _CLOSED + rb'|[^",\[\]{}]++)\s*+,'
-_CONTAINER = re.compile(rb"((?:" + _SMALL + rb")*+)\s*+(" + _STRING + rb")\s*+:\s*+(?=[{\[])", re.DOTALL)
-_MEMBERS = re.compile(rb"(?:" + _PARTS + rb",)*+", re.DOTALL)
+_CONTAINER = re.compile(b"(" + repeated(_SMALL) + rb")\s*+(" + _STRING + rb")\s*+:\s*+(?=[{\[])", re.DOTALL)
+_MEMBERS = re.compile(repeated(_PARTS + b","), re.DOTALL)
 _MEMBER = re.compile(_PARTS, re.DOTALL)
-_NESTED = re.compile(rb'(?:[^"\[\]{}]++|' + _CLOSED + rb")*+", re.DOTALL)
-_STRING_REST = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+_NESTED = re.compile(repeated(rb'[^"\[\]{}]++|' + _CLOSED), re.DOTALL)
+_STRING_REST = re.compile(repeated(rb'[^"\\]++|\\.') + rb'("?)', re.DOTALL)
 _DIGITS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else 0 for byte in range(256))
 _LONG = b"0" * 19  # a number with this many digits, mapped by _DIGITS, may not fit 64 bits
 _BLANKS = b" \t\r\n"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from zarrfs.documents.json_document import repeated
 from zarrfs.errors import SourceError
 from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, printable
 from zarrfs.store.api import Kind, join_key, key_rule, split_key
@@ -22,7 +23,9 @@ ABSENT, UNKNOWN = -1, -2  # sizes of chunks: there is no chunk; only reading mor
 RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file, which is read as a whole
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
 _REPORTED_MAX = 20  # problems that become warnings of their own
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|e[+-]0')  # JSON: a string, or the sign of an exponent under 10
+# of JSON: a string, or the sign of an exponent under 10
+_STRING = repeated(rb'[^"\\]++|\\.').decode()
+_TOKEN = re.compile(rf'"{_STRING}"|e[+-]0')
 _ESCAPE = re.compile(r"/|\\u007f|\\.")
 _ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # how ujson writes them
 
