@@ -29,6 +29,7 @@ ARRAY = {
         ("auto", {"FLUX_TASK_RANK": "9", "FLUX_JOB_SIZE": "10"}, (9, 10)),
         ("auto", STEP | {"FLUX_TASK_RANK": "9", "FLUX_JOB_SIZE": "10"}, (9, 10)),
         ("auto", {"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ("auto", {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0"}, (1, 2)),
         ("auto", SCRIPT | {"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
     ],
 )

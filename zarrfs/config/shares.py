@@ -11,7 +11,11 @@ from zarrfs.errors import UsageError
 _MOST = 1_000_000  # shares: each process holds a number for each of them
 _SHAPE = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
 # The innermost first: mpiexec may have been started by srun, a Flux instance by both
-_RANKS = (("FLUX_TASK_RANK", "FLUX_JOB_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+_SLURM = "SLURM_PROCID", "SLURM_NTASKS"
+_RANKS = (
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
+    _SLURM,
+)  # fmt: skip
 _ARRAY = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"
 
 
@@ -53,8 +57,8 @@ def _from(environment: Mapping[str, str]) -> Share:
     """Return the share of a task: its rank, and in a job array also the place of its job in the array."""
     pairs = [pair for pair in _RANKS if all(environment.get(name) for name in pair)]
     in_script = bool(environment.get("SLURM_JOB_ID")) and not environment.get("SLURM_STEP_ID")
-    if in_script and _RANKS[2] in pairs:  # it has the rank 0 of many, but there is one of it
-        pairs.remove(_RANKS[2])
+    if in_script and _SLURM in pairs:  # it has the rank 0 of many, but there is one of it
+        pairs.remove(_SLURM)
     array = _array(environment)
     if not pairs and array is None:
         known = ", ".join("/".join(pair) for pair in (*_RANKS, _ARRAY))

@@ -92,6 +92,7 @@ class Refresher:
         plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True)
         try:
             if _same(plan, self._plan) and not (force or old.changed):
+                discard(plan)
                 return False
             store = open_plan(plan if self._team is None else dataclasses.replace(plan, temporary=False), options)
         except BaseException:
@@ -101,6 +102,7 @@ class Refresher:
             discard(plan)  # the store that has it open keeps it
         if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
             await store.aclose()
+            discard(plan)
             rule = f"was {self._plan.kind} and is {plan.kind} now: unmount it and mount it again"
             raise SourceError(plan.source, rule)
         for warning in plan.warnings:

@@ -24,18 +24,26 @@ class Loop:
     """A thread that runs trio until stop()."""
 
     def __init__(self) -> None:
-        self._started = threading.Event()
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._token: trio.lowlevel.TrioToken
         self._nursery: trio.Nursery
         self._stop = trio.Event()
-        self._thread = threading.Thread(target=trio.run, args=(self._main,), name="zarrfs", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="zarrfs", daemon=True)
         self._thread.start()
-        self._started.wait()
+        self._started.result()
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as exc:  # as when there is no descriptor left for it
+            if self._started.done():
+                raise
+            self._started.set_exception(exc)
 
     async def _main(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
-            self._started.set()
+            self._started.set_result(None)
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 

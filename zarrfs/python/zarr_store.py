@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.python.handle import StoreHandle
 from zarrfs.store import api
 from zarrfs.store.traversal import get_followed, resolve
@@ -132,14 +132,26 @@ async def _info(store: api.Store, key: str) -> api.Info:
 
 
 async def _keys(store: api.Store, directory: str, prefix: str) -> list[str]:
+    found: list[str] = []
     try:
-        return [key async for key in store.list_prefix(directory) if key.startswith(prefix)]
-    except _ABSENT:
-        return []
+        async for key in store.list_prefix(directory):
+            found.append(key)
+    except _ABSENT as exc:
+        _only_if_empty(directory, found, exc)
+    return [key for key in found if key.startswith(prefix)]
 
 
 async def _names(store: api.Store, directory: str) -> list[str]:
+    found: list[str] = []
     try:
-        return [info.name async for info in store.list_dir(directory)]
-    except _ABSENT:
-        return []
+        async for info in store.list_dir(directory):
+            found.append(info.name)
+    except _ABSENT as exc:
+        _only_if_empty(directory, found, exc)
+    return found
+
+
+def _only_if_empty(directory: str, found: list[str], exc: Exception) -> None:
+    """Raise ReadError for a listing that ended in the middle: part of it would look like all of it."""
+    if found:
+        raise ReadError(directory or "/", "was removed while it was listed") from exc

@@ -116,6 +116,8 @@ class _DecodedChunk(Value):
         if found.value is None or found.version != self._stored:
             raise TargetChanged(self._key, "has changed since it was opened")
         items: Any = found.value
+        if items.nbytes != self.size:  # the size was told of an earlier version
+            raise TargetChanged(self._key, "has changed since it was opened")
         return memoryview(items.reshape(-1).view(np.uint8))[start : start + length]
 
 
