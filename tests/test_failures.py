@@ -51,8 +51,8 @@ def test_the_same_failure_is_logged_once_a_minute(
     assert len(caplog.messages) == 2
     clock.now += 1
     add(told, "a")
-    assert caplog.messages[2:] == ["read a: gone [EIO] (154 more like it since the last line)"]
-    assert caplog.records[-1].facts == {"operation": "read", "key": "a", "errno": "EIO", "more": 154}  # type: ignore[attr-defined]
+    assert caplog.messages[2:] == ["read a: gone [EIO] (155 more like it since the last line)"]
+    assert caplog.records[-1].facts == {"operation": "read", "key": "a", "errno": "EIO", "more": 155}  # type: ignore[attr-defined]
     assert told.counts == {"EIO": 157}
 
 
@@ -64,12 +64,12 @@ def test_suppressed_failures_are_logged_by_flush(
     clock.now += SILENCE
     told.flush()
     told.flush()
-    assert caplog.messages[2:] == ["read a: gone [EIO] (1 more like it since the last line)"]
+    assert caplog.messages[2:] == ["read a: gone [EIO] (2 more like it since the last line)"]
     add(told, "a", 5)  # within a minute of that line
     add(told, "b")  # of which nothing is remembered
     assert caplog.messages[3:] == ["read b: gone [EIO]"]
     told.flush(end=True)
-    assert caplog.messages[4:] == ["read a: gone [EIO] (4 more like it since the last line)"]
+    assert caplog.messages[4:] == ["read a: gone [EIO] (5 more like it since the last line)"]
     told.flush(end=True)
     assert len(caplog.messages) == 5
 

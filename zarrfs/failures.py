@@ -58,7 +58,7 @@ class Failures:
         if not self._take_token(now):
             self._suppress(facts, 1, now)
             return False
-        self._write(which, _Logged(now, text, facts, last.more if last else 0))
+        self._write(which, _Logged(now, text, facts, last.more + 1 if last and last.more else 0))
         while len(self._logged) > REMEMBERED:
             _, evicted = self._logged.popitem(last=False)
             self._suppress(evicted.facts, evicted.more, now)
@@ -71,7 +71,7 @@ class Failures:
             if not end and now - last.since < SILENCE:
                 break
             if last.more and self._take_token(now):
-                self._write(which, dataclasses.replace(last, since=now, more=last.more - 1))  # the line is one of them
+                self._write(which, dataclasses.replace(last, since=now))
             else:
                 self._suppress(last.facts, last.more, now)
                 del self._logged[which]
@@ -84,7 +84,7 @@ class Failures:
                 "facts": {"more": number}})  # fmt: skip
 
     def _write(self, which: tuple[str, str, str], failure: _Logged) -> None:
-        """Log the failure, and how many more like it there were since its last line."""
+        """Log the failure; where there were others since its last line, how many with this one."""
         facts, text = failure.facts, failure.text
         if failure.more:
             facts = {**facts, "more": failure.more}
