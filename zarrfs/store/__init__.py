@@ -1,4 +1,5 @@
 """The store API, and the stores that hold bytes themselves: directory, index, remote tree, overlay.
 
-Knows neither FUSE nor the documents that an index is compiled from.
+directory.py, index.py, remote.py and unlisted.py are stores; overlay.py and upper.py write changes and whiteouts;
+traversal.py follows symbolic links of stores and archives. Knows neither FUSE nor the documents that an index is compiled from.
 """
