@@ -1,7 +1,8 @@
 """The Zarr formats as pure functions: metadata documents, data types, fill values, chunk grids, keys and codecs.
 
-keys.py turns chunk keys into places in the grid, and back; codecs.py decodes chunks. This room takes bytes and returns values. It knows neither stores nor files, and it performs no input or output,
-except that codecs of other packages run in a child process.
+keys.py turns chunk keys into places in the grid, and back; codecs.py decodes chunks. This room takes bytes and returns
+values. It knows neither stores nor files, and it performs no input or output, except that codecs of other packages run
+in a child process.
 """
 
 # Names of documents, of which any one makes its directory a node
