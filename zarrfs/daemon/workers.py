@@ -224,6 +224,10 @@ async def _serve(
         await channel.run()
         nursery.cancel_scope.cancel()
 
+    async def report() -> None:
+        with contextlib.suppress(MountError):  # the first process is gone, and soon this one
+            await channel.ask("begun", os.getpid())
+
     async with trio.open_nursery() as nursery:
         operations.background = nursery
         operations.ask = functools.partial(channel.ask, "control")
@@ -232,7 +236,7 @@ async def _serve(
         nursery.start_soon(operations.sweep)
         nursery.start_soon(waiting.watch, session.device)
         nursery.start_soon(exporters.Watch(None, session.mountpoint, dict(session.about)).run, operations.stats)
-        await channel.ask("begun", os.getpid())
+        nursery.start_soon(report)  # without waiting: the first process may be stuck
         operations.begin(operations.current, operations.current.get_ready)
         async with trio.open_nursery() as serving:
 
