@@ -56,6 +56,9 @@ class Refresher:
     @property
     def refusal(self) -> str | None:
         """Why this mount cannot be refreshed; None if it can."""
+        if self._team is not None:
+            return (f"{self._plan.source}: a mount with workers= is not refreshed: its processes would change one "
+                    "after the other, and show two versions meanwhile; unmount it and mount it again")  # fmt: skip
         if self.options.upperdir is None:
             return None
         return (f"{self._plan.source}: a mount with an upper directory is not refreshed: its changes "

@@ -333,8 +333,9 @@ class Operations(pyfuse3.Operations):
         if self.inodes.is_old(inode):  # a refresh may have come in between
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
-        keep = pages is not None and self._page_versions.get(inode, pages) == pages
-        if pages is not None and not version.store.immutable:
+        immutable = version.store.immutable
+        keep = pages is not None and (immutable or self._page_versions.get(inode, pages) == pages)
+        if pages is not None and not immutable:
             self._page_versions[inode] = pages
         version.users += 1
         file.version = version
