@@ -277,6 +277,22 @@ def test_the_record(tmp_path: Path) -> None:
         Upper(str(tmp_path), over={**OVER, "source": "/y"})
     with pytest.raises(SourceError, match=r"another version of /x/refs.json, which has changed since"):
         Upper(str(tmp_path), over={**OVER, "fingerprint": "2"})
+    Upper(str(tmp_path), over={**OVER, "view": "v3"}).close()  # a record of before views were in it
+
+
+def test_the_record_names_the_view(tmp_path: Path) -> None:
+    """Of another view the same names are other things."""
+    for at, (made, asked, words) in enumerate((
+        (None, "netcdf", "without view=, not with view=netcdf"), ("v3", None, "with view=v3, not without view="),
+        ("v3", "netcdf", "with view=v3, not with view=netcdf"),
+    )):  # fmt: skip
+        (place := tmp_path / str(at)).mkdir()
+        first = Upper(str(place), over={**OVER, "view": made})
+        first.lock(exclusive=True)
+        first.close()
+        Upper(str(place), over={**OVER, "view": made}).close()
+        with pytest.raises(SourceError, match=f"holds changes of /x/refs.json {words}: take another upperdir="):
+            Upper(str(place), over={**OVER, "view": asked})
 
 
 def test_directories_that_are_not_an_upper_are_refused(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def open_plan(plan: Plan, options: Options) -> Store:
         if options.links == "follow":
             raise UsageError("option links=follow: a directory that is mounted rw keeps its links")
         return Overlay(None, Upper(options.upperdir, plain=True), owner)
-    over = {"source": plan.source, "fingerprint": fingerprint(plan)}
+    over = {"source": plan.source, "fingerprint": fingerprint(plan), "view": options.view}
     upper = Upper(options.upperdir, over=over)
     try:
         return Overlay(_open(plan, options), upper, owner)

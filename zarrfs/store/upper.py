@@ -28,7 +28,7 @@ from zarrfs.system.beneath import BaseDirectory
 
 PREFIX = ".wh."
 OPAQUE = ".wh..wh..opq"
-RECORD = ".zarrfs-upper"  # in the root of an upper directory: a record of the source that it belongs to
+RECORD = ".zarrfs-upper"  # in the root of an upper directory: a record of the source and view that it belongs to
 
 
 def whiteout_name(name: str) -> str:
@@ -142,7 +142,7 @@ class Upper:
             self.staging.close()  # the next copy-up creates it again
 
     def _check_record(self, over: dict[str, Any]) -> None:
-        """Raise SourceError if the directory holds other files, or changes of another source or version."""
+        """Raise SourceError if the directory holds other files, or changes of another source, version or view."""
         found = self._record()
         if found is None:
             names = [name for name in os.listdir(self.path) if not name.startswith((RESERVED, RECORD))]
@@ -154,6 +154,10 @@ class Upper:
             raise SourceError(self.path, f"holds changes of {found.get('source')}, not of {over.get('source')}")
         if found.get("fingerprint") != over.get("fingerprint"):
             rule = f"holds changes of another version of {over.get('source')}, which has changed since"
+            raise SourceError(self.path, rule)
+        if "view" in found and "view" in over and found["view"] != over["view"]:  # older versions did not record it
+            made, asked = (f"with view={one}" if one else "without view=" for one in (found["view"], over["view"]))
+            rule = f"holds changes of {found.get('source')} {made}, not {asked}: take another upperdir="
             raise SourceError(self.path, rule)
 
     def _record(self) -> dict[str, Any] | None:
