@@ -428,7 +428,7 @@ class Team:
                     used[process] = requests, now
                 elif now - used[process][1] > _IDLE_FOR:
                     used[process] = requests, now
-                    with contextlib.suppress(MountError):
+                    with trio.move_on_after(_ANSWER), contextlib.suppress(MountError):
                         member.ending = await member.channel.ask("end")
 
     async def _answer(self, process: int, what: str, *arguments: Any) -> Any:

@@ -344,6 +344,7 @@ class Handles:
         self._directories = _Range(first, _DIRECTORIES, shared.cell(process, DIRECTORIES))
         self._files = _Range(first + _DIRECTORIES, _HANDLES - _DIRECTORIES, shared.cell(process, FILES))
         self._next = int.from_bytes(os.urandom(2), "little")
+        self._taken = set[int]()  # handles of this process whose slots are not free yet
         self._inherited = list(_used(shared, process))  # of a predecessor that was killed
         self.reclaim()
 
@@ -362,6 +363,7 @@ class Handles:
             -1 if descriptor is None else descriptor, device, number,
         )  # fmt: skip
         handle = self._next << 40 | slot
+        self._taken.add(handle)
         if directory:
             _PLACE.pack_into(self._places, _place(handle), 0, 0, b"")
             self._shared.put(self._process, DIRECTORIES, self._directories.high)
@@ -386,10 +388,10 @@ class Handles:
             self._slots[at : at + 4] = bytes(4)
 
     def free(self, handle: int) -> None:
-        """Make the slot of a released handle available, if it is one of this process."""
-        process, at = divmod(handle & _SLOTS, _HANDLES)
-        if process == self._process:
-            (self._directories if at < _DIRECTORIES else self._files).free.append(handle & _SLOTS)
+        """Make the slot of a released handle available, if this process took it: reclaim() has those of others."""
+        if handle in self._taken:
+            self._taken.remove(handle)
+            self._put_back(handle)
 
     def reclaim(self) -> None:
         """Make slots available whose handles a predecessor opened and somebody has released."""
@@ -398,7 +400,11 @@ class Handles:
             if handle >> 40 and self.is_open(handle):
                 self._inherited.append(handle)
             else:
-                self.free(handle)
+                self._put_back(handle)
+
+    def _put_back(self, handle: int) -> None:
+        directory = (handle & _SLOTS) % _HANDLES < _DIRECTORIES
+        (self._directories if directory else self._files).free.append(handle & _SLOTS)
 
     def place(self, handle: int) -> tuple[int, str]:
         """Return the position that the listing of a directory has reached, and the name before it."""
