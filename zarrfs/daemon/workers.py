@@ -171,8 +171,15 @@ def _take_orders(orders: socket.socket, session: Session) -> NoReturn:
         data, descriptors, _flags, _address = socket.recv_fds(orders, _ORDER, 1)
         if not data:
             os._exit(0)
+        if not descriptors:
+            continue
         starter = os.getpid()
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError:  # the first process sees the end of the socket, and tries again later
+            os.close(descriptors[0])
+            continue
+        if child == 0:
             try:
                 end_with_parent(starter, signal.SIGKILL)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
