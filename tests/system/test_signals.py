@@ -93,7 +93,7 @@ def slow(*_):
     {lose}({number:d})
     time.sleep(60)
 prepare.prepare = slow
-asked = dict(source="x", options=dataclasses.asdict(Options()), parent=os.getppid())
+asked = dict(sources=["x"], options=dataclasses.asdict(Options()), parent=os.getppid())
 child._serve(json.dumps(asked).encode(), 1)
 """
     assert run(program) == (130, "")
