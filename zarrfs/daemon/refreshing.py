@@ -95,17 +95,12 @@ class Refresher:
         plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True)
         try:
             if _same(plan, self._plan) and not (force or old.changed):
-                discard(plan)
                 return False
-            store = open_plan(plan if self._team is None else dataclasses.replace(plan, temporary=False), options)
-        except BaseException:
-            discard(plan)
-            raise
-        if self._team is None:
+            store = open_plan(plan, options)
+        finally:
             discard(plan)  # the store that has it open keeps it
         if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
             await store.aclose()
-            discard(plan)
             rule = f"was {self._plan.kind} and is {plan.kind} now: unmount it and mount it again"
             raise SourceError(plan.source, rule)
         for warning in plan.warnings:
@@ -116,10 +111,7 @@ class Refresher:
         version.pusher = Pusher(store) if old.pusher is not None else None
         known = operations.inodes.known() if operations.absent is not None else {}
         version.adjust(self.options)  # they may have changed meanwhile
-        if self._team is not None:
-            await self._team.show(plan, options)
         operations.show(version)
-        self.discard_plan()
         self._plan = plan
         operations.begin(version, version.get_ready)
         await self._kernel.names(known)

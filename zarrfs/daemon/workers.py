@@ -19,7 +19,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import trio
@@ -32,7 +32,7 @@ from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import sessionloop
 from zarrfs.fuse.shared import PARKED, RUNS, USES, WANTED, Shared
-from zarrfs.fuse.versions import CounterTotals, StoreVersion
+from zarrfs.fuse.versions import CounterTotals
 from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front, SharedWaiting, begin
 from zarrfs.metrics import exporters, logs
@@ -51,7 +51,7 @@ _CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE of linux/fuse.h
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the first process answers these
 _ORDER = 1 << 20  # bytes
 _ANSWER = 5.0  # seconds for a worker's counters
-_OPENING = 60.0  # seconds for a worker to open the version of a refresh
+_OBEYING = 60.0  # seconds for a worker to apply what all are told
 _ENDING = 5.0  # seconds for workers to end after the unmount
 _COUNTERS = 5.0  # seconds between two looks at the workers' counters
 _MOST = 32  # processes that auto starts
@@ -63,7 +63,7 @@ _SOON, _LATE = 0.1, 30.0  # seconds before a worker that has died is replaced
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What a worker has to know to begin."""
+    """The start parameters of a worker."""
 
     process: int
     plan: Plan
@@ -73,7 +73,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """What all processes of a mount inherit."""
+    """State that all processes of a mount inherit."""
 
     front: Front
     device: int  # the descriptor of /dev/fuse
@@ -85,27 +85,30 @@ class Session:
     epochs: bool  # the kernel forgets all names at once
 
 
-def clone(device: int) -> None:
-    """Put a descriptor of the same session with a queue of its own in place of `device`. Raise OSError."""
+@contextlib.contextmanager
+def _cloned(device: int) -> Iterator[int]:
+    """Yield another descriptor of a session, with a queue of its own. Raise OSError."""
     new = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(new, _CLONE, struct.pack("I", device))
-        os.dup2(new, device, inheritable=False)
+        yield new
     finally:
         os.close(new)
+
+
+def clone(device: int) -> None:
+    """Put a descriptor of the same session with a queue of its own in place of `device`. Raise OSError."""
+    with _cloned(device) as new:
+        os.dup2(new, device, inheritable=False)
 
 
 def may_clone(device: int) -> str | None:
     """Return why the session of a descriptor cannot have another process; None if it can."""
     try:
-        new = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(new, _CLONE, struct.pack("I", device))
-        finally:
-            os.close(new)
+        with _cloned(device):
+            return None
     except OSError as exc:
         return exc.strerror or str(exc)
-    return None
 
 
 def share(options: Options, processes: int) -> Options:
@@ -224,7 +227,7 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
 async def _serve(
     operations: WorkerOperations, waiting: SharedWaiting, sock: socket.socket, session: Session
 ) -> None:
-    worker = _Worker(operations, session)
+    worker = _Worker(operations)
     channel = Channel(sock, worker.answer)
 
     async def until_first_ends() -> None:
@@ -264,8 +267,8 @@ async def _serve(
 class _Worker:
     """The answers of a worker to questions of the first process."""
 
-    def __init__(self, operations: WorkerOperations, session: Session) -> None:
-        self._operations, self._session = operations, session
+    def __init__(self, operations: WorkerOperations) -> None:
+        self._operations = operations
         self.leaving = trio.Event()
 
     async def answer(self, what: str, *arguments: Any) -> Any:
@@ -274,14 +277,6 @@ class _Worker:
 
     async def _stats(self) -> dict[str, Any]:
         return self._operations.own_stats()
-
-    async def _show(self, plan: Plan, options: Options) -> None:
-        store = open_plan(plan, options)
-        if self._session.st_dev is not None:
-            store.forbid_device(self._session.st_dev)
-        version = StoreVersion(store, options)
-        self._operations.show(version)
-        self._operations.begin(version, version.get_ready)
 
     async def _adjust(self, options: Options, level: str) -> None:
         for version in self._operations.versions:
@@ -297,9 +292,6 @@ class _Worker:
             return False
         self.leaving.set()
         return True
-
-    async def _waits(self, name: str) -> bytes:
-        return await self._operations.control_answer(name, 0)
 
 
 # -- the first process
@@ -479,11 +471,6 @@ class Team:
         """Return the options for opening the source, of which each process has a part of the memory."""
         return share(options, self._count)
 
-    async def show(self, plan: Plan, options: Options) -> None:
-        """Let all workers show another version; one that cannot is replaced by one that does."""
-        self.plan, self.options = dataclasses.replace(plan, temporary=False), options
-        await self._tell("show", self.plan, options)
-
     async def adjust(self, options: Options, level: str) -> None:
         """Let all workers apply options that were changed."""
         self.options = dataclasses.replace(options, asked_since=self.options.asked_since)
@@ -495,7 +482,7 @@ class Team:
 
     async def _tell(self, what: str, *arguments: Any) -> None:
         async def tell(member: _Member) -> None:
-            with trio.move_on_after(_OPENING) as scope:
+            with trio.move_on_after(_OBEYING) as scope:
                 try:
                     await member.channel.ask(what, *arguments)
                 except MountError as exc:

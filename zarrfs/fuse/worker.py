@@ -53,11 +53,11 @@ _OPENED = 256  # handles opened between them, at most
 _SWITCH = 10.0  # seconds to wait for the version of a refresh that another process shows already
 _FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
 
-_lookup, _getattr, _readlink, _open, _read, _readdir, _getxattr, _listxattr = (
+_getattr, _readlink, _open, _read, _readdir, _getxattr = (
     cast(Any, method).__wrapped__
     for method in (
-        Operations.lookup, Operations.getattr, Operations.readlink, Operations.open, Operations.read,
-        Operations.readdir, Operations.getxattr, Operations.listxattr,
+        Operations.getattr, Operations.readlink, Operations.open, Operations.read, Operations.readdir,
+        Operations.getxattr,
     )
 )  # fmt: skip
 
