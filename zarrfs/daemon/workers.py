@@ -68,7 +68,6 @@ class Order:
     process: int
     plan: Plan
     options: Options  # for opening the source
-    generation: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,9 +206,7 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
         store = open_plan(order.plan, order.options)
         if session.st_dev is not None:
             store.forbid_device(session.st_dev)
-        operations = WorkerOperations(
-            store, options, session.about, lambda: None, session.shared, order.process, order.generation
-        )
+        operations = WorkerOperations(store, options, session.about, lambda: None, session.shared, order.process)
         operations.brief_absences = not session.epochs
         waiting = SharedWaiting(session.shared, order.process, session.front)
         session.front.operations = operations
@@ -387,8 +384,7 @@ class Team:
         """Run the worker with a number; start another one whenever it dies."""
         pause = _SOON
         while not self._closing:
-            assert self._operations is not None
-            order = Order(process, self.plan, self.options, self._operations.inodes.generation)
+            order = Order(process, self.plan, self.options)
             try:
                 sock = self._starter.fork(order)
             except OSError as exc:

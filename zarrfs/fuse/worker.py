@@ -16,9 +16,6 @@ import trio
 from pyfuse3 import (
     EntryAttributes,
     FileHandleT,
-    FileInfo,
-    FileNameT,
-    FlagT,
     InodeT,
     ReaddirToken,
     RequestContext,
@@ -41,7 +38,6 @@ from zarrfs.fuse.shared import (
     Slot,
     digest,
 )
-from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR, STATS_XATTR
 from zarrfs.store.api import Store, Value
 from zarrfs.system.othermounts import XATTR as WAITS_XATTR
@@ -50,16 +46,12 @@ T = TypeVar("T")
 
 _SWEEP = 0.5  # seconds between looks for handles that other processes have released
 _OPENED = 256  # handles opened between them, at most
-_SWITCH = 10.0  # seconds to wait for the version of a refresh that another process shows already
 _FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
 
-_getattr, _readlink, _open, _read, _readdir, _getxattr = (
+_getattr, _read, _readdir, _getxattr = (
     cast(Any, method).__wrapped__
-    for method in (
-        Operations.getattr, Operations.readlink, Operations.open, Operations.read, Operations.readdir,
-        Operations.getxattr,
-    )
-)  # fmt: skip
+    for method in (Operations.getattr, Operations.read, Operations.readdir, Operations.getxattr)
+)
 
 
 class WorkerOperations(Operations):
@@ -71,16 +63,13 @@ class WorkerOperations(Operations):
 
     def __init__(
         self, store: Store, options: Options, about: dict[str, Any], on_ready: Callable[[], None],
-        shared: Shared, process: int, generation: int = 1,
+        shared: Shared, process: int,
     ) -> None:  # fmt: skip
         self._shared, self.process = shared, process
         super().__init__(store, options, about, on_ready)
         self.inodes: SharedInodes = SharedInodes(shared, process, store)
-        self.inodes.generation = generation
         self._page_versions = PageVersions(shared.pages)
         self._handles = Handles(shared, process)
-        self._generations = {generation: self.current}
-        self._switched = trio.Event()
         self._reading = 0  # reads under way
         self._opened = 0  # handles since the last sweep
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
@@ -112,7 +101,7 @@ class WorkerOperations(Operations):
     @property
     def working(self) -> bool:
         """Whether requests, or work in the background of a version, are under way."""
-        return bool(self._retired) or self.current.users > len(self._files) + len(self._directories)
+        return self.current.users > len(self._files) + len(self._directories)
 
     @property
     def idle(self) -> bool:
@@ -137,19 +126,12 @@ class WorkerOperations(Operations):
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """As Operations.getattr(); a file without its name may be open in another process."""
-        await self._settled(inode)
         try:
             return cast(EntryAttributes, await _getattr(self, inode, ctx))
         except (NotFound, pyfuse3.FUSEError):
             if not await self._fetch_handles(inode):
                 raise
         return cast(EntryAttributes, await _getattr(self, inode, ctx))
-
-    @handler
-    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        """As Operations.readlink()."""
-        await self._settled(inode)
-        return cast(FileNameT, await _readlink(self, inode, ctx))
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
@@ -182,10 +164,8 @@ class WorkerOperations(Operations):
         directory = self._directories.get(fh)
         if directory is None:
             slot = self._slot(fh)
-            version = await self._at(slot.generation)
-            directory = DirectoryHandle(version.store, self.inodes.key(slot.inode), self.inodes, version)
-            directory.old = version is not self.current
-            version.users += 1
+            directory = DirectoryHandle(self.store, self.inodes.key(slot.inode), self.inodes, self.current)
+            self.current.users += 1
             self._directories[fh] = directory
         directory.resume(*self._handles.place(fh))
         await _readdir(self, fh, start_id, token)
@@ -201,12 +181,6 @@ class WorkerOperations(Operations):
             await self._close_directory(fh, directory)
 
     # -- files
-
-    @handler
-    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """As Operations.open()."""
-        await self._settled(inode)
-        return cast(FileInfo, await _open(self, inode, flags, ctx))
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -227,29 +201,6 @@ class WorkerOperations(Operations):
         if file is not None:
             self._released(file)
             self._handles.free(fh)
-
-    # -- versions
-
-    def show(self, version: StoreVersion) -> None:
-        """As Operations.show(); the old version stays as long as any process has a handle of it."""
-        old, generation, pages = self.current, self.inodes.generation, self._page_versions
-        old.users += 1
-        super().show(version)
-        self.inodes.store = version.store
-        self._page_versions = pages
-        self._generations[generation + 1] = version
-        if self.background is not None:
-            self.background.start_soon(self._let_go, old, generation)
-        self._switched.set()
-        self._switched = trio.Event()
-
-    async def _let_go(self, version: StoreVersion, generation: int) -> None:
-        while any(  # noqa: ASYNC110  (other processes close them)
-            slot.generation <= generation for _handle, slot in self._handles.open_ones()
-        ):
-            await trio.sleep(1)
-        self._generations.pop(generation, None)
-        self.leave(version)
 
     async def sweep(self) -> None:
         """Close what other processes have released, for ever."""
@@ -287,15 +238,14 @@ class WorkerOperations(Operations):
         self._opened += 1
         if self._opened > max(_OPENED, len(self._files) // 2):
             self._sweep()
-        generation = self.inodes.generation
         if isinstance(value, OpenFile):
             known = 0 if value.value is None or self.current.store.immutable else _known_version(value.value)
             descriptor = None if known == 0 else value.descriptor
-            number = self._handles.take(value.inode, generation, known, descriptor, False)
+            number = self._handles.take(value.inode, known, descriptor, False)
         else:
             assert isinstance(value, DirectoryHandle)
             inode = self.inodes.peek(value.key) or 0
-            number = self._handles.take(inode, generation, 0, None, True)
+            number = self._handles.take(inode, 0, None, True)
         if number is None:
             if isinstance(value, OpenFile):
                 self._released(value)
@@ -309,38 +259,6 @@ class WorkerOperations(Operations):
         if slot is None:
             raise pyfuse3.FUSEError(errno.EBADF)
         return slot
-
-    async def _at(self, generation: int) -> StoreVersion:
-        """Return the version of a generation; ESTALE if this process has begun after it was replaced."""
-        await self._reach(generation)
-        version = self._generations.get(generation)
-        if version is None:
-            raise pyfuse3.FUSEError(errno.ESTALE)
-        return version
-
-    async def _settled(self, inode: int) -> None:
-        """Wait until this process shows the version of an inode: another one may be ahead in a refresh."""
-        generation = self.inodes.find(inode).generation
-        if generation > self.inodes.generation:
-            await self._reach(generation)
-
-    async def _reach(self, generation: int) -> None:
-        if generation <= self.inodes.generation:
-            return
-        with trio.move_on_after(_SWITCH):
-            while generation > self.inodes.generation:
-                await self._switched.wait()
-        if generation > self.inodes.generation:
-            raise pyfuse3.FUSEError(errno.ESTALE)
-
-    def _found_version(self, inode: int) -> StoreVersion:
-        try:
-            return super()._found_version(inode)
-        except pyfuse3.FUSEError:
-            version = self._generations.get(self.inodes.find(inode).generation)
-            if version is None or not any(slot.inode == inode for _handle, slot in self._handles.open_ones()):
-                raise
-            return version
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         found = super()._absent_for(parent_inode, name)
@@ -357,8 +275,7 @@ class WorkerOperations(Operations):
 
     async def _reopen(self, handle: int) -> None:
         """Open here what another process has open: the same bytes, or an error."""
-        slot = self._slot(handle)
-        version = await self._at(slot.generation)
+        slot, version = self._slot(handle), self.current
         file = OpenFile(self.inodes.key(slot.inode), slot.inode, None)
         value: Value | None = None
         try:
