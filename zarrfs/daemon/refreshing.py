@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -23,9 +23,6 @@ from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
 
-if TYPE_CHECKING:
-    from zarrfs.daemon.workers import Team
-
 log = logging.getLogger(__name__)
 
 
@@ -34,13 +31,13 @@ class Refresher:
 
     def __init__(
         self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None,
-        team: Team | None = None,
+        has_workers: bool = False,
     ) -> None:  # fmt: skip
-        """`device` is the st_dev of the mount; `team` has its other processes."""
+        """`device` is the st_dev of the mount."""
         self.options = options
         self._operations, self._plan = operations, plan
         self._kernel, self.device = kernel, device
-        self._team = team
+        self._has_workers = has_workers
         self._lock = trio.Lock()
 
     @property
@@ -56,7 +53,7 @@ class Refresher:
     @property
     def refusal(self) -> str | None:
         """Why this mount cannot be refreshed; None if it can."""
-        if self._team is not None:
+        if self._has_workers:
             return (f"{self._plan.source}: a mount with workers= is not refreshed: its processes would change one "
                     "after the other, and show two versions meanwhile; unmount it and mount it again")  # fmt: skip
         if self.options.upperdir is None:
@@ -116,11 +113,6 @@ class Refresher:
         operations.begin(version, version.get_ready)
         await self._kernel.names(known)
         return True
-
-    def discard_plan(self) -> None:
-        """Unlink the index that other processes may have had to open, if it is temporary."""
-        if self._team is not None:
-            discard(self._plan)
 
     def _plan_again(self, options: Options) -> Plan:
         """Plan the source as it is now. Runs in a thread."""
