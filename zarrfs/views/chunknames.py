@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from zarrfs.store.api import join_key, split_key
 from zarrfs.zarr.grid import Grid
-from zarrfs.zarr.keys import KeyTemplate
+from zarrfs.zarr.keys import KeyTemplate, sorted_numbers
 from zarrfs.zarr.model import ArrayMetadata
 
 
@@ -180,32 +180,10 @@ def _names(
 
 
 def _numbers(shards: Sequence[int], per_shard: int, count: int, head: str, after: str) -> Iterator[int]:
-    """Yield the numbers below `count` of the inner chunks of `shards` in the order of their text: 1, 10, 2.
-
-    Numbers are walked as a tree (12 is a child of 1). A subtree without shards, or before `after`, is skipped whole.
-    """
+    """Yield the numbers below `count` of the inner chunks of `shards` in the order of their text: 1, 10, 2."""
 
     def has(start: int, stop: int) -> bool:
         at = bisect.bisect_left(shards, start // per_shard)
-        return start < count and at < len(shards) and shards[at] * per_shard < stop
+        return at < len(shards) and shards[at] * per_shard < stop
 
-    def subtree(number: int) -> bool:
-        start, stop = number, number + 1
-        while start < count:
-            if has(start, stop):
-                return True
-            start, stop = start * 10, stop * 10
-            if not number:
-                return False
-        return False
-
-    stack = list(range(9, -1, -1))
-    while stack:
-        number = stack.pop()
-        name = f"{head}{number}"
-        if (name < after and not after.startswith(name)) or not subtree(number):
-            continue
-        if has(number, number + 1):
-            yield number
-        if number:
-            stack += range(number * 10 + 9, number * 10 - 1, -1)
+    return sorted_numbers(head, "", count, after, has)

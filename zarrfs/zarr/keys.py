@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.errors import MetadataError
@@ -172,7 +172,7 @@ def _names(part: _Part, grid: Grid, after: str, head: str = "") -> Iterator[str]
         return
     axis, rest = part[0], part[1:]
     text = rest[0] if rest and isinstance(rest[0], str) else ""
-    numbers = _sorted_numbers(head, text, grid.counts[int(axis)], after)
+    numbers = sorted_numbers(head, text, grid.counts[int(axis)], after)
     if len(rest) <= (1 if text else 0):
         for number in numbers:
             name = f"{head}{number}{text}"
@@ -183,12 +183,27 @@ def _names(part: _Part, grid: Grid, after: str, head: str = "") -> Iterator[str]
             yield from _names(rest, grid, after, f"{head}{number}")
 
 
-def _sorted_numbers(head: str, text: str, count: int, after: str) -> Iterator[int]:
+def sorted_numbers(
+    head: str, text: str, count: int, after: str, has: Callable[[int, int], bool] | None = None
+) -> Iterator[int]:
     """Yield the numbers below `count` in the order of the names head + number + text..., which follow `after`.
 
     The numbers are walked as a tree (12 is a child of 1). A subtree that sorts before `after` is skipped whole, so
-    that resuming a long listing is cheap.
+    that resuming a long listing is cheap. So is one without any number that is wanted: has(start, stop) says whether
+    one of [start, stop) is; None: all are.
     """
+
+    def wanted(number: int) -> bool:  # it, or a number whose digits begin with its digits
+        assert has is not None
+        start, stop = number, number + 1
+        while start < count:
+            if has(start, stop):
+                return True
+            if not number:
+                return False
+            start, stop = start * 10, stop * 10
+        return False
+
     parent_first = text[:1] < "0"  # 1 precedes 12 because "1." < "12."
     stack = [(number, False) for number in range(min(10, count) - 1, -1, -1)]
     while stack:
@@ -199,10 +214,13 @@ def _sorted_numbers(head: str, text: str, count: int, after: str) -> Iterator[in
         name = f"{head}{number}"
         if name < after and not after.startswith(name):
             continue  # every name that begins with it is less than `after`, too
-        if parent_first:
-            yield number
-        else:
-            stack.append((number, True))
+        if has is not None and not wanted(number):
+            continue
+        if has is None or has(number, number + 1):
+            if parent_first:
+                yield number
+            else:
+                stack.append((number, True))
         if number and number * 10 < count:
             stop = min(number * 10 + 10, count)
             stack += [(child, False) for child in range(stop - 1, number * 10 - 1, -1)]
