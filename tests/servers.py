@@ -532,7 +532,7 @@ def _post(url: str, body: bytes) -> None:
 
 
 class Azure(NamedTuple):
-    """A server of Azure's blobs. `private` and `public` are containers; `options` those for fsspec by who reads."""
+    """A server of Azure's blobs: the containers `private` and `public`, and `options` of fsspec by credentials."""
 
     private: str
     public: str

@@ -1,4 +1,4 @@
-"""What many nodes cost: `scripts/bench nodes`. A model, fitted to 1 and 4 mounts, checked against 16 real ones.
+"""Model the cost of many nodes, `scripts/bench nodes`: fitted to 1 and 4 mounts, checked against 16 real ones.
 
 Nodes are mounts (or copies) of this machine. nginx's log tells what the server has sent; strace, which files below the
 directory that all nodes share are opened, and which locks are asked for. Flux is measured where `flux` is on PATH.
@@ -43,7 +43,7 @@ Each node reads all of {VALUES} chunks of {CHUNK >> 10} KiB. The model is fitted
 
 
 class Cost(NamedTuple):
-    """What all nodes together cost the server and the file system that they share."""
+    """The cost of all nodes together for the server and the file system that they share."""
 
     sent: float  # bytes of the server for each byte of the data
     opens: float  # of shared files

@@ -1,4 +1,4 @@
-"""The other processes that answer a mount (workers=): how they are started, replaced, asked and ended.
+"""Start, replace, query and stop the other processes that answer a mount (workers=).
 
 A process without threads and databases, the starter, is forked while the first process has neither. It forks a worker
 for each order of the first process. The kernel kills the starter with the first process, and the workers with the
@@ -405,7 +405,7 @@ class Team:
             await trio.sleep(pause)
 
     async def _adapt(self, nursery: trio.Nursery) -> None:
-        """Start a worker when those that run cannot get ahead of the requests for some seconds; end idle ones."""
+        """Start a worker when those that run cannot keep up with the requests for some seconds; end idle ones."""
         shared, busy, wanted = self._session.shared, 0, 0
         used = [(0, time.monotonic())] * self._count  # by process: requests, and since when there were no more
         while True:

@@ -1,4 +1,4 @@
-"""What the processes of one mount share: inode numbers, open handles, versions of cached pages, and their turns.
+"""Memory that the processes of one mount share: inode numbers, open handles, versions of cached pages, who is parked.
 
 All of it lies in memory that is mapped before the fork. A process writes only cells of its own, or cells of eight
 bytes of which any value is safe, so there are no locks that a killed process could hold.

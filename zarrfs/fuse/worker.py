@@ -100,12 +100,12 @@ class WorkerOperations(Operations):
 
     @property
     def working(self) -> bool:
-        """Whether requests, or work in the background of a version, are under way."""
+        """Return whether requests, or work in the background of a version, are under way."""
         return self.current.users > len(self._files) + len(self._directories)
 
     @property
     def idle(self) -> bool:
-        """Whether this process waits to be called, and nobody reads or needs what it has open."""
+        """Return whether this process is parked, with no read under way and nothing open."""
         self._sweep()
         parked = self._shared.cell(self.process, PARKED)
         return bool(parked) and not (self._reading or self._files or self._directories)

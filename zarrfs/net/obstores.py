@@ -382,10 +382,10 @@ class FastStore:
 def _signer(
     family: str, store: Callable[[dict[str, Any]], Any], config: dict[str, Any]
 ) -> Callable[[str], str | None] | None:
-    """Return what makes URLs that grant access to a key, without asking anybody; None where there is no such way.
+    """Return a function that makes URLs which grant access to a key, without a request; None if there is none.
 
-    It returns None for a key that it cannot sign. Of who is anonymous, or has a token that is in every URL, the place
-    is taken from a URL that nobody else signs.
+    The function returns None for a key that it cannot sign. Anonymous requests, and those whose token is part of every
+    URL, need no signature: their URLs differ in the key alone.
     """
     import obstore
 

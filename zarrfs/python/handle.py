@@ -119,7 +119,7 @@ class StoreHandle:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the commands warn of: entries that were left out of the source, and why."""
+        """The warnings of the commands: entries that were left out of the source, and why."""
         return self.opened().warnings
 
     # -- as a mapping of keys to bytes
@@ -131,7 +131,7 @@ class StoreHandle:
             raise KeyError(key) from exc
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is a file or a link of this key."""
+        """Return whether there is a file or a link of this key."""
         try:
             return isinstance(key, str) and self.info(key).kind is not Kind.DIRECTORY
         except StoreError:
@@ -155,7 +155,7 @@ class StoreHandle:
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Return whether close() was called."""
         return self._closed
 
     def __enter__(self) -> StoreHandle:
@@ -173,7 +173,7 @@ class StoreHandle:
         return _unpickled, (self.source, self._items, self._fingerprint)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both show the same version of a source with the same options."""
+        """Return whether both show the same version of a source with the same options."""
         return isinstance(other, StoreHandle) and self._identity == other._identity
 
     def __hash__(self) -> int:
@@ -205,7 +205,7 @@ class StoreHandle:
 
     @property
     def ready(self) -> bool:
-        """Whether opened() returns at once."""
+        """Return whether opened() returns at once."""
         return self._opened is not None and self._opened.usable
 
     def opened(self) -> _Opened:
