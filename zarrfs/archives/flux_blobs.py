@@ -157,6 +157,7 @@ class _Helper:
     async def load(self, digest: bytes, timeout: float) -> tuple[int, Buffer]:
         """Return (0, blob) or (errno, reason). Raises _Ended, or trio.TooSlowError after `timeout` seconds."""
         if self.ended:
+            await self._gone.wait()  # the reason comes with the exit status
             raise _Ended(self.ended)
         while True:
             self._number = self._number % (_NUMBERS - 1) + 1
