@@ -23,6 +23,7 @@ from tests.archives.compiled import file, opened, put
 from tests.conftest import PROGRAM, open_descriptors, run
 from tests.copying.extracting import FileState, extract, snapshot, write
 from tests.copying.test_copy import no_processes
+from tests.mounts.mounting import alive
 from zarrfs.archives import blob_sources
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.copying import copy, copy_processes
@@ -151,7 +152,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     began = time.monotonic()
-    while any(os.path.exists(f"/proc/{child}") for child in children):
+    while any(alive(int(child)) for child in children):
         assert time.monotonic() - began < 10
     done = run(*command)
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import zarrfs
+from tests.mounts.mounting import alive
 from zarrfs.system import mounts
 
 PROGRAM = """
@@ -42,10 +43,10 @@ def daemons(parent: int) -> list[int]:
 
 def wait_until_gone(path: Path, pid: int) -> None:
     deadline = time.monotonic() + 20
-    while (mounts.mount_at(str(path)) or os.path.lexists(f"/proc/{pid}")) and time.monotonic() < deadline:
+    while (mounts.mount_at(str(path)) or alive(pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert mounts.mount_at(str(path)) is None
-    assert not os.path.lexists(f"/proc/{pid}")
+    assert not alive(pid)
 
 
 def test_a_block_has_a_mount(source: str, caplog: pytest.LogCaptureFixture) -> None:
