@@ -167,6 +167,17 @@ def test_an_unknown_option_suggests_the_closest() -> None:
     assert parse(["zzz", "strict"], sloppy=True).options.strict
 
 
+def test_every_protocol_that_fsspec_has_may_have_options() -> None:
+    """Those of packages, and those that a program registers, as well; sloppy ignores the others, as in mount(8)."""
+    import fsspec
+
+    protocols = {name for name in fsspec.available_protocols() if "_" not in name}
+    assert set(parse([f"{protocol}.x=1" for protocol in protocols]).options.storage) == protocols
+    fsspec.register_implementation("trial", "fsspec.implementations.memory.MemoryFileSystem", clobber=True)
+    assert parse(["trial.x=1"]).options.storage == {"trial": {"x": 1}}
+    assert parse(["s4.anon=true", "strict"], sloppy=True).options == Options(strict=True)
+
+
 @pytest.mark.parametrize(
     ("item", "says"),
     [
@@ -185,8 +196,15 @@ def test_an_unknown_option_suggests_the_closest() -> None:
          " (did you mean private?)"),
         ("strict=maybe", "option strict=maybe: expected nothing, true or false"),
         ("base=", "option base=: expected a value"),
+        ("s4.anon=true", "option s4.anon: unknown protocol 's4' (did you mean s3?)"),
+        ("htpp://h.token=x", "option htpp://h.token: unknown protocol 'htpp' (did you mean http?)"),
+        ("xyzzy.a=1", "option xyzzy.a: unknown protocol 'xyzzy': neither fsspec nor an installed package has it"),
+        ("http.headers=x", 'option http.headers: expected names and values in JSON: {"NAME": "VALUE"}'),
+        ("s3a.config_kwargs=3", 'option s3a.config_kwargs: expected names and values in JSON: {"NAME": "VALUE"}'),
+        ('https.client_kwargs={"headers": "x"}',
+         'option https.client_kwargs: headers: expected names and values in JSON: {"NAME": "VALUE"}'),
     ],
-)
+)  # fmt: skip
 def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse([item])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Assignments, put
 from zarrfs.config.redaction import is_secret, names_file, without_secrets
+from zarrfs.config.storage import check_storage
 from zarrfs.config.values import (
     DEPTH,
     content,
@@ -188,6 +189,10 @@ class _Reading:
                     raise self._wrong(f"{at} {key}", "is no value that an option can have")
                 if is_secret(key, one):
                     self.secret = self.secret or f"{at} {key}"
+            try:
+                check_storage(place, {key: one for key, one in value.items() if not _from_file(one)})
+            except UsageError as exc:
+                raise self._wrong(at, str(exc)) from None
             given.storage.setdefault(place, {}).update(value)
 
     def _table(self, value: Any, at: str) -> Mapping[str, Any]:
@@ -224,6 +229,10 @@ def _plain(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_plain, value))
     return isinstance(value, str | int | float)
+
+
+def _from_file(value: object) -> bool:
+    return isinstance(value, str) and names_file(value)
 
 
 def _quoted(text: str) -> str:

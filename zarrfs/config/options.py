@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from zarrfs.config.redaction import redacted_item, without_secrets
+from zarrfs.config.storage import check_storage, is_known
 from zarrfs.config.values import (
     ALLOWED,
     AUTO,
@@ -600,6 +601,8 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             put(given, name, value if equals else None)
         elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
             given.writable, given.values["ro"] = True, False
+        elif place and sloppy and not is_known(place[1]):
+            pass
         elif place:
             single.setdefault(place[1], {})[place[2]] = _json(value) if equals else True
         elif "://" in name:
@@ -650,6 +653,7 @@ def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = N
                 options[name] = from_files(value)
             except ValueError as exc:
                 raise UsageError(f"option {place}.{name}: {exc}") from None
+        check_storage(place, options)
     outcome.options = Options(**values, storage=storage)
     outcome.writable &= not values.get("ro")
     return outcome

@@ -83,7 +83,10 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
         proxy_headers.setdefault("Proxy-Authorization", basic(*_pair("proxy_auth", given("proxy_auth"))))
     verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
     tls = Tls(authorities, verify, _path(options.get("client_cert")), _path(options.get("client_key")))
-    redirects = int(options.get("max_redirects", _REDIRECTS)) if options.get("allow_redirects", True) else 0
+    most = options.get("max_redirects", _REDIRECTS)
+    if not isinstance(most, int) and not str(most).isdecimal():
+        raise ValueError("http.max_redirects is not a whole number")
+    redirects = int(most) if options.get("allow_redirects", True) else 0
     return WebOptions(
         _checked(headers), "; ".join(f"{name}={value}" for name, value in _checked(cookies).items()),
         {str(name): str(value) for name, value in (options.get("params") or {}).items()}, given("proxy"),

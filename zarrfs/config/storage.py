@@ -1,0 +1,61 @@
+"""Rules of storage options: which protocols there are, and which options hold names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from zarrfs.config.urls import names
+from zarrfs.config.values import did_you_mean
+from zarrfs.errors import UsageError
+
+# The names that fsspec knows, with and without a package for them; importing fsspec to ask it takes half a second.
+_KNOWN = frozenset(
+    (
+        "abfs", "abfss", "adl", "arrow_hdfs", "async_wrapper", "asynclocal", "asyncwrapper", "az", "blockcache", "box",
+        "cached", "dask", "data", "dbfs", "dir", "dropbox", "dvc", "file", "filecache", "ftp", "gcs", "gdrive",
+        "generic", "gist", "git", "github", "gs", "hdfs", "hf", "http", "https", "jlab", "jupyter", "lakefs",
+        "libarchive", "local", "memory", "oci", "ocilake", "oss", "pyscript", "reference", "root", "s3", "s3a", "sftp",
+        "simplecache", "smb", "ssh", "tar", "tos", "tosfs", "wandb", "webdav", "webhdfs", "zarrfs", "zip",
+    )
+)  # fmt: skip
+_OBJECTS = {  # options that hold an object, by the first name of their protocol
+    "http": ("client_kwargs", "cookies", "headers", "params", "proxy_headers"),
+    "s3": ("client_kwargs", "config_kwargs", "s3_additional_kwargs"),
+    "gcs": ("session_kwargs",),
+}
+
+
+def is_known(place: str) -> bool:
+    """Return whether `place`, a protocol or PROTOCOL://HOST, has a protocol that fsspec or a package knows."""
+    protocol = place.partition("://")[0]
+    return protocol in _KNOWN or protocol in _installed()
+
+
+def check_storage(place: str, options: Mapping[str, object]) -> None:
+    """Raise UsageError for an unknown protocol, with the nearest known one, and for text where an object belongs."""
+    protocol = place.partition("://")[0]
+    if not is_known(place):
+        hint = did_you_mean(protocol, sorted({*_KNOWN, *_installed()}), 0.5)
+        more = hint or ": neither fsspec nor an installed package has it"
+        raise UsageError(f"option {place}.{next(iter(options), 'NAME')}: unknown protocol {protocol!r}{more}")
+    family = names(protocol)[0]
+    for name in _OBJECTS.get(family, ()):
+        _check_object(f"option {place}.{name}", options.get(name))
+    client = options.get("client_kwargs")
+    if family == "http" and isinstance(client, Mapping):
+        for name in ("cookies", "headers"):
+            _check_object(f"option {place}.client_kwargs: {name}", client.get(name))
+
+
+def _check_object(where: str, value: object) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(f'{where}: expected names and values in JSON: {{"NAME": "VALUE"}}')
+
+
+def _installed() -> Iterator[str]:
+    """Yield the protocols of packages, and those that this process has registered."""
+    import fsspec
+    from fsspec.registry import known_implementations
+
+    yield from known_implementations  # with the entry points of packages
+    yield from fsspec.registry
