@@ -68,6 +68,32 @@ def test_urls_without_a_document(nginx: Nginx) -> None:
         read_document(f"http://127.0.0.1:{free_port()}/x.json", OPTIONS)
 
 
+def test_options_that_no_request_can_have_are_an_error_of_the_source() -> None:
+    with pytest.raises(SourceError, match=r"these options: http\.max_redirects is not a whole number"):
+        read_document("http://localhost/x.json", Options(storage={"http": {"max_redirects": "x"}}))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\x89HDF\r\n\x1a\n" + bytes(600), "is a NetCDF-4 or HDF5 file, and no source: make a reference set of it"
+         " with kerchunk.hdf.SingleHdf5ToZarr (docs/reference-sets.md)"),
+        (b"CDF\x01\0", "is a NetCDF-3 file, and no source: "),
+        (b"CDF\x05\0", "is a NetCDF-3 file (CDF-5), and no source: convert it: nccopy -k nc4"),
+        (b"GRIB\0\0\0\2", "is a GRIB file, "),
+        (b"MM\0*\0", "is a TIFF file, "),
+        (b"SIMPLE  =   T", "is a FITS file, "),
+    ],
+)  # fmt: skip
+def test_a_file_of_data_is_named_with_what_makes_a_set_of_it(nginx: Nginx, data: bytes, says: str) -> None:
+    (nginx.plain.root / "data").write_bytes(data)
+    for source in (str(nginx.plain.root / "data"), f"{nginx.plain.url}/data"):
+        for kind in (None, "references", "archive", "zarr"):
+            with pytest.raises(SourceError) as caught:
+                prepare.prepare(source, Options(retries=0, type=kind))
+            assert str(caught.value).startswith(f"{source}: {says}")
+
+
 @pytest.mark.parametrize("sized", [True, False])
 def test_a_document_over_the_limit(faulty: Faulty, sized: bool) -> None:
     url = faulty.put("/large.json", b'{"a": "inline"}' * 1000, forever=None if sized else "endless")

@@ -16,6 +16,7 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
 from zarrfs.documents.compilation import ReadingProgress
 from zarrfs.documents.compressed import is_compressed, is_tar
+from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.net.responses import Entry, too_large
 from zarrfs.store.indexfile import MAGIC
@@ -70,14 +71,16 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
     async def main() -> T:
         from zarrfs.store.remotefiles import RemoteFiles
 
-        files = RemoteFiles(dataclasses.replace(options, patience="none"))  # whoever opens a source waits for it
+        files: RemoteFiles | None = None
         try:
+            files = RemoteFiles(dataclasses.replace(options, patience="none"))  # the caller waits for no outage
             return await function(files, url, options)
         except ReadError as exc:
             raise SourceError(without_secrets(url), exc.reason) from exc
         finally:
-            with trio.CancelScope(shield=True):
-                await files.aclose()
+            if files is not None:
+                with trio.CancelScope(shield=True):
+                    await files.aclose()
 
     if not trio.lowlevel.in_trio_run():
         return trio.run(main)
@@ -122,6 +125,8 @@ async def _read_document(
         start = await head(files, system, path)
         if is_tar(start):
             return FetchedDocument(await _from_dump(files, url, member, options), entry.mtime_ns, in_tar, dump=True)
+        if wrong := why_no_source(start):
+            raise SourceError(without_secrets(url), wrong)
         json = start.lstrip()[:1] in (b"{", b"[")
         if doubtful and not json and not is_compressed(start) and not start.startswith(MAGIC):
             return None

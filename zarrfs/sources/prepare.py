@@ -29,6 +29,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import protocols, same_server
 from zarrfs.documents.compilation import Compilation, ReadingProgress, Validation
 from zarrfs.documents.compressed import is_tar, is_zip
+from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan, discard
@@ -62,6 +63,9 @@ def prepare(source: str, options: Options) -> Plan:
         if isinstance(found, Plan):
             return found
         until_compiled.enter_context(contextlib.closing(found))
+        with found.open() as file:
+            if wrong := why_no_source(file.read(_PEEK)):
+                raise SourceError(found.source, wrong)
         options = _for_blobs(options, found.blobs)
         if options.type == "zarr":
             raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")

@@ -12,6 +12,7 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.compressed import is_zip
+from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
@@ -181,8 +182,10 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
     if there is not None:
         return Plan(shown, "zarr", url=url)
-    if urls.protocols(url)[:1] != ["zip"] and await _is_zip(files, system, path):
+    start = await _head(files, system, path)
+    if urls.protocols(url)[:1] != ["zip"] and is_zip(start):
         return await _plan_remote(files, f"zip://::{url}", options)
+    problem = why_no_source(start) or problem
     raise SourceError(shown, problem or "no Zarr metadata there, and the server shows no listing")
 
 
@@ -245,11 +248,12 @@ async def _root_document(
     return None
 
 
-async def _is_zip(files: RemoteFiles, system: System, path: str) -> bool:
+async def _head(files: RemoteFiles, system: System, path: str) -> bytes:
+    """Read the first bytes of a file; b"" if there is none."""
     try:
-        return is_zip(await head(files, system, path))
+        return await head(files, system, path)
     except (TargetMissing, AccessDenied):
-        return False
+        return b""
 
 
 def _is_web(url: str) -> bool:

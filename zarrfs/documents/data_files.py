@@ -1,0 +1,26 @@
+"""Files of data, which a reference set describes: recognised by their first bytes, to say what to do with them."""
+
+from __future__ import annotations
+
+_FORMATS = {  # first bytes: (name, what makes a reference set of such a file)
+    b"\x89HDF\r\n\x1a\n": ("a NetCDF-4 or HDF5 file", "kerchunk.hdf.SingleHdf5ToZarr"),
+    b"CDF\x01": ("a NetCDF-3 file", "kerchunk.netCDF3.NetCDF3ToZarr"),
+    b"CDF\x02": ("a NetCDF-3 file", "kerchunk.netCDF3.NetCDF3ToZarr"),
+    b"CDF\x05": ("a NetCDF-3 file (CDF-5)", ""),
+    b"\x0e\x03\x13\x01": ("an HDF4 file", "kerchunk.hdf4.HDF4ToZarr"),
+    b"GRIB": ("a GRIB file", "kerchunk.grib2.scan_grib"),
+    b"II*\0": ("a TIFF file", "kerchunk.tiff.tiff_to_zarr"),
+    b"MM\0*": ("a TIFF file", "kerchunk.tiff.tiff_to_zarr"),
+    b"II+\0": ("a TIFF file", "kerchunk.tiff.tiff_to_zarr"),  # BigTIFF
+    b"MM\0+": ("a TIFF file", "kerchunk.tiff.tiff_to_zarr"),
+    b"SIMPLE  =": ("a FITS file", "kerchunk.fits.process_file"),
+}
+
+
+def why_no_source(head: bytes) -> str | None:
+    """Return what a file of data that begins with `head` is, and how it becomes a source; None for other files."""
+    for magic, (name, maker) in _FORMATS.items():
+        if head.startswith(magic):
+            remedy = f"make a reference set of it with {maker}" if maker else "convert it: nccopy -k nc4"
+            return f"is {name}, and no source: {remedy} (docs/reference-sets.md)"
+    return None
