@@ -59,6 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
 
 
+def pytest_collection_finish() -> None:
+    """Keep a million objects of modules and tests out of garbage collections, each of which would take 0.6 s more."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """With -n auto: one more than there are cores, as tests also wait for servers and for time to pass."""
