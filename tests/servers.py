@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 
 _START_SECONDS = 20.0
+_RESERVED: list[socket.socket] = []
 
 
 class Web(NamedTuple):
@@ -123,10 +124,15 @@ def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nobody listens, and that no other program is given as long as this process runs.
+
+    A server that sets SO_REUSEADDR, as they do, can listen on it.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    _RESERVED.append(reserved)
+    return int(reserved.getsockname()[1])
 
 
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:

@@ -61,8 +61,8 @@ def counters_of(mountpoint: Path) -> dict[str, Any]:
     return dict(json.loads(os.getxattr(mountpoint, "user.zarrfs.stats")))
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for a condition."""
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for a condition. `seconds` are for a machine that does other things as well."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited for in vain"
@@ -72,7 +72,7 @@ def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 def log_of(mountpoint: Path) -> str:
     """Return the log of the daemon of a `mounted` mount, after its thread has written all lines."""
     path = mountpoint.parent / f"{mountpoint.name}.log"
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     with contextlib.suppress(OSError):  # it is unmounted, and all is written
         while counters_of(mountpoint)["log"]["waiting"] and time.monotonic() < until:
             time.sleep(0.005)
