@@ -116,7 +116,7 @@ def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
     assert len(requests) <= VALUES + OTHERS, unusual(requests)
 
 
-@pytest.fixture(params=["/", "/old/"])
+@pytest.fixture
 def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Iterator[tuple[str, list[str]]]:
     """(URL of a store that has moved to another server, below a prefix or not; requests that the first one got)."""
     seen: list[str] = []
@@ -144,7 +144,9 @@ def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Itera
         server.shutdown()
 
 
-@pytest.mark.parametrize("client", ["auto", "fsspec"])
+@pytest.mark.parametrize(
+    ("moved", "client"), [("/", "auto"), ("/old/", "auto"), ("/old/", "fsspec")], indirect=["moved"]
+)
 def test_a_redirect_is_followed_once(
     moved: tuple[str, list[str]], client: str, nginx: Nginx, tmp_path: Path
 ) -> None:
@@ -257,29 +259,31 @@ def shell(root: Path, *command: str) -> None:
     subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL, timeout=100, check=True)
 
 
-WALKS = {"find": ("find", "."), "du": ("du", "-s", "."), "ls": ("ls", "-lR", ".")}
+FIND, LS = ("find", "."), ("ls", "-lR", ".")  # ls looks at all that find and du do, and at more
 
 
-@pytest.mark.parametrize("kind", ["s3 v3", "s3 v2"])
-def test_walks_of_an_object_store(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+@pytest.mark.parametrize(("kind", "walk"), [("s3 v3", FIND), ("s3 v3", LS), ("s3 v2", LS)])
+def test_walks_of_an_object_store(
+    kind: str, walk: tuple[str, ...], tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
+) -> None:
     """One listing tells all: names, sizes and times."""
     served = put(kind, tmp_path, nginx, s3, bucket)
-    for walk in WALKS.values():
-        with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
-            requests = served.during(lambda: shell(root, *walk))  # noqa: B023
-        assert len(requests) <= 5, requests
+    with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+        requests = served.during(lambda: shell(root, *walk))
+    assert len(requests) <= 5, requests
 
 
-@pytest.mark.parametrize("kind", ["listing v3", "listing v2"])
-def test_walks_of_listing_pages(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+@pytest.mark.parametrize(("kind", "walk"), [("listing v3", FIND), ("listing v3", LS), ("listing v2", LS)])
+def test_walks_of_listing_pages(
+    kind: str, walk: tuple[str, ...], tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
+) -> None:
     served = put(kind, tmp_path, nginx, s3, bucket)
     store = nginx.listing.root / served.url.rpartition("/")[2]
     directories = 1 + sum(path.is_dir() for path in store.rglob("*"))
-    for walk in WALKS.values():
-        with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
-            requests = served.during(lambda: shell(root, *walk))  # noqa: B023
-        documents = 4 if kind.endswith("v3") else 12
-        assert len(requests) <= directories + documents, unusual(requests)
+    with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+        requests = served.during(lambda: shell(root, *walk))
+    documents = 4 if kind.endswith("v3") else 12
+    assert len(requests) <= directories + documents, unusual(requests)
 
 
 @pytest.mark.parametrize("kind", ["s3 v3", "listing v3"])
@@ -306,11 +310,12 @@ def test_copies_and_checks(
         assert len(original) == CHUNKS
 
 
+@pytest.mark.parametrize("served", ["s3 v3", "listing v2", "plain v3"], indirect=True)
 def test_a_second_mount_asks_nothing(served: Served, tmp_path: Path) -> None:
     """Within metadata_ttl=, which is over for the third one."""
     with mounted(served.url, tmp_path / "mnt", served.options) as root:
-        shell(root, *WALKS["ls"])
+        shell(root, *LS)
     with mounted(served.url, tmp_path / "mnt", served.options) as root:
-        assert served.during(lambda: shell(root, *WALKS["ls"])) == []
+        assert served.during(lambda: shell(root, *LS)) == []
     with mounted(served.url, tmp_path / "mnt", served.options, "metadata_ttl=0s") as root:
         assert served.during(lambda: os.stat(root / "x")) or served.url.count("plain")
