@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -179,18 +180,95 @@ def test_counters_are_those_of_all_processes(mount: Path) -> None:
     assert shown["open"] == after["open"]
 
 
-def test_a_refresh_is_refused(tmp_path: Path) -> None:
-    """One process would have the new version before another: a name of it could be absent there."""
+def test_open_files_keep_their_version_in_every_process(tmp_path: Path) -> None:
+    """Also in those that are started after the refresh."""
     target, document = tmp_path / "target", tmp_path / "set.json"
     target.write_bytes(b"old.new!")
-    document.write_text(json.dumps({"a/0": ["target", 0, 4]}))
+    document.write_text(json.dumps({"a/0": ["target", 0, 4], "a/1": "old"}))
     with mounted(document, tmp_path / "mnt", f"workers={WORKERS}") as mountpoint:
-        document.write_text(json.dumps({"a/0": ["target", 4, 4]}))
-        done = run("refresh", mountpoint)
-        assert (done.returncode, "a mount with workers= is not refreshed" in done.stderr) == (1, True)
-        os.kill(daemon_pid(mountpoint), signal.SIGHUP)
-        until(lambda: "is not refreshed" in log_of(mountpoint))
-        assert (mountpoint / "a/0").read_bytes() == b"old."
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        opened = [os.open(mountpoint / "a/0", os.O_RDONLY) for _ in range(2)]
+        document.write_text(json.dumps({"a/0": ["target", 4, 4], "a/2": "new"}))
+        assert run("refresh", mountpoint).returncode == 0
+        with stopped(daemon_pid(mountpoint)):
+            assert (mountpoint / "a/0").read_bytes() == b"new!"
+            assert sorted(os.listdir(mountpoint / "a")) == ["0", "2"]
+            assert os.read(opened[0], 9) == b"old."
+        old = workers(mountpoint)
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(set(workers(mountpoint)) - set(old)) == WORKERS - 1)
+        with stopped(daemon_pid(mountpoint)):
+            assert (mountpoint / "a/0").read_bytes() == b"new!"
+            assert os.read(opened[1], 9) == b"old."
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+# Processes of which each opens what it finds in the listing, and reads the number of the version: never a lower one
+# than any of them has read before, and never an absent file. They end when a file exists; prints how many were read.
+VERSIONS = """
+import mmap, os, sys
+root, end = sys.argv[1:]
+highest = mmap.mmap(-1, 8)
+pipe = os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        count = 0
+        while not os.path.exists(end):
+            least = int.from_bytes(highest[:8], "little")
+            with open(f"{root}/a/version") as file:
+                found = int(file.read())
+            assert found >= least, (found, least)
+            open(f"{root}/b/{found}").close()
+            if found > int.from_bytes(highest[:8], "little"):
+                highest[:8] = found.to_bytes(8, "little")
+            count += 1
+        os.write(pipe[1], b"%d\\n" % count)
+        os._exit(0)
+os.close(pipe[1])
+print(*open(pipe[0]).read().split())
+"""
+
+
+@pytest.mark.promise("S55")
+def test_readers_never_see_an_earlier_version_again(tmp_path: Path) -> None:
+    """A version is visible in all processes from one request on; names stay for those that have seen the version."""
+    document = tmp_path / "set.json"
+
+    def write(version: int) -> None:
+        names = {f"b/{number}": "" for number in range(version + 1)}
+        (tmp_path / "new").write_text(json.dumps({"a/version": str(version), **names}))
+        os.replace(tmp_path / "new", document)
+
+    write(0)
+    with mounted(document, tmp_path / "mnt", f"workers={WORKERS}") as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        command = [sys.executable, "-I", "-c", VERSIONS, mountpoint, tmp_path / "end"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as readers:
+            for version in range(1, 7):
+                write(version)
+                assert run("refresh", mountpoint).returncode == 0
+            (tmp_path / "end").touch()
+            assert readers.stdout is not None
+            counts = list(map(int, readers.stdout.read().split()))
+        assert len(counts) == 3
+        assert "is replaced" not in log_of(mountpoint)
+
+
+def test_a_worker_that_cannot_open_the_new_version_is_replaced(tmp_path: Path) -> None:
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "old"}))
+    with mounted(document, tmp_path / "mnt", f"workers={WORKERS}") as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        old = workers(mountpoint)
+        no_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(old[0], resource.RLIMIT_NOFILE, (3, no_files))
+        document.write_text(json.dumps({"a": "new", "b": ""}))
+        assert run("refresh", mountpoint).returncode == 0
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1 and old[0] not in workers(mountpoint))
+        assert "is replaced" in log_of(mountpoint)
+        with stopped(daemon_pid(mountpoint)):
+            assert (mountpoint / "a").read_text() == "new"
 
 
 def test_a_file_that_is_opened_again_is_in_the_page_cache(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ class Channel:
             raise MountError(failure)
         return value
 
+    def close(self) -> None:
+        """End run()."""
+        self._stream.socket.close()
+
     async def run(self) -> None:
         """Answer and receive answers until the other process ends."""
         try:

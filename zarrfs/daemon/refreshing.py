@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -23,6 +23,9 @@ from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
 
+if TYPE_CHECKING:
+    from zarrfs.daemon.workers import Team
+
 log = logging.getLogger(__name__)
 
 
@@ -31,13 +34,13 @@ class Refresher:
 
     def __init__(
         self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None,
-        has_workers: bool = False,
+        team: Team | None = None,
     ) -> None:  # fmt: skip
-        """`device` is the st_dev of the mount."""
+        """`device` is the st_dev of the mount, `team` its other processes."""
         self.options = options
         self._operations, self._plan = operations, plan
         self._kernel, self.device = kernel, device
-        self._has_workers = has_workers
+        self._team = team
         self._lock = trio.Lock()
 
     @property
@@ -53,9 +56,6 @@ class Refresher:
     @property
     def refusal(self) -> str | None:
         """Why this mount cannot be refreshed; None if it can."""
-        if self._has_workers:
-            return (f"{self._plan.source}: a mount with workers= is not refreshed: its processes would change one "
-                    "after the other, and show two versions meanwhile; unmount it and mount it again")  # fmt: skip
         if self.options.upperdir is None:
             return None
         return (f"{self._plan.source}: a mount with an upper directory is not refreshed: its changes "
@@ -90,29 +90,40 @@ class Refresher:
         operations, old = self._operations, self._operations.current
         options = dataclasses.replace(self.options, asked_since=time.time())
         plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True)
+        shown = False
         try:
             if _same(plan, self._plan) and not (force or old.changed):
                 return False
-            store = open_plan(plan, options)
+            store = open_plan(plan if self._team is None else dataclasses.replace(plan, temporary=False), options)
+            if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
+                await store.aclose()
+                rule = f"was {self._plan.kind} and is {plan.kind} now: unmount it and mount it again"
+                raise SourceError(plan.source, rule)
+            for warning in plan.warnings:
+                log.warning("%s: %s", plan.source, warning)
+            if self.device is not None:
+                store.forbid_device(self.device)
+            version = StoreVersion(store, options)
+            version.pusher = Pusher(store) if old.pusher is not None else None
+            known = operations.inodes.known() if operations.absent is not None else {}
+            version.adjust(self.options)  # they may have changed meanwhile
+            if self._team is not None:
+                await self._team.show(plan, options, version)
+            else:
+                operations.show(version)
+                operations.begin(version, version.get_ready)
+            shown = True
         finally:
-            discard(plan)  # the store that has it open keeps it
-        if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
-            await store.aclose()
-            rule = f"was {self._plan.kind} and is {plan.kind} now: unmount it and mount it again"
-            raise SourceError(plan.source, rule)
-        for warning in plan.warnings:
-            log.warning("%s: %s", plan.source, warning)
-        if self.device is not None:
-            store.forbid_device(self.device)
-        version = StoreVersion(store, options)
-        version.pusher = Pusher(store) if old.pusher is not None else None
-        known = operations.inodes.known() if operations.absent is not None else {}
-        version.adjust(self.options)  # they may have changed meanwhile
-        operations.show(version)
+            if self._team is None or not shown:
+                discard(plan)  # the store that has it open keeps it
+        self.discard_plan()
         self._plan = plan
-        operations.begin(version, version.get_ready)
         await self._kernel.names(known)
         return True
+
+    def discard_plan(self) -> None:
+        """Remove the temporary index of the visible version, if a process that starts could still have opened it."""
+        discard(self._plan)
 
     def _plan_again(self, options: Options) -> Plan:
         """Plan the source as it is now. Runs in a thread."""

@@ -31,7 +31,7 @@ from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
 from zarrfs.metrics import exporters, logs, process
 from zarrfs.prefetch.recording import RecordedRead, Recorder, records_to_warm, warm_mount
-from zarrfs.sources import check_view, discard, open_plan
+from zarrfs.sources import check_view, open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
@@ -117,7 +117,7 @@ def serve(
         store.forbid_device(device)
     operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
     kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
-    refresher = Refresher(operations, plan, of_store, kernel_names, device, team is not None)
+    refresher = Refresher(operations, plan, of_store, kernel_names, device, team)
     gc.collect()
     freeze_garbage_collector()
     try:
@@ -126,7 +126,7 @@ def serve(
     finally:
         pyfuse3.close(unmount=False)
         if several:  # any of them may have had to open its index until now
-            discard(plan)
+            refresher.discard_plan()
 
 
 def _set_priority(nice: int | None) -> None:

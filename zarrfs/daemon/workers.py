@@ -32,7 +32,7 @@ from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import sessionloop
 from zarrfs.fuse.shared import PARKED, RUNS, USES, WANTED, Shared
-from zarrfs.fuse.versions import CounterTotals
+from zarrfs.fuse.versions import CounterTotals, StoreVersion
 from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front, SharedWaiting, begin
 from zarrfs.metrics import exporters, logs
@@ -62,12 +62,19 @@ _SOON, _LATE = 0.1, 30.0  # seconds before a worker that has died is replaced
 
 
 @dataclasses.dataclass(frozen=True)
+class Opening:
+    """How a version of the source is opened."""
+
+    plan: Plan
+    options: Options
+
+
+@dataclasses.dataclass(frozen=True)
 class Order:
     """The start parameters of a worker."""
 
     process: int
-    plan: Plan
-    options: Options  # for opening the source
+    generations: dict[int, Opening]  # the last one is visible; the others have open files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,19 +207,22 @@ def _nothing(_number: int, _frame: object) -> None:
 def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
     """Answer requests until the mount is gone, in a process of its own."""
     options = session.options
-    logs.configure(options, options.foreground, session.mountpoint, order.plan.source)
+    *older, generation = order.generations
+    visible = order.generations[generation]
+    logs.configure(options, options.foreground, session.mountpoint, visible.plan.source)
     try:
         clone(session.device)
-        store = open_plan(order.plan, order.options)
-        if session.st_dev is not None:
-            store.forbid_device(session.st_dev)
-        operations = WorkerOperations(store, options, session.about, lambda: None, session.shared, order.process)
+        store = _opened(visible, session)
+        operations = WorkerOperations(
+            store, options, session.about, lambda: None, session.shared, order.process, generation
+        )
         operations.brief_absences = not session.epochs
         waiting = SharedWaiting(session.shared, order.process, session.front)
         session.front.operations = operations
         gc.collect()
         freeze_garbage_collector()
-        trio.run(_serve, operations, waiting, sock, session)
+        held = {number: order.generations[number] for number in older}
+        trio.run(_serve, operations, waiting, sock, session, held)
     except BaseException as exc:
         log.error("worker %d ends: %s", order.process, exc if isinstance(exc, ZarrfsError | OSError) else repr(exc))
         logs.finish()
@@ -221,10 +231,18 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
     os._exit(0)
 
 
+def _opened(opening: Opening, session: Session) -> Store:
+    store = open_plan(opening.plan, opening.options)
+    if session.st_dev is not None:
+        store.forbid_device(session.st_dev)
+    return store
+
+
 async def _serve(
-    operations: WorkerOperations, waiting: SharedWaiting, sock: socket.socket, session: Session
-) -> None:
-    worker = _Worker(operations)
+    operations: WorkerOperations, waiting: SharedWaiting, sock: socket.socket, session: Session,
+    held: dict[int, Opening],
+) -> None:  # fmt: skip
+    worker = _Worker(operations, session)
     channel = Channel(sock, worker.answer)
 
     async def until_first_ends() -> None:
@@ -239,12 +257,18 @@ async def _serve(
         operations.background = nursery
         operations.ask = functools.partial(channel.ask, "control")
         operations.started.set()
+        operations.visible()  # ends this process if a refresh did not wait for it
         nursery.start_soon(until_first_ends)
         nursery.start_soon(operations.sweep)
         nursery.start_soon(waiting.watch, session.device)
         nursery.start_soon(exporters.Watch(None, session.mountpoint, dict(session.about)).run, operations.stats)
         nursery.start_soon(report)  # without waiting: the first process may be stuck
         operations.begin(operations.current, operations.current.get_ready)
+        for generation, opening in held.items():
+            try:
+                operations.hold(generation, StoreVersion(_opened(opening, session), opening.options))
+            except (ZarrfsError, OSError) as exc:  # the files that are open in it are ESTALE for this process
+                log.warning("a version from before a refresh cannot be opened any more: %s", exc)
         async with trio.open_nursery() as serving:
 
             async def until_idle() -> None:
@@ -264,8 +288,8 @@ async def _serve(
 class _Worker:
     """The answers of a worker to questions of the first process."""
 
-    def __init__(self, operations: WorkerOperations) -> None:
-        self._operations = operations
+    def __init__(self, operations: WorkerOperations, session: Session) -> None:
+        self._operations, self._session = operations, session
         self.leaving = trio.Event()
 
     async def answer(self, what: str, *arguments: Any) -> Any:
@@ -274,6 +298,9 @@ class _Worker:
 
     async def _stats(self) -> dict[str, Any]:
         return self._operations.own_stats()
+
+    async def _prepare(self, opening: Opening) -> None:
+        self._operations.prepare(StoreVersion(_opened(opening, self._session), opening.options))
 
     async def _adjust(self, options: Options, level: str) -> None:
         for version in self._operations.versions:
@@ -311,7 +338,9 @@ class _Member:
             self._descriptor = os.pidfd_open(pid)
 
     def kill(self) -> None:
-        if self._descriptor is not None:
+        if self._descriptor is None:  # it has not begun yet, and ends when it sees that
+            self.channel.close()
+        else:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
@@ -326,12 +355,24 @@ class Team:
 
     def __init__(self, starter: Starter, session: Session, plan: Plan, options: Options, count: int) -> None:
         self._starter, self._session = starter, session
-        self.plan, self.options = plan, options  # for opening the source
+        self._opening = Opening(plan, options)  # of the visible version
+        self._older: dict[int, Opening] = {}  # of replaced versions that may have open files
+        self._changing = trio.Lock()  # held while a worker is forked, and while the visible version changes
         self._count = count  # processes, with the first one
         self._members: dict[int, _Member] = {}
         self._ended, self._errors = CounterTotals(), dict[str, Any]()  # counters of workers that have ended
         self._closing = self._alone = False
         self._operations: WorkerOperations | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the visible version."""
+        return self._opening.plan
+
+    @property
+    def options(self) -> Options:
+        """The options for opening it, in each process."""
+        return self._opening.options
 
     @classmethod
     def of(
@@ -384,15 +425,16 @@ class Team:
         """Run the worker with a number; start another one whenever it dies."""
         pause = _SOON
         while not self._closing:
-            order = Order(process, self.plan, self.options)
             try:
-                sock = self._starter.fork(order)
+                async with self._changing:
+                    sock = self._starter.fork(Order(process, await self._generations()))
+                    member = _Member(Channel(sock, functools.partial(self._answer, process)))
+                    self._members[process] = member
             except OSError as exc:
                 if not self._alone:
                     log.error("process %d has died, and workers are started no more: %s", self._starter.pid, exc)
                 self._alone = True
                 return
-            member = self._members[process] = _Member(Channel(sock, functools.partial(self._answer, process)))
             await member.channel.run()
             del self._members[process]
             self._session.shared.put(process, RUNS, 0)
@@ -440,6 +482,13 @@ class Team:
         assert self._operations is not None
         return await self._operations.control_answer(*arguments)
 
+    async def _generations(self) -> dict[int, Opening]:
+        """Return how to open the versions that a new worker needs; the visible one is the last."""
+        operations = self._operations
+        assert operations is not None
+        self._older = {number: one for number, one in self._older.items() if operations.holds(number)}
+        return {**self._older, operations.inodes.generation: self._opening}
+
     # -- counters
 
     async def gather(self) -> None:
@@ -467,9 +516,25 @@ class Team:
         """Return the options for opening the source, of which each process has a part of the memory."""
         return share(options, self._count)
 
+    async def show(self, plan: Plan, options: Options, version: StoreVersion) -> None:
+        """Show another version, from one request on: all processes open it before a shared number makes it visible.
+
+        A worker that does not open it is killed, and replaced by one that does. `version` is that of this process.
+        """
+        assert self._operations is not None
+        opening = Opening(dataclasses.replace(plan, temporary=False), options)
+        async with self._changing:
+            await self._tell("prepare", opening)
+            generation = self._operations.inodes.generation
+            self._operations.prepare(version)
+            self._session.shared.visible[0] = generation + 1
+            self._operations.visible()
+            self._older[generation], self._opening = self._opening, opening
+
     async def adjust(self, options: Options, level: str) -> None:
         """Let all workers apply options that were changed."""
-        self.options = dataclasses.replace(options, asked_since=self.options.asked_since)
+        options = dataclasses.replace(options, asked_since=self._opening.options.asked_since)
+        self._opening = dataclasses.replace(self._opening, options=options)
         await self._tell("adjust", options, level)
 
     async def reopen_logs(self) -> None:
@@ -478,15 +543,15 @@ class Team:
 
     async def _tell(self, what: str, *arguments: Any) -> None:
         async def tell(member: _Member) -> None:
-            with trio.move_on_after(_OBEYING) as scope:
-                try:
+            try:
+                with trio.fail_after(_OBEYING):
                     await member.channel.ask(what, *arguments)
-                except MountError as exc:
-                    if not member.channel.closed:
-                        log.warning("a worker is replaced: %s", exc)
-                        member.kill()
-            if scope.cancelled_caught:
-                member.kill()
+            except (MountError, trio.TooSlowError) as exc:
+                if not member.channel.closed:
+                    log.warning("worker %d is replaced: %s", member.pid, exc or f"no answer for {_OBEYING:g} s")
+                    member.kill()
+                while not member.channel.closed:  # noqa: ASYNC110  (it closes with the process)
+                    await trio.sleep(0.01)
 
         async with trio.open_nursery() as nursery:
             for member in list(self._members.values()):

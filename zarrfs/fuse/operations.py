@@ -85,7 +85,7 @@ def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         operations = cast(Operations, args[0])
         operations.uses += use
-        version = operations.current
+        version = operations.visible()
         version.users += 1
         try:
             return await method(*args, **kwargs)
@@ -330,6 +330,7 @@ class Operations(pyfuse3.Operations):
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
         if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
             self._keep_size(inode, file.value.size)
+        self.visible()
         if self.inodes.is_old(inode):  # a refresh may have come in between
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -440,6 +441,10 @@ class Operations(pyfuse3.Operations):
     def versions(self) -> list[StoreVersion]:
         """The visible version, and all replaced ones that are still in use."""
         return [self.current, *self._retired]
+
+    def visible(self) -> StoreVersion:
+        """Return the version that requests are answered from which begin now."""
+        return self.current
 
     @property
     def store(self) -> Store:

@@ -28,11 +28,11 @@ _HANDLES = 1 << 16  # open handles of one process
 _NAME = 256
 _PLACE = struct.Struct(f"<QH{_NAME}s")  # of a directory: position, length of the name before it, that name
 _DIRECTORIES = 1 << 13  # open directories of one process
-_SLOT = struct.Struct("<IQQIiQQ")  # sequence (0: free), inode, version, pid, descriptor, st_dev, st_ino
+_SLOT = struct.Struct("<IIQQIiQQ")  # sequence (0: free), generation, inode, version, pid, descriptor, st_dev, st_ino
 _SLOT_SIZE, _PLACE_SIZE = 64, 512
 _SLOTS = (1 << 40) - 1  # of a handle: its slot; above it the sequence number
-# of a name: kind, has an identity, identity, length of the key, which follows; then what the store told
-_RECORD = struct.Struct("<BBqH")
+# of a name: kind, has an identity, generation, identity, length of the key, which follows; then what the store told
+_RECORD = struct.Struct("<BBIqH")
 _KNOWN = 32_768  # names kept in a process
 _M64 = (1 << 64) - 1
 _INODES = (1 << 62) - 1
@@ -59,6 +59,8 @@ class Shared:
     def __init__(self, processes: int) -> None:
         self.processes = processes
         self.cells = memoryview(_shared(processes * _CELLS * 8)).cast("Q")
+        self.visible = memoryview(_shared(8)).cast("Q")  # the generation of names that requests are answered from
+        self.visible[0] = 1
         self.hints = memoryview(_shared(_HINTS * 2)).cast("H")
         self.pages = memoryview(_shared(_PAGES * 8)).cast("Q")
         self.slots = _shared(processes * _HANDLES * _SLOT_SIZE)
@@ -102,27 +104,24 @@ class Shared:
                 return
         self.add(own, WANTED)
 
-    def others_wait(self, own: int) -> bool:
-        """Return whether another process may read requests at the moment."""
+    def others_run(self, own: int) -> bool:
+        """Return whether there is another process, which may read a request at any moment: a parked one looks, too."""
         cells = self.cells
-        return any(
-            not cells[process * _CELLS + PARKED] and cells[process * _CELLS + RUNS]
-            for process in range(self.processes)
-            if process != own
-        )
+        return any(cells[process * _CELLS + RUNS] for process in range(self.processes) if process != own)
 
 
 class _Name(NamedTuple):
     key: str
     kind: Kind
     identity: int | None
+    generation: int
 
 
-_ROOT = _Name("", Kind.DIRECTORY, None)
+_ROOT = _Name("", Kind.DIRECTORY, None, 0)
 
 
 class SharedInodes(InodeTable):
-    """Inode numbers that all processes of a mount agree on: a hash of key, kind and identity.
+    """Inode numbers that all processes of a mount agree on: a hash of key, kind, identity, and generation for files.
 
     A number that a process has sent to the kernel is in its table, so that every process finds its key. Lookup counts
     are not kept: a number means the same for good, so a lookup after a forget returns it again.
@@ -131,16 +130,19 @@ class SharedInodes(InodeTable):
     def __init__(self, shared: Shared, process: int, store: Store) -> None:
         super().__init__()
         self._shared, self._process = shared, process
-        self._store = store
+        self.store = store  # the one of the generation
         self._table = shared.tables[process]
         self._names: dict[int, _Name] = {}
+        self.generation = 1
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def number(self, key: str, kind: Kind, identity: int | None) -> int:
+    def number(self, key: str, kind: Kind, identity: int | None, generation: int) -> int:
         """Return the inode number of an entry."""
         seed = self._shared.secret + kind + (_NO_IDENTITY if identity is None else identity * 0x9E3779B97F4A7C15)
+        if kind is not Kind.DIRECTORY:
+            seed += generation * 0xC2B2AE3D27D4EB4F
         return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape"), seed & _M64) & _INODES | 1 << 61
 
     def find(self, inode: int) -> _Name:
@@ -153,9 +155,9 @@ class SharedInodes(InodeTable):
             if found is None:
                 raise NotFound(f"inode {inode}")
             known = self._keep(inode, _decoded(found))
-            told = found[_RECORD.size + _RECORD.unpack_from(found)[3] :]
-            if told:
-                self._store.believe(known.key, told)
+            told = found[_RECORD.size + _RECORD.unpack_from(found)[4] :]
+            if told and known.generation == self.generation:
+                self.store.believe(known.key, told)
         return known
 
     def key(self, inode: int) -> str:
@@ -187,27 +189,27 @@ class SharedInodes(InodeTable):
         found = {_decoded(value).key: inode for table in self._shared.tables for inode, value in table.items()}
         return {"": int(pyfuse3.ROOT_INODE), **found}
 
+    def renew(self) -> None:
+        """As InodeTable.renew(): begin a new generation."""
+        self.generation += 1
+
+    def is_old(self, inode: int) -> bool:
+        """As InodeTable.is_old()."""
+        known = self.find(inode)
+        return known.kind is not Kind.DIRECTORY and known.generation < self.generation
+
+    def survives(self, inode: int) -> bool:
+        """As InodeTable.survives()."""
+        known = self.find(inode)
+        return known.kind is Kind.DIRECTORY and known.generation < self.generation
+
+    def orphan(self, key: str, kind: Kind) -> int:
+        """As InodeTable.orphan()."""
+        return self._enter(key, kind, None, self.generation - 1)
+
     def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
         """As InodeTable.lookup(), without a count."""
-        if not key:
-            return int(pyfuse3.ROOT_INODE)
-        inode = self.number(key, kind, identity)
-        known = self._names.get(inode)
-        if known is None:
-            name = _Name(key, kind, identity)
-            found = self._hinted(inode)
-            if found is None:
-                encoded = key.encode("utf-8", "surrogateescape")
-                head = _RECORD.pack(kind, identity is not None, identity or 0, len(encoded))
-                told = self._store.told(key) if kind is Kind.FILE else b""
-                self._table.put(inode, head + encoded + told)
-                self._shared.hints[inode & _HINTS - 1] = self._process + 1
-            else:
-                name = _decoded(found)
-            known = self._keep(inode, name)
-        if known.key != key:
-            raise ReadError(key, f"has the inode number of {known.key}: mount it again, or with workers=1")
-        return inode
+        return self._enter(key, kind, identity, self.generation)
 
     def shared(self, inode: int) -> bool:
         """As InodeTable.shared(): another process may have sent it."""
@@ -215,11 +217,32 @@ class SharedInodes(InodeTable):
 
     def peek(self, key: str) -> int | None:
         """As InodeTable.peek(), for directories."""
-        return self.number(key, Kind.DIRECTORY, None) if key else int(pyfuse3.ROOT_INODE)
+        return self.number(key, Kind.DIRECTORY, None, 0) if key else int(pyfuse3.ROOT_INODE)
 
     def forget(self, inode: int, lookups: int) -> bool:
         """Do nothing: a number stays that of its entry."""
         return False
+
+    def _enter(self, key: str, kind: Kind, identity: int | None, generation: int) -> int:
+        if not key:
+            return int(pyfuse3.ROOT_INODE)
+        inode = self.number(key, kind, identity, generation)
+        known = self._names.get(inode)
+        if known is None:
+            name = _Name(key, kind, identity, generation)
+            found = self._hinted(inode)
+            if found is None:
+                encoded = key.encode("utf-8", "surrogateescape")
+                head = _RECORD.pack(kind, identity is not None, generation, identity or 0, len(encoded))
+                told = self.store.told(key) if kind is Kind.FILE and generation == self.generation else b""
+                self._table.put(inode, head + encoded + told)
+                self._shared.hints[inode & _HINTS - 1] = self._process + 1
+            else:
+                name = _decoded(found)
+            known = self._keep(inode, name)
+        if known.key != key:
+            raise ReadError(key, f"has the inode number of {known.key}: refresh the mount, or use workers=1")
+        return inode
 
     def _keep(self, inode: int, name: _Name) -> _Name:
         if len(self._names) >= _KNOWN:
@@ -247,9 +270,9 @@ class SharedInodes(InodeTable):
 
 
 def _decoded(record: bytes) -> _Name:
-    kind, has_identity, identity, length = _RECORD.unpack_from(record)
+    kind, has_identity, generation, identity, length = _RECORD.unpack_from(record)
     key = record[_RECORD.size : _RECORD.size + length].decode("utf-8", "surrogateescape")
-    return _Name(key, Kind(kind), identity if has_identity else None)
+    return _Name(key, Kind(kind), identity if has_identity else None, generation)
 
 
 class PageVersions(dict[int, Hashable]):
@@ -282,6 +305,7 @@ class Slot(NamedTuple):
     """An open handle, as any process sees it."""
 
     sequence: int
+    generation: int
     inode: int
     version: int  # the digest of Value.version; 0: the store never changes
     pid: int  # of the process that opened it
@@ -322,7 +346,7 @@ class Handles:
         self._inherited = list(_used(shared, process))  # of a predecessor that was killed
         self.reclaim()
 
-    def take(self, inode: int, version: int, descriptor: int | None, directory: bool) -> int | None:
+    def take(self, inode: int, generation: int, version: int, descriptor: int | None, directory: bool) -> int | None:
         """Return the number of a new handle; None if there are too many."""
         slot = (self._directories if directory else self._files).take()
         if slot is None:
@@ -333,7 +357,7 @@ class Handles:
             status = os.fstat(descriptor)
             device, number = status.st_dev, status.st_ino
         _SLOT.pack_into(
-            self._slots, slot * _SLOT_SIZE, self._next, inode, version, os.getpid(),
+            self._slots, slot * _SLOT_SIZE, self._next, generation, inode, version, os.getpid(),
             -1 if descriptor is None else descriptor, device, number,
         )  # fmt: skip
         handle = self._next << 40 | slot

@@ -6,7 +6,9 @@ The kernel hands any request to any process: what one has opened, another may ha
 from __future__ import annotations
 
 import errno
+import functools
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
@@ -38,14 +40,19 @@ from zarrfs.fuse.shared import (
     Slot,
     digest,
 )
+from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR, STATS_XATTR
 from zarrfs.store.api import Store, Value
 from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _SWEEP = 0.5  # seconds between looks for handles that other processes have released
 _OPENED = 256  # handles opened between them, at most
+_HELD = 1.0  # seconds between looks for handles of a replaced version
+_MANY = 512  # handles between two checkpoints
 _FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
 
 _getattr, _read, _readdir, _getxattr = (
@@ -63,13 +70,16 @@ class WorkerOperations(Operations):
 
     def __init__(
         self, store: Store, options: Options, about: dict[str, Any], on_ready: Callable[[], None],
-        shared: Shared, process: int,
+        shared: Shared, process: int, generation: int = 1,
     ) -> None:  # fmt: skip
         self._shared, self.process = shared, process
         super().__init__(store, options, about, on_ready)
         self.inodes: SharedInodes = SharedInodes(shared, process, store)
+        self.inodes.generation = generation
         self._page_versions = PageVersions(shared.pages)
         self._handles = Handles(shared, process)
+        self._generations = {generation: self.current}
+        self._prepared: StoreVersion | None = None  # for the next generation
         self._reading = 0  # reads under way
         self._opened = 0  # handles since the last sweep
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
@@ -101,7 +111,7 @@ class WorkerOperations(Operations):
     @property
     def working(self) -> bool:
         """Return whether requests, or work in the background of a version, are under way."""
-        return self.current.users > len(self._files) + len(self._directories)
+        return bool(self._retired) or self.current.users > len(self._files) + len(self._directories)
 
     @property
     def idle(self) -> bool:
@@ -164,8 +174,10 @@ class WorkerOperations(Operations):
         directory = self._directories.get(fh)
         if directory is None:
             slot = self._slot(fh)
-            directory = DirectoryHandle(self.store, self.inodes.key(slot.inode), self.inodes, self.current)
-            self.current.users += 1
+            version = self._at(slot.generation)
+            directory = DirectoryHandle(version.store, self.inodes.key(slot.inode), self.inodes, version)
+            directory.old = version is not self.current
+            version.users += 1
             self._directories[fh] = directory
         directory.resume(*self._handles.place(fh))
         await _readdir(self, fh, start_id, token)
@@ -202,10 +214,67 @@ class WorkerOperations(Operations):
             self._released(file)
             self._handles.free(fh)
 
+    # -- versions
+
+    def visible(self) -> StoreVersion:
+        """As Operations.visible(): the version of the generation that all processes of the mount show."""
+        if self._shared.visible[0] != self.inodes.generation:
+            version, self._prepared = self._prepared, None
+            if version is None:  # not told of a refresh: this process must not answer any more
+                log.error("process %d ends: it has no store of generation %d", self.process, self._shared.visible[0])
+                os._exit(1)
+            self.show(version)
+            self.begin(version, version.get_ready)
+        return self.current
+
+    def prepare(self, version: StoreVersion) -> None:
+        """Have a version ready for the next generation, in place of one that did not become visible."""
+        unused, self._prepared = self._prepared, version
+        if unused is not None and self.background is not None:
+            self.background.start_soon(unused.aclose)
+
+    def show(self, version: StoreVersion) -> None:
+        """As Operations.show(); the old version stays as long as any process has a handle of it."""
+        old, generation, pages = self.current, self.inodes.generation, self._page_versions
+        old.users += 1
+        super().show(version)
+        self.inodes.store = version.store
+        self._page_versions = pages
+        self._generations[generation + 1] = version
+        self.keep(generation, old)
+        self.leave(old)
+
+    def keep(self, generation: int, version: StoreVersion) -> None:
+        """Keep a replaced version as long as any process has a handle of it."""
+        self._generations[generation] = version
+        self.begin(version, functools.partial(self._while_held, generation))
+
+    def hold(self, generation: int, version: StoreVersion) -> None:
+        """Have a replaced version, of which other processes have handles."""
+        version.retire()
+        self._retired.append(version)
+        self.keep(generation, version)
+
+    async def _while_held(self, generation: int) -> None:
+        await trio.sleep(_HELD)  # by then every process has its last handle of it: see Operations.open()
+        while await self.holds(generation):  # noqa: ASYNC110  (other processes close them)
+            await trio.sleep(_HELD)
+        del self._generations[generation]
+
+    async def holds(self, generation: int) -> bool:
+        """Return whether any process has a handle of a generation, or of an earlier one."""
+        for number, (_handle, slot) in enumerate(self._handles.open_ones()):
+            if slot.generation <= generation:
+                return True
+            if not number % _MANY:
+                await trio.lowlevel.checkpoint()
+        return False
+
     async def sweep(self) -> None:
         """Close what other processes have released, for ever."""
         while True:
             await trio.sleep(_SWEEP)
+            self.visible()  # without requests, too: the old version is closed
             self._sweep()
 
     # -- parts
@@ -238,14 +307,15 @@ class WorkerOperations(Operations):
         self._opened += 1
         if self._opened > max(_OPENED, len(self._files) // 2):
             self._sweep()
+        generation = self.inodes.generation
         if isinstance(value, OpenFile):
             known = 0 if value.value is None or self.current.store.immutable else _known_version(value.value)
             descriptor = None if known == 0 else value.descriptor
-            number = self._handles.take(value.inode, known, descriptor, False)
+            number = self._handles.take(value.inode, generation, known, descriptor, False)
         else:
             assert isinstance(value, DirectoryHandle)
             inode = self.inodes.peek(value.key) or 0
-            number = self._handles.take(inode, 0, None, True)
+            number = self._handles.take(inode, generation, 0, None, True)
         if number is None:
             if isinstance(value, OpenFile):
                 self._released(value)
@@ -259,6 +329,22 @@ class WorkerOperations(Operations):
         if slot is None:
             raise pyfuse3.FUSEError(errno.EBADF)
         return slot
+
+    def _at(self, generation: int) -> StoreVersion:
+        """Return the version of a generation; ESTALE if this process has begun after it was replaced."""
+        version = self._generations.get(generation)
+        if version is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return version
+
+    def _found_version(self, inode: int) -> StoreVersion:
+        try:
+            return super()._found_version(inode)
+        except pyfuse3.FUSEError:
+            version = self._generations.get(self.inodes.find(inode).generation)
+            if version is None or not any(slot.inode == inode for _handle, slot in self._handles.open_ones()):
+                raise
+            return version
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         found = super()._absent_for(parent_inode, name)
@@ -275,7 +361,8 @@ class WorkerOperations(Operations):
 
     async def _reopen(self, handle: int) -> None:
         """Open here what another process has open: the same bytes, or an error."""
-        slot, version = self._slot(handle), self.current
+        slot = self._slot(handle)
+        version = self._at(slot.generation)
         file = OpenFile(self.inodes.key(slot.inode), slot.inode, None)
         value: Value | None = None
         try:

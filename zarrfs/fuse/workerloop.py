@@ -97,7 +97,7 @@ class SharedWaiting(Waiting):
                 if poll.poll(0):
                     self._shared.wake_one(self._process)
                 self.taken = 0
-                self._tick(self._shared.others_wait(self._process))
+                self._tick(self._shared.others_run(self._process))
                 await trio.lowlevel.checkpoint()
             if got and self._ticking and not self._front.operations.working:
                 self.taken += 1  # nothing else to do: the read itself waits, and wakes no other process
@@ -105,7 +105,7 @@ class SharedWaiting(Waiting):
             if found := poll.poll(0):
                 self.look(found)
                 self.taken += 1
-                self._tick(self._ticking or self._shared.others_wait(self._process))
+                self._tick(self._ticking or self._shared.others_run(self._process))
                 return
             self.taken = 0
             if self._vain > _IN_VAIN and self._process:
