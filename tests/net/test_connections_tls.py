@@ -17,6 +17,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -26,13 +27,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.conftest import PROGRAM
-from zarrfs.config.options import parse
+from tests.servers import free_port
+from zarrfs.config.options import Options, parse
 from zarrfs.errors import ReadError
+from zarrfs.net import connections
 from zarrfs.net.connections import Connection
 from zarrfs.net.connections import Server as Server_
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
+from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 64
 DAY = datetime.timedelta(days=1)
@@ -159,6 +163,40 @@ def test_an_authority_of_the_site_is_trusted_where_it_is_named(
 ) -> None:
     done = cat(tmp_path, server(), authority.file)
     assert (done.returncode, done.stdout, done.stderr) == (0, VALUE[100:5100], b"")
+
+
+@pytest.mark.parametrize(
+    ("variable", "options", "refused"),
+    [
+        ("SSL_CERT_FILE", {}, True),
+        ("SSL_CERT_DIR", {}, True),
+        ("REQUESTS_CA_BUNDLE", {}, False),  # of other clients
+        ("SSL_CERT_FILE", {"ca_bundle": "/etc/ssl/certs"}, False),
+        ("AWS_CA_BUNDLE", {"client": "fsspec"}, True),
+        ("AWS_CA_BUNDLE", {"client": "obstore"}, True),
+        ("SSL_CERT_DIR", {"client": "auto"}, True),
+        ("AWS_CA_BUNDLE", {"client": "auto", "storage": {"s3": {"endpoint_url": "http://127.0.0.1:9"}}}, False),
+    ],
+)
+def test_a_variable_that_names_no_certificates_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, server: Server, variable: str, options: dict[str, Any], refused: bool
+) -> None:
+    """And none where the certificates that it would name are not needed."""
+    monkeypatch.setenv(variable, "/nope/ca.pem")
+    monkeypatch.setattr(connections, "_plain_contexts", {})
+    url = "s3://b/x" if "client" in options else f"{server()}/x"
+    storage = {"s3": {"anon": True, "endpoint_url": f"https://127.0.0.1:{free_port()}"}}
+
+    given = Options(**{"retries": 0, "patience": "none", "storage": storage, **options})
+
+    async def read() -> None:
+        async with contextlib.aclosing(RemoteFiles(given)) as files:
+            await files.stat_at(*await files.find(url))
+
+    with pytest.raises(ReadError) as caught:
+        trio.run(read)
+    says = f"{url}: ${variable}: /nope/ca.pem: no such file or directory; correct the variable, or unset it"
+    assert (str(caught.value) == says) == refused
 
 
 @pytest.mark.parametrize(

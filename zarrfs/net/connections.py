@@ -25,6 +25,7 @@ from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import messages
 from zarrfs.net.addresses import is_public
+from zarrfs.net.certificates import check_variables
 from zarrfs.net.messages import CHUNKED, LINE_MAX, TO_THE_END, BadAnswer, Head
 from zarrfs.net.responses import Transient
 from zarrfs.system.buffers import Buffer
@@ -589,6 +590,8 @@ async def _context(tls: Tls, where: str) -> ssl.SSLContext:
     named = [path for path in (tls.authorities, tls.certificate, tls.key) if path]
     if not named and tls in _plain_contexts:
         return _plain_contexts[tls]
+    if tls.verify and not tls.authorities:
+        check_variables("http", where)
 
     def make() -> ssl.SSLContext:
         return _made(tls, tuple(os.stat(path).st_mtime_ns for path in named))

@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -14,7 +15,8 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import ReadError
-from zarrfs.net import bridge, obstores
+from zarrfs.net import bridge, identity, obstores
+from zarrfs.net.certificates import check_variables
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
@@ -96,6 +98,8 @@ class Openers:
         options, personal = self._trust.given(url)
         options = {**parts, **options}
         key = family, repr(sorted(options.items()))
+        if key not in self._systems:
+            _check_certificates(family, options, url)
         found = self._systems.get(key) or await self._make(key, protocol, options, personal)
         return found, class_._strip_protocol(url)
 
@@ -104,6 +108,7 @@ class Openers:
         options, personal = self._trust.given(url)
         key = "obstore", family, repr(sorted(options.items()))
         if key not in self._systems:
+            _check_certificates(family, options, url)
 
             async def fallback() -> System:
                 return (await self._with_fsspec(url, protocol, family))[0]
@@ -162,6 +167,15 @@ class Openers:
                     opened = LocalArchive(self._files.local, key[1])
                 self._systems[key] = ZipSystem(opened, self._options.document_limit)
             return self._systems[key], path
+
+
+def _check_certificates(family: str, options: Mapping[str, Any], url: str) -> None:
+    """Raise ReadError if a bucket is reached over TLS, and a variable names certificates that are not there."""
+    if family not in urls.BUCKETS or "verify" in (options.get("client_kwargs") or ()):
+        return
+    endpoint = identity.endpoint(family, options)
+    if not endpoint or endpoint.startswith("https:"):
+        check_variables(family, without_secrets(url))
 
 
 def class_of(protocol: str, family: str) -> Any:

@@ -1,0 +1,27 @@
+"""The environment variables that name certificate authorities: one that names nothing is an error.
+
+OpenSSL ignores such a file: servers of a site are then refused without a hint, or other authorities are believed than
+those that the user names. Sources: SSL_CTX_set_default_verify_paths(3) of OpenSSL; botocore and requests for theirs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from zarrfs.errors import ReadError
+
+_OPENSSL = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_OF = {  # by the first name of a protocol: the variables that its clients read
+    "http": _OPENSSL, "s3": ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", *_OPENSSL),
+    "gcs": ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_OPENSSL),
+    "abfs": ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_OPENSSL),
+}  # fmt: skip
+
+
+def check_variables(family: str, where: str) -> None:
+    """Raise ReadError for a variable that names a file or directory which cannot be read."""
+    for name in _OF[family]:
+        paths = os.environ.get(name, "").split(":" if name == "SSL_CERT_DIR" else "\0")
+        if paths != [""] and not any(os.access(path, os.R_OK) for path in paths):
+            reason = "cannot be read" if any(map(os.path.lexists, paths)) else "no such file or directory"
+            raise ReadError(where, f"${name}: {':'.join(paths)}: {reason}; correct the variable, or unset it")
