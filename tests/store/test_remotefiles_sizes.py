@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.servers import Faulty
+from tests.servers import S3, Faulty, Nginx
 from tests.store.test_remotefiles import OPTIONS, PART, using
 from zarrfs.config.options import parse
-from zarrfs.errors import TargetChanged, TargetMissing
+from zarrfs.errors import OutOfRange, TargetChanged, TargetMissing
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(10_000)
@@ -53,6 +54,32 @@ def test_servers_that_answer_otherwise(faulty: Faulty) -> None:
     url = faulty.url + "/none"
     with pytest.raises(TargetMissing):
         using(check)
+
+
+@pytest.mark.parametrize("kind", ["nginx", "s3", "fsspec", "untold"])
+def test_a_target_that_is_too_short_is_named_with_its_size_and_what_was_asked(
+    nginx: Nginx, faulty: Faulty, s3: S3, kind: str
+) -> None:
+    """Also where its server says no size, as with "untold": then it is known after the first bytes."""
+    (nginx.plain.root / "short").write_bytes(VALUE)
+    s3.client.put_object(Bucket=s3.bucket, Key="short", Body=VALUE)
+    urls = {"nginx": f"{nginx.plain.url}/short", "untold": faulty.put("/short", VALUE, 416)}
+    url = urls.get(kind, f"s3://{s3.bucket}/short")
+    storage = {"s3": s3.options}
+    options = dataclasses.replace(OPTIONS, storage=storage, client="fsspec" if kind == "fsspec" else "auto")
+    reads = [(20_000, 50), (9000, 5000), (10_000, 7), (1 << 20, 9 * PART)]
+
+    async def check(files: RemoteFiles) -> None:
+        if kind == "untold":
+            with pytest.raises(OutOfRange, match=r"has at most 20000 bytes, bytes \[20000, 20050\) were asked for$"):
+                await files.read(url, 20_000, 50, 20_000, 20_050)
+            assert await files.read(url, 5, 5, 5, 10) == VALUE[5:10]
+        for offset, length in reads:
+            with pytest.raises(OutOfRange) as caught:
+                await files.read(url, offset, length, offset, offset + length)
+            assert caught.value.reason == f"has 10000 bytes, bytes [{offset}, {offset + length}) were asked for"
+
+    using(check, options)
 
 
 def test_a_target_that_changes_after_its_first_bytes(faulty: Faulty) -> None:

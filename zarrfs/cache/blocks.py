@@ -280,7 +280,13 @@ class Blocks:
                 note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
         else:
             pin.certain = True
+            pin.size = found.total if pin.size is None else pin.size
             pin.tag = pin.tag or found.tag  # a Last-Modified of the last second tells nothing, and later does
+
+    def size_of(self, wanted: BlockRequest) -> int | None:
+        """Return the size of the value that a block is of, in the version that is read; None if it is unknown."""
+        pin = self._pins.get(wanted.at)
+        return None if pin is None else pin.size
 
     # -- the disk
 

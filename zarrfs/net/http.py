@@ -147,7 +147,7 @@ class HttpSystem:
             return told_with(Fetched(data, tag(response), total), response, start)
         if status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", headers.get("Content-Range"))
-            return Fetched(b"", tag(response), int(match[1]) if match else start)
+            return Fetched(b"", tag(response), int(match[1]) if match else None if start else 0)
         _check_status(response, url)
         return told_with(await self._cut_out(response, url, start, stop), response, start)
 

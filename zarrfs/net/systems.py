@@ -232,7 +232,14 @@ class CoroutineSystem:
             wanted["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
         if version:
             wanted["VersionId"] = version
-        answer = await self._fs._call_s3("get_object", **wanted)
+        try:
+            answer = await self._fs._call_s3("get_object", **wanted)
+        except OSError as exc:
+            about = getattr(exc.__cause__, "response", {}).get("Error", {})
+            if about.get("Code") != "InvalidRange":
+                raise
+            size = about.get("ActualObjectSize") or (await self._fs._info(path)).get("size")
+            return Fetched(b"", None, None if size is None else int(size))
         try:
             if stop is None:
                 _check_size(answer.get("ContentLength"), start, self._limit, self.shown(path))

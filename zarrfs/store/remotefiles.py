@@ -119,27 +119,39 @@ class RemoteFiles:
         self, system: System, path: str, offset: int, length: int, low: int, high: int, expected: Entry | None
     ) -> Buffer:  # fmt: skip
         if high - low <= self._part:
-            block = await self.blocks.get(BlockRequest(system, path, low, high, expected), length)
-            return _cut(block, offset - low, length, system, path, low)
+            whole = BlockRequest(system, path, low, high, expected)
+            return self._cut(await self.blocks.get(whole, length), whole, offset, length, (offset, length))
         stream = self._streams.read((id(system), path, low), offset, offset + length)
         if offset == low and high - low <= _WINDOW * self._part:
             stream.window = stream.window or high - low  # all of it, at once
         self._fetch_ahead(stream, system, path, low, high, expected)
         wanted = list(self._cover(BlockRequest(system, path, offset, offset + length, expected), low, high, stream))
         if len(wanted) == 1:
-            block = await self.blocks.get(wanted[0], length)
-            return _cut(block, offset - wanted[0].start, length, system, path, wanted[0].start)
+            return self._cut(await self.blocks.get(wanted[0], length), wanted[0], offset, length, (offset, length))
         buffer = bytearray(length)
 
         async def put(one: BlockRequest) -> None:
             start, stop = max(offset, one.start), min(offset + length, one.stop)
             block = await self.blocks.get(one, stop - start)
-            buffer[start - offset : stop - offset] = _cut(
-                block, start - one.start, stop - start, system, path, one.start
-            )
+            buffer[start - offset : stop - offset] = self._cut(block, one, start, stop - start, (offset, length))
 
         await at_once(put, wanted)
         return buffer
+
+    def _cut(self, block: Buffer, of: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> memoryview:
+        """Return the bytes [offset, offset + length) of a value from its block `of`; a short block shows its end.
+
+        `read`: offset and length of the whole read, for the error.
+        """
+        at = offset - of.start
+        if at + length > len(block):
+            end = of.start + len(block)
+            known = self.blocks.size_of(of)
+            # an empty block alone only bounds the size
+            size = str(end) if block or not of.start else f"at most {end}" if known is None or known > end else known
+            asked = f"bytes [{read[0]}, {read[0] + read[1]}) were asked for"
+            raise OutOfRange(of.system.shown(of.path), f"has {size} bytes, {asked}")
+        return memoryview(block)[at : at + length]
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """Fetch the beginnings of values (url, low, high) into the cache; their readers get the errors."""
@@ -235,12 +247,3 @@ class RemoteFiles:
                     break
                 stream.parts.append((part.stop, ahead))
             at = stream.started = part.stop
-
-
-def _cut(block: Buffer, at: int, length: int, system: System, path: str, low: int) -> memoryview:
-    """Return `length` bytes of a block from `at` on; a short block, which starts at `low`, shows the value's end."""
-    if at + length > len(block):
-        asked = f"bytes [{low + at}, {low + at + length}) were asked for"
-        most = "" if block or not low else "at most "  # an empty block only bounds the size
-        raise OutOfRange(system.shown(path), f"has {most}{low + len(block)} bytes, {asked}")
-    return memoryview(block)[at : at + length]
