@@ -61,7 +61,7 @@ SCRIPTS = {
     "[Errno -…] …": "ro http.json unknown",
     "its certificate is refused: …": "ro tls.json a",
     "$SSL_CERT_FILE: …: no such file or directory": "export SSL_CERT_FILE=/nope; ro tls.json a",
-    "… needs the package …: pip install zarrfs[…]": "zarrfs mount $PACKAGE://a/b mnt",
+    "… needs the package …: …": "zarrfs mount $PACKAGE://a/b mnt",
     "the protocol '…' is unknown": "zarrfs mount nosuch://a/b mnt",
     "…: neither a reference set nor a file archive; see -o type=": "zarrfs mount neither.json mnt",
     "…: not JSON: …": "head -c 40 refs.json >b.json; zarrfs mount b.json mnt",

@@ -298,7 +298,7 @@ def test_http_takes_no_library(faulty: Faulty) -> None:
 def test_without_obstore_its_client_is_an_error(monkeypatch: pytest.MonkeyPatch, faulty: Faulty) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     url = faulty.put("/v", VALUE)
-    with pytest.raises(ReadError, match=r"needs the package obstore, .*: pip install zarrfs\[fast\]"):
+    with pytest.raises(ReadError, match=r"needs the package obstore.*: /.*/python.* -m pip install 'zarrfs\[fast\]'"):
         fetch(["client=obstore"], url, 0, 10)
     assert fetch([], url, 0, 10).data == VALUE[:10]
 

@@ -265,7 +265,7 @@ def test_relative_targets_start_at_the_set(tmp_path: Path) -> None:
 def test_a_set_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_set(tmp_path / "set", {}, {})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SourceError, match=r"needs the package pyarrow: pip install zarrfs\[parquet\]"):
+    with pytest.raises(SourceError, match=r"the package pyarrow: /.*python.* -m pip install 'zarrfs\[parquet\]'"):
         plan_source(str(root), Options())
 
 

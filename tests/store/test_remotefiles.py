@@ -175,7 +175,7 @@ def test_beyond_the_end(faulty: Faulty, fault: object) -> None:
     async def beyond(files: RemoteFiles) -> None:
         await files.read(url, 20, 5, 20, 30)
 
-    with pytest.raises(OutOfRange, match=r"has at most 20 bytes, bytes \[20, 25\) were"):
+    with pytest.raises(OutOfRange, match=r"has 10 bytes, bytes \[20, 25\) were"):
         using(beyond)
     assert read(url, 2, 8, 20) == b"23456789"  # what is there can be had
 
@@ -506,7 +506,7 @@ def test_a_protocol_that_lacks_its_package(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ReadError, match=f"{protocol} needs the package {package}: pip install {hint}"):
+    with pytest.raises(ReadError, match=f"{protocol} needs the package {package}: .* install '{hint}'$"):
         read(f"{protocol}://x/y")
 
 

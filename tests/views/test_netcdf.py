@@ -430,5 +430,5 @@ def test_reference_sets_and_the_child_that_writes_headers(tmp_path: Path, refere
 def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5netcdf", None)
     zarr.open_group(tmp_path / "z", mode="w")
-    with pytest.raises(UsageError, match=r"view=netcdf: needs the package h5netcdf: pip install 'zarrfs\[netcdf\]'"):
+    with pytest.raises(UsageError, match=r"the package h5netcdf: /.*python.* -m pip install 'zarrfs\[netcdf\]'"):
         open_source(str(tmp_path / "z"), Options(view="netcdf"))

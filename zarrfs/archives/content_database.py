@@ -86,7 +86,10 @@ def _expanded(data: bytes, size: int, where: str) -> bytes:
     try:
         import lz4.block
     except ImportError:
-        raise ReadError(where, "compressed with LZ4, which takes a package: pip install 'zarrfs[flux]'") from None
+        from zarrfs.system.packages import install_command
+
+        rule = f"compressed with LZ4, which needs the package lz4: {install_command('flux')}"
+        raise ReadError(where, rule) from None
     try:
         found: bytes = lz4.block.decompress(data, uncompressed_size=size)
     except lz4.block.LZ4BlockError as exc:

@@ -22,14 +22,14 @@ from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem
 from zarrfs.net.weboptions import web_options
+from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
     from zarrfs.net.zipfiles import Archive, UrlReader
 
-_EXTRAS = {
-    "s3": "s3fs: pip install zarrfs[s3]", "gcs": "gcsfs: pip install zarrfs[gcs]",
-    "abfs": "adlfs: pip install zarrfs[azure]", "sftp": "sshfs: pip install zarrfs[sftp]",
-    "ssh": "sshfs: pip install zarrfs[sftp]",
+_EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
+    "s3": ("s3fs", "s3"), "gcs": ("gcsfs", "gcs"), "abfs": ("adlfs", "azure"), "sftp": ("sshfs", "sftp"),
+    "ssh": ("sshfs", "sftp"),
 }  # fmt: skip
 _ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
@@ -45,7 +45,8 @@ class Openers:
         self._systems: dict[object, System] = {}
         self._lock = trio.Lock()
         if options.client == "obstore" and not self._fast:
-            raise ReadError("client=obstore", "needs the package obstore, 0.12 or newer: pip install zarrfs[fast]")
+            rule = f"needs the package obstore, 0.12 or newer: {install_command('fast')}"
+            raise ReadError("client=obstore", rule)
         for name, given in options.storage.items():
             if urls.names(name.partition("://")[0])[0] == "http":
                 web_options(given, "", name)  # before anything is mounted
@@ -189,7 +190,8 @@ def class_of(protocol: str, family: str) -> Any:
     except ValueError:
         raise ReadError(f"{protocol}://", f"the protocol {protocol!r} is unknown") from None
     except ImportError as exc:
-        hint = _EXTRAS.get(family, str(exc))
+        package, extra = _EXTRAS.get(family, ("", ""))
+        hint = f"{package}: {install_command(extra)}" if extra else str(exc)
         raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
 
 

@@ -128,7 +128,11 @@ def packages(options: Options) -> Iterator[Finding]:
         except PackageNotFoundError:
             missing.append(f"{name} (zarrfs[{extra}])")
     text = ", ".join(there) or "none of the optional ones"
-    yield Finding("packages", OK, text + (f"; not installed: {', '.join(missing)}" if missing else ""))
+    if missing:
+        from zarrfs.system.packages import install_command
+
+        text += f"; not installed: {', '.join(missing)}; to install that of one: {install_command('EXTRA')}"
+    yield Finding("packages", OK, text)
 
 
 def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> Iterator[Finding]:
