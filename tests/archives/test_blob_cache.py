@@ -372,27 +372,34 @@ def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 MANY = """
-import sys
-from zarrfs.store.index import IndexStore
+import hashlib, os, sys
 from zarrfs.archives.blob_cache import DiskBlobs
-from tests.archives.compiled import blobref
-disk = DiskBlobs(sys.argv[1], 64 << 20, 0)
-for at in range(40):
-    data = at.to_bytes(4, "big") * 1024
-    disk.put(blobref(data), data)
-disk.close()
+children = []
+for _ in range(4):
+    if not (child := os.fork()):
+        disk = DiskBlobs(sys.argv[1], 64 << 20, 0)
+        for at in range(40):
+            data = at.to_bytes(4, "big") * 1024
+            disk.put(f"sha1-{hashlib.sha1(data).hexdigest()}", data)
+        disk.close()
+        os._exit(0)
+    children.append(child)
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
 """
 
 
 def test_processes_share_the_cache_directory(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MANY, str(tmp_path)]
-    for process in [subprocess.Popen(command) for _ in range(4)]:
-        assert process.wait() == 0
+    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     blobs = pieces(40, 4096)
     assert names(tmp_path / "blobs") == {blobref(data) for data in blobs}
     assert sorted(os.listdir(tmp_path)) == ["blobs", "zarrfs-blocks-2"]
-    for data in blobs:
-        assert run(tmp_path / "blobs", lambda reader, data=data: whole(reader, url_of(data), 4096)) == data
+
+    async def body(reader: BlobReader) -> None:
+        for data in blobs:
+            assert await whole(reader, url_of(data), 4096) == data
+
+    run(tmp_path / "blobs", body)
 
 
 def test_the_cache_command(tmp_path: Path) -> None:
