@@ -95,6 +95,21 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _planners_are_forked() -> Iterator[None]:
+    """Have commands and stores in this process plan in children of the fork server, not in new interpreters."""
+    from zarrfs.sources import child
+
+    program, patch = child._program, pytest.MonkeyPatch()
+
+    def planner(request: bytes, environment: dict[str, str]) -> child.Child:
+        return forkserver.plan(request, environment) or program(request, environment)
+
+    patch.setattr(child, "_program", planner)
+    yield
+    patch.undo()
+
+
 @pytest.fixture(autouse=True)
 def _no_names_of_others() -> Iterator[None]:
     """Servers of one test have other things under the names of another's: what was kept of these is forgotten."""
@@ -104,9 +119,12 @@ def _no_names_of_others() -> Iterator[None]:
 
 
 def open_descriptors() -> set[str]:
-    """Return the numbers of this process' descriptors, without those that only wait for the garbage collector."""
+    """Return the numbers of this process' descriptors, without those that only wait for the garbage collector.
+
+    Nor is the fork server's among them, which any test may start.
+    """
     gc.collect()
-    return set(os.listdir("/proc/self/fd"))
+    return set(os.listdir("/proc/self/fd")) - forkserver.descriptors()
 
 
 def run(

@@ -1,5 +1,7 @@
 """A server that has imported zarrfs and forks for each command of the tests, which saves the start of Python.
 
+It also forks the children in which commands and stores of the tests' own process plan (zarrfs.sources.child).
+
 Of the processor time of a short command nine tenths are the start of Python and imports. What is forked is a process
 of its own with its own streams, environment, working directory and end, and its daemons are, too. It differs from a
 program that is started in what execve(2) does and in what is imported already; tests that are about these start
@@ -34,23 +36,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _READ_ONCE = ("LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_")
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "NoNewPrivs", "Cpus_allowed")
 _ROOM = 8192  # bytes for a command line
 _STARTING = threading.Lock()
+_STARTED: set[int] = set()  # processes that have a server: this one, and those that it is a fork of
 
 
 def run(
     command: Sequence[str], cwd: Path | str | None, environment: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
     """As subprocess.run, of `command`, which is zarrfs and its arguments; None where the program has to be started."""
-    if "ZARRFS_TESTS_EXEC" in os.environ or any(name.startswith("COVERAGE_") for name in os.environ):
-        return None
-    with _STARTING:
-        server = _server(os.getpid())
-    if _state(environment) != server.state:
+    server = _usable(environment)
+    if server is None:
         return None
     asked = {"command": command, "cwd": os.fspath(cwd or os.getcwd()), "environment": dict(environment)}
     link, its = socket.socketpair()
@@ -83,6 +83,56 @@ def run(
         return subprocess.CompletedProcess(command, status, _text(said[out]), _text(said[err]))
 
 
+class Planner:
+    """A child that plans sources: a zarrfs.sources.child.Child that the server has forked."""
+
+    def __init__(self, server: _Server, request: bytes) -> None:
+        asked = {
+            "command": [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], "request": request.decode(),
+            "cwd": os.getcwd(), "environment": dict(os.environ),
+        }  # fmt: skip
+        self._link, its = socket.socketpair()
+        answers, its_out = os.pipe()
+        self.stdout = os.fdopen(answers, "rb")
+        with its:
+            server.send([its.fileno(), 0, its_out, 2])
+        os.close(its_out)
+        self._link.sendall(json.dumps(asked).encode())
+        self._link.shutdown(socket.SHUT_WR)
+        self._pid = _number(self._link)
+
+    def terminate(self) -> None:
+        """Implement Child.terminate."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Implement Child.wait."""
+        with self._link:
+            return _number(self._link)
+
+
+def plan(request: bytes, environment: Mapping[str, str]) -> Planner | None:
+    """Start a child that answers `request` (zarrfs.sources.child); None where that has to be a new interpreter."""
+    server = None if environment else _usable(os.environ)
+    return None if server is None else Planner(server, request)
+
+
+def descriptors() -> set[str]:
+    """Return the numbers of this process' descriptors that are the server's."""
+    with _STARTING:
+        return {str(_server(os.getpid()).fileno())} if os.getpid() in _STARTED else set()
+
+
+def _usable(environment: Mapping[str, str]) -> _Server | None:
+    """Return the server, if a child of it is as one of this process would be with this environment."""
+    if "ZARRFS_TESTS_EXEC" in os.environ or any(name.startswith("COVERAGE_") for name in os.environ):
+        return None
+    with _STARTING:
+        server = _server(os.getpid())
+    return server if _state(environment) == server.state else None
+
+
 def _number(link: socket.socket) -> int:
     found = link.recv(4)
     assert found, "the server has ended"
@@ -106,6 +156,10 @@ class _Server:
                 stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1],
             )  # fmt: skip
 
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._requests.fileno()
+
     def send(self, descriptors: Sequence[int]) -> None:
         with self._lock:
             socket.send_fds(self._requests, [b"start"], descriptors)
@@ -114,6 +168,7 @@ class _Server:
 @functools.cache
 def _server(pid: int) -> _Server:
     """The server of the process `pid`, which is this one; it ends with it."""
+    _STARTED.add(pid)
     return _Server()
 
 
@@ -217,6 +272,8 @@ def _be_program(descriptors: Sequence[int]) -> NoReturn:
         file.write("zarrfs")
     sys.argv = asked["command"]
     _show([sys.executable, *sys.argv])
+    if "request" in asked:
+        _plan(json.loads(asked["request"]))
     sys.path[0] = os.path.dirname(sys.argv[0])
     from zarrfs.cli import main
 
@@ -232,3 +289,16 @@ def _be_program(descriptors: Sequence[int]) -> NoReturn:
             os._exit(end.code)
         raise
     raise AssertionError("click ends programs")
+
+
+def _plan(request: dict[str, Any]) -> NoReturn:
+    """Be the program zarrfs.sources.prepare."""
+    from zarrfs.sources import prepare
+
+    request["parent"] = os.getppid()
+    try:
+        sys.stdout.buffer.write(prepare.answer(json.dumps(request).encode()))
+        sys.stdout.flush()
+    except prepare.End:
+        os._exit(130)
+    os._exit(0)
