@@ -45,7 +45,7 @@ def test_a_line_is_for_terminals_that_can_erase_it(
         return meter.Counts(3, 5)
 
     with meter.displayed(counts, quiet):
-        assert counted.wait(10.0 if shown else 0.0) == shown
+        assert counted.wait(60.0 if shown else 0.0) == shown
     said = sys.stderr.getvalue()
     assert said.endswith("\r\x1b[K") == bool(said) == shown  # nothing is left of it
     assert ("3 files, 5 B" in said) == shown

@@ -67,7 +67,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
             subprocess.run(["umount", "-l", point], check=False)
 
 
-def eventually(condition: Callable[[], object], seconds: float = 20) -> bool:
+def eventually(condition: Callable[[], object], seconds: float = 60) -> bool:
     """Poll `condition`; return whether it becomes true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -371,15 +371,15 @@ def test_several_at_once_and_one_that_gives_up(faulty: Faulty, tmp_path: Path) -
     with mounted(url, tmp_path / "mnt", "allow=private") as root:
         faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")
         gives_up = subprocess.Popen([PROGRAM, "refresh", str(root)])
-        assert faulty.arrived.wait(20)
+        assert faulty.arrived.wait(60)
         assert (root / "a").read_bytes() == b"old"
         os.listdir(root)
         gives_up.kill()
-        gives_up.wait(5)
+        gives_up.wait()
         others = [f"user.zarrfs.refresh:{token}" for token in ("one", "two")]  # as the command does
         assert [json.loads(os.getxattr(root, name)) for name in others] == [{"state": "running"}] * 2
         faulty.release()
-        until(lambda: all(b'"result"' in os.getxattr(root, name) for name in others), 30)
+        until(lambda: all(b'"result"' in os.getxattr(root, name) for name in others))
         assert (root / "a").read_bytes() == b"newer"
 
 
@@ -398,7 +398,7 @@ def test_the_child_preparing_a_version_ends_with_the_mount(ending: str, faulty: 
     faulty.put(f"/{ending}.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")
     pid = daemon_pid(root)
     os.kill(pid, signal.SIGHUP)
-    assert faulty.arrived.wait(20)
+    assert faulty.arrived.wait(60)
     [child] = children_of(pid)
     if ending == "kill":
         os.kill(pid, signal.SIGKILL)
@@ -421,7 +421,7 @@ def managed(document: Path, mountpoint: Path) -> Iterator[tuple[subprocess.Popen
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         place = document.with_name("notify")
         manager.bind(str(place))
-        manager.settimeout(20)
+        manager.settimeout(60)
         daemon = subprocess.Popen(
             [PROGRAM, "mount", "--foreground", document, mountpoint],
             env={**os.environ, "NOTIFY_SOCKET": str(place)}, stderr=subprocess.DEVNULL,
@@ -447,9 +447,9 @@ def test_a_service_that_is_in_use_is_not_stopping(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 told_of_state(manager)
             assert file.read() == b"content"
-        manager.settimeout(20)
+        manager.settimeout(60)
         assert told_of_state(manager) == b"STOPPING=1"
-        assert daemon.wait(10) == 0
+        assert daemon.wait(60) == 0
 
 
 def test_a_service_manager_is_notified_of_a_refresh(tmp_path: Path) -> None:
@@ -462,5 +462,5 @@ def test_a_service_manager_is_notified_of_a_refresh(tmp_path: Path) -> None:
         assert b"READY=1" in told_of_state(manager)
         assert (mountpoint / "a").read_bytes() == b"newer"
         daemon.terminate()
-        assert daemon.wait(10) == 0
+        assert daemon.wait(60) == 0
     assert not mount_lines(mountpoint)

@@ -93,7 +93,7 @@ def test_the_server_restarts_in_mid_read(nginx: Nginx, proxy: FaultProxy, tmp_pa
         proxy.hold()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             reading = pool.submit(read_all, root, whole(values[4:12]), 8)
-            assert proxy.held.wait(20)
+            assert proxy.held.wait(60)
             proxy.stop()
             time.sleep(0.2)  # some attempts find nobody
             proxy.release()
@@ -156,11 +156,11 @@ def test_many_processes_that_read_one_block(
     with mounted(source, tmp_path / "mnt") as root:
         proxy.hold()
         parent, _ = start_readers(root / value.key, 64, len(value), direct)
-        assert proxy.held.wait(20)
+        assert proxy.held.wait(60)
         if direct:
             wait_for(lambda: joined(root) >= 8)  # the kernel lets a dozen through at a time
         proxy.release()
-        answers = dict(line.split(maxsplit=1) for line in parent.communicate(timeout=60)[0].splitlines())
+        answers = dict(line.split(maxsplit=1) for line in parent.communicate(timeout=100)[0].splitlines())
         digest = hashlib.sha256(value.data).hexdigest()
         assert answers == {str(number): digest for number in range(64)}
         assert proxy.paths["/one.bin"] == 1
@@ -177,7 +177,7 @@ def test_a_reader_that_is_killed_fails_no_other(
     with mounted(source, tmp_path / "mnt") as root:
         proxy.hold()
         first, [one] = (found := start_readers(root / value.key, 1, len(value), direct))[0], found[1].values()
-        assert proxy.held.wait(20)
+        assert proxy.held.wait(60)
         others, processes = start_readers(root / value.key, 4, len(value), direct)
         if direct:
             wait_for(lambda: joined(root) >= 4)
@@ -185,8 +185,8 @@ def test_a_reader_that_is_killed_fails_no_other(
         os.kill(processes.pop(3), number)
         time.sleep(0.1)  # for the kernel to tell the daemon
         proxy.release()
-        answers = dict(line.split(maxsplit=1) for line in others.communicate(timeout=60)[0].splitlines())
-        first.communicate(timeout=60)
+        answers = dict(line.split(maxsplit=1) for line in others.communicate(timeout=100)[0].splitlines())
+        first.communicate(timeout=100)
         digest = hashlib.sha256(value.data).hexdigest()
         assert {answers[str(other)] for other in processes} == {digest}
         assert proxy.paths["/killed.bin"] == 1

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import DATA, run
-from tests.mounts.mounting import daemon_pid, mount_lines
+from tests.mounts.mounting import daemon_pid, mount_lines, until
 from tests.servers import free_port
 
 MINE = {  # of who mounts
@@ -121,7 +121,7 @@ def options(tmp_path: Path, client: str, retries: int = 1) -> list[str]:
     (tmp_path / "secret").write_text(MINE["a file"] + "\n")
     many = {"http": {"cookies": {"session": MINE["storage_options="]}}}
     lines = [
-        f"client={client}", f"retries={retries}", "request_timeout=3s", "read_timeout=4s", "allow=all",
+        f"client={client}", f"retries={retries}", "request_timeout=1500ms", "read_timeout=2s", "allow=all",
         f'http.headers={{"X-Token": "Bearer {MINE["a header"]}"}}',
         f"s3.secret={MINE['a storage option']}", f"s3.key={MINE['an access key']}",
         f"s3.endpoint_url=http://127.0.0.1:{free_port()}", f"s3://other.secret=@{tmp_path}/secret",
@@ -183,7 +183,9 @@ def test_secrets_are_shown_nowhere(client: str, server: str, tmp_path: Path) -> 
             failed = sum(readers.map(fails, sorted(os.listdir(mnt))))
         assert failed >= 20, "what was to fail did not"
         assert (mnt / "inline").read_bytes() == b"text"
-        assert client == "obstore" or (mnt / "good").read_bytes() == bytes(8)  # it takes no password in a URL
+        if client != "obstore":  # it takes no password in a URL
+            until(lambda: not fails("good"))  # of a busy machine, an answer may come too late
+            assert (mnt / "good").read_bytes() == bytes(8)
         for name in os.listxattr(mnt):
             assert_hidden(name, os.getxattr(mnt, name))
         for words in ("stats", mnt), ("stats", "--json", mnt), ("stats", "--prometheus", mnt), ("top", "--once", mnt):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import gzip
 import hashlib
 import json
 import os
@@ -272,10 +274,13 @@ def endless_redirects(connection: socket.socket) -> None:
     connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
 
 
-def compressed_bomb(connection: socket.socket) -> None:
-    import gzip
+@functools.cache
+def bomb() -> bytes:
+    return gzip.compress(bytes(80 << 20), 1)
 
-    body = gzip.compress(bytes(80 << 20), 1)
+
+def compressed_bomb(connection: socket.socket) -> None:
+    body = bomb()
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nETag: \"1\"\r\n"
                        b"Content-Length: %d\r\n\r\n" % len(body) + body)  # fmt: skip
 
@@ -298,7 +303,7 @@ def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], Non
             began = time.monotonic()
             assert error_of((root / "evil").read_bytes) in expected
             assert error_of((root / "whole").read_bytes) in expected
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - began < 60
             assert (root / "good").read_text() == "good"
             status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
             assert int(status.split("VmHWM:")[1].split()[0]) < 200 << 10
@@ -337,7 +342,7 @@ def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> N
             done.set()
 
         threading.Thread(target=look, daemon=True).start()
-        assert done.wait(20)
+        assert done.wait(60)
 
 
 def test_a_user_and_mode_of_what_is_made(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_an_unstage_that_is_ended_leaves_the_mount_kept(number: signal.Signals, 
         assert child.stderr is not None
         assert "waiting" in child.stderr.readline()
         child.send_signal(number)
-        assert child.wait(20) != 0
+        assert child.wait(60) != 0
         assert kept(node, dest)
     assert run("unstage", dest).returncode == 0
     assert node.clean()

@@ -77,7 +77,7 @@ def test_signals_are_the_command_s(number: signal.Signals, node: Node) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     process.send_signal(number)
-    assert process.wait(20) == 33
+    assert process.wait(60) == 33
     assert node.clean()
 
 

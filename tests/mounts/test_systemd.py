@@ -15,6 +15,7 @@ import pytest
 from tests.booted import Booted
 from tests.conftest import DATA
 from tests.machine import ROOT
+from tests.mounts.mounting import alive
 from tests.mounts.staging import eventually
 
 REFS = json.dumps({"version": 1, "refs": {"a": "hello", "b": ["/srv/data/v2.zarr/.zgroup"]}})
@@ -92,7 +93,7 @@ def test_stopping_while_a_reader_has_a_file_open(machine: Booted) -> None:
     assert reader.stdout is not None
     assert reader.stdout.readline() == "open\n"
     machine.root(f"systemctl stop {unit}", check=False)
-    said, error = reader.communicate(timeout=30)
+    said, error = reader.communicate(timeout=60)
     assert (said, "not connected" in error) == ("", True)
     assert "in use by pid" in journal(machine, unit)
     assert shown(machine, unit, "ActiveState") == "failed"
@@ -271,6 +272,6 @@ def test_a_machine_that_does_not_end_by_itself_is_ended() -> None:
     booted.patience = 1
     with pytest.raises(subprocess.TimeoutExpired), booted:
         os.kill(booted._parent.pid, signal.SIGSTOP)
-    assert eventually(lambda: not os.path.exists(f"/proc/{booted.pid}"))
+    assert eventually(lambda: not alive(booted.pid))
     assert booted._parent.returncode == -signal.SIGKILL
     assert not booted.shared.parent.exists()

@@ -98,7 +98,7 @@ def test_a_store_on_azure(azure: Azure, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert "403" in done.stderr
     assert (done.stderr.count("\n"), len(done.stderr) < 300) == (1, True), done.stderr
-    assert time.monotonic() - began < 15, "it is refused, not out"
+    assert time.monotonic() - began < 60, "it is refused, not out"
 
 
 def test_blobs_on_azure_and_their_cache(azure: Azure, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def mount(source: Path, tmp_path: Path) -> Iterator[Path]:
         until(lambda: len(workers(mountpoint)) == WORKERS - 1)
         pids = [starter(mountpoint), *workers(mountpoint)]
         yield mountpoint
-    until(lambda: not any(map(alive, pids)), 2)
+    until(lambda: not any(map(alive, pids)))
 
 
 def children(pid: int) -> list[int]:
@@ -362,7 +362,7 @@ def test_killing_the_first_process_leaves_none(source: Path, tmp_path: Path) -> 
     until(lambda: len(workers(mountpoint)) == WORKERS - 1)
     pids = [daemon_pid(mountpoint), starter(mountpoint), *workers(mountpoint)]
     os.kill(pids[0], signal.SIGKILL)
-    until(lambda: not any(map(alive, pids)), 5)
+    until(lambda: not any(map(alive, pids)))
     with pytest.raises(OSError, match="not connected"):
         os.listdir(mountpoint)
     assert run("umount", mountpoint).returncode == 0

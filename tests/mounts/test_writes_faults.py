@@ -28,7 +28,8 @@ from tests.servers import Nginx, nginx
 __all__ = ["nginx", "proxy"]
 
 LARGE = 4 << 20
-KILLS = 12
+KILLS = 5
+STEPS = 40
 
 
 def sample(directory: Path, size: int = LARGE) -> Path:
@@ -253,7 +254,7 @@ def test_a_copy_that_is_cut_short_leaves_the_source_file(nginx: Nginx, proxy: Fa
         proxy.hold()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             opening = pool.submit(error_of, os.open, root / "d/x", os.O_RDWR)
-            assert proxy.held.wait(20)
+            assert proxy.held.wait(60)
             assert "d/x" not in names_in(tmp_path / "upper")
             (root / "other").write_bytes(b"others go on")
             assert (root / "d/x").stat().st_size == len(data)
@@ -301,7 +302,7 @@ def test_copies_of_local_files_are_whole_or_not_there(tmp_path: Path) -> None:
 def work(root: Path, number: int, size: int) -> dict[str, bytes]:
     """Random operations on names that no other worker uses, in directories that all use; what must be left."""
     chance, own = random.Random(number), {}
-    for step in range(60):
+    for step in range(STEPS):
         directory = chance.choice(["d", "d/sub", "e", "shared"])
         name, data = f"{directory}/w{number}-{step}", b"%d" % step * chance.randrange(500)
         with contextlib.suppress(FileExistsError):
@@ -332,7 +333,7 @@ def work(root: Path, number: int, size: int) -> dict[str, bytes]:
 def test_many_write_at_a_time(tmp_path: Path) -> None:
     source, options, size = sample(tmp_path), upper(tmp_path), 1000
     expected = bytearray((tmp_path / "target.bin").read_bytes())
-    for at in range(60 * 8):
+    for at in range(STEPS * 8):
         expected[at * size : (at + 1) * size] = bytes([at % 8 + 1]) * size
     with mounted(source, tmp_path / "mnt", options) as root, concurrent.futures.ThreadPoolExecutor(8) as pool:
         left = {}

@@ -42,7 +42,7 @@ def daemons(parent: int) -> list[int]:
 
 
 def wait_until_gone(path: Path, pid: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (mounts.mount_at(str(path)) or alive(pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert mounts.mount_at(str(path)) is None
@@ -57,7 +57,7 @@ def test_a_block_has_a_mount(source: str, caplog: pytest.LogCaptureFixture) -> N
         assert os.environ.get("XDG_CACHE_HOME", "") not in Path(f"/proc/{daemon}/cmdline").read_text()
         with pytest.raises(OSError, match="Input/output error"):
             (path / "gone").read_bytes()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while "none.bin" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
         assert "gone: " in caplog.text
