@@ -31,11 +31,16 @@ __all__ = ["nginx"]
 WORKERS = 3
 FILES, LARGE = 300, 8 << 20
 
-# Processes that read random files and compare every byte; prints how many reads were right, wrong, and failed.
+# Processes that read random files and compare every byte, until SIGTERM; prints how many reads were right, wrong, and
+# failed.
 READERS = """
-import os, random, sys, time
+import os, random, signal, sys, time
 root, readers, seconds, files = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 pipe, ends = os.pipe(), time.monotonic() + seconds
+def end(*_):
+    global ends
+    ends = 0
+signal.signal(signal.SIGTERM, end)
 for seed in range(readers):
     if os.fork() == 0:
         choose, right, wrong, failed = random.Random(seed), 0, 0, 0
@@ -346,9 +351,12 @@ def test_auto_starts_another_process_under_load(source: Path, tmp_path: Path) ->
         pytest.skip("one processor")
     with mounted(source, tmp_path / "mnt", "workers=auto", "attr_timeout=0", "entry_timeout=0") as mountpoint:
         assert not workers(mountpoint)
-        command = [sys.executable, "-I", "-c", READERS, mountpoint, "12", "5", str(FILES)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as readers:
-            until(lambda: workers(mountpoint), 20)
+        command = [sys.executable, "-I", "-c", READERS, mountpoint, "12", "60", str(FILES)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as readers:
+            try:
+                until(lambda: workers(mountpoint))
+            finally:
+                os.killpg(readers.pid, signal.SIGTERM)
             assert readers.stdout is not None
             right, wrong, failed = map(int, readers.stdout.read().split())
     assert (wrong, failed) == (0, 0)
