@@ -298,7 +298,7 @@ def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], Non
     server = Hostile(answer)
     try:
         source = document(tmp_path, {"evil": [server.url, 0, 100], "whole": [server.url], "good": "good"})
-        options = "request_timeout=2s,read_timeout=3s,retries=1,memory_limit=16MiB"
+        options = "request_timeout=1s,read_timeout=1500ms,retries=1,memory_limit=16MiB"
         with mounted(source, tmp_path / "mnt", options) as root:
             began = time.monotonic()
             assert error_of((root / "evil").read_bytes) in expected
@@ -318,7 +318,7 @@ def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], No
     server = Hostile(answer)
     (tmp_path / "mnt").mkdir()
     try:
-        options = "request_timeout=2s,read_timeout=4s,retries=0,type=references"
+        options = "request_timeout=1s,read_timeout=2s,retries=0,type=references"
         done = run("mount", server.url, tmp_path / "mnt", "-o", options)
         assert done.returncode != 0
         assert len(done.stderr.splitlines()) == 1, done.stderr
