@@ -40,10 +40,13 @@ def test_why_stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @root_only
-def test_a_child_that_its_user_kills() -> None:
+def test_a_child_that_its_user_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output is cut short."""
+    pipes, pipe = list[tuple[int, int]](), os.pipe
+    monkeypatch.setattr(os, "pipe", lambda: pipes.append(pipe()) or pipes[-1])
+
     def body() -> list[dict[str, object]]:
-        os.write(max(int(name) for name in os.listdir("/proc/self/fd")[:-1]), b'[{"dest": ')
+        os.write(pipes[0][1], b'[{"dest": ')
         os._exit(0)
 
     (result,) = unstage._as_user(65534, body)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
-import os
 import pickle
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import pytest
 import trio
 
 import zarrfs
+from tests.conftest import open_descriptors
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import TABLE, Options, parse
 from zarrfs.python import background
@@ -47,7 +47,7 @@ def loops() -> list[str]:
 
 
 def test_a_source_is_read_and_nothing_is_left_of_it(source: str) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with zarrfs.open_store(Path(source), strict=True, memory_limit="64MiB") as store:
         assert [entry.name for entry in store.list_dir()] == ["a", "gone", "top"]
         assert list(store.list("a")) == ["a/b", "a/c"]
@@ -64,8 +64,7 @@ def test_a_source_is_read_and_nothing_is_left_of_it(source: str) -> None:
         assert loops()
     assert store.closed
     assert not loops()
-    gc.collect()
-    assert set(os.listdir("/proc/self/fd")) - before == set()
+    assert open_descriptors() - before == set()
     with pytest.raises(zarrfs.UsageError, match="this handle is closed"):
         store.get("a/b")
 
