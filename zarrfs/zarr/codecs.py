@@ -8,6 +8,7 @@ parallel. Source: Zarr v3 core and its registered codecs; Zarr v2 specification;
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -236,7 +237,10 @@ def _external(name: str) -> CodecFactory:
 
         known, installed = registry.codec_registry.get(name), name in registry.entries
         if known is None and not installed:
-            raise CodecError(name, "numcodecs has no such codec here")
+            if not name.startswith(external.IMAGECODECS):
+                raise CodecError(name, "numcodecs has no such codec here")
+            if importlib.util.find_spec("imagecodecs") is None:
+                raise CodecError(name, "needs the Python package imagecodecs, which is not installed here")
         if known is not None and not installed and not known.__module__.startswith("numcodecs."):
             # registered in this process by a program that uses zarrfs as a library
             return numcodecs.get_codec({**configuration, "id": name}).decode, decoded.compressed()

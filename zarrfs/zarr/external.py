@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -25,6 +26,7 @@ from zarrfs.system.processes import readable
 from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.jsontext import JSON
 
+IMAGECODECS = "imagecodecs_"  # the names of codecs that a program has to register by a function of imagecodecs
 _COPIES = 4  # of the decoded and of the stored chunk, which a codec may have in memory
 _SLACK = 256 << 20  # bytes for thread stacks and tables
 _TIMEOUT = 60.0  # seconds per chunk
@@ -177,6 +179,8 @@ def _answer(header: Header, body: bytearray) -> tuple[Header, Any]:
     """Decode one chunk, in the child process."""
     import numcodecs
 
+    if header["codec"]["id"].startswith(IMAGECODECS):
+        _register_imagecodecs()
     codec = numcodecs.get_codec(header["codec"])
     if header["size"] < 0:
         return {}, None
@@ -190,6 +194,13 @@ def _answer(header: Header, body: bytearray) -> tuple[Header, Any]:
     if answer["size"] > header["limit"]:
         raise ValueError(f"decodes to {answer['size']} bytes, not {header['limit']}")
     return answer, found
+
+
+@functools.cache
+def _register_imagecodecs() -> None:
+    from imagecodecs.numcodecs import register_codecs
+
+    register_codecs()
 
 
 def serve() -> None:
