@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MODULES = {"google-crc32c": "google_crc32c"}
-OTHERS = {"outcome", "_flux", "imagecodecs"}  # a part of trio; in the interpreter of Flux; codecs, where a user has them
+OTHERS = {"outcome", "_flux", "imagecodecs"}  # a part of trio; Flux has its own; codecs that a user may have
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
