@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conftest import PROGRAM
+from tests.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts/slurm"
@@ -74,15 +74,6 @@ def wait_for(true: Callable[[], object], what: str, instead: Callable[[], object
         time.sleep(0.05)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
-
-
 class Cluster:
     """Slurm with the nodes n0 and n1."""
 
@@ -114,7 +105,7 @@ class Cluster:
             raise
 
     def _configure(self) -> None:
-        controller, n0, n1 = free_ports(3)
+        controller, n0, n1 = (free_port() for _ in range(3))
         text = SLURM_CONF.format(base=self.base, controller=controller, n0=n0, n1=n1)
         sample = (SCRIPTS / "slurm.conf.sample").read_text().replace("/etc/slurm/zarrfs", str(self.scripts))
         (self.base / "slurm.conf").write_text(text + sample)
