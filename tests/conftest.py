@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Files that take longest, with few tests or many: they begin first, so that no worker has one to itself at the end
 LONGEST = (
-    "slurm/test_slurm.py", "mounts/test_outages.py", "mounts/test_every_line.py", "mounts/test_every_command.py",
+    "slurm/test_slurm.py", "mounts/test_outages.py", "mounts/test_every_line.py",
     "soak/test_soak.py", "mounts/test_names.py", "mounts/test_secrets.py", "project/test_debian_package.py",
     "project/test_packaging.py", "mounts/test_install_page.py", "mounts/test_requests.py", "mounts/test_limits.py",
     "mounts/test_systemd.py", "mounts/test_fstab.py", "mounts/test_users.py", "mounts/test_hard_endings.py",

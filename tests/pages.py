@@ -2,7 +2,7 @@
 
 A block whose first line begins with "$ " is a transcript: commands, each followed by what it writes. In what it writes
 a line "..." stands for any lines. The commands of all other blocks are those of lines(), which
-tests/mounts/test_every_command.py and test_every_line.py run; what is neither is in SHOWN, with the reason.
+tests/mounts/test_every_line.py runs; what is neither is in SHOWN, with the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Every command that is in no transcript, on all pages but commands.md, is run and ends with status 0."""
+"""Every command that is in no transcript is run and ends with status 0.
+
+Those of commands.md are the examples of `zarrfs COMMAND --help`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.pages import ROOT, Line, lines
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the world, with all its servers
 
 
-@pytest.mark.parametrize("line", [line for line in here() if line.page != "commands.md"], ids=lambda line: line.name)
+@pytest.mark.parametrize("line", here(), ids=lambda line: line.name)
 def test_a_line(line: Line, ended: Ended) -> None:
     check(line, ended)
 

@@ -1,7 +1,7 @@
 """Every block of the documentation is accounted for: it is run by a test, or there is a reason why not.
 
 Transcripts ("$ ") are run, and what they write is compared. All other commands are run by
-tests/mounts/test_every_command.py and test_every_line.py. What is neither has a reason in tests/pages.py.
+tests/mounts/test_every_line.py. What is neither has a reason in tests/pages.py.
 """
 
 from __future__ import annotations
