@@ -19,17 +19,17 @@ from tests.machine import Machine
 from tests.mounts.mounting import until
 from tests.pages import ROOT
 
+# What can go wrong for different reasons: what one reason makes go wrong is in one name
 NAMES = {
-    "accent": "Größe", "script": "数据", "emoji": "😀", "decomposed": "e\u0301te\u0301",
-    "latin1": os.fsdecode(b"l\xe4nge"), "blank": " a b ", "newline": "a\nb", "return": "a\rb", "tab": "a\tb",
-    "comma": "a,allow_other,b", "equals": "a=b", "backslash": "a\\b\\040", "quote": "it's", "double": 'a"b"',
-    "percent": "100%25", "fragment": "a#b", "query": "a?b*[c]", "dash": "-o ro", "long": "n" * 200, "job": "flux:ƒ2Kx",
+    "unicode": "Größe 数据 😀 e\u0301te\u0301", "latin1": os.fsdecode(b"l\xe4nge"), "blank": " a\tb ",
+    "newline": "a\nb", "return": "a\rb", "comma": "a=b,allow_other,c=d", "backslash": "a\\b\\040",
+    "quotes": "it's \"b\"", "url": "a?b*[c]#d%25", "dash": "-o ro", "long": "n" * 200, "job": "flux:ƒ2Kx",
 }  # fmt: skip
 KINDS = ("references", "archive", "zarr", "overlay", "remote")
 LOCALES = ("C.UTF-8", "C", "POSIX")
 WAYS = ("zarrfs", "mount", "fstab")
 CONTENT = b"the bytes of the target\n"
-EVERY = "ZARRFS_WHOLE_MATRIX" in os.environ  # all 900 cases, in a quarter of an hour
+EVERY = "ZARRFS_WHOLE_MATRIX" in os.environ  # all 540 cases, in ten minutes
 
 
 def cases() -> Iterator[tuple[str, str, str, str]]:
@@ -38,7 +38,7 @@ def cases() -> Iterator[tuple[str, str, str, str]]:
     for (row, name), (column, kind) in itertools.product(enumerate(NAMES), enumerate(KINDS)):
         step = (column - row) % len(KINDS)
         for turn, (locale, way) in turns:
-            if EVERY or (step < 3 and turn == (3 * row + 4 * step) % len(turns)):
+            if EVERY or (step < 3 and turn == (3 * row + 7 * step) % len(turns)):
                 yield name, kind, locale, way
 
 
@@ -176,7 +176,7 @@ def test_any_name(
     assert source_of(machine, place) == []
 
 
-@pytest.mark.parametrize("name", ["accent", "latin1", "newline", "comma", "backslash", "double"])
+@pytest.mark.parametrize("name", ["unicode", "latin1", "newline", "comma", "backslash", "quotes"])
 def test_any_name_of_a_user(machine: Machine, name: str) -> None:
     """fusermount3 mounts for users: it splits its options at commas and takes backslashes for escapes."""
     if not os.path.exists(machine.path("/home/ann")):
