@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import DATA, run
-from tests.mounts.mounting import daemon_pid, mounted
+from tests.mounts.mounting import daemon_pid, mounted, until
 from tests.mounts.test_remote import publish_references
 from tests.mounts.test_samples import files_below
 from tests.servers import Nginx, nginx
@@ -59,11 +58,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
     before = set(os.listdir(MEMORY))
     yield found
     found.check()
-    for _ in range(50):  # what another program has there is gone in a moment
-        if set(os.listdir(MEMORY)) <= before:
-            break
-        time.sleep(0.1)
-    assert set(os.listdir(MEMORY)) <= before
+    left = set(os.listdir(MEMORY)) - before
+    until(lambda: not left & set(os.listdir(MEMORY)))  # what another program has there is gone in a moment
 
 
 def own_files(mountpoint: Path) -> list[str]:

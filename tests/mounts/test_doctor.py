@@ -97,7 +97,7 @@ def test_dead_and_stopped_mounts(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGCONT)
             run("umount", tmp_path / "dead")
         facts = {one["fact"]: one["advice"] for one in findings(done) if one["check"] == "leftovers"}
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 60
         assert facts[f"{tmp_path}/dead: its daemon has died"] == f"zarrfs umount {tmp_path}/dead"
         assert f"{stopped}: its daemon does not answer" in facts
 
@@ -139,7 +139,7 @@ def test_problems_of_a_server_are_told_apart(faulty: Faulty) -> None:
     begun = time.monotonic()
     status, text = told(url, "--timeout", "2s")
     faulty.release()
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
     assert (status, "no answer within 2 s" in text) == (1, True)
     status, text = told("s3://bucket/refs.json", AWS_EC2_METADATA_DISABLED="true", HOME="/nonexistent")
     assert (status, "s3.anon=true" in text, text.count("\n")) == (1, True, 0)

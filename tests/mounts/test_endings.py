@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,15 +35,16 @@ def umount(mnt: Path) -> None:
 
 
 def terminate(mnt: Path) -> None:
-    os.kill(daemon_pid(mnt), signal.SIGTERM)
-    time.sleep(0.5)
+    pid, log = daemon_pid(mnt), mnt.with_suffix(".log")
+    os.kill(pid, signal.SIGTERM)
+    stays = "on_exit=abort would leave a dead endpoint"
+    until(lambda: not alive(pid) or (log.exists() and stays in log.read_text()))
 
 
 def kill(mnt: Path) -> None:
     pid = daemon_pid(mnt)
     os.kill(pid, signal.SIGKILL)
-    while alive(pid):
-        time.sleep(0.01)
+    until(lambda: not alive(pid))
 
 
 def plain_umount(mnt: Path) -> None:
@@ -58,7 +58,8 @@ PLAIN_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 def see(mnt: Path, end: Callable[[Path], None], busy: bool, *options: str, prefix: Sequence[str] = ()) -> str:
     """Return what a reader with an open array gets after `end`; `busy`: the mount is its working directory."""
     mnt.mkdir(mode=0o755)
-    assert run("mount", DATA / "zarr/v2_hier", mnt, *options).returncode == 0
+    log = mnt.with_suffix(".log")
+    assert run("mount", DATA / "zarr/v2_hier", mnt, "-o", f"log_file={log}", *options).returncode == 0
     reader = subprocess.Popen(
         [*prefix, sys.executable, "-c", READER, str(mnt / "gzip")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=mnt if busy else "/",

@@ -54,7 +54,7 @@ def faulty(mountpoint: Path, handler: str) -> Iterator[Path]:
     finally:
         daemon.send_signal(signal.SIGTERM)
         try:
-            daemon.wait(10)
+            daemon.wait(60)
         except subprocess.TimeoutExpired:
             daemon.kill()
             subprocess.run(["umount", "-l", str(mountpoint)], check=False)
@@ -71,7 +71,7 @@ def read_anew(path: Path) -> None:
 
 def wait_for(root: Path, exception: str, again: Callable[[], object]) -> None:
     """Repeat a call until the daemon has raised an exception."""
-    raised, deadline = Path(f"{root}.raised"), time.monotonic() + 10
+    raised, deadline = Path(f"{root}.raised"), time.monotonic() + 60
     while not raised.exists() or raised.read_text() != exception:
         assert time.monotonic() < deadline, f"{exception} was not raised"
         os.stat(root / "file")  # something to forget

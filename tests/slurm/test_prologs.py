@@ -169,14 +169,15 @@ def test_one_that_is_killed_while_it_mounts(slurm: Cluster, name: str, killed: s
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
         enter = ["nsenter", "--mount", f"--target={slurm._pid('n0')}", "--"]
         process = subprocess.Popen([*enter, *become, str(slurm.scripts / name)], env=wanted, stdin=subprocess.DEVNULL)
-        silent.accept()
+        asking, _ = silent.accept()
         process.kill()
         process.wait()
         if killed == "all":
             kill(slurm, "")
         script(slurm, "epilog")
         assert [one for one in slurm.left() if one.count(" ") == 1] == []  # but processes that are about to end
-        wait_for(lambda: not slurm.left(), "the end of processes", slurm.left)
+        asking.close()  # else they go on until TIMEOUT
+    wait_for(lambda: not slurm.left(), "the end of processes", slurm.left)
 
 
 def test_a_job_of_root_leaves_nothing(slurm: Cluster) -> None:
