@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from tests.servers import Nginx, nginx
 
 __all__ = ["nginx"]
 
-PROCESSES, READS = 64, 500
+PROCESSES, READS = 64, 100
 KEYS, SIZE = 20_000, 500  # values, and bytes of each
 
 # Each process reads so many random values and compares them with what the target holds there.
@@ -62,7 +63,7 @@ def document(path: Path, url: str) -> Path:
     return path
 
 
-def test_64_processes_read_500_random_keys_each(tmp_path: Path) -> None:
+def test_64_processes_read_100_random_keys_each(tmp_path: Path) -> None:
     target = tmp_path / "data.bin"
     target.write_bytes(random.Random(1).randbytes(KEYS * SIZE))
     with mounted(document(tmp_path / "refs.json", f"file://{target}"), tmp_path / "mnt") as root:
@@ -74,7 +75,7 @@ def test_64_processes_share_what_is_fetched(nginx: Nginx, tmp_path: Path) -> Non
     data = publish(nginx.plain.root, "processes.bin", KEYS * SIZE)
     source = document(tmp_path / "refs.json", f"{nginx.plain.url}/processes.bin")
     with mounted(source, tmp_path / "mnt", "prefetch=0B") as root:
-        read_by_many(root, nginx.plain.root / "processes.bin", PROCESSES, READS // 10)
+        read_by_many(root, nginx.plain.root / "processes.bin", PROCESSES, READS // 2)
         fetched = counters_of(root)["remote"]["bytes"]
     assert fetched <= 1.5 * len(data)
 
@@ -85,8 +86,11 @@ def test_the_priority_of_a_daemon(option: str, nice: int, tmp_path: Path) -> Non
     source = tmp_path / "refs.json"
     source.write_text('{"a": "b"}')
     with mounted(source, tmp_path / "mnt", option) as root:
-        threads = os.listdir(f"/proc/{daemon_pid(root)}/task")
-        assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {nice}
+        found = set()
+        for thread in os.listdir(f"/proc/{daemon_pid(root)}/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                found.add(os.getpriority(os.PRIO_PROCESS, int(thread)))
+        assert found == {nice}
     assert os.getpriority(os.PRIO_PROCESS, 0) == 0
 
 
