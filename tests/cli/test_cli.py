@@ -428,17 +428,17 @@ def test_keys_as_users_write_them() -> None:
     assert common.clean_key("/") == ""
 
 
-# -- the real thing: samples, through the program
+# -- the real thing: samples
 
 
 @pytest.mark.parametrize("name", json.loads((DATA / "references/expected.json").read_text()))
 def test_reference_sets_check_clean_and_cat_as_recorded(name: str, references: Path) -> None:
     expected = json.loads((DATA / "references/expected.json").read_text())[name]
     document = str(references / f"{name}.json")
-    about = json.loads(run("check", "--json", document).stdout)
+    about = json.loads(zarrfs("check", "--json", document).stdout)
     assert (about["clean"], about["ok"]) == (True, len(expected))
     assert about["bytes_read"] == sum(entry["size"] for entry in expected.values())
-    entries = [json.loads(line) for line in run("ls", "-R", "-l", "--json", document).stdout.splitlines()]
+    entries = [json.loads(line) for line in zarrfs("ls", "-R", "-l", "--json", document).stdout.splitlines()]
     assert {e["key"]: e["size"] for e in entries if e["kind"] == "file"} == {
         key: entry["size"] for key, entry in expected.items()
     }
@@ -486,8 +486,8 @@ def test_targets_that_are_gone_or_short(tmp_path: Path) -> None:
 def test_zarr_stores(name: str) -> None:
     store = DATA / "zarr" / name
     below = sorted(str(path.relative_to(store)) for path in store.rglob("*"))
-    assert sorted(run("ls", "-R", store).stdout.splitlines()) == below
-    about = json.loads(run("check", "--json", store).stdout)
+    assert sorted(zarrfs("ls", "-R", str(store)).stdout.splitlines()) == below
+    about = json.loads(zarrfs("check", "--json", str(store)).stdout)
     files = [path for path in store.rglob("*") if path.is_file()]
     assert (about["clean"], about["ok"]) == (True, len(files))
     assert about["bytes_read"] == sum(path.stat().st_size for path in files)
