@@ -64,6 +64,7 @@ class Block(NamedTuple):
     line: int  # of its first line in the page, from 1
     language: str
     text: str
+    section: str  # the heading ("##") above it, or ""
 
     @property
     def transcript(self) -> bool:
@@ -76,14 +77,15 @@ class Block(NamedTuple):
         return f"{self.page.name}: {self.text.partition(chr(10))[0].strip()}"
 
 
-def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page; those in lists are taken out of their indentation."""
+def blocks(page: Path, section: str = "") -> list[Block]:
+    """Return the fenced blocks of a page, or of one section ("##"); those in lists lose their indentation."""
     text = page.read_text()
     found = []
     for match in re.finditer(r"^([ ]*)```(\w*)[^\n]*\n(.*?)^\1```[ ]*$", text, re.DOTALL | re.MULTILINE):
         inner = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
-        found.append(Block(page, text.count("\n", 0, match.start()) + 2, match[2], inner))
-    return found
+        above = ["", *re.findall(r"^## (.*)", text[: match.start()], re.MULTILINE)][-1]
+        found.append(Block(page, text.count("\n", 0, match.start()) + 2, match[2], inner, above))
+    return [block for block in found if not section or block.section == section]
 
 
 def pages() -> list[Path]:
@@ -91,9 +93,9 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
-def transcript(page: Path) -> list[tuple[str, str]]:
-    """(command, what it writes) of all blocks of `page` that begin with "$", in order."""
-    return [pair for block in blocks(page) if block.transcript for pair in commands(block.text)]
+def transcript(page: Path, section: str = "") -> list[tuple[str, str]]:
+    """Return (command, output) of all blocks that begin with "$" in a page, or in one section of it, in order."""
+    return [pair for block in blocks(page, section) if block.transcript for pair in commands(block.text)]
 
 
 class Line(NamedTuple):
@@ -165,15 +167,15 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 def check_transcript(
     directory: Path, page: Path, *, names: Mapping[str, str] | None = None, masks: Sequence[str] = (),
-    env: Mapping[str, str] | None = None, cwd: Path | None = None, least: int = 1,
+    env: Mapping[str, str] | None = None, cwd: Path | None = None, least: int = 1, section: str = "",
 ) -> None:  # fmt: skip
-    """Run the commands of a page in `directory`, which it calls /data; what they write is what it says.
+    """Run the commands of a page, or of one section, in `directory`, which it calls /data; compare what they write.
 
     `names` says what names of the page are here (a server's, another directory's), `masks` (regular expressions) what
     differs from run to run besides MASKS. All commands are run by one shell. Whatever is mounted in `directory`
     afterwards is unmounted. `least`: so many commands must be there.
     """
-    expected = transcript(page)
+    expected = transcript(page, section)
     assert len(expected) >= least
     names = {"/data": str(directory), **(names or {})}
     done = run_script([command for command, _output in expected], cwd or directory, names, env)

@@ -346,8 +346,8 @@ def test_a_daemon_logs_to_the_journal(form: str, machine: Machine) -> None:
 
 
 def test_the_commands_of_the_page_find_it(machine: Machine) -> None:
-    """Those of docs/logs.md that ask the journal."""
-    [text] = [block.text for block in blocks(DOCS / "logs.md") if block.text.startswith("journalctl")]
+    """Those of docs/monitoring.md that ask the journal."""
+    [text] = [block.text for block in blocks(DOCS / "monitoring.md") if block.text.startswith("journalctl")]
     found = []
 
     def look(point: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/logs.md and docs/metrics.md: every command does what is written below it."""
+"""docs/monitoring.md: every command below "Logs" and "Prometheus" does what is written below it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.pages import DOCS, blocks, check_transcript
 from tests.servers import free_port
 
+PAGE = DOCS / "monitoring.md"
 VARYING = (
     r"(?<=zarrfs\[)\d+", r'(?<="pid": )\d+', r"(?<=after )[\d.]+ s", r"\d+ more like it", r"\d+(?= blocks from)",
     r"\d+ requests(?: \(|, )\d+ repeated, \d+ failed", r"\d+ errors", r"(?<=errno=\"EIO\"} )\d+", r"\d+(?= EIO\n)",
@@ -30,21 +31,21 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_logs(source: Path) -> None:
-    check_transcript(source, DOCS / "logs.md", masks=VARYING, least=11)
+    check_transcript(source, PAGE, section="Logs", masks=VARYING, least=11)
 
 
 def test_metrics(source: Path) -> None:
     refs = {"air/0.0": [f"{source}/none.nc", 0, 80]}
     (source / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    check_transcript(source, DOCS / "metrics.md", names={"9417": str(free_port())}, masks=VARYING, least=8)
+    check_transcript(source, PAGE, section="Prometheus", names={"9417": str(free_port())}, masks=VARYING, least=8)
 
 
 def test_prometheus_takes_the_configuration_and_queries(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool here")
-    [config] = [block.text for block in blocks(DOCS / "metrics.md") if block.language == "yaml"]
-    queries = re.findall(r"^\| .*\? \| `(.+)` \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    [config] = [block.text for block in blocks(PAGE) if block.language == "yaml"]
+    queries = re.findall(r"^\| .*\? \| `(.+)` \|$", PAGE.read_text(), re.MULTILINE)
     assert len(queries) == 6
     rules = [{"record": f"q{number}", "expr": query} for number, query in enumerate(queries)]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "q", "rules": rules}]}))

@@ -1,4 +1,4 @@
-"""The transcript in docs/stats.md: the lines that zarrfs stats writes, whatever their figures are."""
+"""The transcript in docs/monitoring.md, "Statistics": the lines that zarrfs stats writes, with any figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_transcript(nginx: Nginx, tmp_path: Path) -> None:
     url = nginx.plain.url
     refs = {f"a/{number}": [f"{url}/page.bin", number * 40_000, 40_000] for number in range(5)}
     (nginx.plain.root / "combined.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    [(command, said)] = transcript(DOCS / "stats.md")
+    [(command, said)] = transcript(DOCS / "monitoring.md", "Statistics")
     assert command == "zarrfs stats /mnt/data\n"
     with mounted(f"{url}/combined.json", tmp_path / "mnt", f"cache_dir={tmp_path}/blocks") as root:
         for number in range(5):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pages import DATA, ROOT, SHOWN, Block, blocks, lines, pages, usage
 
-# Tests that run the transcripts of pages; each names its pages
+# Tests that run the transcripts of pages; each names its pages, or a section ("##")
 RUN = {
     "tests/mounts/test_arrays_page.py": ["array-views.md"],
     "tests/mounts/test_configuration_page.py": ["configuration.md"],
@@ -20,12 +20,12 @@ RUN = {
     ],
     "tests/mounts/test_icechunk.py": ["icechunk.md"],
     "tests/mounts/test_install_page.py": ["install.md"],
-    "tests/mounts/test_logs_page.py": ["logs.md", "metrics.md"],
+    "tests/mounts/test_logs_page.py": ["monitoring.md#Logs", "monitoring.md#Prometheus"],
     "tests/mounts/test_netcdf_page.py": ["netcdf.md"],
     "tests/mounts/test_readme.py": ["README.md"],
     "tests/mounts/test_running_page.py": ["running-changes.md"],
     "tests/mounts/test_stage_page.py": ["stage-in.md"],
-    "tests/mounts/test_stats_page.py": ["stats.md"],
+    "tests/mounts/test_stats_page.py": ["monitoring.md#Statistics"],
     "tests/mounts/test_tutorial.py": ["tutorial.md"],
     "tests/mounts/test_users_page.py": ["users.md", "doctor.md"],
     "tests/mounts/test_views_page.py": ["zarr-views.md"],
@@ -54,7 +54,7 @@ def all_blocks() -> list[Block]:
 @pytest.mark.parametrize("block", [b for b in all_blocks() if b.transcript], ids=lambda b: f"{b.page.name}-{b.line}")
 def test_a_transcript_is_run(block: Block) -> None:
     name = block.page.name
-    [test] = [file for file, named in RUN.items() if name in named]
+    [test] = [file for file, named in RUN.items() if {name, f"{name}#{block.section}"} & set(named)]
     assert name in (ROOT / test).read_text()
 
 

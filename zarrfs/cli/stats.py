@@ -15,7 +15,7 @@ Examples:
   zarrfs stats --json /mnt/data | jq .remote.cache
   zarrfs stats --prometheus /mnt/data > /var/lib/node_exporter/zarrfs.prom
 \b
-Counting begins with the mount. docs/stats.md explains each number."""
+Counting begins with the mount. docs/monitoring.md explains each number."""
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)

@@ -20,7 +20,7 @@ Examples:
   zarrfs top /mnt/data
   zarrfs top --once --interval 5s /mnt/data      (what happens in five seconds, as text)
 \b
-q or Ctrl-C ends it, and so does the end of the mount. docs/stats.md explains each number."""
+q or Ctrl-C ends it, and so does the end of the mount. docs/monitoring.md explains each number."""
 _SHORTEST = 0.1  # seconds
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen without a cursor, and back (xterm)
 

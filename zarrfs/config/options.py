@@ -407,7 +407,7 @@ class Options:
     metrics: str | None = _option(
         "mount", "Daemon", None, metrics_place, "WHERE",
         "Serve metrics for Prometheus over HTTP at ADDRESS:PORT, or write them to a file, named by its absolute path "
-        "(docs/metrics.md).",
+        "(docs/monitoring.md).",
     )
     pid_file: str | None = _option(
         "mount", "Daemon", None, local, "FILE", "Write the process ID of the daemon to FILE."
