@@ -346,10 +346,16 @@ def test_a_source_that_several_cannot_answer_has_one_process(
         assert run("umount", mountpoint).returncode == 0
 
 
-def test_auto_starts_another_process_under_load(source: Path, tmp_path: Path) -> None:
+# zarrfs that ends idle workers after two seconds in place of sixty
+HASTY = "from zarrfs.daemon import workers; workers._IDLE_FOR = 2.0; from zarrfs.__main__ import program; program()"
+
+
+def test_auto_starts_another_process_under_load_and_ends_it_when_idle(source: Path, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one processor")
-    with mounted(source, tmp_path / "mnt", "workers=auto", "attr_timeout=0", "entry_timeout=0") as mountpoint:
+    program = sys.executable, "-c", HASTY
+    options = "workers=auto", "attr_timeout=0", "entry_timeout=0"
+    with mounted(source, tmp_path / "mnt", *options, program=program) as mountpoint:
         assert not workers(mountpoint)
         command = [sys.executable, "-I", "-c", READERS, mountpoint, "12", "60", str(FILES)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as readers:
@@ -359,6 +365,9 @@ def test_auto_starts_another_process_under_load(source: Path, tmp_path: Path) ->
                 os.killpg(readers.pid, signal.SIGTERM)
             assert readers.stdout is not None
             right, wrong, failed = map(int, readers.stdout.read().split())
+        until(lambda: not workers(mountpoint), 20)
+        assert (mountpoint / "d1/1").read_bytes() == b"1 " * 1000
+        assert "has died" not in log_of(mountpoint)
     assert (wrong, failed) == (0, 0)
     assert right
 

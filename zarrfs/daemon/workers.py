@@ -31,7 +31,7 @@ from zarrfs.daemon.channel import Channel
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import sessionloop
-from zarrfs.fuse.shared import PARKED, RUNS, USES, WANTED, Shared
+from zarrfs.fuse.shared import PARKED, RUNS, WANTED, WOKEN, Shared
 from zarrfs.fuse.versions import CounterTotals, StoreVersion
 from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front, SharedWaiting, begin
@@ -56,7 +56,7 @@ _ENDING = 5.0  # seconds for workers to end after the unmount
 _COUNTERS = 5.0  # seconds between two looks at the workers' counters
 _MOST = 32  # processes that auto starts
 _BUSY, _BUSY_FOR = 2, 3  # auto: times a second that nobody is there to help, and seconds until another one is started
-_IDLE_FOR = 60.0  # seconds without a request after which auto ends a worker
+_IDLE_FOR = 60.0  # seconds for which nobody has woken a worker, after which auto ends it
 _LEAST_MEMORY = 64 << 10  # bytes: the least memory_limit=
 _SOON, _LATE = 0.1, 30.0  # seconds before a worker that has died is replaced
 
@@ -242,7 +242,7 @@ async def _serve(
     operations: WorkerOperations, waiting: SharedWaiting, sock: socket.socket, session: Session,
     held: dict[int, Opening],
 ) -> None:  # fmt: skip
-    worker = _Worker(operations, session)
+    worker = _Worker(operations, session, waiting)
     channel = Channel(sock, worker.answer)
 
     async def until_first_ends() -> None:
@@ -288,8 +288,8 @@ async def _serve(
 class _Worker:
     """The answers of a worker to questions of the first process."""
 
-    def __init__(self, operations: WorkerOperations, session: Session) -> None:
-        self._operations, self._session = operations, session
+    def __init__(self, operations: WorkerOperations, session: Session, waiting: SharedWaiting) -> None:
+        self._operations, self._session, self._waiting = operations, session, waiting
         self.leaving = trio.Event()
 
     async def answer(self, what: str, *arguments: Any) -> Any:
@@ -314,6 +314,7 @@ class _Worker:
         """End this worker if it has nothing to do and holds nothing open; return whether it does."""
         if not self._operations.idle:
             return False
+        self._waiting.stop()
         self.leaving.set()
         return True
 
@@ -449,22 +450,21 @@ class Team:
     async def _adapt(self, nursery: trio.Nursery) -> None:
         """Start a worker when those that run cannot keep up with the requests for some seconds; end idle ones."""
         shared, busy, wanted = self._session.shared, 0, 0
-        used = [(0, time.monotonic())] * self._count  # by process: requests, and since when there were no more
+        used = [(0, time.monotonic())] * self._count  # by process: how often it was woken, and since when no more
         while True:
             await trio.sleep(1)
             now, before, wanted = time.monotonic(), wanted, shared.total(WANTED)
             busy = busy + 1 if wanted - before >= _BUSY else 0
             free = next((process for process in range(1, self._count) if process not in self._members), None)
             if busy >= _BUSY_FOR and free is not None and not self._alone:
-                busy, used[free] = 1, (shared.cell(free, USES), now)
+                busy, used[free] = 1, (shared.cell(free, WOKEN), now)
                 log.info("worker %d is started", free)
                 nursery.start_soon(self._keep, free)
             for process, member in list(self._members.items()):
-                requests = shared.cell(process, USES)
-                if requests != used[process][0] or not shared.cell(process, PARKED):
-                    used[process] = requests, now
+                woken = shared.cell(process, WOKEN)
+                if woken != used[process][0] or not shared.cell(process, PARKED):
+                    used[process] = woken, now
                 elif now - used[process][1] > _IDLE_FOR:
-                    used[process] = requests, now
                     with trio.move_on_after(_ANSWER), contextlib.suppress(MountError):
                         member.ending = await member.channel.ask("end")
 

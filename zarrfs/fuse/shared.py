@@ -39,9 +39,9 @@ _INODES = (1 << 62) - 1
 _NO_IDENTITY = 0x5851F42D4C957F2D
 
 # cells of a process: handles opened and released, requests, whether it waits to be woken, how often it would have
-# woken another, how many slots for directories and files it has used, and whether it runs
-OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS = range(8)
-_CELLS = 8
+# woken another, how many slots for directories and files it has used, whether it runs, and how often it was woken
+OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS, WOKEN = range(9)
+_CELLS = 9
 
 
 def _shared(size: int) -> mmap.mmap:
@@ -78,7 +78,7 @@ class Shared:
         return sum(self.cells[cell::_CELLS])
 
     def add(self, process: int, cell: int, number: int = 1) -> None:
-        """Add to a cell of this process."""
+        """Add to a cell."""
         self.cells[process * _CELLS + cell] += number
 
     def cell(self, process: int, cell: int) -> int:
@@ -100,6 +100,7 @@ class Shared:
         cells = self.cells
         for process in range(self.processes):
             if cells[process * _CELLS + PARKED]:
+                self.add(process, WOKEN)
                 self.ring(process)
                 return
         self.add(own, WANTED)

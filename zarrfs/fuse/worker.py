@@ -80,7 +80,6 @@ class WorkerOperations(Operations):
         self._handles = Handles(shared, process)
         self._generations = {generation: self.current}
         self._prepared: StoreVersion | None = None  # for the next generation
-        self._reading = 0  # reads under way
         self._opened = 0  # handles since the last sweep
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
@@ -115,10 +114,10 @@ class WorkerOperations(Operations):
 
     @property
     def idle(self) -> bool:
-        """Return whether this process is parked, with no read under way and nothing open."""
+        """Return whether this process is parked, with no request under way and nothing open."""
         self._sweep()
         parked = self._shared.cell(self.process, PARKED)
-        return bool(parked) and not (self._reading or self._files or self._directories)
+        return bool(parked) and not (self.working or self._files or self._directories)
 
     def own_stats(self) -> dict[str, Any]:
         """Return the counters of this process alone; the first one counts the open files of all."""
@@ -197,13 +196,9 @@ class WorkerOperations(Operations):
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """As Operations.read(), of a file that any process has opened."""
-        self._reading += 1
-        try:
-            if fh not in self._files:
-                await self._reopen(fh)
-            return cast(bytes, await _read(self, fh, off, size))
-        finally:
-            self._reading -= 1
+        if fh not in self._files:
+            await self._reopen(fh)
+        return cast(bytes, await _read(self, fh, off, size))
 
     @handler
     async def release(self, fh: FileHandleT) -> None:

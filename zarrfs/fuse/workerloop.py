@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 from typing import Any
 
@@ -85,7 +86,7 @@ class SharedWaiting(Waiting):
         self._shared, self._process, self._front = shared, process, front
         self._vain = self._answered = 0
         self._bell = shared.bells[process]
-        self._ticking = False
+        self._ticking = self._stopped = False
         _let_alarms_interrupt()
 
     async def wait_readable(self, descriptor: int) -> None:
@@ -109,17 +110,21 @@ class SharedWaiting(Waiting):
                 return
             self.taken = 0
             if self._vain > _IN_VAIN and self._process:
-                await self._park()
+                await self._park(poll)
                 continue
             with trio.move_on_after(_IDLE) as scope:
                 await trio.lowlevel.wait_readable(descriptor)
             if not scope.cancelled_caught:
                 self._vain += not poll.poll(0)
             elif self._process:
-                await self._park()
+                await self._park(poll)
             else:
                 self._tick(False)
                 await trio.lowlevel.wait_readable(descriptor)
+
+    def stop(self) -> None:
+        """Take no more requests. For a process that is parked: the kernel has given it none."""
+        self._stopped = True
 
     async def watch(self, descriptor: int) -> None:
         """Look for an unmount, for ever: a process that reads at once does not see it beside requests under way."""
@@ -136,13 +141,18 @@ class SharedWaiting(Waiting):
             self._ticking = ticking
             signal.setitimer(signal.ITIMER_REAL, *((_STUCK, _STUCK) if ticking else (0.0, 0.0)))
 
-    async def _park(self) -> None:
+    async def _park(self, poll: select.poll) -> None:
         """Wait until another process calls; look for requests from time to time, as that one may be stuck."""
         self._vain = 0
         self._tick(False)
         self._shared.put(self._process, PARKED, 1)
-        with trio.move_on_after(_PARKED):
-            await trio.lowlevel.wait_readable(self._bell)
+        while True:
+            with trio.move_on_after(_PARKED) as scope:
+                await trio.lowlevel.wait_readable(self._bell)
+            if self._stopped:
+                await trio.sleep_forever()
+            if not scope.cancelled_caught or poll.poll(0):
+                break
         self._shared.put(self._process, PARKED, 0)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
