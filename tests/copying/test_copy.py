@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -21,6 +22,7 @@ from tests.copying.extracting import FileState, extract, look, snapshot, write
 from tests.servers import Nginx
 from zarrfs.config.options import Options
 from zarrfs.config.shares import Share
+from zarrfs.copying import copy, destination_directory
 from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
 from zarrfs.copying.destination_directory import DestinationDirectory, Folder
 from zarrfs.errors import SourceError, UsageError
@@ -442,6 +444,44 @@ def test_shares_of_a_source_that_has_changed(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == {
         path.name: path.read_bytes() for path in source.iterdir()
     }
+
+
+@pytest.mark.parametrize("what", ["damaged", "a link"])
+def test_a_share_whose_neighbour_has_an_unreadable_journal_is_not_called_complete(tmp_path: Path, what: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    (source / "x").write_bytes(b"x")
+    write(FileSystemStore(str(source)), out, mark="m", share=Share(0, 2))
+    note = out / ".zarrfs-staging/note-0-of-2"
+    if what == "damaged":
+        note.write_text('{"mark": "m", "listing')
+    else:
+        note.rename(out / ".zarrfs-staging/kept")
+        note.symlink_to("kept")
+    with pytest.raises(SourceError, match="the journal of the share 0/2 cannot be read"):
+        write(FileSystemStore(str(source)), out, mark="m", share=Share(1, 2))
+
+
+@pytest.mark.parametrize("share", [Share(0, 1), None])
+def test_a_sync_that_fails_fails_the_copy_and_all_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: Share | None
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    (source / "x").write_bytes(b"x")
+    failing = [OSError(errno.EIO, os.strerror(errno.EIO))]  # once, as of syncfs(2)
+
+    def sync(path: str) -> None:
+        if failing:
+            raise failing.pop()
+
+    monkeypatch.setattr(copy, "sync_file_system", sync)
+    monkeypatch.setattr(destination_directory, "sync_file_system", sync)
+    choice: dict[str, Any] = {"mark": "m", "share": share, "sync": share is None}
+    with pytest.raises(SourceError, match="out: cannot be written: input/output error"):
+        write(FileSystemStore(str(source)), out, **choice)
+    report = write(FileSystemStore(str(source)), out, **choice)
+    assert (report.files, report.resumed) == (1, 0)
 
 
 def test_a_share_that_is_being_copied(tmp_path: Path) -> None:

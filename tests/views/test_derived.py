@@ -27,8 +27,10 @@ from zarr.core.buffer import default_buffer_prototype
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError, TargetChanged
+from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.chunknames import InnerNames
+from zarrfs.views.derived import _same
 from zarrfs.views.translated import TranslatedView
 from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.grid import Grid
@@ -446,3 +448,11 @@ def test_documents_say_no_codec(tmp_path: Path) -> None:
     two, three = json.loads(seen(root, 2)[0][".zarray"]), json.loads(seen(root, 3)[0]["zarr.json"])
     assert (two["compressor"], two["filters"]) == (None, None)
     assert three["codecs"] == [{"name": "bytes", "configuration": {"endian": "little"}}]
+
+
+def test_a_shard_of_another_size_is_another_version() -> None:
+    """Also where the file system has coarse times; what one side does not know tells nothing."""
+    found = Info("c/0", Kind.FILE, 100, None, 7)
+    assert _same(found, found._replace(size=None))
+    assert not _same(found, found._replace(size=101))
+    assert not _same(found, found._replace(mtime_ns=8))

@@ -88,7 +88,11 @@ async def copy_store(
         await run.everything(root)
         try:
             if choice.sync:
-                await trio.to_thread.run_sync(sync_file_system, destination)
+                try:
+                    await trio.to_thread.run_sync(sync_file_system, destination)
+                except OSError:
+                    filling.distrust()
+                    raise
             listing = None if division is None else division.listing
             await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished, listing)
         except OSError as exc:

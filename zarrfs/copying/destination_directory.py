@@ -23,7 +23,7 @@ from typing import NamedTuple
 from zarrfs.config.shares import Share
 from zarrfs.copying import destination_journal as journal
 from zarrfs.copying.destination_journal import OPEN, STAGING
-from zarrfs.errors import SourceError, UsageError, ZarrfsError
+from zarrfs.errors import SourceError, UsageError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, name_rule
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.division import Listing
@@ -491,7 +491,14 @@ class DestinationDirectory:
         assert self._share is not None
         index, count = self._share.index, self._share.count
         for other in {Share((index + step) % count, count) for step in (-1, 1)} - {self._share}:
-            found = journal.complete_listing(self._staging, self._mark, other)
+            try:
+                found = journal.complete_listing(self._staging, self._mark, other)
+            except (OSError, *journal.DAMAGED) as exc:
+                reason = reason_of(exc) if isinstance(exc, OSError) else "damaged"
+                raise SourceError(
+                    self.path, f"the journal of the share {other} cannot be read ({reason}), so whether files are "
+                    "missing is not known: run both shares again",
+                ) from exc
             if self._mark and found is not None and found != list(listing):
                 raise SourceError(
                     self.path, f"the share {other} was made of other names or sizes: the source has changed, and "
@@ -511,17 +518,30 @@ class DestinationDirectory:
                 journal.write(self._note, self._before)
                 changed = True
             else:
-                self._end_span()
+                with contextlib.suppress(OSError):  # of syncing: the journal says what is doubtful
+                    self._end_span()
             self._clear(note=bare or not changed)
             if bare and self._made:
                 os.rmdir(self.path)
         self.close()
 
+    def distrust(self) -> None:
+        """Have the next run write again what no run has synced: the kernel reports lost writes only once."""
+        self._doubtful = [span for span in self._spans if span not in self._safe]
+        self._said["boot"] = ""  # as after a reboot
+        with contextlib.suppress(OSError):
+            self._write_note()
+
     def _end_span(self) -> None:
-        with contextlib.suppress(OSError):  # the span stays open: fewer entries count as ours
-            unsynced = [span for span in self._spans[:-1] if span not in self._safe]
-            if self._share is not None and (self._changed[0] or unsynced):  # it may be run again on another node
+        """Sync what a share has written, and note when it was written. OSError where it is not on the disk."""
+        unsynced = [span for span in self._spans[:-1] if span not in self._safe]
+        if self._share is not None and (self._changed[0] or unsynced):  # it may be run again on another node
+            try:
                 sync_file_system(self.path)
+            except OSError:
+                self.distrust()
+                raise
+        with contextlib.suppress(OSError):  # the span stays open: fewer entries count as ours
             self._spans[-1][1] = until = journal.changed_now(self._note)
             if self._share is not None:
                 self._said["safe"] = [span for span in self._spans if span not in self._doubtful]

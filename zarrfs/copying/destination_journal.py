@@ -28,6 +28,7 @@ OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # raised by bad notes
 _RUN = re.compile(r"[0-9a-f]{16}")  # names of the runs' directories
 _LARGEST = 1 << 16  # bytes
+_CHANGING = 0.5  # seconds: longer than a run takes to replace its journal
 _TICK = 3.0  # seconds: the coarsest resolution of file times
 
 Spans = list[list[int]]
@@ -131,7 +132,10 @@ def put(path: str, said: dict[str, Any]) -> None:
 
 
 def complete_listing(staging: int, mark: str, share: Share) -> list[Any] | None:
-    """Return what a complete run of another share has divided; None if there is none. `staging`: a descriptor."""
+    """Return what a complete run of another share has divided; None if there is none. `staging`: a descriptor.
+
+    OSError, or one of DAMAGED, if its journal cannot be read.
+    """
     found = _of_share(staging, mark, name_of(share)).get("listing")
     return found if isinstance(found, list) else None
 
@@ -139,22 +143,32 @@ def complete_listing(staging: int, mark: str, share: Share) -> list[Any] | None:
 def owned_by_a_share(staging: int, mark: str) -> bool:
     """Return whether another share has made the directory, or found it empty."""
     for name in os.listdir(f"/proc/self/fd/{staging}"):
-        if name.startswith("note-") and (said := _of_share(staging, mark, os.fsencode(name))):
-            return bool(said.get("own"))
+        with contextlib.suppress(OSError, *DAMAGED):
+            if name.startswith("note-") and (said := _of_share(staging, mark, os.fsencode(name))):
+                return bool(said.get("own"))
     return False
 
 
 def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
-    """Return the journal of a share, which may be changing; {} if it has another mark, or cannot be read."""
+    """Return the journal of a share; {} if there is none yet, or it has another mark. OSError, DAMAGED.
+
+    It may be changing: one that is damaged is read again for a while.
+    """
     try:
         note = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
-    except OSError:
+    except FileNotFoundError:
         return {}
     try:
-        said = json.loads(read(note))
-        return said if said["mark"] == mark else {}
-    except (OSError, *DAMAGED):
-        return {}
+        deadline = time.monotonic() + _CHANGING
+        while True:
+            text = read(note)
+            try:
+                said = json.loads(text or b'{"mark": null}')  # empty: its run has just begun
+                return said if said["mark"] == mark else {}
+            except DAMAGED:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
     finally:
         os.close(note)
 

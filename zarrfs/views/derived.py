@@ -123,5 +123,5 @@ class _DecodedChunk(Value):
 
 def _same(one: Info, other: Info) -> bool:
     """Return whether two entries may be of one version of a file, by what is known of both."""
-    known = ((one.mtime_ns, other.mtime_ns), (one.identity, other.identity))
+    known = ((one.size, other.size), (one.mtime_ns, other.mtime_ns), (one.identity, other.identity))
     return all(None in pair or pair[0] == pair[1] for pair in known)
