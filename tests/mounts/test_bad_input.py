@@ -15,6 +15,9 @@ import zstandard
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.mounts.mounting import mount_lines, mounted
+from zarrfs.config.options import parse
+from zarrfs.daemon import session
+from zarrfs.errors import MountError
 
 ARCHIVE_FILE = {"path": "a", "mode": 0o100644, "size": 1, "encoding": "utf-8", "data": "x"}
 
@@ -101,11 +104,25 @@ def test_source_that_is_not_there(source: str, words: list[str], tmp_path: Path)
 def test_mountpoint_that_is_not_there(tmp_path: Path) -> None:
     done = run("mount", DATA / "zarr/v2_hier", tmp_path / "nothing")
     assert done.returncode == 1
-    assert f"{tmp_path}/nothing: no such file or directory" in done.stderr
+    assert f"{tmp_path}/nothing: no such file or directory; make the directory: mkdir {tmp_path}/no" in done.stderr
     (tmp_path / "file").write_text("")
     done = run("mount", DATA / "zarr/v2_hier", tmp_path / "file")
     assert done.returncode == 1
     assert "not a directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mountpoint", "says"),
+    [
+        (str(DATA / "references/combined_v1.json"), "not a directory: the source comes first, then the mount point"),
+        (str(DATA / "zarr/v2_hier"), "is a Zarr store, and "),
+        ("s3://bucket/x", "a URL is no mount point: the source comes first"),
+    ],
+)
+def test_swapped_arguments(tmp_path: Path, mountpoint: str, says: str) -> None:
+    with pytest.raises(MountError) as caught:
+        session.mount(str(tmp_path), mountpoint, parse([]))
+    assert str(caught.value).startswith(f"{mountpoint}: {says}")
 
 
 @pytest.mark.promise("S19")
@@ -115,6 +132,7 @@ def test_mountpoint_in_use(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert "already a mount point" in done.stderr
+        assert f"unmount it (zarrfs umount {root}), or take another directory" in done.stderr
         assert len(mount_lines(root)) == 1
 
 

@@ -85,9 +85,11 @@ def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine)
 def test_dead_and_stopped_mounts(tmp_path: Path) -> None:
     """They are named, and nothing waits for them for long."""
     with mounted(SOURCE, tmp_path / "stopped") as stopped:
-        (tmp_path / "dead").mkdir()
-        assert run("mount", SOURCE, tmp_path / "dead").returncode == 0
-        os.kill(daemon_pid(tmp_path / "dead"), signal.SIGKILL)
+        dead = [tmp_path / "dead", tmp_path / "dead too"]
+        for one in dead:
+            one.mkdir()
+            assert run("mount", SOURCE, one).returncode == 0
+            os.kill(daemon_pid(one), signal.SIGKILL)
         pid = daemon_pid(stopped)
         os.kill(pid, signal.SIGSTOP)
         begun = time.monotonic()
@@ -95,11 +97,13 @@ def test_dead_and_stopped_mounts(tmp_path: Path) -> None:
             done = run("doctor", "--json")
         finally:
             os.kill(pid, signal.SIGCONT)
-            run("umount", tmp_path / "dead")
+            ended = run("umount", *dead)
+        assert (ended.returncode, ended.stderr) == (0, "")
         facts = {one["fact"]: one["advice"] for one in findings(done) if one["check"] == "leftovers"}
         assert time.monotonic() - begun < 60
-        assert facts[f"{tmp_path}/dead: its daemon has died"] == f"zarrfs umount {tmp_path}/dead"
-        assert f"{stopped}: its daemon does not answer" in facts
+        said = f"2 mounts with a daemon that has died: {dead[0]}, {dead[1]}"
+        assert facts[said] == f"zarrfs umount {dead[0]} '{dead[1]}'"
+        assert f"1 mount with a daemon that does not answer: {stopped}" in facts
 
 
 def told(*arguments: object, **env: str) -> tuple[int, str]:

@@ -107,6 +107,8 @@ def test_a_failed_stage_leaves_nothing(what: str, node: Node) -> None:
         return
     elif what == "staged":
         staged(dest)
+        told = one_line(run("umount", dest).stderr)
+        assert told.endswith(f"(zarrfs-keeper); zarrfs stage has put it there: zarrfs unstage {dest}")
     else:
         staged(node.path / "other", "-o", f"upperdir={upper}")
         options = ["-o", f"upperdir={upper}"]

@@ -1,10 +1,12 @@
-"""zarrfs umount MOUNTPOINT."""
+"""zarrfs umount MOUNTPOINT..."""
 
 from __future__ import annotations
 
+import sys
+
 import click
 
-from zarrfs.cli.common import SETTINGS, report_errors
+from zarrfs.cli.common import SETTINGS, report_errors, say
 
 EPILOG = """\b
 Examples:
@@ -16,11 +18,35 @@ return fill values without an error. --lazy unmounts all the same."""
 
 
 @click.command(epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("mountpoint")
+@click.argument("mountpoint", nargs=-1, required=True)
 @click.option("-l", "--lazy", is_flag=True, help="Detach even while the mount is in use.")
-def umount(mountpoint: str, lazy: bool) -> None:
-    """Unmount MOUNTPOINT and wait until its daemon has ended."""
+def umount(mountpoint: tuple[str, ...], lazy: bool) -> None:
+    """Unmount each MOUNTPOINT and wait until its daemon has ended."""
+    from zarrfs.errors import MountError
     from zarrfs.system import mounts
 
+    failed = False
     with report_errors():
-        mounts.end(mountpoint, lazy)
+        for one in mountpoint:
+            try:
+                mounts.end(one, lazy)
+            except MountError as exc:
+                failed = True
+                say(f"{exc}{_staged(one)}")
+    sys.exit(1 if failed else 0)
+
+
+def _staged(mountpoint: str) -> str:
+    """Return the end of the message for what zarrfs stage has put there; "" if there is no such thing."""
+    import shlex
+
+    from zarrfs.errors import ZarrfsError
+    from zarrfs.jobs import records
+    from zarrfs.jobs.unstage import at
+
+    try:
+        if all(record.how == "run" for record in at(mountpoint, records.found([]))):
+            return ""
+    except (ZarrfsError, OSError):  # the failure to unmount is what matters
+        return ""
+    return f"; zarrfs stage has put it there: zarrfs unstage {shlex.quote(mountpoint)}"

@@ -50,6 +50,7 @@ def mount(
     if options.foreground:
         with contextlib.suppress(ValueError):  # not the main thread, in a program that uses the library
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means a refresh
+    _check_order(source, mountpoint)
     mountpoint = mounts.canonical(mountpoint)
     note = mounts.check_mountpoint(mountpoint)
     if note:
@@ -91,6 +92,25 @@ def mount(
         raise
     if options.workers == 1:  # of several processes the first one discards it
         discard(plan)
+
+
+def _check_order(source: str, mountpoint: str) -> None:
+    """Raise MountError where MOUNTPOINT looks like a source, and SOURCE like a directory to mount it on."""
+    swapped = "the source comes first, then the mount point"
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", mountpoint) and not os.path.lexists(mountpoint):
+        raise MountError(f"{without_secrets(mountpoint)}: a URL is no mount point: {swapped}")
+    if not os.path.isdir(source):
+        return
+    if os.path.isfile(mountpoint):
+        raise MountError(f"{mountpoint}: not a directory: {swapped}")
+    try:
+        empty = not os.path.samefile(source, mountpoint) and not os.listdir(source)
+    except OSError:
+        return  # what is wrong with it is found later
+    from zarrfs.sources.zarrstore import is_zarr
+
+    if empty and is_zarr(mountpoint):
+        raise MountError(f"{mountpoint}: is a Zarr store, and {source} is empty: {swapped}")
 
 
 def _check_workers(options: Options, writable: bool) -> None:

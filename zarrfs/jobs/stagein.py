@@ -264,7 +264,7 @@ def _check_dest(record: Record) -> None:
     if record.mounted:
         mount = mounts.mount_at(dest)
         if mount is not None and not (mount.fstype == mounts.FSTYPE and mounts.is_dead(dest)):
-            raise MountError(f"{dest}: already a mount point ({mount.source}, type {mount.fstype})")
+            raise MountError(f"{dest}: {mounts.taken(mount)}")
         if mount is not None:
             return
     try:

@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from typing import Any
@@ -84,7 +85,9 @@ class Upper:
         try:
             self._base = BaseDirectory(self.path)
         except OSError as exc:
-            raise SourceError(path, f"no upper directory: {(exc.strerror or str(exc)).lower()}") from exc
+            missing = isinstance(exc, FileNotFoundError)
+            remedy = f"; make the directory: mkdir {shlex.quote(path)}" if missing else ""
+            raise SourceError(path, f"no upper directory: {(exc.strerror or str(exc)).lower()}{remedy}") from exc
         self._locked = -1
         try:
             if not plain and over is not None:
@@ -107,7 +110,8 @@ class Upper:
         except BlockingIOError:
             holder = _holder(descriptor)
             os.close(descriptor)
-            raise SourceError(self.path, f"is in use by another mount{holder}") from None
+            remedy = "unmount that first; each mount has an upper directory of its own"
+            raise SourceError(self.path, f"is in use by another mount{holder}: {remedy}") from None
         except OSError:  # a file system without locks
             pass
         if self._locked >= 0:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -74,14 +75,24 @@ def check_mountpoint(mountpoint: str) -> str | None:
     if clear_dead(mountpoint):
         note = f"{mountpoint}: cleared a mount whose daemon had died"
     elif (mount := mount_at(mountpoint)) is not None:
-        raise MountError(f"{mountpoint}: already a mount point ({mount.source}, type {mount.fstype})")
+        raise MountError(f"{mountpoint}: {taken(mount)}")
     try:
         status = os.stat(mountpoint)
+    except FileNotFoundError:
+        make = f"make the directory: mkdir {shlex.quote(mountpoint)}"
+        raise MountError(f"{mountpoint}: no such file or directory; {make}") from None
     except OSError as exc:
         raise MountError(f"{mountpoint}: {(exc.strerror or str(exc)).lower()}") from None
     if not stat.S_ISDIR(status.st_mode):
-        raise MountError(f"{mountpoint}: not a directory")
+        raise MountError(f"{mountpoint}: not a directory; a mount point is an existing directory")
     return note
+
+
+def taken(mount: Mount) -> str:
+    """Return the message for a place where something is mounted, and what to do."""
+    ours = mount.fstype == FSTYPE
+    remedy = f"unmount it (zarrfs umount {shlex.quote(mount.mountpoint)}), or take" if ours else "take"
+    return f"already a mount point ({mount.source}, type {mount.fstype}): {remedy} another directory"
 
 
 def clear_dead(mountpoint: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Finding, size_text
@@ -15,6 +16,7 @@ from zarrfs.jobs import nodelocal
 from zarrfs.system import mounts
 
 _ROOM = 64 << 20  # bytes: less is too little for the index of a large source
+_NAMED = 5  # leftovers of a kind that a line names
 _PACKAGES = {  # by what they serve
     "s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "sshfs", "fast": "obstore", "parquet": "pyarrow",
     "netcdf": "h5netcdf", "flux": "lz4",
@@ -62,21 +64,32 @@ def leftovers(options: Options) -> Iterator[Finding]:
     """leftovers: mounts whose daemon has died, and what jobs have left."""
     ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
     dead, silent = mounts.unanswered(ours)
-    for path in dead:
-        yield Finding("leftovers", WARNING, f"{path}: its daemon has died", f"zarrfs umount {path}")
-    for path in silent:
-        yield Finding("leftovers", WARNING, f"{path}: its daemon does not answer", "it may be stopped, or very busy")
+    if dead:
+        remedy = shlex.join(["zarrfs", "umount", *dead])
+        yield Finding("leftovers", WARNING, _counted(dead, "mount", "with a daemon that has died"), remedy)
+    if silent:
+        text = _counted(silent, "mount", "with a daemon that does not answer")
+        yield Finding("leftovers", WARNING, text, "it may be stopped, or very busy")
     from zarrfs.jobs import records
     from zarrfs.jobs.unstage import why_stale
 
     damaged: list[MountError] = []
     stale = [one for one in records.found(damaged) if why_stale(one)]
-    for one in stale:
-        yield Finding("leftovers", WARNING, f"{one.dest}: staged, and nobody needs it", "zarrfs unstage --stale")
-    for exc in damaged:
-        yield Finding("leftovers", WARNING, str(exc), "remove it")
+    if stale:
+        text = _counted([one.dest for one in stale], "staged source", "that nobody needs")
+        yield Finding("leftovers", WARNING, text, "zarrfs unstage --stale")
+    if damaged:
+        text = _counted([str(exc) for exc in damaged], "damaged record", "of stage and run")
+        yield Finding("leftovers", WARNING, text, "remove these files")
     if not (dead or silent or stale or damaged):
         yield Finding("leftovers", OK, f"none; {len(ours)} mounts of zarrfs")
+
+
+def _counted(names: Sequence[str], noun: str, what: str) -> str:
+    """Return "2 NOUNs WHAT: a, b"; of many, the first."""
+    more = len(names) - _NAMED
+    named = ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    return f"{len(names):,} {noun}{'' if len(names) == 1 else 's'} {what}: {named}"
 
 
 def servers(options: Options) -> Iterator[Finding]:
