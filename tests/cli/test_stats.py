@@ -166,7 +166,7 @@ def test_the_table() -> None:
         "local         9 reads, 8 files opened",
         "blobs         42 reads, 43 verified, 45 held",
         "chunks        61 decoded, 63.0 MiB kept, of 64.0 MiB",
-        "from memory   28.0 MiB, 60.0% of blocks, 60 hits, 30 misses, 10 joined",
+        "from memory   28.0 MiB, 60.0% of blocks, 60 hits, 30 misses, 10 joined, 38 of these fetched ahead",
         "from disk     31.0 MiB, 96.7% of blocks, 29 hits, 1 misses",
         "from network  14.0 MiB, 100 requests, 12 repeated, 13 failed, 18 merged",
         "sent twice    84 requests, 85 answered so",

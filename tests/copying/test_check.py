@@ -318,3 +318,12 @@ def test_a_value_that_was_not_read_in_order_is_read_once_more() -> None:
     asked = (("shard", whole), ("hole", hole), ("hole", zeros), ("x", whole))
     assert [first.has(key, digest) for key, digest in asked] == [True, True, False, None]
     assert first.lost() == 2
+
+
+def test_bad_entries_are_named_in_key_order_whatever_the_order_they_are_found_in() -> None:
+    report = CheckReport(keep=3)
+    for key in ("d", "b", "e", "a", "c"):
+        report.add(key, TargetMissing("x", "not found"))
+    assert [bad.key for bad in report.bad] == ["a", "b", "c"]
+    assert [bad["key"] for bad in report.as_json()["bad"]] == ["a", "b", "c"]
+    assert report.counts["missing"] == 5

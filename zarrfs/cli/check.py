@@ -44,7 +44,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @click.option(
     "-n", "--first", type=click.IntRange(0), default=20, metavar="N", show_default=True,
-    help="Name the first N bad entries.",
+    help="Name the first N bad entries, in key order.",
 )  # fmt: skip
 @click.option("--no-decode", is_flag=True, help="Read chunks of arrays, but do not decode them.")
 @click.option("--twice", is_flag=True, help="Read everything a second time, and report values that differ.")

@@ -38,6 +38,8 @@ def table(counted: Statistics) -> Iterator[str]:
         ratio = hit_ratio(counted, *tier)
         share = "" if ratio is None else f"{ratio:.1%} of blocks"
         counts = _listed(counted, *tier, hits="hits", misses="misses", joins="joined")
+        if name == "memory" and counted.number("remote", "prefetch", "used"):
+            counts += ", " + _listed(counted, "remote", "prefetch", used="of these fetched ahead")
         yield from _line(f"from {name}", _bytes(counted, *tier, read), share, counts)
     counts = _listed(counted, "remote", requests="requests", repeated="repeated", failed="failed", merged="merged")
     yield from _line("from network", _bytes(counted, "remote", "bytes"), counts)

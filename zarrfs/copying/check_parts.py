@@ -82,7 +82,7 @@ def merge(paths: Iterable[str], keep: int) -> Merged:
     seen: dict[int, str] = {}
     common: dict[str, int] = {}
     places: dict[str, ArrayCheck] = {}
-    known: set[tuple[str, ...]] = set()
+    known: set[Bad] = set()
     for path in paths:
         part = _read(path)
         if merged is None or first is None:
@@ -99,11 +99,13 @@ def merge(paths: Iterable[str], keep: int) -> Merged:
         for kind, count in part.kinds.items():
             report.counts[kind] += count - part.common.get(kind, 0)
             common[kind] = max(common.get(kind, 0), part.common.get(kind, 0))
-        for kept, found in ((report.bad, part.bad), (report.problems, part.problems)):
-            for one in found:
-                if len(kept) < keep and (about := tuple(map(str, one))) not in known:
-                    known.add(about)
-                    kept.append(one)  # type: ignore[arg-type]
+        for bad in part.bad:
+            if bad not in known:
+                known.add(bad)
+                report.name(bad)
+        for problem in part.problems:
+            if len(report.problems) < keep and problem not in report.problems:
+                report.problems.append(problem)
         for array in part.arrays:
             _add(array, places)
     if merged is None:

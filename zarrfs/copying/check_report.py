@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class CheckReport:
     ok: int = 0
     read: int = 0  # bytes
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # of bad ones
-    bad: list[Bad] = dataclasses.field(default_factory=list)
+    bad: list[Bad] = dataclasses.field(default_factory=list)  # in key order
     links: int = 0  # symbolic links
     dangling: int = 0  # links that lead nowhere within the tree: no error
     left_out: int = 0  # entries that the document's compiler refused
@@ -67,8 +68,12 @@ class CheckReport:
         bad = bad_entry(key, exc, url)
         self.counts[bad.kind] += 1
         self.common[bad.kind] += common
-        if len(self.bad) < self.keep:
-            self.bad.append(bad)
+        self.name(bad)
+
+    def name(self, bad: Bad) -> None:
+        """Put an entry into the list, which holds the first in key order, whatever the order they are found in."""
+        bisect.insort(self.bad, bad, key=lambda one: (one.key, one.kind, one.reason))
+        del self.bad[self.keep :]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report, ready for JSON."""
