@@ -31,7 +31,7 @@ RUN = {
     "tests/mounts/test_views_page.py": ["zarr-views.md"],
     "tests/mounts/test_writes_page.py": ["writes.md"],
     "tests/project/test_extending.py": ["extending.md"],
-    "tests/slurm/test_slurm.py": ["stage-in-slurm.md"],
+    "tests/slurm/test_slurm.py": ["schedulers.md"],
     "tests/mounts/test_info_page.py": ["info-and-check.md"],
 }  # fmt: skip
 # Tests that run the sessions of Python (">>> ") of a page

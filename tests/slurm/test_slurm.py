@@ -191,10 +191,10 @@ def test_small_jobs_back_to_back_leave_nothing(slurm: Cluster) -> None:
 
 
 def test_the_transcript_of_the_page(slurm: Cluster) -> None:
-    """Commands in docs/stage-in-slurm.md do what is written below them."""
+    """Commands in docs/schedulers.md do what is written below them."""
     (slurm.scripts / "datasets").write_text(f"inputs {archive(slurm)}\n")
     source, blobs = archive(slurm).split(" blobs=")
-    block = (ROOT / "docs/stage-in-slurm.md").read_text().partition("## Try it")[2].split("```")[1]
+    block = (ROOT / "docs/schedulers.md").read_text().partition("### Try it")[2].split("```")[1]
     block = block.replace("/data/archives/inputs.json", source).replace("/data/archives/blobs", blobs)
     steps = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE)
     assert len(steps) == 5
