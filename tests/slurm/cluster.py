@@ -127,7 +127,7 @@ class Cluster:
     def _start(self, *command: str) -> None:
         """Run something that goes to the background by itself."""
         done = subprocess.run(
-            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{command[0]}: {done.stderr}"
@@ -172,7 +172,7 @@ class Cluster:
     def control(self, *arguments: str) -> None:
         """scontrol, as root."""
         done = subprocess.run(
-            ["scontrol", *arguments], env=self.environment, capture_output=True, text=True, timeout=30, check=False
+            ["scontrol", *arguments], env=self.environment, capture_output=True, text=True, timeout=100, check=False
         )
         assert done.returncode == 0, done.stderr
 
