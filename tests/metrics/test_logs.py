@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zarrfs.config.options import Options
 from zarrfs.metrics import logs
 from zarrfs.metrics.logs import Journal, LogFile, QueueingHandler, Syslog, json_line, priority, text_line
 
@@ -265,3 +266,12 @@ def test_a_record_that_cannot_be_formatted_is_counted_as_lost() -> None:
     handler.handle(record("%d", args=("x",)))
     handler.finish()
     assert handler.lost == 1
+
+
+def test_a_log_that_goes_nowhere_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(logs, "JOURNAL", str(tmp_path / "journal"))
+    monkeypatch.setattr(logs, "SYSLOG", str(tmp_path / "syslog"))
+    assert logs.note(Options()).startswith("no log: there is neither a journal nor ")
+    assert (logs.note(Options(foreground=True)), logs.note(Options(log_file="x"))) == ("", "")
+    (tmp_path / "syslog").touch()
+    assert (logs.note(Options()), logs.place(Options())) == ("", f"syslog ({tmp_path}/syslog)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from zarrfs.cli.common import SETTINGS, say, source_options
@@ -29,6 +31,9 @@ def mount(parsed: Parsed, source: str, mountpoint: str) -> None:
     store, or an Icechunk repository.
     """
     from zarrfs.daemon import session
+    from zarrfs.metrics import logs
 
     quiet = parsed.options.log_level == "error"
     session.mount(source, mountpoint, parsed, lambda text: None if quiet else say(text))
+    if not quiet and sys.stderr.isatty() and (note := logs.note(parsed.options)):  # scripts need no such line
+        say(f"{mountpoint}: {note}")

@@ -324,6 +324,20 @@ def configure(options: Options, foreground: bool, mountpoint: str = "", source: 
     log.setLevel(options.log_level.upper())
 
 
+def place(options: Options) -> str:
+    """Return where the log of a mount in the background goes; "" for nowhere."""
+    if options.log_file is not None:
+        return os.path.abspath(options.log_file)
+    return "the journal" if os.path.exists(JOURNAL) else f"syslog ({SYSLOG})" if os.path.exists(SYSLOG) else ""
+
+
+def note(options: Options) -> str:
+    """Return a line about a mount whose log goes nowhere; "" for every other one."""
+    if options.foreground or place(options):
+        return ""
+    return f"no log: there is neither a journal nor {SYSLOG}; log_file=FILE has the reasons of failed reads"
+
+
 def _target(options: Options, foreground: bool, about: dict[str, str]) -> LogTarget | None:
     as_json, journal = options.log_format == "json", os.path.exists(JOURNAL)
     if options.log_file is not None:

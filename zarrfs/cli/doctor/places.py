@@ -60,6 +60,17 @@ def runtime(options: Options) -> Iterator[Finding]:
     yield Finding("records", WARNING, "; ".join(reasons), f"zarrfs stage and run need one: set {records.VARIABLE}")
 
 
+def log(options: Options) -> Iterator[Finding]:
+    """log: where that of a mount goes."""
+    from zarrfs.metrics import logs
+
+    if where := logs.place(options):
+        yield Finding("log", OK, f"of mounts: {where}")
+    else:
+        text = f"of mounts goes nowhere: there is neither a journal nor {logs.SYSLOG}"
+        yield Finding("log", WARNING, text, "name a file with log_file=, to have the reasons of failed reads")
+
+
 def leftovers(options: Options) -> Iterator[Finding]:
     """leftovers: mounts whose daemon has died, and what jobs have left."""
     ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
@@ -183,4 +194,4 @@ def _existing(path: str) -> str:
     return path
 
 
-CHECKS = (indexes, blocks, runtime, leftovers, servers, configuration, packages)
+CHECKS = (indexes, blocks, runtime, log, leftovers, servers, configuration, packages)
