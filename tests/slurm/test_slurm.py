@@ -15,8 +15,20 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import DATA, run
-from tests.slurm.cluster import NOBODY, NODES, ROOT, Cluster, cluster, command_of, is_zarrfs, unavailable, wait_for
+from tests.conftest import DATA, PROGRAM, run
+from tests.pages import blocks
+from tests.slurm.cluster import (
+    NOBODY,
+    NODES,
+    PATH,
+    ROOT,
+    Cluster,
+    cluster,
+    command_of,
+    is_zarrfs,
+    unavailable,
+    wait_for,
+)
 
 REASON = unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
@@ -226,3 +238,30 @@ def test_a_node_where_the_program_is_missing_is_drained() -> None:
         assert done.returncode != 0
         assert "ran" not in done.stdout
         wait_for(lambda: slurm.states() == {"drained: Prolog error", "idle"}, "a drained node", slurm.states)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["mount", "copy"])
+def test_the_job_scripts_of_the_page(slurm: Cluster, number: int) -> None:
+    """Those of docs/howto-hpc.md: both nodes read the source, the job has the model's status, nothing is left."""
+    scripts = [one.text for one in blocks(ROOT / "docs/howto-hpc.md") if one.text.startswith("#!/bin/sh\n#SBATCH")]
+    assert len(scripts) == 2
+    refs = slurm.home / "combined.json"
+    refs.write_text(json.dumps({"version": 1, "refs": {"rain/0": "some rain"}}))
+    model = slurm.home / "model"
+    model.write_text('#!/bin/sh\ncat "$1/rain/0" && echo " $(grep -c fuse.zarrfs /proc/self/mountinfo)" && exit 3\n')
+    model.chmod(0o755)
+    for node in NODES:  # the nodes share /tmp
+        slurm.inside(node, "/run").chmod(0o1777)
+    script = scripts[number].replace("/data/era5/combined.json", str(refs)).partition("\n")[2]
+    path = f"{os.path.dirname(PROGRAM)}:{PATH}"
+    variables = {"PATH": path, "TMPDIR": "/run", "ZARRFS_STATE_DIR": "/run/staged-by-nobody"}
+    job = batch(slurm, script, f"--chdir={slurm.home}", **variables)
+    ended(slurm, job)
+    output = (slurm.home / f"{job}.out").read_text()
+    assert output.splitlines().count(f"some rain {1 - number}") == 2, output
+    shown = subprocess.run(["scontrol", "show", "job", job], env=slurm.environment, capture_output=True, text=True,
+                           check=True).stdout  # fmt: skip
+    assert "ExitCode=3:0" in shown
+    for node in NODES:
+        assert not [name for name in os.listdir(slurm.inside(node, "/run")) if name.startswith("input-")]
+        assert os.listdir(slurm.inside(node, "/run/staged-by-nobody")) == []
