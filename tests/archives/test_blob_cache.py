@@ -285,18 +285,18 @@ def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
 
     def slow(disk: DiskBlobs, ref: str, data: bytes) -> None:
         begun.release()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         put(disk, ref, data)
         done.append(ref)
 
     monkeypatch.setattr(DiskBlobs, "put", slow)
 
     async def waiting() -> None:
-        assert await trio.to_thread.run_sync(begun.acquire, True, 20)
+        assert await trio.to_thread.run_sync(begun.acquire, True, 60)
         assert done == []
 
     async def body(reader: BlobReader) -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             assert await whole(reader) == DATA
             await waiting()
             monkeypatch.setattr(MemoryBlobs, "reserve", lambda held, size: False)
@@ -317,7 +317,7 @@ def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
         blobs = [b"%d" % at for at in range(5)]
 
         def put(data: bytes, disk: DiskBlobs = disk, begin: threading.Barrier = begin) -> None:
-            begin.wait(10)
+            begin.wait(60)
             disk.put(blobref(data), data)
 
         with concurrent.futures.ThreadPoolExecutor(5) as pool:

@@ -248,7 +248,7 @@ def test_a_tar_whose_reported_length_is_larger(more: int, faulty: Faulty, tmp_pa
             assert run(url, whole) == DATA
         else:
             fails(url, OutOfRange, r"has (at most )?\d+ bytes, bytes \[\d+, \d+\) were asked for")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert faulty.gets() < 12
 
 
@@ -474,13 +474,13 @@ def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: p
         async with trio.open_nursery() as nursery:
             for data in blobs * 3:
                 nursery.start_soon(whole, reader, sized(blobref(data), len(data)), len(data))
-        assert trio.current_time() - began < 6  # not 61 times the delay
+        assert trio.current_time() - began < 12  # not 61 times the delay
         assert await whole(reader, blobref(OTHER, "sha256"), len(OTHER)) == OTHER
         with pytest.raises(TargetMissing):
             await reader.size(blobref(b"none"))
         assert reader.stats()["blobs_fetched"] == {"flux": 62}
 
-    run("flux:", body, host_requests=40, request_timeout=8)
+    run("flux:", body, host_requests=40, request_timeout=60)
     (helper,) = helpers(flux)
     assert not lives(helper)
 

@@ -16,7 +16,7 @@ def test_threads_that_open_a_directory_at_once_share_one_descriptor(tmp_path: Pa
     class Meeting(Layout):
         def _open_folder(self, name: str, make: bool) -> Handle:
             found = super()._open_folder(name, make)
-            both.wait(10)
+            both.wait(60)
             return found
 
     layout = Meeting(str(tmp_path))

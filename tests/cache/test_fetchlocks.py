@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.cache.diskblocks import MIB, ONE, content, found, is_fetching, write
+from tests.cache.diskblocks import MIB, ONE, content, found, is_fetching, rows, write
 from tests.servers import Faulty
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Layout
@@ -213,7 +213,8 @@ def test_tiny_values_far_from_each_other_are_fetched_once(faulty: Faulty, tmp_pa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(nodes[0].prefetch, wanted)
             await trio.to_thread.run_sync(faulty.arrived.wait, 20)
-            await trio.sleep(0.3)  # the other is on the disk by now
+            while not any(row.start < len(VALUE) for row in rows(tmp_path)):  # noqa: ASYNC110  # the other is kept
+                await trio.sleep(0.01)
             nursery.start_soon(nodes[1].prefetch, wanted)
             await trio.sleep(0.3)
             requests = faulty.gets()

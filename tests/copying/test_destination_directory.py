@@ -39,7 +39,7 @@ def test_new_files_on_another_file_system_are_not_taken_for_old_ones(
         other = threading.Thread(target=lambda: opened.append(fill.open(folder)))
         try:
             other.start()
-            assert listed.wait(10)
+            assert listed.wait(60)
             opened.append(fill.open(folder))
             staged = fill.create(folder, opened[-1], None)
             begun.set()

@@ -67,7 +67,7 @@ ROOTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, indent=st.sampled_from([None, 1]), raw=st.booleans(), blanks=st.sampled_from(["", " \n", " " * 40]))
 def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blanks: str) -> None:
     separators = f"{blanks},{blanks}", f"{blanks}:{blanks}"
@@ -84,7 +84,7 @@ def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blank
     assert document(text).whole() == expected
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, data=st.data())
 def test_invalid_json_is_refused(root: Any, data: st.DataObject) -> None:
     text = json.dumps(root).encode()

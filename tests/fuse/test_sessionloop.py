@@ -174,7 +174,7 @@ async def test_a_waiting_task_can_be_cancelled() -> None:
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
         session.kernel.send(b"lookup")
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await answered.wait()
         nursery.cancel_scope.cancel()
 
@@ -192,7 +192,7 @@ async def test_all_tasks_end_when_the_mount_does() -> None:
         for _ in range(5):
             nursery.start_soon(session.worker)
         await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while session.ended < 5:
                 waiting.lowlevel.notify_closing(session.requests.fileno())
                 await trio.sleep(0.001)

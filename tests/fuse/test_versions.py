@@ -65,7 +65,7 @@ def test_getattr_of_an_open_file_does_not_ask_a_replaced_store(tmp_path: Path) -
             opened = await mount.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
             mount.show(StoreVersion(new, Options()))
             old.may_answer = trio.Event()
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 attributes = await mount.getattr(entry.st_ino, CONTEXT)
             assert attributes.st_size == 5
             await mount.release(opened.fh)

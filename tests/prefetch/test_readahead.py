@@ -36,13 +36,13 @@ def check(outcome: Outcome, share: float, waste: float = 0.0) -> None:
 # -- the chunk grid
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.999), (8, 0.99), (32, 0.97), (64, 0.93)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.999), (8, 0.99), (64, 0.93)])
 def test_a_scan(readers: int, share: float, square: RecordingStore) -> None:
     check(read_all(square, SQUARE, readers=readers), share)
 
 
 @pytest.mark.parametrize("readers", [1, 8, 32])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_reads_fetch_nothing(readers: int, seed: int, square: RecordingStore) -> None:
     keys = random.Random(seed).sample(SQUARE, 1000)
     outcome = read_all(square, keys, readers=readers, seed=seed)
@@ -71,12 +71,12 @@ def test_every_third_column(readers: int, share: float, square: RecordingStore) 
     check(read_all(square, grid(100, range(0, 100, 3)), readers=readers), share, 0.05)
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.95), (32, 0.8)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.8)])
 def test_backwards(readers: int, share: float, square: RecordingStore) -> None:
     check(read_all(square, SQUARE[:2000:-1], readers=readers), share, 0.3)
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.98), (32, 0.9)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.9)])
 def test_along_the_first_axis(readers: int, share: float, square: RecordingStore) -> None:
     keys = [f"a/{row}.{column}" for column in range(100) for row in range(100)]
     check(read_all(square, keys, readers=readers), share)

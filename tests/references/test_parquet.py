@@ -102,7 +102,7 @@ def test_documents_have_the_text_that_fsspec_shows() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     ).map(json.dumps)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(texts)
     def check(text: str) -> None:
         try:
@@ -440,7 +440,7 @@ class TestParquet(StoreContract):
         await store.aclose()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=set_trees(), data=st.data())
 def test_a_listing_resumes_after_any_name(tree: Tree, data: st.DataObject, tmp_path_factory: Any) -> None:
     case = TestParquet()

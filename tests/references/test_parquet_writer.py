@@ -79,7 +79,7 @@ def sets(draw: st.DrawFn) -> list[Reference]:
     return found
 
 
-@settings(max_examples=18, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     references=sets(), record_size=st.integers(1, 50), seed=st.none() | st.integers(), held=st.sampled_from([0, 300])
 )  # fmt: skip

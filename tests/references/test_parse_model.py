@@ -28,7 +28,7 @@ def without_conflicts(entries: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if key not in directories}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(KEYS, INLINE | st.tuples(URLS).map(list) | st.tuples(URLS, NUMBERS, NUMBERS).map(list)))
 def test_random_sets_of_version_0(document: dict[str, Any]) -> None:
     document.pop("version", None)
@@ -81,7 +81,7 @@ def model(document: dict[str, Any]) -> dict[str, Any]:
     return entries
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     st.dictionaries(
         KEYS,
@@ -101,7 +101,7 @@ def test_random_sets_of_version_1(refs: dict[str, Any], items: list[dict[str, An
         assert made.tree() == {key: resolved(value) for key, value in expected.items()}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(ITEMS, max_size=3))
 def test_random_sets_of_version_1_as_fsspec_reads_them(items: list[dict[str, Any]]) -> None:
     """Only sets whose templates fsspec renders to the specification: no template uses another."""
