@@ -25,8 +25,9 @@ def test_s3(s3: S3, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     check_transcript(
-        tmp_path, DOCS / "howto-s3.md", names={"https://storage.example.org": s3.endpoint, "/home/joe": str(home)},
-        env={"HOME": str(home), "XDG_CONFIG_HOME": ""}, least=10,
+        tmp_path, DOCS / "howto-servers.md", section="S3", least=10,
+        names={"https://storage.example.org": s3.endpoint, "/home/joe": str(home)},
+        env={"HOME": str(home), "XDG_CONFIG_HOME": ""},
     )  # fmt: skip
     assert list((tmp_path / "blocks").iterdir())
 
@@ -43,17 +44,19 @@ def test_http(nginx: Nginx, tmp_path: Path) -> None:
     refs = {"rain/0": ["both", 0, 10], "rain/1": ["both", 10, 11]}
     (base / "rain.json").write_text(json.dumps({"version": 1, "refs": refs}))
     names = {"https://data.example.org": f"{nginx.plain.url}/howto"}
-    check_transcript(tmp_path, DOCS / "howto-http.md", names=names, least=9)
+    check_transcript(tmp_path, DOCS / "howto-servers.md", section="HTTP servers", names=names, least=9)
 
 
 def test_gcs(gcs: GCS, tmp_path: Path) -> None:
     for name, value in VALUES.items():
         gcs.put(f"rain.zarr/{name}", value)
     names = {"gs://climate": f"gs://{gcs.bucket}", "gs.token=anon": f"gs.token=anon,gs.endpoint_url={gcs.endpoint}"}
-    check_transcript(tmp_path, DOCS / "howto-gcs.md", names=names, least=4)
+    check_transcript(tmp_path, DOCS / "howto-servers.md", section="Google Cloud Storage", names=names, least=4)
 
 
-@pytest.mark.parametrize("page", ["howto-credentials.md", "howto-hpc.md", "howto-performance.md"])
-def test_those_that_lead_to_others(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "section"), [("howto-servers.md", "Credentials"), ("howto-hpc.md", ""), ("howto-performance.md", "")]
+)
+def test_those_that_lead_to_others(page: str, section: str, tmp_path: Path) -> None:
     (tmp_path / "rain.json").write_text(json.dumps({"version": 1, "refs": {"rain/0": "text"}}))
-    check_transcript(tmp_path, DOCS / page)
+    check_transcript(tmp_path, DOCS / page, section=section)

@@ -15,9 +15,7 @@ RUN = {
     "tests/mounts/test_arrays_page.py": ["array-views.md"],
     "tests/mounts/test_configuration_page.py": ["configuration.md"],
     "tests/mounts/test_fstab.py": ["fstab.md", "systemd.md"],
-    "tests/mounts/test_howto_pages.py": [
-        "howto-credentials.md", "howto-gcs.md", "howto-hpc.md", "howto-http.md", "howto-performance.md", "howto-s3.md",
-    ],
+    "tests/mounts/test_howto_pages.py": ["howto-hpc.md", "howto-performance.md", "howto-servers.md"],
     "tests/mounts/test_icechunk.py": ["icechunk.md"],
     "tests/mounts/test_install_page.py": ["install.md"],
     "tests/mounts/test_logs_page.py": ["monitoring.md#Logs", "monitoring.md#Prometheus"],
