@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -221,19 +222,22 @@ def test_memory(url: str) -> None:
 
 
 def test_other_protocols() -> None:
+    def keyed(place: str) -> Options:  # said() refuses options of what nobody has
+        return dataclasses.replace(said(), storage={place: {"key": 5}})
+
     with pytest.raises(AccessDenied, match=r"'nosuch' is not enabled for targets \(-o allow=nosuch\)"):
         read("nosuch://h/x")
     with pytest.raises(AccessDenied, match="not enabled"):  # options are for who was named, not for whoever asks
-        read("nosuch://h/x", options=said("nosuch.key=5"))
+        read("nosuch://h/x", options=keyed("nosuch"))
     with pytest.raises(AccessDenied, match="not enabled"):
         read("nosuch://h/x", options=said("allow=all"))
     for origin in (REMOTE, ""):
         with pytest.raises(ReadError, match="unknown"):
             read("nosuch://h/x", origin=origin, options=said("allow=nosuch"))
         with pytest.raises(ReadError, match="unknown"):
-            read("nosuch://user@h/x", origin=origin, options=said("nosuch://h.key=5"))
+            read("nosuch://user@h/x", origin=origin, options=keyed("nosuch://h"))
         with pytest.raises(AccessDenied, match="not enabled"):
-            read("nosuch://h2/x", origin=origin, options=said("nosuch://h.key=5"))
+            read("nosuch://h2/x", origin=origin, options=keyed("nosuch://h"))
     with pytest.raises(ReadError, match="unknown"):  # its own
         read("nosuch://u:p@H/x", origin="nosuch://h/set.json")
     with pytest.raises(AccessDenied, match="not enabled"):
