@@ -45,6 +45,9 @@ except SourceError as exc:
 """
 
 
+LONG = '{{"refs": {{"k": "{}"}}}}' + " " * (64 << 10)  # a short one is compiled without a lock
+
+
 class Planner(subprocess.Popen[str]):
     """A process that plans the document."""
 
@@ -79,7 +82,7 @@ class Planner(subprocess.Popen[str]):
 def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A document whose next change would show in its times."""
     document = tmp_path_factory.mktemp("settled") / "refs.json"
-    document.write_text('{"refs": {"k": "v"}}')
+    document.write_text(LONG.format("v"))
     time.sleep(2.1)
     return document
 
@@ -90,9 +93,9 @@ def planners(request: pytest.FixtureRequest, tmp_path: Path, settled: Path, faul
     source = str(settled)
     if request.param == "fresh":
         source = str(tmp_path / "refs.json")
-        Path(source).write_text('{"refs": {"k": "w"}}')
+        Path(source).write_text(LONG.format("w"))
     if request.param == "url":
-        source = faulty.put("/refs.json", b'{"refs": {"k": "v"}}')
+        source = faulty.put("/refs.json", LONG.format("v").encode())
     yield _planners(source, tmp_path)
     if request.param == "url":
         assert faulty.gets() <= 2  # for three processes, one of which may have been killed
@@ -175,7 +178,7 @@ def test_a_wait_is_reported_once(
 
 
 def test_after_a_failure_all_go_on_at_once(tmp_path: Path) -> None:
-    (tmp_path / "refs.json").write_text('{"refs": {"k": ')
+    (tmp_path / "refs.json").write_text('{"refs": ' + " " * (64 << 10))
     first, *others = _planners(str(tmp_path / "refs.json"), tmp_path, always_fresh=True)
     assert ".index" not in _end([first])[0]
     assert [other.line() for other in others] == ["compiles", "compiles"]  # before either ends
@@ -187,7 +190,7 @@ def test_without_locks_each_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(compile_lock, "try_lock", refuse)
-    (tmp_path / "refs.json").write_text('{"refs": {"k": "v"}}')
+    (tmp_path / "refs.json").write_text(LONG.format("v"))
     made = prepare.prepare(str(tmp_path / "refs.json"), Options(index_dir=str(tmp_path / "index")))
     assert made.index is not None
     assert indexfile.read_notes(made.index)["kind"] == "references"

@@ -6,7 +6,8 @@ index is not used if it belongs to another user, if others may write it, or if i
 
 Hashing a large document and its index at every mount would take longer than everything else. STAMP.known caches the
 outcome: STAMP stands for a document as stat(2) shows it, ctime included; the file holds the name of the index and
-what stat(2) showed of it when its content was verified.
+what stat(2) showed of it when its content was verified. A small index is hashed in any case, so it need not be synced
+to disk before it is used.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _OWN = "zarrfs-"  # prefix of a temporary directory with one index
 _FORGOTTEN = 3600.0  # seconds after which such a directory is abandoned
 DAMAGED = "damaged, or not ours"  # the problem of an index whose content does not match its name
 UNFINISHED = "unfinished"  # the problem of an index that is being written, or was when its writer died
+_SMALL = 1 << 20  # bytes: an index that is hashed as fast as it is synced
+_swept = set[str]()  # directories without files of killed writers
 _ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
 
@@ -73,6 +76,8 @@ class IndexCache:
             with _own_file(known) as file:
                 name, seen = json.load(file)
             if not _INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
+                return None
+            if os.path.getsize(path) < _SMALL and not verified(path):
                 return None
             notes = read_notes(path)
         except (OSError, ValueError, TypeError, SourceError):
@@ -155,6 +160,8 @@ class IndexCache:
         """Rename a finished index to its final name; return its path."""
         with open(scratch, "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
+            if file.tell() >= _SMALL:
+                os.fsync(file.fileno())
         path = os.path.join(self.directory, f"{digest}.{content}.index")
         os.rename(scratch, path)
         return path
@@ -206,7 +213,10 @@ class IndexCache:
         return [os.path.join(self.directory, name) for name in found]
 
     def _sweep(self) -> None:
-        """Remove the temporary files of killed writers."""
+        """Remove the temporary files of killed writers, once in a process."""
+        if self.directory in _swept:
+            return
+        _swept.add(self.directory)
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
                 if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:

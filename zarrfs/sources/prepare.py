@@ -44,6 +44,7 @@ from zarrfs.system.processes import end_with_parent
 from zarrfs.system.signals import End
 
 _PEEK = 512  # bytes needed to recognise a file
+_BRIEF = 32 << 10  # bytes: a document that is compiled faster than waited for
 # Kinds of documents in the order of detection: modules with detect(head) and compile_document(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
 
@@ -218,8 +219,9 @@ def _index(
     def recalled() -> tuple[str, dict[str, str]] | None:
         return cache.recall(key) if key else None
 
+    brief = document.size < _BRIEF
     # the lock on the version of a fetched document is held since before it was fetched
-    lock = cache.lock_path(key) if key and not document.fetched else None
+    lock = cache.lock_path(key) if key and not document.fetched and not brief else None
     waiting = _waiting(document.source, options)
     with compiling(lock, recalled, deadline, waiting) as known:
         if known is not None:
@@ -237,7 +239,7 @@ def _index(
         def same() -> tuple[str, dict[str, str]] | None:
             return made[0] if made else cache.find(digest)
 
-        with compiling(cache.lock_path(digest), same, deadline, waiting) as verified:
+        with compiling(None if brief else cache.lock_path(digest), same, deadline, waiting) as verified:
             found = verified or _compile(document, options, cache, content, changed)
             made.append(found)
         if key and not changed():
@@ -303,7 +305,7 @@ def _write(document: Document, options: Options, path: str, content: bytes) -> d
     progress = ReadingProgress(document.source, document.size, options.log_level == "error")
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
-    with progress, IndexWriter(path) as writer:
+    with progress, IndexWriter(path, sync=False) as writer:
         compilation = (Validation if options.collect else Compilation)(document.source, writer, options)
         compile_(parsed, compilation)
         notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.reported_warnings())}

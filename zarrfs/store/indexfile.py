@@ -259,8 +259,9 @@ class IndexWriter:
     afterwards (sources.index_cache).
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, sync: bool = True) -> None:
+        """`sync`: whether commit() syncs the file to disk."""
+        self.path, self._sync = path, sync
         self._whole = False
         self._sizes_known = True
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -383,7 +384,7 @@ class IndexWriter:
         return self._directories.conflicts()
 
     def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
-        """Write everything and sync the file to disk."""
+        """Write everything."""
         self._flush()
         self._directories.write()
         self._write_targets()
@@ -393,8 +394,9 @@ class IndexWriter:
             self._db.execute("INSERT INTO meta VALUES ('sizes', 'known')")
         self._db.execute("COMMIT")
         self._db.close()
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
+        if self._sync:
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
         os.chmod(self.path, 0o644)
         self._whole = True
 
