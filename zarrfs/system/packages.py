@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-from importlib import metadata
 from importlib.util import find_spec
 
 DEBIAN = "/usr/lib/zarrfs"  # the environment of the Debian package, which has no pip
@@ -25,6 +24,8 @@ def install_command(extra: str) -> str:
 
 def _requirements(extra: str) -> list[str]:
     """Return the requirements of an extra, as zarrfs itself may be in no index."""
+    from importlib import metadata  # takes 20 ms, and imports of this module are many
+
     found = []
     try:
         for line in metadata.requires("zarrfs") or ():
