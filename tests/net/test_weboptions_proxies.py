@@ -211,7 +211,6 @@ def test_passwords_and_tokens_of_options(demanding: str, monkeypatch: pytest.Mon
         ('http.headers={"A b": "c"}', "'A b' is not a header"),
         ('http.headers={"A": "b\\nC: d"}', "'A' is not a header, or its value"),
         ('http.cookies={"A": "b\\r\\n"}', "'A' is not a header, or its value"),
-        ("http.headers=3", "cannot be requested with these options"),
         ("http.auth=[1]", "http.auth is not user:password"),
     ],
 )

@@ -203,6 +203,7 @@ async def _main(
     waiting: sessionloop.Waiting | None, begun: bool,
 ) -> None:  # fmt: skip
     live, began = LiveOptions(operations, refresher, options, team), time.monotonic()
+    owner = _owner(options.owner)  # before the mount is announced: a thread of the owner may end then
     try:
         async with trio.open_nursery() as nursery:
             operations.background = nursery
@@ -215,8 +216,8 @@ async def _main(
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
             idle = functools.partial(unmount_when_idle, device=refresher.device)
             nursery.start_soon(idle, operations, mountpoint, lambda: live.options.idle_timeout)
-            if options.owner:
-                nursery.start_soon(_end_with_owner, options.owner, mountpoint, refresher.device)
+            if owner is not None:
+                nursery.start_soon(_end_with_owner, owner, mountpoint, refresher.device)
             if operations.recorder is not None:
                 nursery.start_soon(operations.recorder.run)
             if records is not None and options.warm is not None:
@@ -241,15 +242,28 @@ async def _main(
         log.info("%s", process.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
 
 
+def _owner(pid: int | None) -> int | None:
+    """Return a descriptor of the process that the mount ends with; -1 if it has ended, None if there is none."""
+    if not pid:
+        return None
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    end_with_parent(None)  # that would come with the end of a thread of the owner
+    return descriptor
+
+
 async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> None:
-    """Unmount when the process `owner` ends, lazily if files are open: those stay readable until they are closed."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
-        descriptor = os.pidfd_open(owner)
-        end_with_parent(None)  # that would come with the end of a thread of the owner
+    """Unmount when the process `owner` (a descriptor) ends.
+
+    Lazily if files are open: those stay readable until they are closed.
+    """
+    if owner >= 0:
         try:
-            await trio.lowlevel.wait_readable(descriptor)
+            await trio.lowlevel.wait_readable(owner)
         finally:
-            os.close(descriptor)
+            os.close(owner)
     try:
         await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
     except MountError:

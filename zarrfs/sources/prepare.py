@@ -43,8 +43,8 @@ from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
 from zarrfs.system.processes import end_with_parent
 from zarrfs.system.signals import End
 
-_PEEK = 512  # bytes needed to recognise a file
 _BRIEF = 32 << 10  # bytes: a document that is compiled faster than waited for
+_PEEK = 512  # bytes needed to recognise a file
 # Kinds of documents in the order of detection: modules with detect(head) and compile_document(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
 
