@@ -108,7 +108,9 @@ class Refresher:
             known = operations.inodes.known() if operations.absent is not None else {}
             version.adjust(self.options)  # they may have changed meanwhile
             if self._team is not None:
+                options = dataclasses.replace(self.options, asked_since=options.asked_since)
                 await self._team.show(plan, options, version)
+                version.adjust(self.options)
             else:
                 operations.show(version)
                 operations.begin(version, version.get_ready)

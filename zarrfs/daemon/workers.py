@@ -486,7 +486,7 @@ class Team:
         """Return how to open the versions that a new worker needs; the visible one is the last."""
         operations = self._operations
         assert operations is not None
-        self._older = {number: one for number, one in self._older.items() if operations.holds(number)}
+        self._older = {number: one for number, one in self._older.items() if await operations.holds(number)}
         return {**self._older, operations.inodes.generation: self._opening}
 
     # -- counters
@@ -532,10 +532,11 @@ class Team:
             self._older[generation], self._opening = self._opening, opening
 
     async def adjust(self, options: Options, level: str) -> None:
-        """Let all workers apply options that were changed."""
-        options = dataclasses.replace(options, asked_since=self._opening.options.asked_since)
-        self._opening = dataclasses.replace(self._opening, options=options)
-        await self._tell("adjust", options, level)
+        """Let all workers apply options that were changed; a version that they are preparing becomes visible first."""
+        async with self._changing:
+            options = dataclasses.replace(options, asked_since=self._opening.options.asked_since)
+            self._opening = dataclasses.replace(self._opening, options=options)
+            await self._tell("adjust", options, level)
 
     async def reopen_logs(self) -> None:
         """Let all workers reopen their log."""

@@ -293,9 +293,11 @@ class Operations(pyfuse3.Operations):
                 return
             start_id += 1
         while piece := await directory.entries(start_id - 2, start_id > first):
+            self.visible()  # a refresh may have come in between
             for name, info, inode in piece:
                 if self._forgot_size(info, inode) and not directory.old:
                     await self._recall_size(self.store, join_key(directory.key, info.name), inode)
+                    self.visible()
                 if info.size is None and not unsized:
                     unsized = True
                     self._stats.listed(directory.key)
@@ -511,10 +513,10 @@ class Operations(pyfuse3.Operations):
             try:
                 info = await version.store.info(key, sized)
             except ZarrfsError:
-                if version is self.current:
+                if version is self.visible():
                     raise
             else:
-                if version is self.current:
+                if version is self.visible():
                     return info
             finally:
                 self.leave(version)

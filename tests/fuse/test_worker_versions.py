@@ -1,0 +1,177 @@
+"""Versions of a source in the processes of one mount, where a shared number says which is visible."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, cast
+
+import pyfuse3
+import pytest
+import trio
+import trio.testing
+from pyfuse3 import FlagT, InodeT
+
+from tests.fuse.test_versions import CONTEXT, PausedStore
+from zarrfs.config.options import Options
+from zarrfs.daemon.invalidation import Invalidation
+from zarrfs.daemon.live_options import LiveOptions
+from zarrfs.daemon.refreshing import Refresher
+from zarrfs.daemon.workers import Session, Starter, Team
+from zarrfs.documents.plan import Plan
+from zarrfs.fuse.shared import Shared
+from zarrfs.fuse.versions import StoreVersion
+from zarrfs.fuse.worker import WorkerOperations
+from zarrfs.fuse.workerloop import Front
+from zarrfs.sources import open_plan, plan_source
+from zarrfs.store.api import Info
+from zarrfs.store.directory import FileSystemStore
+
+
+class HookedStore(FileSystemStore):
+    """A store that calls a function of the test while it lists a directory."""
+
+    def __init__(self, path: Path, hook: Any) -> None:
+        super().__init__(str(path))
+        self._hook = hook
+
+    async def list_dir(self, key: str, after: str = "") -> AsyncGenerator[Info, None]:
+        self._hook()
+        async for info in super().list_dir(key, after):
+            yield info
+
+
+def worker(store: FileSystemStore, shared: Shared, new: Path) -> WorkerOperations:
+    """Return the handlers of a worker that has a new version ready."""
+    operations = WorkerOperations(store, Options(), {}, lambda: None, shared, 1)
+    operations.prepare(StoreVersion(FileSystemStore(str(new)), Options()))
+    return operations
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> tuple[Path, Path]:
+    """Return two directories, of which the second has a longer file `a`."""
+    for name in ("old", "newer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text(f"of the {name} one")
+    return tmp_path / "old", tmp_path / "newer"
+
+
+def test_a_lookup_during_a_refresh_shows_the_new_version(trees: tuple[Path, Path]) -> None:
+    """The process has not noticed the refresh when its store answers; the kernel would keep the old entry."""
+
+    async def body() -> None:
+        shared, store, found = Shared(2), PausedStore(trees[0]), []
+        operations = worker(store, shared, trees[1])
+
+        async def look_up() -> None:
+            found.append(await operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT))
+
+        async with trio.open_nursery() as nursery:
+            store.may_answer = trio.Event()
+            nursery.start_soon(look_up)
+            await trio.testing.wait_all_tasks_blocked()
+            shared.visible[0] = 2
+            store.may_answer.set()
+        assert found[0].st_size == len("of the newer one")
+        assert not operations.inodes.is_old(found[0].st_ino)
+        await operations.aclose()
+
+    trio.run(body)
+
+
+def test_a_listing_during_a_refresh_is_not_cached(trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[float] = []
+
+    def reply(_token: object, name: bytes, entry: pyfuse3.EntryAttributes, _next: int) -> bool:
+        sent.append(entry.entry_timeout)
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+
+    async def body() -> None:
+        shared = Shared(2)
+        operations = worker(HookedStore(trees[0], lambda: shared.visible.__setitem__(0, 2)), shared, trees[1])
+        handle = await operations.opendir(InodeT(1), CONTEXT)
+        await operations.readdir(handle, 2, cast(pyfuse3.ReaddirToken, None))
+        assert sent == [0]
+        await operations.releasedir(handle)
+        await operations.aclose()
+
+    trio.run(body)
+
+
+def planned(document: Path) -> Plan:
+    return plan_source(str(document), Options(cache="none"), child=False)
+
+
+class FirstProcess:
+    """The parts of the first process of a mount whose worker is not started."""
+
+    def __init__(self, document: Path) -> None:
+        options = Options(cache="none")
+        plan = planned(document)
+        session = Session(Front(), -1, None, "", {}, options, Shared(2), True)
+        self.team = Team(cast(Starter, None), session, plan, options, 2)
+        self.operations, _waiting = self.team.first(open_plan(plan, options), lambda: None)
+        self.plan = plan
+
+
+class Kernel(Invalidation):
+    """No kernel, which would have to be informed."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def names(self, known: dict[str, int]) -> None:
+        pass
+
+
+def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> None:
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first = FirstProcess(document)
+        operations, team = first.operations, first.team
+
+        async def refresh() -> None:
+            plan = planned(document)
+            await team.show(plan, team.options, StoreVersion(open_plan(plan, team.options), team.options))
+
+        entry = await operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
+        opened = await operations.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
+        await refresh()
+        assert list(await team._generations()) == [1, 2]
+        await operations.release(opened.fh)
+        await refresh()
+        assert list(await team._generations()) == [3]
+        await operations.aclose()
+
+    trio.run(body)
+
+
+def test_options_changed_during_a_refresh_hold_for_the_new_version(tmp_path: Path) -> None:
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first, answers = FirstProcess(document), []
+
+        class Interrupted(Refresher):
+            def _plan_again(self, options: Options) -> Plan:
+                answers.append(trio.from_thread.run(live.apply, "prefetch=8M"))
+                return super()._plan_again(options)
+
+        refresher = Interrupted(
+            first.operations, dataclasses.replace(first.plan, named=str(document)), first.team.options, Kernel(), None,
+            first.team,
+        )  # fmt: skip
+        live = LiveOptions(first.operations, refresher, first.team.options, first.team)
+        assert "error" not in await refresher.refresh(force=True)
+        assert answers == [{"changed": {"prefetch": 8 << 20}}]
+        assert first.team.options.prefetch == 8 << 20
+        await first.operations.aclose()
+
+    trio.run(body)
