@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import zstandard
 
 from tests.conftest import DATA, PROGRAM, run
-from tests.mounts.mounting import mount_lines, mounted
+from tests.mounts.mounting import daemon_pid, mount_lines, mounted
 from zarrfs.config.options import parse
 from zarrfs.daemon import session
 from zarrfs.errors import MountError
@@ -133,6 +135,18 @@ def test_mountpoint_in_use(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
         assert "already a mount point" in done.stderr
         assert f"unmount it (zarrfs umount {root}), or take another directory" in done.stderr
+
+
+def test_the_order_of_arguments_is_not_asked_of_a_mount_that_does_not_answer(tmp_path: Path) -> None:
+    """Its stat would wait for ever, before the error that something is mounted there."""
+    (tmp_path / "source").mkdir()
+    with mounted(DATA / "zarr/v2_hier", tmp_path / "mnt", "attr_timeout=0") as root:
+        program = "import sys; from zarrfs.daemon import session; session._check_order(*sys.argv[1:])"
+        os.kill(daemon := daemon_pid(root), signal.SIGSTOP)
+        try:
+            subprocess.run([sys.executable, "-c", program, tmp_path / "source", root], check=True, timeout=20)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
         assert len(mount_lines(root)) == 1
 
 

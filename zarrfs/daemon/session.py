@@ -99,17 +99,19 @@ def _check_order(source: str, mountpoint: str) -> None:
     swapped = "the source comes first, then the mount point"
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", mountpoint) and not os.path.lexists(mountpoint):
         raise MountError(f"{without_secrets(mountpoint)}: a URL is no mount point: {swapped}")
-    if not os.path.isdir(source):
-        return
+    if not os.path.isdir(source) or mounts.mount_at(mounts.canonical(mountpoint)) is not None:
+        return  # a mount there is an error of its own, and may not answer
     if os.path.isfile(mountpoint):
         raise MountError(f"{mountpoint}: not a directory: {swapped}")
     try:
-        empty = not os.path.samefile(source, mountpoint) and not os.listdir(source)
+        with os.scandir(source) as entries:
+            if os.path.samefile(source, mountpoint) or next(entries, None) is not None:
+                return
     except OSError:
         return  # what is wrong with it is found later
     from zarrfs.sources.zarrstore import is_zarr
 
-    if empty and is_zarr(mountpoint):
+    if is_zarr(mountpoint):
         raise MountError(f"{mountpoint}: is a Zarr store, and {source} is empty: {swapped}")
 
 
