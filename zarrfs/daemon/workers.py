@@ -549,7 +549,7 @@ class Team:
                     await member.channel.ask(what, *arguments)
             except (MountError, trio.TooSlowError) as exc:
                 if not member.channel.closed:
-                    log.warning("worker %d is replaced: %s", member.pid, exc or f"no answer for {_OBEYING:g} s")
+                    log.warning("worker %d is replaced: %s", member.pid, str(exc) or f"no answer for {_OBEYING:g} s")
                     member.kill()
                 while not member.channel.closed:  # noqa: ASYNC110  (it closes with the process)
                     await trio.sleep(0.01)
