@@ -43,13 +43,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Files that take longest, with few tests or many: they begin first, so that no worker has one to itself at the end
 LONGEST = (
-    "slurm/test_slurm.py", "mounts/test_outages.py", "mounts/test_every_line.py",
-    "soak/test_soak.py", "mounts/test_names.py", "mounts/test_secrets.py", "project/test_debian_package.py",
-    "project/test_packaging.py", "mounts/test_install_page.py", "mounts/test_requests.py", "mounts/test_limits.py",
-    "mounts/test_systemd.py", "mounts/test_fstab.py", "mounts/test_users.py", "mounts/test_hard_endings.py",
-    "mounts/test_howto_pages.py", "mounts/test_writes_faults.py", "mounts/test_writes_tools.py", "soak/test_fuzz.py",
-    "slurm/test_prologs.py", "slurm/test_scripts.py", "mounts/test_many_nodes.py", "sources/test_child_endings.py",
-    "copying/test_copy_processes.py", "mounts/test_stage.py", "project/test_site.py",
+    "mounts/test_every_line.py", "cli/test_stage_notes.py", "mounts/test_names.py", "slurm/test_examples.py",
+    "slurm/test_slurm.py", "slurm/test_prologs.py", "mounts/test_outages.py", "project/test_debian_package.py",
+    "mounts/test_refresh.py", "mounts/test_troubleshooting.py", "mounts/test_parquet_mount.py",
+    "mounts/test_requests.py", "copying/test_commit.py", "mounts/test_users.py", "mounts/test_big_bucket.py",
+    "store/test_unlisted.py", "cli/test_stage_copy.py", "mounts/test_workers.py", "soak/test_soak.py",
+    "mounts/test_secrets.py", "mounts/test_hard_endings.py", "mounts/test_changing_values.py",
+    "mounts/test_limits.py", "mounts/test_stage.py", "mounts/test_helper.py", "archives/test_dump_writer.py",
+    "flux/test_flux.py", "mounts/test_ownership.py", "mounts/test_links.py", "references/test_templates_escapes.py",
+    "copying/test_copy_processes.py", "archives/test_blob_sources.py", "mounts/test_writes_tools.py",
+    "copying/test_copy.py", "mounts/test_systemd.py", "references/test_output.py", "references/test_merge.py",
+    "references/test_parquet_bad.py", "prefetch/test_readahead.py", "flux/test_scripts.py", "cli/test_cli.py",
+    "archives/test_flux.py", "mounts/test_doctor.py", "sources/test_index_sources.py",
+    "mounts/test_install_page.py", "mounts/test_logs.py", "project/test_packaging.py",
 )  # fmt: skip
 
 
