@@ -22,6 +22,7 @@ from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.daemon.workers import Session, Starter, Team
 from zarrfs.documents.plan import Plan
+from zarrfs.errors import TargetChanged
 from zarrfs.fuse.shared import Shared
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.worker import WorkerOperations
@@ -114,10 +115,21 @@ class FirstProcess:
     def __init__(self, document: Path) -> None:
         options = Options(cache="none")
         plan = planned(document)
-        session = Session(Front(), -1, None, "", {}, options, Shared(2), True)
+        self.shared = Shared(2)
+        session = Session(Front(), -1, None, "", {}, options, self.shared, True)
         self.team = Team(cast(Starter, None), session, plan, options, 2)
         self.operations, _waiting = self.team.first(open_plan(plan, options), lambda: None)
-        self.plan = plan
+        self.plan = dataclasses.replace(plan, named=str(document))
+
+    def refresher(self, class_: type[Refresher] = Refresher) -> Refresher:
+        return class_(self.operations, self.plan, self.team.options, Kernel(), None, self.team)
+
+
+class ChangedStore(FileSystemStore):
+    """A store whose targets have changed."""
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        raise TargetChanged(key, "has changed since it was first read")
 
 
 class Kernel(Invalidation):
@@ -164,14 +176,31 @@ def test_options_changed_during_a_refresh_hold_for_the_new_version(tmp_path: Pat
                 answers.append(trio.from_thread.run(live.apply, "prefetch=8M"))
                 return super()._plan_again(options)
 
-        refresher = Interrupted(
-            first.operations, dataclasses.replace(first.plan, named=str(document)), first.team.options, Kernel(), None,
-            first.team,
-        )  # fmt: skip
+        refresher = first.refresher(Interrupted)
         live = LiveOptions(first.operations, refresher, first.team.options, first.team)
         assert "error" not in await refresher.refresh(force=True)
         assert answers == [{"changed": {"prefetch": 8 << 20}}]
         assert first.team.options.prefetch == 8 << 20
         await first.operations.aclose()
+
+    trio.run(body)
+
+
+def test_a_target_that_a_worker_found_changed_is_accepted_by_a_refresh(tmp_path: Path) -> None:
+    """The document is the same, so only that read says that there is something to refresh."""
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first = FirstProcess(document)
+        refresher = first.refresher()
+        assert (await refresher.refresh())["result"] == "unchanged"
+        store = ChangedStore(str(tmp_path))
+        operations = WorkerOperations(store, Options(), {}, lambda: None, first.shared, 1)
+        with pytest.raises(pyfuse3.FUSEError):
+            await operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
+        assert (await refresher.refresh())["result"] == "refreshed"
+        assert (await refresher.refresh())["result"] == "unchanged"
+        await first.operations.aclose()
+        await operations.aclose()
 
     trio.run(body)

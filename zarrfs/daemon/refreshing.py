@@ -92,7 +92,7 @@ class Refresher:
         plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True)
         shown = False
         try:
-            if _same(plan, self._plan) and not (force or old.changed):
+            if _same(plan, self._plan) and not (force or operations.changed):
                 return False
             store = open_plan(plan if self._team is None else dataclasses.replace(plan, temporary=False), options)
             if plan.kind != self._plan.kind or store.immutable != old.store.immutable:

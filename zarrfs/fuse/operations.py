@@ -92,7 +92,8 @@ def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
         except pyfuse3.FUSEError:
             raise
         except Exception as exc:
-            version.changed = version.changed or isinstance(exc, TargetChanged)
+            if isinstance(exc, TargetChanged):
+                operations.note_change(version)
             key = ""
             with contextlib.suppress(Exception):
                 key = operations.describe(operation, *args[1:3])
@@ -447,6 +448,15 @@ class Operations(pyfuse3.Operations):
     def visible(self) -> StoreVersion:
         """Return the version that requests are answered from which begin now."""
         return self.current
+
+    def note_change(self, version: StoreVersion) -> None:
+        """Note that a read found a changed target: a refresh then opens the same document again."""
+        version.changed = True
+
+    @property
+    def changed(self) -> bool:
+        """Whether a read of the visible version found that a target has changed."""
+        return self.current.changed
 
     @property
     def store(self) -> Store:

@@ -39,9 +39,10 @@ _INODES = (1 << 62) - 1
 _NO_IDENTITY = 0x5851F42D4C957F2D
 
 # cells of a process: handles opened and released, requests, whether it waits to be woken, how often it would have
-# woken another, how many slots for directories and files it has used, whether it runs, and how often it was woken
-OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS, WOKEN = range(9)
-_CELLS = 9
+# woken another, how many slots for directories and files it has used, whether it runs, how often it was woken, and the
+# last generation in which it read a target that had changed
+OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS, WOKEN, CHANGED = range(10)
+_CELLS = 10
 
 
 def _shared(size: int) -> mmap.mmap:

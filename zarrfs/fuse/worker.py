@@ -29,6 +29,7 @@ from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.shared import (
+    CHANGED,
     OPENED,
     PARKED,
     RELEASED,
@@ -221,6 +222,18 @@ class WorkerOperations(Operations):
             self.show(version)
             self.begin(version, version.get_ready)
         return self.current
+
+    def note_change(self, version: StoreVersion) -> None:
+        """As Operations.note_change(), for the first process, which refreshes."""
+        super().note_change(version)
+        if version is self.current:
+            self._shared.put(self.process, CHANGED, self.inodes.generation)
+
+    @property
+    def changed(self) -> bool:
+        """As Operations.changed, in any process."""
+        generation, processes = self.inodes.generation, range(self._shared.processes)
+        return any(self._shared.cell(process, CHANGED) == generation for process in processes)
 
     def prepare(self, version: StoreVersion) -> None:
         """Have a version ready for the next generation, in place of one that did not become visible."""
