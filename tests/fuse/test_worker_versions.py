@@ -27,7 +27,7 @@ from zarrfs.fuse.shared import Shared
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front
-from zarrfs.sources import open_plan, plan_source
+from zarrfs.sources import discard, open_plan, plan_source
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
 
@@ -106,6 +106,7 @@ def test_a_listing_during_a_refresh_is_not_cached(trees: tuple[Path, Path], monk
 
 
 def planned(document: Path) -> Plan:
+    """Plan a document with a temporary index."""
     return plan_source(str(document), Options(cache="none"), child=False)
 
 
@@ -118,8 +119,13 @@ class FirstProcess:
         self.shared = Shared(2)
         session = Session(Front(), -1, None, "", {}, options, self.shared, True)
         self.team = Team(cast(Starter, None), session, plan, options, 2)
-        self.operations, _waiting = self.team.first(open_plan(plan, options), lambda: None)
+        self.operations, _waiting = self.team.first(open_plan(self.team.plan, options), lambda: None)
         self.plan = dataclasses.replace(plan, named=str(document))
+
+    async def aclose(self) -> None:
+        discard(self.team._opening.plan)  # the refresher does that in a mount
+        self.team.discard_older()
+        await self.operations.aclose()
 
     def refresher(self, class_: type[Refresher] = Refresher) -> Refresher:
         return class_(self.operations, self.plan, self.team.options, Kernel(), None, self.team)
@@ -143,6 +149,7 @@ class Kernel(Invalidation):
 
 
 def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> None:
+    """Their temporary indexes are there as long."""
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 
     async def body() -> None:
@@ -151,16 +158,21 @@ def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> Non
 
         async def refresh() -> None:
             plan = planned(document)
-            await team.show(plan, team.options, StoreVersion(open_plan(plan, team.options), team.options))
+            store = open_plan(dataclasses.replace(plan, temporary=False), team.options)
+            await team.show(plan, team.options, StoreVersion(store, team.options))
 
         entry = await operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
         opened = await operations.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
         await refresh()
         assert list(await team._generations()) == [1, 2]
+        index = first.plan.index
+        assert index is not None
+        assert os.path.exists(index)
         await operations.release(opened.fh)
         await refresh()
         assert list(await team._generations()) == [3]
-        await operations.aclose()
+        assert not os.path.exists(index)
+        await first.aclose()
 
     trio.run(body)
 
@@ -181,7 +193,7 @@ def test_options_changed_during_a_refresh_hold_for_the_new_version(tmp_path: Pat
         assert "error" not in await refresher.refresh(force=True)
         assert answers == [{"changed": {"prefetch": 8 << 20}}]
         assert first.team.options.prefetch == 8 << 20
-        await first.operations.aclose()
+        await first.aclose()
 
     trio.run(body)
 
@@ -200,7 +212,7 @@ def test_a_target_that_a_worker_found_changed_is_accepted_by_a_refresh(tmp_path:
             await operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
         assert (await refresher.refresh())["result"] == "refreshed"
         assert (await refresher.refresh())["result"] == "unchanged"
-        await first.operations.aclose()
+        await first.aclose()
         await operations.aclose()
 
     trio.run(body)

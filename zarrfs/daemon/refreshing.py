@@ -118,14 +118,17 @@ class Refresher:
         finally:
             if self._team is None or not shown:
                 discard(plan)  # the store that has it open keeps it
-        self.discard_plan()
+        if self._team is None:  # else a worker that starts may have to open the old version
+            self.discard_plan()
         self._plan = plan
         await self._kernel.names(known)
         return True
 
     def discard_plan(self) -> None:
-        """Remove the temporary index of the visible version, if a process that starts could still have opened it."""
+        """Remove the temporary indexes that a process that starts could still have opened."""
         discard(self._plan)
+        if self._team is not None:
+            self._team.discard_older()
 
     def _plan_again(self, options: Options) -> Plan:
         """Plan the source as it is now. Runs in a thread."""

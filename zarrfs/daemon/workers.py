@@ -37,7 +37,7 @@ from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front, SharedWaiting, begin
 from zarrfs.metrics import exporters, logs
 from zarrfs.metrics.sums import summed
-from zarrfs.sources import open_plan
+from zarrfs.sources import discard, open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import requirements
 from zarrfs.system.cpus import usable
@@ -65,7 +65,7 @@ _SOON, _LATE = 0.1, 30.0  # seconds before a worker that has died is replaced
 class Opening:
     """How a version of the source is opened."""
 
-    plan: Plan
+    plan: Plan  # if its index is temporary, the team removes it
     options: Options
 
 
@@ -232,7 +232,7 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
 
 
 def _opened(opening: Opening, session: Session) -> Store:
-    store = open_plan(opening.plan, opening.options)
+    store = open_plan(dataclasses.replace(opening.plan, temporary=False), opening.options)
     if session.st_dev is not None:
         store.forbid_device(session.st_dev)
     return store
@@ -367,8 +367,8 @@ class Team:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the visible version."""
-        return self._opening.plan
+        """The plan of the visible version, for opening it: that does not remove its index."""
+        return dataclasses.replace(self._opening.plan, temporary=False)
 
     @property
     def options(self) -> Options:
@@ -394,7 +394,6 @@ class Team:
             return None
         shared = Shared(count)
         session = Session(front, device, st_dev, mountpoint, about, options, shared, invalidation.has_epochs(device))
-        plan = dataclasses.replace(plan, temporary=False)
         return cls(start(session), session, plan, share(of_store, count), count)
 
     def first(self, store: Store, on_ready: Callable[[], None]) -> tuple[WorkerOperations, SharedWaiting]:
@@ -421,6 +420,8 @@ class Team:
             while True:
                 await trio.sleep(_COUNTERS)
                 await self.gather()
+                async with self._changing:
+                    await self._forget_closed()
 
     async def _keep(self, process: int) -> None:
         """Run the worker with a number; start another one whenever it dies."""
@@ -484,10 +485,22 @@ class Team:
 
     async def _generations(self) -> dict[int, Opening]:
         """Return how to open the versions that a new worker needs; the visible one is the last."""
-        operations = self._operations
-        assert operations is not None
-        self._older = {number: one for number, one in self._older.items() if await operations.holds(number)}
-        return {**self._older, operations.inodes.generation: self._opening}
+        assert self._operations is not None
+        await self._forget_closed()
+        return {**self._older, self._operations.inodes.generation: self._opening}
+
+    async def _forget_closed(self) -> None:
+        """Forget replaced versions without open files; remove their temporary indexes."""
+        assert self._operations is not None
+        for generation, opening in list(self._older.items()):
+            if not await self._operations.holds(generation):
+                del self._older[generation]
+                discard(opening.plan)
+
+    def discard_older(self) -> None:
+        """Remove the temporary indexes of replaced versions."""
+        for opening in self._older.values():
+            discard(opening.plan)
 
     # -- counters
 
@@ -522,7 +535,7 @@ class Team:
         A worker that does not open it is killed, and replaced by one that does. `version` is that of this process.
         """
         assert self._operations is not None
-        opening = Opening(dataclasses.replace(plan, temporary=False), options)
+        opening = Opening(plan, options)
         async with self._changing:
             await self._tell("prepare", opening)
             generation = self._operations.inodes.generation
