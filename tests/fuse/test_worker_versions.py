@@ -27,6 +27,7 @@ from zarrfs.fuse.shared import Shared
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.fuse.workerloop import Front
+from zarrfs.metrics import logs
 from zarrfs.sources import discard, open_plan, plan_source
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
@@ -129,6 +130,20 @@ class FirstProcess:
 
     def refresher(self, class_: type[Refresher] = Refresher) -> Refresher:
         return class_(self.operations, self.plan, self.team.options, Kernel(), None, self.team)
+
+
+def test_a_worker_without_the_visible_version_ends_with_a_line_in_the_log(tmp_path: Path) -> None:
+    shared = Shared(2)
+    shared.visible[0] = 2
+    child = os.fork()
+    if not child:
+        try:
+            logs.configure(Options(log_file=str(tmp_path / "log")), False)
+            WorkerOperations(FileSystemStore(str(tmp_path)), Options(), {}, lambda: None, shared, 1).visible()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert "ends: it has not opened the version that a refresh shows" in (tmp_path / "log").read_text()
 
 
 class ChangedStore(FileSystemStore):

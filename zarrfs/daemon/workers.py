@@ -562,7 +562,8 @@ class Team:
                     await member.channel.ask(what, *arguments)
             except (MountError, trio.TooSlowError) as exc:
                 if not member.channel.closed:
-                    log.warning("worker %d is replaced: %s", member.pid, str(exc) or f"no answer for {_OBEYING:g} s")
+                    reason = str(exc) or f"no answer for {_OBEYING:g} s"
+                    log.warning("a worker (process %d) is replaced: %s", member.pid, reason)
                     member.kill()
                 while not member.channel.closed:  # noqa: ASYNC110  (it closes with the process)
                     await trio.sleep(0.01)

@@ -43,6 +43,7 @@ from zarrfs.fuse.shared import (
 )
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR, STATS_XATTR
+from zarrfs.metrics import logs
 from zarrfs.store.api import Store, Value
 from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 
@@ -217,7 +218,9 @@ class WorkerOperations(Operations):
         if self._shared.visible[0] != self.inodes.generation:
             version, self._prepared = self._prepared, None
             if version is None:  # not told of a refresh: this process must not answer any more
-                log.error("process %d ends: it has no store of generation %d", self.process, self._shared.visible[0])
+                log.error("worker %d (process %d) ends: it has not opened the version that a refresh shows",
+                          self.process, os.getpid())  # fmt: skip
+                logs.finish()
                 os._exit(1)
             self.show(version)
             self.begin(version, version.get_ready)
