@@ -108,6 +108,8 @@ def test_a_leading_slash_is_removed() -> None:
         assert made.warnings[-1] == '/a: a leading "/" is taken off (3 such keys)'
     with compiled({"a": "1", "/a": "2"}) as made:
         assert made.tree() == {"a": b"2"}
+    with compiled({"z": ["/u", 0, 9], "a": ["/u", 0, 1], "/a": "2"}) as made:  # ranges of a known URL are written late
+        assert made.tree() == {"a": b"2", "z": ["/u", 0, 9]}
 
 
 CONFLICT = {"a": "1", "b": "2", "b/c": "3", "b/c/d": "4", "b/e": ["u", 0, 1], "b0": "5", "f/g": "6", "f": ["u"]}
