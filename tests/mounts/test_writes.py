@@ -54,6 +54,11 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     assert "ERROR" not in log_of(tmp_path / "mnt")  # whatever is refused on purpose is no failure
 
 
+def upper_of(root: Path, key: str) -> Path:
+    """Return the file behind a changed file of `root`."""
+    return next(path for name in ("upper", "plain") if (path := root.parent / name / key).exists())
+
+
 @pytest.fixture
 def over(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """(mount, upper) over a reference set."""
@@ -118,6 +123,20 @@ def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
     os.close(reader)
 
 
+def test_a_reader_of_a_file_of_a_directory_sees_what_is_written(tmp_path: Path) -> None:
+    """The daemon reads such files by a descriptor of its own."""
+    for key in ("v/.zgroup", "v/a/0"):
+        (tmp_path / "source" / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / key).write_text(LOWER[key])
+    (tmp_path / "upper").mkdir()
+    mount = mounted(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/upper")
+    with mount as root, open(root / "v/a/0", "rb", buffering=0) as reader:
+        assert reader.read() == b"zero"
+        (root / "v/a/0").write_text("changed")
+        reader.seek(0)
+        assert reader.read() == b"changed"
+
+
 @pytest.mark.promise("S22")
 def test_unlinked_while_open(root: Path) -> None:
     new = os.open(root / "new", os.O_RDWR | os.O_CREAT, 0o644)
@@ -133,8 +152,13 @@ def test_unlinked_while_open(root: Path) -> None:
     assert Path(f"/proc/self/fd/{new}").read_bytes() == b"kep"
     assert (os.pread(old, 9, 0), os.fstat(old).st_nlink) == (b"one", 0)
     assert (root / "new").read_text() == "another"
-    os.close(new)
-    os.close(old)
+    replaced = os.open(root / "v/b/0", os.O_RDWR)
+    os.rename(root / "new", root / "v/b/0")
+    os.fchmod(replaced, 0o600)
+    assert (os.fstat(replaced).st_nlink, Path(f"/proc/self/fd/{replaced}").read_bytes()) == (0, b"bee")
+    assert (root / "v/b/0").read_text() == "another"
+    for handle in (new, old, replaced):
+        os.close(handle)
 
 
 def test_mappings_of_a_file_opened_for_appending_reach_it(root: Path) -> None:
@@ -147,6 +171,31 @@ def test_mappings_of_a_file_opened_for_appending_reach_it(root: Path) -> None:
     os.close(descriptor)
     expected = b"." * 5_000 + b"HELLO" + b"." * 4_995
     assert (root / "new").read_bytes() == expected
+    descriptor = os.open(root / "new", os.O_RDWR | os.O_APPEND)  # now it is there
+    with mmap.mmap(descriptor, 10_000) as mapping:
+        mapping[:5] = b"HELLO"
+        mapping.flush()
+    os.close(descriptor)
+    assert upper_of(root, "new").read_bytes() == b"HELLO" + expected[5:]
+
+
+def dirty_pages(path: Path) -> int:
+    """Pages of a file that are not on the disk yet; -1 if the kernel does not tell (cachestat(2), Linux 6.5)."""
+    whole, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    with open(path, "rb") as file:
+        failed = libc.syscall(451, file.fileno(), whole, found, 0)
+    return -1 if failed else found[1] + found[2]
+
+
+def test_fsync_reaches_the_disk(root: Path) -> None:
+    with open(root / "new", "wb", buffering=0) as file:
+        file.write(b"." * 100_000)
+        file.flush()
+    if dirty_pages(upper_of(root, "new")) <= 0:
+        pytest.skip("the kernel does not tell, or this file system writes at once")
+    with open(root / "new", "r+b") as file:
+        os.fsync(file.fileno())
+    assert dirty_pages(upper_of(root, "new")) == 0
 
 
 def test_locks(root: Path) -> None:
