@@ -210,6 +210,27 @@ def test_open_files_keep_their_version_in_every_process(tmp_path: Path) -> None:
             os.close(descriptor)
 
 
+@pytest.mark.promise("S55")
+def test_a_target_that_changes_is_an_error_in_every_process_until_a_refresh(tmp_path: Path) -> None:
+    """Also in one that has not read it before, and does not know its former version."""
+    target, document = tmp_path / "target", tmp_path / "set.json"
+    target.write_bytes(b"old.")
+    document.write_text(json.dumps({"a/0": ["target", 0, 4], "a/1": ["target", 0, 3]}))
+    with mounted(document, tmp_path / "mnt", f"workers={WORKERS}", "attr_timeout=0") as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        with stopped(*workers(mountpoint)):
+            assert (mountpoint / "a/0").read_bytes() == b"old."
+        target.write_bytes(b"new!")
+        for pids in [workers(mountpoint), [daemon_pid(mountpoint)]]:
+            drop_pages(mountpoint / "a")
+            with stopped(*pids), pytest.raises(OSError, match="Input/output error"):
+                (mountpoint / "a/1").read_bytes()
+        assert run("refresh", mountpoint).returncode == 0
+        for pids in [workers(mountpoint), [daemon_pid(mountpoint)]]:
+            with stopped(*pids):
+                assert (mountpoint / "a/1").read_bytes() == b"new"
+
+
 # Processes of which each opens what it finds in the listing, and reads the number of the version: never a lower one
 # than any of them has read before, and never an absent file. They end when a file exists; prints how many were read.
 VERSIONS = """

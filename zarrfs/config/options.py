@@ -436,6 +436,9 @@ class Options:
     collect: bool = False
     # likewise: cached facts of targets from before that time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
+    # several processes: a local target that was changed after this time is refused, as some of them would know an
+    # earlier version, and others not
+    targets_since: float = 0.0
     # likewise for cached names: a command sees the present ones, whatever mounts have cached
     names_since: float = 0.0
     # likewise: outages that are waited for until read_timeout: "none", of a server that has "answered", or "all"

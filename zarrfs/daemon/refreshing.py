@@ -89,6 +89,8 @@ class Refresher:
     async def _refresh(self, force: bool) -> bool:
         operations, old = self._operations, self._operations.current
         options = dataclasses.replace(self.options, asked_since=time.time())
+        if self._team is not None:
+            options = dataclasses.replace(options, targets_since=options.asked_since)
         plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True)
         shown = False
         try:
@@ -108,7 +110,9 @@ class Refresher:
             known = operations.inodes.known() if operations.absent is not None else {}
             version.adjust(self.options)  # they may have changed meanwhile
             if self._team is not None:
-                options = dataclasses.replace(self.options, asked_since=options.asked_since)
+                options = dataclasses.replace(
+                    self.options, asked_since=options.asked_since, targets_since=options.targets_since
+                )
                 await self._team.show(plan, options, version)
                 version.adjust(self.options)
             else:

@@ -394,7 +394,8 @@ class Team:
             return None
         shared = Shared(count)
         session = Session(front, device, st_dev, mountpoint, about, options, shared, invalidation.has_epochs(device))
-        return cls(start(session), session, plan, share(of_store, count), count)
+        of_store = dataclasses.replace(share(of_store, count), targets_since=time.time())
+        return cls(start(session), session, plan, of_store, count)
 
     def first(self, store: Store, on_ready: Callable[[], None]) -> tuple[WorkerOperations, SharedWaiting]:
         """Return the handlers and the waiting of the first process."""
@@ -547,7 +548,8 @@ class Team:
     async def adjust(self, options: Options, level: str) -> None:
         """Let all workers apply options that were changed; a version that they are preparing becomes visible first."""
         async with self._changing:
-            options = dataclasses.replace(options, asked_since=self._opening.options.asked_since)
+            known = self._opening.options
+            options = dataclasses.replace(options, asked_since=known.asked_since, targets_since=known.targets_since)
             self._opening = dataclasses.replace(self._opening, options=options)
             await self._tell("adjust", options, level)
 

@@ -22,6 +22,7 @@ _NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file 
 _LOOP = "lies in the mount that refers to it"
 
 Identity = tuple[int, int, int, int]  # device, inode, size, mtime in ns
+_TICK = 0.012  # seconds by which the kernel's times of files may be late
 
 
 async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
@@ -91,11 +92,13 @@ class LocalFiles:
     on `forbidden_device`, the st_dev of the mount being served), ReadError.
 
     `roots` are real directories; a file that lies beneath none of them raises AccessDenied with the reason `rule`.
-    None allows every file.
+    None allows every file. A file that was changed after the time `since` (seconds since 1970; 0: at any time) raises
+    TargetChanged when it is first opened, as processes that share a mount could pin different versions.
     """
 
-    def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "") -> None:
+    def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "", since: float = 0.0) -> None:
         self._roots, self._rule = roots, rule
+        self._since_ns = int((since - _TICK) * 1e9) if since else None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
         self._forbidden: tuple[int, frozenset[bytes]] | None = None  # device, and the ids of its mounts
@@ -198,6 +201,8 @@ class LocalFiles:
             raise Loop(path, _LOOP)
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(path, "is not a regular file")
+        if self._since_ns is not None and status.st_ctime_ns > self._since_ns:
+            raise TargetChanged(path, "has changed since the mount or its last refresh (with workers=, at any time)")
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _open_checked(self, path: str, flags: int) -> int:
