@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -111,3 +112,25 @@ def test_a_version_stays_open_while_a_request_uses_it(request_name: str, tmp_pat
         await mount.aclose()
 
     trio.run(body)
+
+
+def test_work_in_the_background_that_fails_leaves_the_mount(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An index that is cut short, say, is found by the first statement that reads it."""
+
+    async def body() -> None:
+        async with trio.open_nursery() as nursery:
+            mount = Operations(FileSystemStore(str(tmp_path)), Options(), {}, lambda: None)
+            mount.background = nursery
+
+            async def fail() -> None:
+                raise sqlite3.DatabaseError("database disk image is malformed")
+
+            mount.begin(mount.current, fail)
+            await trio.testing.wait_all_tasks_blocked()
+            assert mount.current.users == 0
+        await mount.aclose()
+
+    trio.run(body)
+    assert "database disk image is malformed" in caplog.text

@@ -35,7 +35,7 @@ from pyfuse3 import (
 )
 
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, TargetChanged, ZarrfsError, to_errno
+from zarrfs.errors import NotFound, ReadError, TargetChanged, ZarrfsError, internal_error, to_errno
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
@@ -500,6 +500,9 @@ class Operations(pyfuse3.Operations):
     async def _within(self, version: StoreVersion, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
+        except Exception as exc:  # nobody waits for it, and the mount goes on: a damaged index, say
+            log.warning("work in the background: %s", internal_error(exc))
+            log.debug("where it came from:", exc_info=exc)
         finally:
             self.leave(version)
 
