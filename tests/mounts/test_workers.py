@@ -231,6 +231,26 @@ def test_a_target_that_changes_is_an_error_in_every_process_until_a_refresh(tmp_
                 assert (mountpoint / "a/1").read_bytes() == b"new"
 
 
+@pytest.mark.promise("S55")
+def test_a_target_on_a_server_that_changes_is_an_error_in_every_process(nginx: Nginx, tmp_path: Path) -> None:
+    publish(nginx.plain.root, "changes.bin", 4096)
+    url, document = f"{nginx.plain.url}/changes.bin", tmp_path / "set.json"
+    document.write_text(json.dumps({"a/0": [url, 0, 1024], "a/1": [url, 2048, 1024]}))
+    options = f"workers={WORKERS},cache_dir={tmp_path / 'cache'}", "prefetch=0B,coalesce_gap=0B,coalesce_size=0B"
+    with mounted(document, tmp_path / "mnt", *options) as mountpoint:
+        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        with stopped(*workers(mountpoint)):
+            (mountpoint / "a/0").read_bytes()
+        until(lambda: counters_of(mountpoint)["remote"]["disk"]["writes"])
+        new = publish(nginx.plain.root, "changes.bin", 4096, seed=1)
+        for pids in [workers(mountpoint), [daemon_pid(mountpoint)]]:
+            with stopped(*pids), pytest.raises(OSError, match="Input/output error"):
+                (mountpoint / "a/1").read_bytes()
+        assert run("refresh", mountpoint).returncode == 0
+        with stopped(daemon_pid(mountpoint)):
+            assert (mountpoint / "a/1").read_bytes() == new[2048:][:1024]
+
+
 # Processes of which each opens what it finds in the listing, and reads the number of the version: never a lower one
 # than any of them has read before, and never an absent file. They end when a file exists; prints how many were read.
 VERSIONS = """

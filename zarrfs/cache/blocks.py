@@ -267,7 +267,8 @@ class Blocks:
         at = wanted.at
         pin = self._pins.get(at)
         if pin is not None and differs(pin.tag, pin.size, found):
-            self._note(wanted, found)
+            if not self._options.targets_since:  # else the disk keeps the version that all processes of the mount read
+                self._note(wanted, found)
             if pin.certain and self._options.stale == "error":
                 raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
             log.warning("%s: has changed; the new version is read (stale=reread)", wanted.system.shown(wanted.path))
@@ -387,7 +388,9 @@ class Blocks:
                 known = self._disk.version(target, self._oldest(), now)
                 if known is None:
                     return None, self._disk.version(target, 0.0, now) is not None
-                pin = self._pins.get(at) or self._pins.put(at, Pin(known.tag, known.size, certain=False, noted=True))
+                since = self._options.targets_since  # another process of this mount may have read that version
+                certain = bool(since) and self._disk.version(target, since, now) is not None
+                pin = self._pins.get(at) or self._pins.put(at, Pin(known.tag, known.size, certain, noted=True))
             version = pin.version
         if version is None:
             return None, False
