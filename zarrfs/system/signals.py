@@ -51,7 +51,9 @@ def _hook(dropped: sys.UnraisableHookArgs) -> None:
         return
 
     def raise_anew(number: int, frame: FrameType | None) -> None:
-        if isinstance(lost, KeyboardInterrupt):
+        if _is_hook(frame):  # Python would drop what is raised here, and call no hook
+            signal.setitimer(signal.ITIMER_REAL, _LATER)
+        elif isinstance(lost, KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)  # trio's handler knows where it may raise
         else:
             raise lost
@@ -61,3 +63,9 @@ def _hook(dropped: sys.UnraisableHookArgs) -> None:
         signal.setitimer(signal.ITIMER_REAL, _LATER)
     except ValueError:  # not the main thread: handlers run only there, so this came from no handler
         sys.__unraisablehook__(dropped)
+
+
+def _is_hook(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _hook.__code__:
+        frame = frame.f_back
+    return frame is not None
