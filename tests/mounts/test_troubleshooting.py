@@ -15,9 +15,9 @@ import pytest
 
 from tests.conftest import DATA, run
 from tests.machine import Machine
-from tests.net.test_connections_tls import Server
-from tests.net.test_connections_tls import authority as authority
-from tests.net.test_connections_tls import server as server
+from tests.net.test_tls import Server
+from tests.net.test_tls import authority as authority
+from tests.net.test_tls import server as server
 from tests.pages import DOCS, run_script, unmount_all
 from tests.servers import Faulty, free_port
 from tests.servers import faulty as faulty

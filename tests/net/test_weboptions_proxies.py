@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.net.test_connections_tls import VALUE, Authority, Server, authority, server
+from tests.net.test_tls import VALUE, Authority, Server, authority, server
 from tests.servers import Faulty, free_port
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError
@@ -131,10 +131,17 @@ def test_a_proxy_that_is_not_there(server: Server) -> None:
         read(f"{server()}/value", f"http.proxy=http://127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("url", ["socks5://127.0.0.1:1", "https://127.0.0.1:1", "http://", "http://h:x"])
-def test_proxies_of_another_kind(url: str) -> None:
-    with pytest.raises(ReadError, match="the proxy cannot be used: "):
+@pytest.mark.parametrize("url", ["socks4://joe:hush@127.0.0.1:1", "http://", "http://joe:hush@h:x"])
+def test_proxies_of_another_kind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option or variable is named, and no password shown."""
+    with pytest.raises(ReadError, match=r"^http: .*: http\.proxy=[^@]*: the proxy cannot be used: ") as caught:
         read("https://127.0.0.1:1/value", f"http.proxy={url}")
+    assert "hush" not in str(caught.value)
+    for name in ("https_proxy", "ALL_PROXY"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, url)
+            with pytest.raises(ReadError, match=rf"/value: \${name}=[^@]*: the proxy cannot be used: "):
+                read("https://127.0.0.1:1/value")
 
 
 # -- who hears a password

@@ -41,3 +41,8 @@ def literal(host: str) -> str | None:
         return None if set(host) - set("0123456789abcdefABCDEFxX.") else socket.inet_ntoa(socket.inet_aton(host))
     except OSError:
         return None
+
+
+def not_public(address: str) -> str:
+    """Return why an address is not connected to."""
+    return f"a set from the network reaches only public addresses, and {address} is none (-o allow=private)"

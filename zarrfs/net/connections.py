@@ -1,7 +1,7 @@
-"""Connections to web servers on trio: addresses, TLS, proxies, and the bytes of an answer.
+"""Connections to web servers on trio: addresses, connecting, and the bytes of an answer.
 
 A socket never blocks, and a TLS socket decrypts straight into the memory that the reader gets: no task, thread or copy
-lies between. Source: RFC 9112 (9 connection management), RFC 8305 (happy eyeballs), RFC 9110 (9.3.6 CONNECT).
+lies between. Source: RFC 9112 (9 connection management), RFC 8305 (happy eyeballs).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import math
 import os
 import socket
@@ -17,17 +16,19 @@ import ssl
 import struct
 import termios
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import messages
-from zarrfs.net.addresses import is_public
-from zarrfs.net.certificates import check_variables
+from zarrfs.net.addresses import is_public, not_public
+from zarrfs.net.failures import certificate_refused
 from zarrfs.net.messages import CHUNKED, LINE_MAX, TO_THE_END, BadAnswer, Head
+from zarrfs.net.proxies import Proxy, tunnel
 from zarrfs.net.responses import Transient
+from zarrfs.net.tls import WAITS, Tls, TlsInTls, context_of, encrypted, tls_error, tls_reason
 from zarrfs.system.buffers import Buffer
 
 _IDLE = 15.0  # seconds for which a connection is kept, and between two looks for older ones
@@ -39,12 +40,6 @@ _LOW = 1 << 20  # bytes that are waited for at once, of a long body
 _RECORD = 17 << 10  # bytes of a TLS record at most, of which OpenSSL may hold a part already
 _DRAIN = 16 << 10  # bytes of a body that nobody wants which are received so that the connection can be used again
 _RANGE = b"HTTP/1.1 206 "
-_WAITS = (BlockingIOError, ssl.SSLWantReadError)
-# What a server says in TLS if it does not like the certificate of the client, or misses one.
-_ABOUT_CLIENT = (
-    "CERTIFICATE_REQUIRED", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE", "ALERT_UNKNOWN_CA", "ACCESS_DENIED",
-    "ALERT_HANDSHAKE_FAILURE",
-)  # fmt: skip
 
 _met: set[bool] = set()  # whether addresses are public that this process has connected to
 os.register_at_fork(after_in_child=_met.clear)
@@ -55,11 +50,6 @@ def met_private_only() -> bool:
     return _met == {False}
 
 
-def not_public(address: str) -> str:
-    """Return why an address is not connected to."""
-    return f"a set from the network reaches only public addresses, and {address} is none (-o allow=private)"
-
-
 class Cut(Transient):
     """A body that ended too early; `data` has come of what was to be read."""
 
@@ -68,29 +58,12 @@ class Cut(Transient):
         self.data = data
 
 
-class Tls(NamedTuple):
-    """Authentication of a server and of the client; paths of PEM files."""
-
-    authorities: str = ""  # a file or directory of certificates; "": those of the system, or $SSL_CERT_FILE
-    verify: bool = True
-    certificate: str = ""  # of the client, with its key unless that has a file of its own
-    key: str = ""
-
-
-class Proxy(NamedTuple):
-    """A proxy that a server is reached through."""
-
-    host: str
-    port: int
-    lines: str  # headers for it alone, each with its line end
-
-
 class Connection:
     """A connection; it serves one request after the other."""
 
     __slots__ = ("ahead", "sock", "tls")
 
-    def __init__(self, sock: socket.socket, tls: bool) -> None:
+    def __init__(self, sock: socket.socket | TlsInTls, tls: bool) -> None:
         self.sock, self.tls = sock, tls
         self.ahead = b""  # received behind the head
 
@@ -113,7 +86,7 @@ class Connection:
         while True:
             try:
                 return self.sock.recv(most, flags)
-            except _WAITS:
+            except WAITS:
                 await trio.lowlevel.wait_readable(self.sock)
             except ssl.SSLWantWriteError:
                 await trio.lowlevel.wait_writable(self.sock)
@@ -181,7 +154,7 @@ class Connection:
                     try:
                         with view[got:] as rest:
                             count = self.sock.recv_into(rest)
-                    except _WAITS:
+                    except WAITS:
                         low = self._wait_for(size - got, low)
                         await trio.lowlevel.wait_readable(self.sock)
                         continue
@@ -214,8 +187,9 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Return whether the server has neither sent anything nor closed the connection, so that it can be used."""
+        beneath = self.sock.outer if isinstance(self.sock, TlsInTls) else self.sock
         try:
-            socket.socket.recv(self.sock, 1, socket.MSG_PEEK)  # also beneath TLS
+            socket.socket.recv(beneath, 1, socket.MSG_PEEK)  # also beneath TLS
         except BlockingIOError:
             return True
         except OSError:
@@ -332,6 +306,9 @@ class Server:
     def __init__(self, scheme: str, name: str, port: int, guarded: bool, tls: Tls, proxy: Proxy | None) -> None:
         self.scheme, self.name, self.port, self.guarded = scheme, name, port, guarded
         self.tls, self.proxy = tls, proxy
+        # whether a proxy takes requests for it, instead of connecting to it
+        self.forwarded = proxy is not None and not proxy.is_socks and scheme == "http"
+        self._proxys = Tls(tls.authorities)  # verified even where the server is not: it hears a password of its own
         self.host = f"[{name.partition('%')[0]}]" if ":" in name else name
         if port != (443 if scheme == "https" else 80):
             self.host += f":{port}"
@@ -344,35 +321,48 @@ class Server:
 
     async def connect(self, where: str, patience: float) -> Connection:
         """Make a new connection. Raises AccessDenied, ReadError, Transient, OSError; `where` is for messages."""
-        sock = await self._socket(where, patience)
-        with contextlib.ExitStack() as closing:
-            closing.callback(sock.close)
-            if self.proxy is not None and self.scheme == "https":
-                await self._tunnel(Connection(sock, False), where)
+        connection = Connection(await self._socket(where, patience), False)
+        try:
+            if self.proxy is not None:
+                connection = await self._through(self.proxy, connection, where, patience)
             if self.scheme == "https":
-                context = await _context(self.tls, where)
-                sock = context.wrap_socket(
-                    sock, server_hostname=self.name, do_handshake_on_connect=False, suppress_ragged_eofs=False,
-                    session=self._session,
-                )  # fmt: skip
-                closing.pop_all()
-                closing.callback(sock.close)
                 try:
-                    await _shake_hands(sock)
+                    secure = await encrypted(connection.sock, self.tls, self.name, where, self._session)
                 except ssl.SSLError as exc:
                     raise tls_error(exc, where) from exc
-            closing.pop_all()
-        return Connection(sock, self.scheme == "https")
+                connection = Connection(secure, True)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _through(self, proxy: Proxy, connection: Connection, where: str, patience: float) -> Connection:
+        """Return a connection to the server by one to its proxy, or to the proxy itself if that takes requests."""
+        patience *= 0.9  # before the whole request is out of time, which would not tell of the proxy
+        try:
+            with trio.fail_after(patience):
+                if proxy.scheme == "https":
+                    connection = Connection(await encrypted(connection.sock, self._proxys, proxy.host, where), True)
+                if not self.forwarded:
+                    await tunnel(connection, proxy, self.name, self.port, where, self.guarded)
+        except trio.TooSlowError as exc:
+            raise Transient(f"{proxy}: no answer within {patience:g} s") from exc
+        except ssl.SSLCertVerificationError as exc:
+            raise ReadError(where, f"{proxy}: {certificate_refused(exc.verify_message)}") from exc
+        except OSError as exc:
+            reason = tls_reason(exc, "it") if isinstance(exc, ssl.SSLError) else exc.strerror or exc
+            raise Transient(f"{proxy}: {reason}") from exc
+        return connection
 
     async def get_ready(self, where: str) -> None:
         """Load the certificates that the first connection needs."""
         if self.scheme == "https":
-            await _context(self.tls, where)
+            await context_of(self.tls, where)
 
     def close(self, connection: Connection) -> None:
         """Close a connection that has brought an answer; the next one resumes its TLS session."""
-        if connection.tls:
-            assert isinstance(connection.sock, ssl.SSLSocket)
+        if self.scheme == "https":
+            assert isinstance(connection.sock, ssl.SSLSocket | TlsInTls)
             self._session = connection.sock.session
         connection.close()
 
@@ -405,27 +395,8 @@ class Server:
         self._looked_up = -math.inf
         error = failed or error
         if self.proxy is not None and isinstance(error, OSError):
-            raise Transient(f"proxy {name}:{port}: {error.strerror or error}") from error
+            raise Transient(f"{self.proxy}: {error.strerror or error}") from error
         raise error
-
-    async def _tunnel(self, connection: Connection, where: str) -> None:
-        """Have the proxy connect to the server. Source: RFC 9110, section 9.3.6."""
-        assert self.proxy is not None
-        name = f"[{self.name}]" if ":" in self.name else self.name
-        at = f"{name}:{self.port}"
-        await connection.send(f"CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n{self.proxy.lines}\r\n".encode("latin-1"))
-        head = await connection.head()
-        proxy = f"proxy {self.proxy.host}:{self.proxy.port}"
-        if head is None:
-            raise Transient(f"{proxy}: the connection was closed before an answer came")
-        rule = f"{proxy}: HTTP status {head.status} {head.reason}".rstrip()
-        if head.status in (401, 403, 407):
-            hint = " (http.proxy_auth=)" if head.status == 407 else ""
-            raise AccessDenied(where, rule + hint, head.status)
-        if not 200 <= head.status < 300:
-            raise Transient(rule, 0.0, head.status) if head.status >= 500 else ReadError(where, rule, head.status)
-        if connection.ahead:
-            raise BadAnswer("the proxy sends more than its answer")
 
 
 class Pool:
@@ -553,78 +524,7 @@ async def _connection(family: socket.AddressFamily, address: Any) -> socket.sock
     return sock
 
 
-def _available(sock: socket.socket) -> int:
+def _available(sock: socket.socket | TlsInTls) -> int:
     """Return how many bytes can be received now."""
     found: int = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0]
     return found
-
-
-# -- TLS
-
-
-async def _shake_hands(sock: ssl.SSLSocket) -> None:
-    while True:
-        try:
-            sock.do_handshake()
-        except ssl.SSLWantReadError:
-            await trio.lowlevel.wait_readable(sock)
-        except ssl.SSLWantWriteError:
-            await trio.lowlevel.wait_writable(sock)
-        else:
-            return
-
-
-def tls_error(exc: ssl.SSLError, where: str) -> Exception:
-    """Return the error of the URL `where` that a failure of OpenSSL stands for."""
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        return exc  # final, and translated where all exceptions are
-    reason = str(exc.reason or exc)
-    if any(text in reason for text in _ABOUT_CLIENT):
-        rule = f"the server refuses the connection: {reason}; it may want another certificate of the client"
-        return AccessDenied(where, f"{rule} (http.client_cert=)")
-    return Transient("the server does not speak TLS" if "WRONG_VERSION" in reason else f"TLS failed: {reason}")
-
-
-async def _context(tls: Tls, where: str) -> ssl.SSLContext:
-    """Return the context of `tls`; files that have changed are read again."""
-    named = [path for path in (tls.authorities, tls.certificate, tls.key) if path]
-    if not named and tls in _plain_contexts:
-        return _plain_contexts[tls]
-    if tls.verify and not tls.authorities:
-        check_variables("http", where)
-
-    def make() -> ssl.SSLContext:
-        return _made(tls, tuple(os.stat(path).st_mtime_ns for path in named))
-
-    try:
-        found = await trio.to_thread.run_sync(make)
-    except OSError as exc:  # as ssl.SSLError is
-        rule = f"{' or '.join(named) or 'certificates'}: cannot be used: {exc.strerror or exc}"
-        raise ReadError(where, rule) from exc
-    if not named:
-        _plain_contexts[tls] = found
-    return found
-
-
-_plain_contexts: dict[Tls, ssl.SSLContext] = {}  # those without files of their own: two at most
-
-
-@functools.lru_cache(32)
-def _made(tls: Tls, _changed: tuple[int, ...]) -> ssl.SSLContext:
-    directory = os.path.isdir(tls.authorities)
-    context = ssl.create_default_context(
-        cafile=None if directory else tls.authorities or None, capath=tls.authorities if directory else None
-    )
-    context.set_alpn_protocols(["http/1.1"])
-    if not tls.verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if tls.certificate:
-        context.load_cert_chain(tls.certificate, tls.key or None, password=_no_password)
-    return context
-
-
-def _no_password() -> str:
-    raise OSError(errno.EACCES, "the key has a passphrase; use a key without one")
-
-

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import trio
 
@@ -21,7 +22,7 @@ from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem
-from zarrfs.net.weboptions import web_options
+from zarrfs.net.weboptions import check_web_options, proxy_of_environment
 from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
     "ssh": ("sshfs", "sftp"),
 }  # fmt: skip
 _ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
+_HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 
@@ -47,9 +49,7 @@ class Openers:
         if options.client == "obstore" and not self._fast:
             rule = f"needs the package obstore, 0.12 or newer: {install_command('fast')}"
             raise ReadError("client=obstore", rule)
-        for name, given in options.storage.items():
-            if urls.names(name.partition("://")[0])[0] == "http":
-                web_options(given, "", name)  # before anything is mounted
+        check_web_options(options)
 
     @functools.cached_property
     def _fast(self) -> bool:
@@ -100,7 +100,7 @@ class Openers:
         options = {**parts, **options}
         key = family, repr(sorted(options.items()))
         if key not in self._systems:
-            _check_certificates(family, options, url)
+            _check_surroundings(family, options, url)
         found = self._systems.get(key) or await self._make(key, protocol, options, personal)
         return found, class_._strip_protocol(url)
 
@@ -109,7 +109,7 @@ class Openers:
         options, personal = self._trust.given(url)
         key = "obstore", family, repr(sorted(options.items()))
         if key not in self._systems:
-            _check_certificates(family, options, url)
+            _check_surroundings(family, options, url)
 
             async def fallback() -> System:
                 return (await self._with_fsspec(url, protocol, family))[0]
@@ -170,12 +170,20 @@ class Openers:
             return self._systems[key], path
 
 
-def _check_certificates(family: str, options: Mapping[str, Any], url: str) -> None:
-    """Raise ReadError if a bucket is reached over TLS, and a variable names certificates that are not there."""
-    if family not in urls.BUCKETS or "verify" in (options.get("client_kwargs") or ()):
+def _check_surroundings(family: str, options: Mapping[str, Any], url: str) -> None:
+    """Raise ReadError if the environment keeps a bucket from being read, in ways that its clients do not tell.
+
+    That is a SOCKS proxy, and, of a bucket that is reached over TLS, a variable for certificates that are not there.
+    """
+    if family not in urls.BUCKETS:
         return
     endpoint = identity.endpoint(family, options)
-    if not endpoint or endpoint.startswith("https:"):
+    parts = urlsplit(endpoint if "://" in endpoint else f"https://{_HOSTS[family]}")
+    proxy, variable = proxy_of_environment(parts.scheme, parts.hostname or "")
+    if proxy.startswith("socks") and "proxies" not in (options.get("config_kwargs") or ()):
+        rule = "buckets are read through http:// and https:// proxies only; $NO_PROXY names hosts that need none"
+        raise ReadError(without_secrets(url), f"{variable}{without_secrets(proxy)}: {rule}")
+    if (not endpoint or endpoint.startswith("https:")) and "verify" not in (options.get("client_kwargs") or ()):
         check_variables(family, without_secrets(url))
 
 

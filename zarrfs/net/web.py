@@ -18,13 +18,14 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names, place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
-from zarrfs.net.addresses import is_public, literal
-from zarrfs.net.connections import Body, Connection, Cut, Pool, Server, not_public, tls_error
+from zarrfs.net.addresses import is_public, literal, not_public
+from zarrfs.net.connections import Body, Connection, Cut, Pool, Server
 from zarrfs.net.messages import BadAnswer, Head, body_length
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PERMANENT, PermanentRedirects
 from zarrfs.net.responses import Transient
 from zarrfs.net.storeoptions import configuration
+from zarrfs.net.tls import tls_error
 from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ class Web:
         # how Earthdata's login works.
         if not authorized and (personal or key[2]) and (credentials := from_netrc(name)):
             headers["Authorization"] = credentials
-        made = lines(headers) + (proxy.lines if proxy and scheme == "http" else "")
+        made = lines(headers) + (proxy.lines if proxy and server.forwarded else "")
         return self._sites.put(key, _Site(server, options, made, personal))
 
     def _parsed(self, url: str, where: str) -> yarl.URL:
@@ -293,7 +294,7 @@ class Web:
         if len(hops) > 1:
             where = f"{where}: is redirected to {without_secrets(hop.url)}"
         target = hop.target
-        if server.proxy is not None and server.scheme == "http":
+        if server.forwarded:
             target = f"http://{server.host}{target}"
         own = site.lines
         if hop.credentials:
@@ -363,5 +364,3 @@ def _request(hop: Hop) -> Any:
     import urllib.request
 
     return urllib.request.Request(f"{hop.place}{hop.target}")
-
-

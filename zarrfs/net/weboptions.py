@@ -14,9 +14,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.urls import names
 from zarrfs.errors import ReadError
 from zarrfs.net.addresses import literal
-from zarrfs.net.connections import Proxy, Tls
+from zarrfs.net.proxies import PORTS, Proxy
+from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +51,18 @@ class WebOptions(NamedTuple):
     cookies: str  # of a Cookie header; "": none
     params: dict[str, str]  # of the first URL's query
     proxy: str | None  # its URL; None: as the environment says
-    proxy_lines: str
+    proxy_lines: str  # headers for it
+    proxy_user: tuple[str, str] | None  # with password; None: those in its URL
     tls: Tls
     redirects: int  # to be followed at most
     encoded: bool  # URLs are sent as they are written
+
+
+def check_web_options(options: Options) -> None:
+    """Raise ReadError for an option of HTTP servers that is not understood."""
+    for name, given in options.storage.items():
+        if names(name.partition("://")[0])[0] == "http":
+            web_options(given, "", name)
 
 
 def web_options(options: Mapping[str, Any], authorities: str, where: str) -> WebOptions:
@@ -78,9 +90,9 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
     if given("auth"):
         headers.setdefault("Authorization", basic(*_pair("auth", given("auth"))))
     cookies = {**(client.get("cookies") or {}), **(options.get("cookies") or {})}
-    proxy_headers = dict(options.get("proxy_headers") or {})
-    if given("proxy_auth"):
-        proxy_headers.setdefault("Proxy-Authorization", basic(*_pair("proxy_auth", given("proxy_auth"))))
+    if given("proxy"):
+        _parsed_proxy(str(given("proxy")), "http.proxy=")  # an error before anything is mounted
+    proxy_user = _pair("proxy_auth", given("proxy_auth")) if given("proxy_auth") else None
     verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
     tls = Tls(authorities, verify, _path(options.get("client_cert")), _path(options.get("client_key")))
     most = options.get("max_redirects", _REDIRECTS)
@@ -90,7 +102,7 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
     return WebOptions(
         _checked(headers), "; ".join(f"{name}={value}" for name, value in _checked(cookies).items()),
         {str(name): str(value) for name, value in (options.get("params") or {}).items()}, given("proxy"),
-        lines(_checked(proxy_headers)), tls, redirects, bool(options.get("encoded")),
+        lines(_checked(options.get("proxy_headers") or {})), proxy_user, tls, redirects, bool(options.get("encoded")),
     )  # fmt: skip
 
 
@@ -131,35 +143,50 @@ def _path(value: object) -> str:
 
 def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy | None:
     """Return the proxy for a server, as options or the environment say; None without one. Raises ReadError."""
-    url = options.proxy
+    url, named = options.proxy, "http.proxy="
     if url is None:
-        url = _proxy_of_environment(scheme, host)
+        url, named = proxy_of_environment(scheme, host)
     if not url:
         return None
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"a proxy is http://HOST:PORT, not {parts.scheme}://")  # noqa: TRY301
-        port = parts.port or 80
+        proxy = _parsed_proxy(url, named)
     except ValueError as exc:
-        raise ReadError(where, f"the proxy cannot be used: {exc}") from exc
-    own = ""
-    if parts.username is not None and "proxy-authorization" not in options.proxy_lines.lower():
-        credentials = basic(unquote(parts.username), unquote(parts.password or ""))
-        own = lines({"Proxy-Authorization": credentials})
-    return Proxy(parts.hostname, port, options.proxy_lines + own)
+        raise ReadError(where, str(exc)) from exc
+    if options.proxy_user:
+        proxy = proxy._replace(user=options.proxy_user[0], password=options.proxy_user[1])
+    if proxy.is_socks:
+        return proxy
+    own = options.proxy_lines
+    if proxy.user and "proxy-authorization" not in own.lower():
+        own += lines({"Proxy-Authorization": basic(proxy.user, proxy.password)})
+    return proxy._replace(lines=own)
 
 
-def _proxy_of_environment(scheme: str, host: str) -> str:
-    """Return the proxy that environment variables name, as curl(1) reads them; "" for none."""
+def _parsed_proxy(url: str, named: str) -> Proxy:
+    """Return the proxy of a URL. Raises ValueError, which shows no password; `named` is what gives it."""
+    rule = "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT"
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme in PORTS and parts.hostname:
+            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            return Proxy(parts.scheme, parts.hostname, parts.port or PORTS[parts.scheme], "", user, password)
+    except ValueError as exc:
+        rule = str(exc)
+    raise ValueError(f"{named}{without_secrets(url)}: the proxy cannot be used: {rule}")
+
+
+def proxy_of_environment(scheme: str, host: str) -> tuple[str, str]:
+    """Return (the proxy that environment variables name, as curl(1) reads them, "" for none; the variable)."""
     if not any(name.lower().endswith("_proxy") for name in os.environ):
-        return ""
+        return "", ""
     import urllib.request
 
     proxies = urllib.request.getproxies_environment()
     if urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
-        return ""
-    return proxies.get(scheme) or proxies.get("all") or ""
+        return "", ""
+    kind = scheme if proxies.get(scheme) else "all"
+    variables = [name for name in os.environ if name.lower() == f"{kind}_proxy"]
+    return proxies.get(kind) or "", f"${min(variables, key=str.isupper)}=" if variables else ""
 
 
 # -- ~/.netrc

@@ -145,6 +145,10 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 
 def open_plan(plan: Plan, options: Options) -> Store:
     """Open a plan as a Store, with the changes of -o upperdir= on top. Makes no network requests."""
+    if options.storage:
+        from zarrfs.net.weboptions import check_web_options
+
+        check_web_options(options)
     if options.upperdir is None:
         return _open(plan, options)
     from zarrfs.store.overlay import Overlay

@@ -78,8 +78,7 @@ def advice_for(reason: str, url: str) -> str:
     protocol = urlsplit(url).scheme.partition("+")[0]
     protocol = {"https": "http", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}.get(protocol, protocol)
     variable = proxied()
-    trusting = 'http.client_kwargs={"trust_env": true}'
-    proxy = f"the proxy of {variable}, used with -o '{trusting}'" if variable else "a proxy (-o http.proxy=URL)"
+    proxy = f"the proxy of {variable}" if variable else "a proxy (-o http.proxy=URL)"
     if not protocol:
         return ""
     for words, advice in _ADVICE:

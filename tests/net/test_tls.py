@@ -30,7 +30,7 @@ from tests.conftest import PROGRAM
 from tests.servers import free_port
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import ReadError
-from zarrfs.net import connections
+from zarrfs.net import tls
 from zarrfs.net.connections import Connection
 from zarrfs.net.connections import Server as Server_
 from zarrfs.net.http import HttpSystem
@@ -183,7 +183,7 @@ def test_a_variable_that_names_no_certificates_is_an_error(
 ) -> None:
     """And none where the certificates that it would name are not needed."""
     monkeypatch.setenv(variable, "/nope/ca.pem")
-    monkeypatch.setattr(connections, "_plain_contexts", {})
+    monkeypatch.setattr(tls, "_plain_contexts", {})
     url = "s3://b/x" if "client" in options else f"{server()}/x"
     storage = {"s3": {"anon": True, "endpoint_url": f"https://127.0.0.1:{free_port()}"}}
 

@@ -1,0 +1,298 @@
+"""Proxies that take TLS (nginx before tinyproxy) and SOCKS5 (microsocks), named by options and by the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.conftest import PROGRAM
+from tests.net.recording import VALUE as TARGET
+from tests.net.recording import recording
+from tests.net.test_reach_web import read as read_target
+from tests.net.test_reach_web import refused, resolving
+from tests.net.test_tls import VALUE, Authority, Server, authority, opened, server
+from tests.net.test_weboptions_proxies import Proxy, plain, proxy, read
+from tests.servers import Faulty, free_port
+from zarrfs.errors import AccessDenied, ReadError
+
+__all__ = ["authority", "plain", "proxy", "server"]
+
+STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"  # where Debian has it
+
+
+def started(command: list[object], port: int) -> subprocess.Popen[bytes]:
+    """A server that accepts connections at `port`."""
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return process
+        time.sleep(0.05)
+    process.kill()
+    pytest.fail(f"{command[0]} does not start")
+
+
+@contextlib.contextmanager
+def running(command: list[object], port: int) -> Iterator[None]:
+    """The same, until the end of the block."""
+    process = started(command, port)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+def secure(proxy: Proxy, authority: Authority, tmp_path: Path) -> Iterator[str]:
+    """HOST:PORT of the proxy behind TLS."""
+    program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if program is None or not os.path.exists(STREAM):
+        pytest.fail("nginx has no stream module: the tests of proxies need it (libnginx-mod-stream)")
+    port, pem, config = free_port(), authority.certificate("proxy", "127.0.0.1"), tmp_path / "nginx.conf"
+    config.write_text(
+        f"load_module {STREAM}; daemon off; master_process off; pid {tmp_path}/pid; error_log {tmp_path}/log;\n"
+        "events {}\n"
+        f"stream {{ server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {pem}; ssl_certificate_key {pem};\n"
+        f"proxy_pass {proxy.bare}; }} }}\n"
+    )
+    with running([program, "-c", config, "-e", tmp_path / "early"], port):
+        yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def socks(*options: str) -> Iterator[str]:
+    """HOST:PORT of a SOCKS5 proxy."""
+    program = shutil.which("microsocks")
+    if program is None:
+        pytest.fail("microsocks is not installed: the tests of proxies need it")
+    port = free_port()
+    with running([program, "-i", "127.0.0.1", "-p", port, *options], port):
+        yield f"127.0.0.1:{port}"
+
+
+# -- https://
+
+
+def test_tls_to_the_proxy(
+    secure: str, proxy: Proxy, server: Server, plain: Faulty, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also TLS to the server within it, and a request for http:// that the proxy forwards."""
+    url, other, trusted = f"{server()}/value", plain.put("/value", VALUE), f"ca_bundle={authority.file}"
+    for one in (url, other):
+        assert read(one, trusted, f"http.proxy=https://joe:a-b_c@{secure}") == VALUE[100:600]
+        assert read(one, trusted, f"http.proxy=https://{secure}", "http.proxy_auth=joe:a-b_c") == VALUE[100:600]
+        with pytest.raises(AccessDenied, match="HTTP status 407"):
+            read(one, trusted, f"http.proxy=https://{secure}")
+    monkeypatch.setenv("HTTPS_PROXY", f"https://joe:a-b_c@{secure}")
+    assert read(url, trusted) == VALUE[100:600]
+    assert len([line for line in proxy.requests() if line.startswith("CONNECT")]) == 4
+
+
+def test_a_proxy_whose_certificate_is_not_trusted(secure: str, server: Server) -> None:
+    """It is an error that names the proxy, also where the server's certificate is not verified."""
+    for options in ([], ["http.verify_ssl=false"]):
+        with pytest.raises(ReadError, match=f"proxy {secure}: its certificate is refused: "):
+            read(f"{server()}/value", f"http.proxy=https://joe:a-b_c@{secure}", *options)
+
+
+def test_a_proxy_without_tls_that_is_named_with_https(proxy: Proxy, plain: Faulty, server: Server) -> None:
+    """It says something else, or waits for more."""
+    bare = plain.url.removeprefix("http://")
+    with pytest.raises(ReadError, match=f"proxy {bare}: it does not speak TLS"):
+        read(f"{server()}/value", f"http.proxy=https://{bare}")
+    with pytest.raises(ReadError, match=rf"proxy {proxy.bare}: no answer within 0\.9 s"):
+        read(f"{server()}/value", f"http.proxy=https://{proxy.bare}", "request_timeout=1")
+
+
+def test_the_server_s_certificate_is_verified_behind_the_proxy(
+    secure: str, server: Server, authority: Authority
+) -> None:
+    with pytest.raises(ReadError, match="/value: its certificate is refused: "):
+        read(
+            f"{server('elsewhere', '192.0.2.1')}/value", f"ca_bundle={authority.file}",
+            f"http.proxy=https://joe:a-b_c@{secure}",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(1, 16_384), (5000, 1_000_000), (300_000, 40)])
+def test_tls_in_tls_with_records_of_any_size(
+    authority: Authority, secure: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight readers, two long answers each, on connections that are used again; the wrong bytes of none."""
+    value = os.urandom(3_000_000)
+    monkeypatch.setenv("HTTPS_PROXY", f"https://joe:a-b_c@{secure}")
+    accepted = []
+
+    async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        accepted.append(stream)
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
+                    len(value) - 1, len(value), value,
+                )  # fmt: skip
+                at = 0
+                for size in itertools.cycle(sizes):
+                    await stream.send_all(answer[at : at + size])
+                    at += size
+                    if at >= len(answer):
+                        break
+
+    async def main() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(authority.certificate("good", "127.0.0.1"))
+        async with trio.open_nursery() as nursery, opened(authority) as system:
+            listeners = await nursery.start(trio.serve_ssl_over_tcp, serve, 0, context)
+            port = listeners[0].transport_listener.socket.getsockname()[1]
+
+            async def reader() -> None:
+                for _ in range(2):
+                    found = await system.fetch(f"https://127.0.0.1:{port}/v", 0, len(value))
+                    assert found.data == value
+
+            with trio.fail_after(120):
+                async with trio.open_nursery() as readers:
+                    for _ in range(8):
+                        readers.start_soon(reader)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert len(accepted) <= 9
+
+
+# -- socks5:// and socks5h://
+
+
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
+def test_socks(
+    scheme: str, server: Server, plain: Faulty, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, other, trusted = f"{server()}/value", plain.put("/value", VALUE), f"ca_bundle={authority.file}"
+    with socks() as bare, socks("-u", "joe", "-P", "a:b/c") as guarded:
+        for one in (url, other):
+            assert read(one, trusted, f"http.proxy={scheme}://{bare}") == VALUE[100:600]
+            assert read(one, trusted, f"http.proxy={scheme}://joe:a%3Ab%2Fc@{guarded}") == VALUE[100:600]
+            own = f"http.proxy={scheme}://{guarded}"
+            assert read(one, trusted, own, "http.proxy_auth=joe:a:b/c") == VALUE[100:600]
+        for wrong in (f"joe:no@{guarded}", guarded):
+            with pytest.raises(AccessDenied, match=rf"proxy {guarded}: .*\(http.proxy_auth=\)"):
+                read(url, trusted, f"http.proxy={scheme}://{wrong}")
+        with pytest.raises(ReadError, match=f"proxy {bare}: connection refused"):
+            read(f"https://127.0.0.1:{free_port()}/value", f"http.proxy={scheme}://{bare}")
+        monkeypatch.setenv("ALL_PROXY", f"{scheme}://{bare}")
+        assert read(url, trusted) == VALUE[100:600]
+    with pytest.raises(ReadError, match=f"proxy {bare}: Connection refused"):
+        read(url, trusted)
+
+
+def test_who_looks_up_the_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With socks5://, zarrfs, which here knows a name that the proxy does not know; with socks5h://, the proxy."""
+    plain.put("/value", VALUE)
+    port = plain.url.rpartition(":")[2]
+    resolving(monkeypatch, {"inside.test": ["127.0.0.1"], "localhost": ["127.0.0.3"]})
+    with socks() as at:
+        assert read(f"http://inside.test:{port}/value", f"http.proxy=socks5://{at}") == VALUE[100:600]
+        with pytest.raises(ReadError, match=f"proxy {at}: "):
+            read(f"http://inside.test:{port}/value", f"http.proxy=socks5h://{at}")
+        assert read(f"http://localhost:{port}/value", f"http.proxy=socks5h://{at}") == VALUE[100:600]
+        with pytest.raises(ReadError, match=f"proxy {at}: connection refused"):
+            read(f"http://localhost:{port}/value", f"http.proxy=socks5://{at}")
+
+
+def test_reach_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What zarrfs looks up, it also judges; a name that the proxy looks up is the proxy's business."""
+    resolving(monkeypatch, {"inside.test": ["127.0.0.1"], "set.test": ["8.8.8.8"]})
+    with recording("127.0.0.1") as victim, socks() as at:
+        url, origin = f"http://inside.test:{victim.port}/v", "http://set.test/set.json"
+        assert "127.0.0.1 is none" in refused(url, origin, f"http.proxy=socks5://{at}")
+        assert "127.0.0.1 is none" in refused(f"{victim.url}/v", origin, f"http.proxy=socks5h://{at}")
+        assert not victim.requests
+        named = f"http://localhost:{victim.port}/v"
+        assert read_target(named, origin, f"http.proxy=socks5h://{at}") == TARGET[3:11]
+
+
+def test_a_proxy_that_does_not_speak_socks(proxy: Proxy, plain: Faulty) -> None:
+    """It waits for more, says something else, or closes the connection."""
+    url = plain.put("/value", VALUE)
+    with pytest.raises(ReadError, match=rf"proxy {proxy.bare}: no answer within 0\.9 s"):
+        read(url, f"http.proxy=socks5h://{proxy.bare}", "request_timeout=1")
+    for said, rule in ((b"220 ready\r\n", "it does not speak SOCKS5"), (b"", "the connection was closed")):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=answer, args=(listener, said)).start()
+            at = f"127.0.0.1:{listener.getsockname()[1]}"
+            with pytest.raises(ReadError, match=f"proxy {at}: {rule}"):
+                read(url, f"http.proxy=socks5h://{at}")
+
+
+def answer(listener: socket.socket, said: bytes) -> None:
+    """Say something to the first client, and close the connection."""
+    client, _ = listener.accept()
+    client.recv(100)
+    client.sendall(said)
+    client.close()
+
+
+def test_buckets_are_not_read_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clients connect without it, or say only that they do not."""
+    monkeypatch.setenv("HTTPS_PROXY", "socks5h://joe:hush@h:1080")
+    for url in ("s3://bucket/v", "gs://bucket/v", "az://bucket@account/v"):
+        for client in ("auto", "fsspec"):
+            with pytest.raises(ReadError, match=r"/v: \$HTTPS_PROXY=socks5h://h:1080: buckets are read through http:"):
+                read(url, f"client={client}", "s3.anon=true", "gs.token=anon", "az.account_name=account")
+    port = free_port()
+    for more in ("NO_PROXY=127.0.0.1", "HTTPS_PROXY="):
+        with monkeypatch.context() as patch:
+            patch.setenv(*more.split("="))
+            with pytest.raises(ReadError, match=r"(?i)connect") as caught:
+                read("s3://bucket/v", "s3.anon=true", f"s3.endpoint_url=https://127.0.0.1:{port}")
+            assert "socks" not in str(caught.value)
+
+
+# -- commands
+
+
+def test_a_command_reads_through_the_proxy_of_the_environment(
+    secure: str, server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    source = tmp_path / "refs.json"
+    source.write_text(json.dumps({"version": 1, "refs": {"part": [f"{server()}/value", 100, 5000]}}))
+    with socks() as at:
+        for value in (f"https://joe:a-b_c@{secure}", f"socks5h://{at}"):
+            environment = {**os.environ, "SSL_CERT_FILE": str(authority.file), "HTTPS_PROXY": value}
+            command = [PROGRAM, "cat", source, "part"]
+            assert subprocess.check_output(command, env=environment) == VALUE[100:5100]
+
+
+def test_a_proxy_that_cannot_be_used_is_an_error_of_the_mount(tmp_path: Path) -> None:
+    """One that an option names, also if only the targets of a local set need it."""
+    (tmp_path / "mnt").mkdir()
+    local = tmp_path / "refs.json"
+    local.write_text(json.dumps({"version": 1, "refs": {"part": ["https://data.test/value", 0, 5]}}))
+    url = "socks4://joe:hush@h:1080"
+    for source, options, variables, named in (
+        ("https://data.test/refs.json", [], {"HTTPS_PROXY": url}, "$HTTPS_PROXY"),
+        (local, ["-o", f"http.proxy={url}"], {}, "http.proxy"),
+    ):
+        done = subprocess.run(
+            [PROGRAM, "mount", source, tmp_path / "mnt", *options], check=False, text=True, capture_output=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+        if not done.returncode:
+            subprocess.run([PROGRAM, "umount", tmp_path / "mnt"], check=True)
+        assert done.returncode == 1
+        assert done.stderr.endswith(
+            f"{named}=socks4://h:1080: the proxy cannot be used: "
+            "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT\n"
+        )

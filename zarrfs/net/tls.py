@@ -1,0 +1,200 @@
+"""TLS of connections that never block: contexts, handshakes, errors, and TLS within TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import trio
+
+from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.net.certificates import check_variables
+from zarrfs.net.responses import Transient
+
+T = TypeVar("T")
+
+WAITS = (BlockingIOError, ssl.SSLWantReadError)  # nothing to be received yet
+_AT_ONCE = 64 << 10  # bytes of the outer connection that are decrypted at once
+# What a server says in TLS if it does not like the certificate of the client, or misses one.
+_ABOUT_CLIENT = (
+    "CERTIFICATE_REQUIRED", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE", "ALERT_UNKNOWN_CA", "ACCESS_DENIED",
+    "ALERT_HANDSHAKE_FAILURE",
+)  # fmt: skip
+
+
+class Tls(NamedTuple):
+    """Authentication of a server and of the client; paths of PEM files."""
+
+    authorities: str = ""  # a file or directory of certificates; "": those of the system, or $SSL_CERT_FILE
+    verify: bool = True
+    certificate: str = ""  # of the client, with its key unless that has a file of its own
+    key: str = ""
+
+
+class TlsInTls:
+    """TLS over a connection that has TLS already, as to a server behind an https:// proxy.
+
+    It has what Connection needs of a socket that never blocks: each method raises the exceptions of the outer socket,
+    and its caller waits for that and calls again.
+    """
+
+    def __init__(
+        self, outer: ssl.SSLSocket, context: ssl.SSLContext, server_hostname: str, session: ssl.SSLSession | None
+    ) -> None:
+        self.outer = outer
+        self._received, self._made = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._inner = context.wrap_bio(self._received, self._made, server_hostname=server_hostname, session=session)
+        self._unsent = b""  # encrypted by the inner TLS
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """Return the session of the inner TLS."""
+        return self._inner.session
+
+    def fileno(self) -> int:
+        """Return the descriptor of the outer socket."""
+        return self.outer.fileno()
+
+    def close(self) -> None:
+        """Close the outer socket."""
+        self.outer.close()
+
+    def do_handshake(self) -> None:
+        """As ssl.SSLSocket.do_handshake."""
+        self._received_by(self._inner.do_handshake)
+        self._flush()
+
+    def send(self, data: bytes) -> int:
+        """As ssl.SSLSocket.send; what the outer socket does not take at once goes out before the next bytes."""
+        self._flush()
+        count = self._inner.write(data)
+        with contextlib.suppress(*WAITS, ssl.SSLWantWriteError):
+            self._flush()
+        return count
+
+    def recv(self, most: int, _flags: int = 0) -> bytes:
+        """As ssl.SSLSocket.recv."""
+        return self._received_by(lambda: self._inner.read(most))
+
+    def recv_into(self, view: memoryview) -> int:
+        """As ssl.SSLSocket.recv_into."""
+        return self._received_by(lambda: self._inner.read(len(view), view))  # type: ignore[return-value]
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Do nothing: how many bytes of the outer connection stand for those that are wanted is unknown."""
+
+    def _received_by(self, step: Callable[[], T]) -> T:
+        """Return the result of `step` once the outer connection has brought what it needs."""
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                self._flush()
+                data = self.outer.recv(_AT_ONCE)
+                if data:
+                    self._received.write(data)
+                else:
+                    self._received.write_eof()
+
+    def _flush(self) -> None:
+        self._unsent += self._made.read()
+        while self._unsent:
+            self._unsent = self._unsent[self.outer.send(self._unsent) :]
+
+
+async def encrypted(
+    sock: socket.socket | TlsInTls, tls: Tls, name: str, where: str, session: ssl.SSLSession | None = None
+) -> ssl.SSLSocket | TlsInTls:
+    """Return TLS to the server `name` over a socket, which it owns from now on; at most the second layer.
+
+    Raises ReadError, and OSError, as ssl.SSLError is.
+    """
+    with contextlib.ExitStack() as closing:
+        closing.callback(sock.close)
+        context = await context_of(tls, where)
+        made: ssl.SSLSocket | TlsInTls
+        assert not isinstance(sock, TlsInTls)
+        if isinstance(sock, ssl.SSLSocket):
+            made = TlsInTls(sock, context, name, session)
+        else:
+            made = context.wrap_socket(
+                sock, server_hostname=name, do_handshake_on_connect=False, suppress_ragged_eofs=False, session=session
+            )
+        closing.callback(made.close)
+        while True:
+            try:
+                made.do_handshake()
+            except WAITS:
+                await trio.lowlevel.wait_readable(made)
+            except ssl.SSLWantWriteError:
+                await trio.lowlevel.wait_writable(made)
+            else:
+                break
+        closing.pop_all()
+    return made
+
+
+def tls_error(exc: ssl.SSLError, where: str) -> Exception:
+    """Return the error of the URL `where` that a failure of OpenSSL stands for."""
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return exc  # final, and translated where all exceptions are
+    reason = str(exc.reason or exc)
+    if any(text in reason for text in _ABOUT_CLIENT):
+        rule = f"the server refuses the connection: {reason}; it may want another certificate of the client"
+        return AccessDenied(where, f"{rule} (http.client_cert=)")
+    return Transient(tls_reason(exc, "the server"))
+
+
+def tls_reason(exc: ssl.SSLError, whose: str) -> str:
+    """Return what a failure of OpenSSL says of the other side."""
+    reason = str(exc.reason or exc)
+    return f"{whose} does not speak TLS" if "WRONG_VERSION" in reason else f"TLS failed: {reason}"
+
+
+async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
+    """Return the context of `tls`; files that have changed are read again."""
+    named = [path for path in (tls.authorities, tls.certificate, tls.key) if path]
+    if not named and tls in _plain_contexts:
+        return _plain_contexts[tls]
+    if tls.verify and not tls.authorities:
+        check_variables("http", where)
+
+    def make() -> ssl.SSLContext:
+        return _made(tls, tuple(os.stat(path).st_mtime_ns for path in named))
+
+    try:
+        found = await trio.to_thread.run_sync(make)
+    except OSError as exc:  # as ssl.SSLError is
+        rule = f"{' or '.join(named) or 'certificates'}: cannot be used: {exc.strerror or exc}"
+        raise ReadError(where, rule) from exc
+    if not named:
+        _plain_contexts[tls] = found
+    return found
+
+
+_plain_contexts: dict[Tls, ssl.SSLContext] = {}  # those without files of their own: two at most
+
+
+@functools.lru_cache(32)
+def _made(tls: Tls, _changed: tuple[int, ...]) -> ssl.SSLContext:
+    directory = os.path.isdir(tls.authorities)
+    context = ssl.create_default_context(
+        cafile=None if directory else tls.authorities or None, capath=tls.authorities if directory else None
+    )
+    context.set_alpn_protocols(["http/1.1"])
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls.certificate:
+        context.load_cert_chain(tls.certificate, tls.key or None, password=_no_password)
+    return context
+
+
+def _no_password() -> str:
+    raise OSError(errno.EACCES, "the key has a passphrase; use a key without one")
