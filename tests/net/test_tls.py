@@ -31,11 +31,11 @@ from tests.servers import free_port
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import ReadError
 from zarrfs.net import tls
-from zarrfs.net.connections import Connection
 from zarrfs.net.connections import Server as Server_
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
+from zarrfs.net.transport import Connection
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 64

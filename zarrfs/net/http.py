@@ -21,11 +21,11 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import identity
-from zarrfs.net.connections import Cut
 from zarrfs.net.failures import failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.responses import Entry, Fetched, Page, Transient, http_date, too_large
+from zarrfs.net.transport import Cut
 from zarrfs.net.web import Response, Web
 from zarrfs.system.buffers import Buffer
 

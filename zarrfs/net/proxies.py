@@ -6,7 +6,7 @@ Sources: RFC 9110 (9.3.6 CONNECT), RFC 1928 (SOCKS5), RFC 1929 (its user and pas
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -14,9 +14,7 @@ from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal, not_public
 from zarrfs.net.messages import BadAnswer
 from zarrfs.net.responses import Transient
-
-if TYPE_CHECKING:
-    from zarrfs.net.connections import Connection
+from zarrfs.net.transport import Connection
 
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}  # by scheme
 _PASSWORD = 2  # the method of RFC 1929

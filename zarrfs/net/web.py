@@ -19,13 +19,14 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names, place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal, not_public
-from zarrfs.net.connections import Body, Connection, Cut, Pool, Server
+from zarrfs.net.connections import Pool, Server
 from zarrfs.net.messages import BadAnswer, Head, body_length
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PERMANENT, PermanentRedirects
 from zarrfs.net.responses import Transient
 from zarrfs.net.storeoptions import configuration
 from zarrfs.net.tls import tls_error
+from zarrfs.net.transport import Body, Connection, Cut
 from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
 
 if TYPE_CHECKING:
