@@ -171,6 +171,26 @@ def test_what_one_process_opened_another_reads_lists_and_closes(mount: Path, sou
     until(lambda: counters_of(mount)["open_files"] == 0)
 
 
+def processor_time(pid: int) -> float:
+    used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_one_reader_keeps_one_process_busy_and_many_all(mount: Path) -> None:
+    def shares(readers: int) -> list[float]:
+        pids = daemon_pid(mount), *workers(mount)
+        before = [processor_time(pid) for pid in pids]
+        command = [sys.executable, "-I", "-c", READERS, mount, str(readers), "2", str(FILES)]
+        right, wrong, failed = map(int, subprocess.run(command, capture_output=True, check=True).stdout.split())
+        assert right > 100
+        assert not wrong + failed
+        used = [processor_time(pid) - since for pid, since in zip(pids, before, strict=True)]
+        return [each / sum(used) for each in used]
+
+    assert shares(1)[0] > 0.75  # and not a third: else no process has its code in the caches of a core
+    assert min(shares(16)) > 0.1
+
+
 def test_counters_are_those_of_all_processes(mount: Path) -> None:
     before = counters_of(mount)
     for number in range(20):

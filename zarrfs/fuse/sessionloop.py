@@ -26,6 +26,7 @@ async def run(waiting: Waiting | None = None) -> None:
     is out.
     """
     waiting = pyfuse3.trio = waiting or Waiting()  # type: ignore[attr-defined]
+    waiting.open()
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end, waiting, nursery.cancel_scope)
@@ -80,6 +81,9 @@ class Waiting:
         self.taken = 0  # requests since the last scheduler pass
         self.unmounted = trio.Event()
         self._polls: dict[int, select.poll] = {}
+
+    def open(self) -> None:
+        """Begin, in the loop."""
 
     def close(self) -> None:
         """Release what the waiting holds."""

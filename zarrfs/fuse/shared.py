@@ -106,6 +106,12 @@ class Shared:
                 return
         self.add(own, WANTED)
 
+    def active(self) -> int:
+        """Return how many processes wait for requests: the first one, and those that run and are not parked."""
+        cells = self.cells
+        places = range(_CELLS, self.processes * _CELLS, _CELLS)
+        return 1 + sum(1 for place in places if cells[place + RUNS] and not cells[place + PARKED])
+
     def others_run(self, own: int) -> bool:
         """Return whether there is another process, which may read a request at any moment: a parked one looks, too."""
         cells = self.cells

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pyfuse3
 import trio
 
 from zarrfs.fuse.sessionloop import AT_ONCE, Waiting
-from zarrfs.fuse.shared import PARKED, Shared
+from zarrfs.fuse.shared import PARKED, USES, Shared
 
+_EVERY = 7  # requests between two looks for another one; no multiple of four, as a file may be four requests
+_MANY, _FEW = 0.6, 0.3  # parts of the looks that find one: above the first, a process wakes another
+_ENOUGH = 0.7  # the part of the time that the others may have to answer after one is parked
+_QUIET = 0.05  # the part of the time up to which the first process waits as if it were alone
+_WINDOW = 0.01  # seconds of one measurement of that
 _IN_VAIN = 8  # times that a process finds no request before it is parked
 _IDLE, _PARKED = 0.05, 0.25  # seconds: without a request until it is parked, and until a parked one looks by itself
 _LOOK = 0.5  # seconds between two looks for an unmount
@@ -30,7 +38,8 @@ class Front:
 
     def __init__(self) -> None:
         self.operations: Any = None
-        self.requests = 0
+        self.requests, self.at = 0, 0.0  # the last one came at that time
+        self.look: Callable[[], None] | None = None  # called for some requests
         self.begun = trio.Event()
 
     def init(self) -> None:
@@ -39,7 +48,60 @@ class Front:
 
     def __getattr__(self, name: str) -> Any:
         self.requests += 1
+        self.at = time.monotonic()
+        if not self.requests % _EVERY and self.look is not None:
+            self.look()
         return getattr(self.operations, name)
+
+
+class Load(trio.abc.Instrument):
+    """The load of a process in the last moments.
+
+    `share` is the part of the time in which it has requests to answer, `backlog` how often another request waits when
+    one is taken. With one reader a process is busy, too, as they may share a core: but nothing waits.
+    """
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self.share = self.backlog = 0.0
+        self._waited = 0.0  # seconds since `_since`
+        self._since = time.monotonic()
+        self._begun = 0.0  # when the present wait began; 0 outside one
+
+    def begin_wait(self) -> None:
+        """Begin a wait in read(2)."""
+        self._begun = time.monotonic()
+
+    def end_wait(self, now: float) -> None:
+        """End it: with an interruption, or when the request had come."""
+        if self._begun:
+            self._waited += max(0.0, now - self._begun)
+            self._begun = 0.0
+
+    def look(self, poll: select.poll) -> None:
+        """See whether another request waits at the moment that one has been taken."""
+        self.backlog += (bool(poll.poll(0)) - self.backlog) / 16
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Implement trio.abc.Instrument."""
+        if timeout and not self._front.operations.working:
+            self.begin_wait()
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Implement trio.abc.Instrument."""
+        self.end_wait(time.monotonic())
+
+    def woken(self) -> None:
+        """Begin anew, after a wait that says nothing about the requests to come."""
+        self.share, self.backlog, self._waited, self._since = 1.0, 1.0, 0.0, time.monotonic()
+
+    def measure(self) -> None:
+        """Bring `share` up to date."""
+        passed = time.monotonic() - self._since
+        if passed >= _WINDOW:
+            self.share += (1 - min(1.0, self._waited / passed) - self.share) / 4
+            self._since += passed
+            self._waited = 0.0
 
 
 async def begin(front: Front) -> None:
@@ -73,8 +135,9 @@ class SharedWaiting(Waiting):
     """The waiting of one of several processes.
 
     The first process always waits for requests. The others are parked, as all that wait would be woken by each
-    request, and one reader would then be slower than with one process. A process that does not get ahead of the
-    requests wakes another; one that is woken in vain parks again.
+    request, and what one reader asks would go to each in turn, none of which has its code in the caches of a core. A
+    process that does not get ahead of the requests wakes another; one is parked again when the others have time for
+    its requests.
 
     pyfuse3 reads a request without asking whether it is still there: where another process has taken it, the read
     waits for the next one, and the whole process with it. A timer interrupts it, after which pyfuse3 waits again. A
@@ -84,24 +147,37 @@ class SharedWaiting(Waiting):
     def __init__(self, shared: Shared, process: int, front: Front) -> None:
         super().__init__()
         self._shared, self._process, self._front = shared, process, front
+        self._load = Load(front)
         self._vain = self._answered = 0
         self._bell = shared.bells[process]
         self._ticking = self._stopped = False
         _let_alarms_interrupt()
 
+    def open(self) -> None:
+        trio.lowlevel.add_instrument(self._load)
+
     async def wait_readable(self, descriptor: int) -> None:
-        poll, got = self.poll_of(descriptor), self._front.requests != self._answered
+        poll, load = self.poll_of(descriptor), self._load
+        if self._front.look is None:
+            self._front.look = functools.partial(load.look, poll)
+        got = self._front.requests != self._answered  # else the last read was interrupted
         self._answered = self._front.requests
-        self._vain = max(0, self._vain - 1) if got else self._vain + 1  # the last read was interrupted
+        self._vain = max(0, self._vain - 1) if got else self._vain + 1
+        load.end_wait(self._front.at if got else time.monotonic())
         while True:
-            if self.taken >= AT_ONCE:
-                if poll.poll(0):
+            if self.taken >= AT_ONCE or not got:
+                load.measure()
+                if not got:
+                    load.look(poll)
+                if load.backlog > _MANY:
                     self._shared.wake_one(self._process)
-                self.taken = 0
+                self.taken, got = 0, True
                 self._tick(self._shared.others_run(self._process))
                 await trio.lowlevel.checkpoint()
-            if got and self._ticking and not self._front.operations.working:
+            spare = self._is_spare()
+            if self._ticking and not spare and not self._front.operations.working:
                 self.taken += 1  # nothing else to do: the read itself waits, and wakes no other process
+                load.begin_wait()
                 return
             if found := poll.poll(0):
                 self.look(found)
@@ -109,11 +185,12 @@ class SharedWaiting(Waiting):
                 self._tick(self._ticking or self._shared.others_run(self._process))
                 return
             self.taken = 0
-            if self._vain > _IN_VAIN and self._process:
+            if self._process and (spare or self._vain > _IN_VAIN):
                 await self._park(poll)
                 continue
             with trio.move_on_after(_IDLE) as scope:
                 await trio.lowlevel.wait_readable(descriptor)
+            load.measure()
             if not scope.cancelled_caught:
                 self._vain += not poll.poll(0)
             elif self._process:
@@ -121,6 +198,13 @@ class SharedWaiting(Waiting):
             else:
                 self._tick(False)
                 await trio.lowlevel.wait_readable(descriptor)
+
+    def _is_spare(self) -> bool:
+        """Return whether the other processes that wait for requests have time for those of this one."""
+        if not self._process:
+            return self._load.share < _QUIET
+        active = self._shared.active()
+        return self._load.backlog < _FEW and self._load.share * active < _ENOUGH * (active - 1)
 
     def stop(self) -> None:
         """Take no more requests. For a process that is parked: the kernel has given it none."""
@@ -135,6 +219,8 @@ class SharedWaiting(Waiting):
 
     def close(self) -> None:
         self._tick(False)
+        with contextlib.suppress(KeyError, RuntimeError):
+            trio.lowlevel.remove_instrument(self._load)
 
     def _tick(self, ticking: bool) -> None:
         if ticking != self._ticking:
@@ -151,11 +237,20 @@ class SharedWaiting(Waiting):
                 await trio.lowlevel.wait_readable(self._bell)
             if self._stopped:
                 await trio.sleep_forever()
-            if not scope.cancelled_caught or poll.poll(0):
+            if not scope.cancelled_caught or await self._are_others_stuck(poll):
                 break
         self._shared.put(self._process, PARKED, 0)
+        self._load.woken()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
+
+    async def _are_others_stuck(self, poll: select.poll) -> bool:
+        """Return whether a request waits, and no other process has answered one for a moment."""
+        if not poll.poll(0):
+            return False
+        answered = self._shared.total(USES)
+        await trio.sleep(_STUCK)
+        return bool(poll.poll(0)) and self._shared.total(USES) == answered
 
 
 def _let_alarms_interrupt() -> None:
