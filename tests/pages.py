@@ -37,7 +37,6 @@ SHOWN = {
     "class Store:": "the interface of stores",
     "async def read(handle": "the way of a read, shortened",
     "combined.parq/.zmetadata": "files of a set",
-    "operation  ": "what the soak writes",
     "scripts/demo": "tests/mounts/test_every_line.py runs the demo; scripts/test is what runs this",
     "journalctl -t": "tests/mounts/test_logs.py asks a journal so",
     "cd /opt/zarrfs": "a site's paths: tests/slurm and tests/flux install the same files",
