@@ -407,7 +407,7 @@ def test_a_block_that_left_the_cache_is_in_no_memory() -> None:
         cache.drop(lambda _: True)
         gc.collect()
         assert left() is None
-        ahead.let_go()
+        ahead.drop()
 
     trio.run(check)
 

@@ -1,8 +1,8 @@
 """Blocks: ranges of targets by way of the cache in memory, the one on disk, and requests to servers.
 
-The first bytes that come of a target tell its version, by tag and size; bytes of another version are an error
-from then on, or with stale=reread the target is read anew. On disk, blocks lie under the version that they are of.
-What another process that shares the disk is about to fetch is waited for (fetchlocks.py).
+The first bytes received of a target determine its version, by tag and size. From then on, bytes of another version are
+an error, or with stale=reread the target is read again. On disk, the key of a block contains its version. Blocks that
+another process with the same cache directory is fetching are waited for (fetchlocks.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Blocks:
         self._round = Round(_AT_ONCE)
 
     async def get(self, wanted: BlockRequest, taken: int) -> Buffer:
-        """The block, cut at the end of the target, of which the caller takes `taken` bytes.
+        """Return the block, cut at the end of the target; the caller uses `taken` bytes of it.
 
         ReadError and its kinds; TargetChanged for another version.
         """
@@ -93,7 +93,7 @@ class Blocks:
     async def look(self, wanted: BlockRequest) -> Entry | None:
         """Stat a value by a request for its first block, `wanted`, which is kept for its reader.
 
-        None where the answer does not tell: ask. ReadError.
+        None if the response does not contain its attributes: request them. ReadError.
         """
         if self._disk is not None and await self._version(self._disk, wanted, 0.0) is not None:
             return None  # the bytes may be there
@@ -109,11 +109,11 @@ class Blocks:
         return found
 
     def ahead(self, wanted: BlockRequest) -> Ahead | None:
-        """Fetch a block before anybody asks; as BlockCache.ahead()."""
+        """Fetch a block ahead of its readers, as BlockCache.ahead()."""
         return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
 
     async def begin(self, wanted: BlockRequest) -> int | None:
-        """The size of a target, whose first block, `wanted`, comes into the cache with it; None: ask. ReadError."""
+        """Return the size of a target by fetching its first block, `wanted`; None: request it alone. ReadError."""
         if self._disk is not None:
             return await self._begin_on_disk(self._disk, wanted)
         most = wanted.stop
@@ -130,11 +130,11 @@ class Blocks:
         return found.total
 
     async def _begin_on_disk(self, disk: DiskCache, wanted: BlockRequest) -> int | None:
-        """As begin(): what the disk has is not asked for, and what comes goes there."""
+        """As begin(), with a cache on disk: use a block that it has, and write the fetched one to it."""
         known = await self._version(disk, wanted, self._oldest())
         if known is not None:
             return known.size
-        if await self._version(disk, wanted, 0.0) is not None:  # of long ago: ask, and perhaps the bytes are right
+        if await self._version(disk, wanted, 0.0) is not None:  # an old version: it may still be valid
             return None
         async with self._beginning:
             await self.get(wanted._replace(alone=True), 0)
@@ -163,7 +163,7 @@ class Blocks:
                 await ahead.done.wait()
         finally:
             for ahead in started:
-                ahead.let_go()
+                ahead.drop()
             for one in wanted if leases else ():  # those of what was cancelled before it began
                 self._leave(leases.pop(one.key, None))
 
@@ -178,12 +178,12 @@ class Blocks:
             self._disk.resize(options.cache_size, options.cache_min_free)
 
     def _is_paid(self, key: Hashable) -> bool:
-        """Return whether a small block that was to come ahead has been asked for: it may be wanted yet."""
+        """Return whether the request of a small block that is fetched ahead was sent: then keep it."""
         assert isinstance(key, tuple)
         return (*key[:2], *key[3:]) in self.ranges.sent_ahead
 
     def stats(self) -> dict[str, Any]:
-        """Counters."""
+        """Return counters."""
         cache = {**self.cache.stats(), "hit_bytes": self._hit_bytes}
         disk = {} if self._disk is None else {"disk": self._disk.stats()}
         return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
@@ -230,7 +230,7 @@ class Blocks:
         return None if ahead is None else (high, ahead)
 
     async def _from_runs(self, wanted: BlockRequest, covering: list[tuple[int, int]]) -> Buffer | None:
-        """The block out of runs that are kept or about to come; None where one of them cannot be had."""
+        """Cut the block out of runs that are cached or being fetched; None if one of them fails."""
         found, pin = bytearray(), self._pins.get(wanted.at)
         try:
             for low, high in covering:
@@ -253,7 +253,7 @@ class Blocks:
             pin = self._pins.get(wanted.at)
             if found.tag is None and pin is not None and not pin.noted:
                 pin.noted = True
-                await self._ask(wanted)  # such a server tells versions only when it is asked
+                await self._ask(wanted)  # such a server sends versions only with attributes
             self._write(self._disk, wanted, found, wanted.run)
         return found.data
 
@@ -282,7 +282,7 @@ class Blocks:
         else:
             pin.certain = True
             pin.size = found.total if pin.size is None else pin.size
-            pin.tag = pin.tag or found.tag  # a Last-Modified of the last second tells nothing, and later does
+            pin.tag = pin.tag or found.tag  # a Last-Modified of the last second is no version, and becomes one later
 
     def size_of(self, wanted: BlockRequest) -> int | None:
         """Return the size of the value that a block is of, in the version that is read; None if it is unknown."""
@@ -292,11 +292,11 @@ class Blocks:
     # -- the disk
 
     def _oldest(self) -> float:
-        """Return the time since which a server must have been asked, in seconds since 1970."""
+        """Return the earliest time of a valid version, in seconds since 1970."""
         return max(time.time() - self._options.cache_validity, self._options.asked_since)
 
     def _target(self, wanted: BlockRequest) -> str:
-        """The identity of the target on the disk: to find it costs more than to look for a block there."""
+        """Return the cached identity of the target on the disk: computing it costs more than a lookup."""
         return self._targets.get(wanted.at) or self._targets.put(wanted.at, wanted.target)
 
     async def _version(self, disk: DiskCache, wanted: BlockRequest, newer_than: float) -> TargetVersion | None:
@@ -307,7 +307,7 @@ class Blocks:
             return await trio.to_thread.run_sync(disk.version, self._target(wanted), newer_than, limiter=self._readers)
 
     def _all_from_disk(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Lease]]:
-        """In a worker thread: (what is there of `wanted`, leases on the rest)."""
+        """Return (blocks of `wanted` that are there, leases on the rest); runs in a worker thread."""
         assert self._disk is not None
         found, leases = {}, {}
         units: dict[tuple[str, int], list[BlockRequest]] = {}  # tiny values: one lease for all of a unit
@@ -328,7 +328,7 @@ class Blocks:
         return found, leases
 
     def _at_once(self, wanted: BlockRequest) -> Buffer | None:
-        """The block, if the disk has it and the kernel has it in memory."""
+        """Return the block if it is on the disk and in the page cache."""
         try:
             return self._from_disk(wanted, True, True)[0]
         except BlockingIOError:
@@ -375,7 +375,7 @@ class Blocks:
         return pin is None or pin.kept
 
     def _from_disk(self, wanted: BlockRequest, again: bool = False, now: bool = False) -> tuple[Buffer | None, bool]:
-        """(the block, or None; whether one may be there, of a version seen too long ago).
+        """Return (the block or None, whether there may be one of a version that was verified too long ago).
 
         `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk.
         """
@@ -449,7 +449,7 @@ class Blocks:
     # -- whose turn it is to fetch
 
     async def _in_turn(self, wanted: BlockRequest, ahead: bool, lease: Lease | None) -> Buffer:
-        """The block from the server, or from the holder of the lease on it, by way of the disk."""
+        """Fetch the block, or wait for the lease holder and read it from the disk."""
         try:
             if lease is not None and not lease.held:
                 found = await self._wait(wanted, lease)
@@ -460,7 +460,7 @@ class Blocks:
             self._leave(lease)
 
     async def _wait(self, wanted: BlockRequest, lease: Lease) -> Buffer | None:
-        """The block once another process has fetched it; None: fetch it."""
+        """Wait for another process to fetch the block, and return it; None: fetch it."""
         from zarrfs.cache.fetchlocks import Turn
 
         assert self._disk is not None
@@ -477,7 +477,7 @@ class Blocks:
         return (await trio.to_thread.run_sync(self._from_disk, wanted, True, limiter=self._readers))[0]
 
     def _patience(self) -> float:
-        """Seconds after which another's request is too slow to be waited for."""
+        """Return the seconds after which a lease holder is too slow to wait for."""
         usual = self.ranges.usual() or _USUAL
         return min(max(_SLOW * usual, _SLOW_LEAST), self._options.read_timeout / 4)
 

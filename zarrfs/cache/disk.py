@@ -37,7 +37,7 @@ UNIT = 1 << 20  # bytes: where runs of tiny values are cut
 PIECES = 32  # of a unit that do not touch each other
 PIECES_HELD = 8  # in memory, as reading a tiny value from the disk means reading and verifying its whole piece
 BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
-CROWDED = 1.0  # seconds after a block found no room: others are not told to wait for what may not be kept
+CROWDED = 1.0  # seconds after a block found no room, in which no leases are taken: the block may not be kept
 REPORT_AGAIN = 3600.0  # seconds after which the same warning is worth another line
 SKEW = 300.0  # seconds that the clocks of nodes may differ
 _NOW = 1 << 20  # bytes that are read on the loop at most
@@ -72,8 +72,8 @@ class DiskCache:
     write(), remember() and release() hand work to a thread and return at once; what waits there is found like what is
     on the disk. All others block; with `now` they raise BlockingIOError instead of waiting.
 
-    Bytes are believed where their checksum says so. That finds accidents: who may write in the directory can also
-    forge blocks, so it must be shared only with those who are trusted. A failing or full disk is reported once in the
+    Every read verifies a checksum. That finds damage only: any user who may write in the directory can also forge
+    blocks, so share it only with trusted users. A failing or full disk is reported once in the
     log; then nothing is written for a while, and reading goes on.
     """
 
@@ -187,7 +187,7 @@ class DiskCache:
             return self._lock.wait_for(lambda: not self._queue and not self._working, seconds)
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start; "dropped" are blocks that were not kept for want of room, "evicted" are files."""
+        """Return counts since the start: "dropped" blocks were not written for lack of room, "evicted" are files."""
         with self._lock:
             counts = {**self._counts, "evicted": self._space.evicted, "queued": self._queued}
         return {**counts, **self.leases.stats()}
@@ -211,7 +211,7 @@ class DiskCache:
     # -- reading
 
     def _open(self) -> Index:
-        """The index as it is on the disk now. OSError."""
+        """Return the present index on the disk. OSError."""
         self._layout.is_gone()
         file, index = self._layout.index(), self._index
         if index is None or index.file is not file:
@@ -240,7 +240,7 @@ class DiskCache:
         return found[0] if found else None
 
     def _load(self, row: IndexRow, now: bool) -> Buffer | None:
-        """The bytes of a row, verified; None where they are not what they should be, or cannot be had."""
+        """Return the verified bytes of a row; None if they are damaged or cannot be read."""
         try:
             data, due = load(self._layout, row, now)
         except BlockingIOError:
@@ -467,14 +467,14 @@ class DiskCache:
         if put.key[:8] != put.target:
             return row.start == put.start
         if self._segment is None or row.segment != self._segment.number:
-            return False  # as old as the blocks around it, it would go before those that need it
+            return False  # it is as old as its segment, so it would be evicted before the blocks that need it
         if self._load(row, False) != put.data:
             return False
         self._put_rows([row._replace(start=put.start)])
         return True
 
     def _segment_for(self, least: int) -> Segment:
-        """The segment to append `least` bytes to. OSError, Busy."""
+        """Return the segment to which `least` bytes can be appended. OSError, Busy."""
         segment = self._segment
         if segment is not None and segment.at + least <= segment.size and not segment.is_gone():
             return segment
@@ -514,7 +514,7 @@ class DiskCache:
         return sum(row.length for row in rows)
 
     def _size_of(self, segment: int) -> int:
-        """Bytes in a segment; 0 if there is none."""
+        """Return the size of a segment in bytes; 0 if it does not exist."""
         try:
             status = os.stat(segment_name(segment), dir_fd=self._layout.folder(), follow_symlinks=False)
         except OSError:
@@ -614,5 +614,5 @@ def _block_key(target: str, version: TargetVersion, start: int, stop: int) -> by
 
 
 def _unit_key(target: str, version: TargetVersion, unit: int) -> bytes:
-    """The key under which pieces of a unit wait; in the index, the last bytes are the number of the piece."""
+    """Return the key of the waiting pieces of a unit; in the index, its last bytes are the number of the piece."""
     return hash_of(target, version.tag, version.size, "u", unit)[:PIECE_KEY] + bytes(4)

@@ -140,7 +140,7 @@ def _rows(layout: Layout) -> Iterator[IndexRow | bytes]:
 
 
 def _verified(layout: Layout, row: IndexRow | bytes) -> int:
-    """The length of the block that a row leads to, once it is found to be right. OSError, Damaged."""
+    """Verify the block of a row, and return its length. OSError, Damaged."""
     if isinstance(row, bytes):
         raise Damaged("wrong checksum")
     data, _ = load(layout, row)
@@ -200,7 +200,7 @@ def _old(layout: Layout) -> list[Target]:
 
 
 def _blob(layout: Layout, name: str) -> int:
-    """The size of a blob, once its hash is found to be its name. OSError, Damaged."""
+    """Compare the hash of a blob with its name, and return its size. OSError, Damaged."""
     try:
         fd = layout.open(BLOBS, name, os.O_RDONLY)
     except OSError as exc:

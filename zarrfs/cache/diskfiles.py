@@ -66,8 +66,8 @@ class Handle(int):
 class Layout:
     """The directory LAYOUT in a cache directory, that of blobs, and the index, each held open once it was used.
 
-    Methods raise OSError: FileNotFoundError where there is nothing yet, PermissionError for what another user has made
-    for himself alone, unless `foreign`: root would believe what that user may change.
+    Methods raise OSError: FileNotFoundError where there is nothing yet, PermissionError for a directory
+    private to another user, unless `foreign`: root would trust data that this user can change.
     """
 
     def __init__(self, directory: str, foreign: bool = False) -> None:
@@ -80,7 +80,7 @@ class Layout:
         self._numbers = itertools.count()
 
     def folder(self, name: str = "", make: bool = False) -> Handle:
-        """The directory LAYOUT, or BLOBS, open; made if it is missing and `make`."""
+        """Return the open directory LAYOUT or BLOBS; with `make`, create a missing one."""
         found = self._open.get(name)
         if found is None:
             found = self._open_blobs(make) if name else self._open_root(make)
@@ -88,7 +88,7 @@ class Layout:
         return found
 
     def index(self, make: bool = False) -> Handle:
-        """The index, open for reading and writing; unless `make`, for reading where writing is refused."""
+        """Open the index for reading and writing; without `make`, for reading if writing is refused."""
         found = self._open.get(INDEX)
         if found is not None:
             return found
@@ -108,11 +108,11 @@ class Layout:
         return True
 
     def forget(self) -> None:
-        """Open everything anew."""
+        """Forget the open descriptors; they are opened again when needed."""
         self._open = {}
 
     def open(self, folder: str, name: str, flags: int, make: bool = False) -> int:
-        """A descriptor of the file `name`; a new file gets the mode that its directory asks for."""
+        """Return a descriptor of the file `name`; a new file gets the mode that belongs to its directory."""
         directory = self.folder(folder, make)
         fd = os.open(name, flags | _FILE, self._mode & 0o600, dir_fd=directory)
         if flags & os.O_CREAT and self._mode & 0o077:
@@ -121,7 +121,7 @@ class Layout:
         return fd
 
     def open_now(self, name: str) -> int:
-        """A descriptor of a file in LAYOUT for reading; BlockingIOError where that means waiting."""
+        """Open a file in LAYOUT for reading; BlockingIOError if that would wait."""
         root = self._open.get("")
         if root is None or not self.local:
             raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
@@ -132,7 +132,7 @@ class Layout:
             self.local = time.monotonic() - began < _SLOW
 
     def scratch(self) -> str:
-        """A name for a file that is being written."""
+        """Return a name for a file that is being written."""
         return f"{self._scratch}{next(self._numbers):x}.tmp"
 
     def touch(self, folder: str, name: str) -> None:
@@ -205,7 +205,7 @@ class Layout:
         return root
 
     def _open_blobs(self, make: bool) -> Handle:
-        """The directory of blobs, if it is one that we have made; FileNotFoundError, with `make` FileExistsError."""
+        """Return the directory of blobs if zarrfs made it; else FileNotFoundError, with `make` FileExistsError."""
         root = self.folder("", make)
         scratch = f"../{self._scratch}{next(self._numbers):x}.blobs"  # a name of its own: threads may come at once
         if make:

@@ -34,12 +34,12 @@ BOOKKEEPING = 32_768  # bytes that directories may grow by
 
 
 def cost(size: int) -> int:
-    """Bytes that a file of `size` bytes takes on the disk, with its part of the directory and some to spare."""
+    """Return the bytes that a file of `size` bytes takes on the disk, with its directory entry and a margin."""
     return -(-(size + size // 256) // 4096) * 4096 + 512
 
 
 def size_of(status: os.stat_result) -> int:
-    """Bytes that a file takes, or will take once what is reserved in it is written."""
+    """Return the bytes that a file takes, or will take when its reserved part is written."""
     return max(status.st_size, status.st_blocks * 512)
 
 
@@ -110,7 +110,7 @@ class Space:
         return size <= min(self.limit // 2, (1 << 32) - 1) and self.limit >= SIZE_LEAST
 
     def is_short(self) -> bool:
-        """Return whether others fill the disk, so that segments have to go before anything is written."""
+        """Return whether other data fill the disk, so that segments must be evicted before a write."""
         return self._full or self._free() < self._min_free
 
     def full(self) -> None:
@@ -138,7 +138,7 @@ class Space:
         return found
 
     def _unfinished(self, size: int, least: int) -> Segment | None:
-        """A segment that is less than half full and that nobody writes to."""
+        """Return a segment that is less than half full and that no process writes to."""
         half = [(status.st_mtime_ns, number) for number, status in self._layout.segments()
                 if status.st_size <= min(size // 2, size - least) and stat.S_ISREG(status.st_mode)]  # fmt: skip
         for _, number in sorted(half, reverse=True)[:4]:
@@ -190,7 +190,7 @@ class Space:
         self._count_blobs()
 
     def _total(self) -> int:
-        """Bytes that are taken, or reserved."""
+        """Return the bytes that are used or reserved."""
         blobs = self._read_sum()
         total = BOOKKEEPING + (self._count_blobs() if blobs is None else blobs)
         for name, status in self._layout.entries(""):
@@ -236,7 +236,7 @@ class Space:
         return total
 
     def _read_sum(self) -> int | None:
-        """The bytes that blobs take at most; None if nobody has noted them."""
+        """Return the recorded upper bound of the bytes of blobs; None if there is no record."""
         try:
             file = Handle(self._layout.open(BLOBS, BLOBS_MARK, os.O_RDONLY))
         except FileNotFoundError:

@@ -52,7 +52,7 @@ class Lease:
         self.began = self.since = time.monotonic()  # of: all waiting, waiting for this generation
 
     def pause(self) -> float:
-        """Seconds until it is worth another attempt."""
+        """Return the seconds until the next attempt."""
         return min(max(_SHORTEST, (time.monotonic() - self.began) * _SHARE), _LONGEST)
 
 
@@ -107,7 +107,7 @@ class FetchLocks:
                 self._refused()
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start: leases taken, those of others that were waited for, and those that were given up."""
+        """Return counts since the start: leases taken, waits for leases of others, and waits that were abandoned."""
         with self._lock:
             return dict(self._counts)
 

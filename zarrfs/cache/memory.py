@@ -39,15 +39,15 @@ class _Fetch(Generic[V]):
 
 
 class Ahead:
-    """A block that is fetched ahead: `done` is set when it is there, or cannot be had."""
+    """A block that is fetched ahead: `done` is set when it has arrived or failed."""
 
     __slots__ = ("_leave", "done")
 
     def __init__(self, done: trio.Event, leave: Callable[[], None]) -> None:
         self.done, self._leave = done, leave
 
-    def let_go(self) -> None:
-        """Once: where nobody has asked for it by now, it is not fetched any more."""
+    def drop(self) -> None:
+        """Cancel the fetch unless a reader waits for it. Call once."""
         self._leave()
 
 
@@ -56,20 +56,20 @@ class BlockCache(Generic[V]):
 
     A block is bytes, or anything else whose len() is the bytes that it takes.
 
-    A fetch runs in a task of its own: a reader that is cancelled takes nothing from the others, and the fetch
-    is cancelled when nobody waits any more. A fetch waits until its bytes fit beside those of other fetches;
-    one that is larger than everything runs alone. Failures are handed to those who wait and not kept.
+    A fetch runs in a task of its own: cancelling a reader does not affect the others, and the fetch is cancelled when
+    no reader waits any more. A fetch waits until its bytes fit beside those of other fetches; one that is larger than
+    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached.
     """
 
     def __init__(self, max_bytes: int, is_paid: Callable[[Hashable], bool] = lambda key: False) -> None:
-        """`is_paid`: whether the fetch of a block goes on when nobody waits for it: its request has been sent."""
+        """`is_paid`: whether the request of a block was sent, so its fetch goes on without readers."""
         self.max_bytes, self._is_paid = max_bytes, is_paid
         self._fresh: OrderedDict[Hashable, V] = OrderedDict()  # fetched ahead and not read so far, oldest first
         self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # read once, oldest first, numbered
         self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # left _once without being fetched again
         self._flights: dict[Hashable, _Fetch[V]] = {}
-        self._unused: dict[Hashable, int] = {}  # bytes of what was fetched ahead, and not asked for so far
+        self._unused: dict[Hashable, int] = {}  # bytes of blocks fetched ahead and not read yet
         self._once_bytes = self._kept = self._expected = self._number = self._unused_bytes = 0
         self._room = trio.lowlevel.ParkingLot()
         self._queued: OrderedDict[_Fetch[V], None] = OrderedDict()  # that wait for room
@@ -77,7 +77,7 @@ class BlockCache(Generic[V]):
         self._ahead = self._used = self._dropped = 0
 
     def peek(self, key: Hashable) -> V | None:
-        """The block `key` if it is kept; counts as a hit then."""
+        """Return the block `key` if it is cached, and count a hit."""
         block = self._often.get(key)
         if block is not None:
             self._often.move_to_end(key)
@@ -97,7 +97,7 @@ class BlockCache(Generic[V]):
         return key in self._once or key in self._often or key in self._fresh or key in self._flights
 
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> V:
-        """The block `key`: kept, or about to come, or fetched now by `fetch`, which gives about `size` bytes.
+        """Return the block `key`: cached, being fetched, or fetched now by `fetch`, which returns about `size` bytes.
 
         The block is shared: nobody may change it. Raises what `fetch` raises.
         """
@@ -113,7 +113,7 @@ class BlockCache(Generic[V]):
         return await self._land(key, flight)
 
     async def join(self, key: Hashable) -> V | None:
-        """The block `key` if it is kept or about to come, else None; never fetches. Raises what its fetch raises.
+        """Return the block `key` if it is cached or being fetched, else None. Raises what its fetch raises.
 
         For a fetch of its own: what waits for room, perhaps for that of this very fetch, is not about to come.
         """
@@ -124,9 +124,9 @@ class BlockCache(Generic[V]):
         return await self._land(key, flight)
 
     def ahead(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> Ahead | None:
-        """Fetch the block `key` before anybody asks; None where it is there, about to come, or there is no room.
+        """Fetch the block `key` ahead of its readers; None if it is cached or being fetched, or if there is no room.
 
-        What was fetched ahead and not asked for so far takes up to half of the bytes.
+        Blocks fetched ahead and not read yet take up to half of the bytes.
         """
         if not self._may_come(key, size) or not self.reserve(size):
             return None
@@ -142,13 +142,13 @@ class BlockCache(Generic[V]):
         return Ahead(flight.done, leave)
 
     def put_ahead(self, key: Hashable, block: V) -> None:
-        """Keep a block that was fetched before anybody asked; as ahead(), which may keep none."""
+        """Keep a block that was fetched ahead, if ahead() would."""
         if self._may_come(key, len(block)):
             self._note_unused(key, len(block))
             self._keep(key, block)
 
     def rename(self, old: Hashable, new: Hashable) -> None:
-        """Let the block `old`, if it is kept, be `new`, which nobody has read so far."""
+        """Rename the block `old`, if it is cached, to `new`, and count it as not read yet."""
         found = self._once.get(old)
         block = found[0] if found is not None else self._often.get(old)
         if block is None:
@@ -200,7 +200,7 @@ class BlockCache(Generic[V]):
         }  # fmt: skip
 
     def ahead_stats(self) -> dict[str, int]:
-        """Counters of what was fetched ahead."""
+        """Return counters of read-ahead."""
         return {"started": self._ahead, "used": self._used, "dropped": self._dropped, "kept": self._unused_bytes}
 
     # -- flights
@@ -286,7 +286,7 @@ class BlockCache(Generic[V]):
             self._dropped += 1
 
     def _again(self, key: Hashable) -> V:
-        """A block in the queue is wanted: parts of it one after the other, or again after others."""
+        """Note a read of a block in the queue: of its parts in order, or again after other blocks."""
         block, number = self._once[key]
         if self._number - number > len(self._once) // 2:
             del self._once[key]
@@ -308,7 +308,7 @@ class BlockCache(Generic[V]):
         self._evict()
 
     def _queue(self, key: Hashable, block: V) -> None:
-        """A block has been read once."""
+        """Note that a block was read once."""
         self._number += 1
         self._once[key] = block, self._number
         self._once_bytes += len(block)

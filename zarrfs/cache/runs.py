@@ -1,7 +1,7 @@
-"""Runs: targets whose values are read in the order of their offsets, and what lies beyond, fetched ahead.
+"""Runs: read-ahead along targets whose values are read in the order of their offsets.
 
-Who reads the keys of a set in no order that their names tell may still go through a target from one end to the
-other. A run is a stretch of the target after the last value; values that lie in runs are cut out of them.
+A reader may take the keys of a set in an order that their names do not show, and still go through a target from one
+end to the other. A run is a stretch of the target after the last value; values that lie in runs are cut out of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Runs:
         self._orders: LRU[tuple[int, str], _Order] = LRU(_TARGETS, self._end)
 
     def covering(self, target: tuple[int, str], start: int, stop: int) -> list[tuple[int, int]]:
-        """The (start, stop) of the runs that a value lies in, [] where it does not lie in runs alone."""
+        """Return the (start, stop) of the runs that contain a value; [] if they do not contain all of it."""
         order = self._orders.get(target)
         found: list[tuple[int, int]] = []
         for low, high, _ in order.runs if order is not None else ():
@@ -48,8 +48,7 @@ class Runs:
     def read(
         self, target: tuple[int, str], start: int, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]
     ) -> None:
-        """A value that nobody had foreseen is read; `fetch` starts a run, and says where it ends;
-        None where there is no room."""
+        """Note a read of a value outside runs; `fetch` starts a run and returns its end, or None without room."""
         order = self._orders.use(target)
         if order is None or not 0 <= start - order.at <= self._gap:
             if order is not None:
@@ -57,7 +56,7 @@ class Runs:
             self._orders.put(target, _Order(stop))
             return
         order.at, order.values = stop, order.values + 1
-        self._let_go(order, start)
+        self._drop_before(order, start)
         if order.values >= _IN_ORDER:
             self._extend(order, stop, fetch)
 
@@ -72,10 +71,10 @@ class Runs:
             low, order.size = high, min(2 * order.size, self._most)
 
     def _end(self, order: _Order) -> None:
-        self._let_go(order, order.at + self.ahead * _AT_ONCE)
+        self._drop_before(order, order.at + self.ahead * _AT_ONCE)
 
     @staticmethod
-    def _let_go(order: _Order, start: int) -> None:
-        """Give up the runs that end by `start`."""
+    def _drop_before(order: _Order, start: int) -> None:
+        """Cancel the runs that end by `start`."""
         while order.runs and order.runs[0][1] <= start:
-            order.runs.pop(0)[2].let_go()
+            order.runs.pop(0)[2].drop()

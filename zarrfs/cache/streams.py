@@ -1,4 +1,4 @@
-"""Streams: readers that go through large values in order, and how far to fetch ahead of each."""
+"""Streams: sequential readers of large values, and how far to fetch ahead of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from zarrfs.concurrency.lru import LRU
 
 _VALUES = 256  # values whose readers are remembered
 _READERS = 8  # of one value
-_TRUST = 16  # times as much as a reader has read in order is fetched ahead of it
-_SLACK = 4 << 20  # bytes by which requests of one reader come out of order, or skip some
+_TRUST = 16  # the window is so many times what its reader has read in order
+_SLACK = 4 << 20  # bytes by which requests of one reader may be out of order, or skip some
 
 
 @dataclasses.dataclass(slots=True)
@@ -24,10 +24,10 @@ class Stream:
     started: int = 0  # up to where parts were started
     parts: list[tuple[int, Ahead]] = dataclasses.field(default_factory=list)  # (end, part), by end
 
-    def let_go(self) -> None:
-        """Give up what nobody has read."""
+    def drop(self) -> None:
+        """Cancel the parts that no reader has read."""
         for _, part in self.parts:
-            part.let_go()
+            part.drop()
         self.parts.clear()
 
 
@@ -36,10 +36,10 @@ class Streams:
 
     def __init__(self, first: int, most: int) -> None:
         self.first, self.most = first, most
-        self._values: LRU[Hashable, list[Stream]] = LRU(_VALUES, _let_go)
+        self._values: LRU[Hashable, list[Stream]] = LRU(_VALUES, _drop)
 
     def read(self, value: Hashable, start: int, stop: int) -> Stream:
-        """The reader of [start, stop); its window grows as it goes on, and is 0 after a seek."""
+        """Return the reader of [start, stop); its window grows as it continues, and is 0 after a seek."""
         streams = self._values.use(value)
         if streams is None:
             streams = self._values.put(value, [])
@@ -52,22 +52,22 @@ class Streams:
     def _go_on(self, stream: Stream, start: int, stop: int) -> None:
         stream.at = max(stream.at, stop)
         stream.window = min(max(self.first, stream.window, _TRUST * (stream.at - stream.began)), self.most)
-        # not up to `stop`: whoever reads these bytes, here or in a request before, may not wait for their part so far
+        # not up to `stop`: a reader of these bytes, in this request or an earlier one, may not yet wait for their part
         while stream.parts and stream.parts[0][0] <= start - _SLACK:
-            stream.parts.pop(0)[1].let_go()
+            stream.parts.pop(0)[1].drop()
 
     def _begin(self, streams: list[Stream], start: int, stop: int) -> Stream:
-        """A seek, or another reader: what was fetched for the last one is given up until it reads on."""
+        """Begin after a seek, or for another reader: cancel what is fetched ahead for the last one."""
         if streams:
-            streams[-1].let_go()
+            streams[-1].drop()
             streams[-1].window = streams[-1].started = 0
         stream = Stream(start, stop)
         streams.append(stream)
         if len(streams) > _READERS:
-            streams.pop(0).let_go()
+            streams.pop(0).drop()
         return stream
 
 
-def _let_go(streams: list[Stream]) -> None:
+def _drop(streams: list[Stream]) -> None:
     for stream in streams:
-        stream.let_go()
+        stream.drop()

@@ -48,7 +48,7 @@ Examples:
 )  # fmt: skip
 @click.option("--no-decode", is_flag=True, help="Read chunks of arrays, but do not decode them.")
 @click.option("--twice", is_flag=True, help="Read everything a second time, and report values that differ.")
-@click.option("--report", metavar="FILE", help="Write the report to FILE as JSON; it appears when it is whole.")
+@click.option("--report", metavar="FILE", help="Write the report to FILE as JSON; it appears when it is complete.")
 @common.shard_option
 @click.option("--merge", is_flag=True, help="Make one report of those of all shares: `zarrfs check --merge PART...`.")
 @common.source_options("source", "fetch", log_level="warning")

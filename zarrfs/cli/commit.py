@@ -45,7 +45,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 )  # fmt: skip
 @click.option("--in-place", is_flag=True, help="References: point to larger changed files where they are.")
 @click.option("--relative", is_flag=True, help="References: name the data file relative to NEW.")
-@click.option("--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references in a record file.")
+@click.option("--record-size", type=click.IntRange(1), metavar="N", help="Parquet: N references in a record file.")
 @click.option("--skip-unsupported", is_flag=True, help="Leave out what NEW cannot hold, with a warning.")
 @click.option("--force", is_flag=True, help="Replace NEW if it exists.")
 @common.source_options("source", "fetch", output="Write to NEW.", log_level="warning")

@@ -166,7 +166,7 @@ def _as_items(name: str, value: Any) -> list[str]:
 
 shard_option = click.option(
     "--shard", metavar="I/N",
-    help="Do the share I of N, from 0 to N-1, and leave the others to other processes; auto: as the job says.",
+    help="Process share I of N (0 to N-1) only; other processes do the rest. auto: the share of this task of the job.",
 )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ class _Command(click.Command):
 def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> None:
     """Mount, copy or link SOURCE at DEST, for a job.
 
-    DEST is made if it is not there; --mount wants an empty directory. With -o upperdir=DIR the mount can be written
+    DEST is created if needed; --mount needs an empty directory. With -o upperdir=DIR the mount can be written
     to; DIR is made, too. A manifest has a line of JSON for each file: key, size, mtime_ns, sha256; one whose name ends
     in .sha256 is one for `sha256sum -c`, from within DEST.
     """

@@ -28,10 +28,10 @@ Deletions are listed on standard error and in the report, and are not applied an
 in an upper directory are left out (docs/writes.md). The directory must not be in use by a mount that writes to it,
 unless that mount was staged: what it holds in memory is then written first, and the job should have come to rest.
 \b
---to a directory copies all that there is, with modes, times, links and empty directories; what is there with the
-same size, mode and time stays. --to a URL sends many files at once and compares size, and MD5 where the server tells
+--to a directory copies all that there is, with modes, times, links and empty directories; existing files of the
+same size, mode and time stay. --to a URL sends many files at once and compares size, and MD5 if the server sends
 one, with what is there. A file that was sent before, did not change and is there with its size is skipped: the same
-command goes on where one was broken off.
+command resumes an interrupted one.
 \b
 The exit status is 0 if everything was kept, 2 for a wrong command line, else 1."""
 

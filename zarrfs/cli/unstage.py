@@ -23,17 +23,16 @@ Examples:
 A mount in use stays, and its users are listed: Zarr readers that lose a store return fill values without an error.
 --timeout waits for them; --lazy unmounts all the same.
 \b
---stale takes away what is of an earlier boot; what a killed command has begun; mounts that have ended, or whose daemon
-has died if no job may read them; what was for a process (--for) or a job that has ended, as far as squeue or flux
-tell. A mount that is still needed and has lost the process that keeps it in use gets another one. Root does this for
-all users.
+--stale removes what is left of an earlier boot and of killed commands; mounts that have ended, or whose daemon has
+died and that no job may read; and what was for a process (--for) or a job that has ended, according to squeue or flux.
+If a mount is still needed but its holder process has died, it gets a new one. Root does this for all users.
 \b
---for PID ends the use of a mount by that process. It stays while another one shares it (zarrfs stage --join), and is
-taken away with the last.
+--for PID ends the use of a mount by that process. The mount stays while another process shares it (stage --join), and
+is removed with the last one.
 \b
 Copies that stage made at DEST stay, unless --remove-copies says otherwise, which removes what they wrote and nothing
 else; those in a directory of the node are removed with it. The exit status is 1 if something is still there that
-should have been taken away, else 0; with --job, --stale and --all, to find nothing is fine."""
+should have been removed, else 0; with --job, --stale and --all, to find nothing is no error."""
 
 _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a mount was for may use it so long
 

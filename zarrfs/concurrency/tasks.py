@@ -46,7 +46,7 @@ class Round:
 
 
 async def at_once(function: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
-    """`function` of every item. The first failure ends the others, and is raised as itself, not in a group."""
+    """Return `function` of every item. The first failure cancels the others, and is raised outside a group."""
     failed: list[Exception] = []
 
     async def one(item: T) -> None:

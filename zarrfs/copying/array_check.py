@@ -53,7 +53,7 @@ class ArrayCheck:
         return self.bad_files + self.broken
 
     def as_json(self) -> dict[str, Any]:
-        """The array, ready for JSON."""
+        """Return the array as JSON."""
         return {
             "path": self.path, "chunks_total": self.total, "chunks": self.chunks, "decoded": self.decoded,
             "bad": self.bad, "note": self.note,

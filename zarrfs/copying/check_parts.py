@@ -42,7 +42,7 @@ class Merged:
     missing: list[Share]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that a merged report has beside those of a check."""
+        """Return the fields that only a merged report has."""
         return {"parts": self.count, "missing_parts": [str(share) for share in self.missing]}
 
 

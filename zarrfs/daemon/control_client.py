@@ -59,7 +59,7 @@ def _request(mountpoint: str, name: str) -> dict[str, Any]:
     try:
         return dict(json.loads(mounts.ask(mountpoint, name, _ANSWER)))
     except PermissionError as exc:
-        text = str(exc.strerror) if exc.errno == errno.EACCES else "only who has mounted it, and root, may do that"
+        text = str(exc.strerror) if exc.errno == errno.EACCES else "only its user and root may do that"
         raise MountError(f"{mountpoint}: {text}") from None
     except OSError as exc:
         raise MountError(f"{mountpoint}: {why(mountpoint, exc)}") from None

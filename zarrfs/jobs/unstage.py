@@ -113,9 +113,9 @@ def why_stale(record: Record) -> str:
     unmounted a Zarr reader would return fill values.
     """
     if record.boot != boot():
-        return "the node has been started anew since"
+        return "the node was rebooted since"
     if record.state != READY:
-        return "" if processes.alive(record.maker) else "whoever staged it has died"
+        return "" if processes.alive(record.maker) else "the process that staged it has died"
     try:
         if record.mounted and mount_of(record) is None:
             return "it is not mounted any more"

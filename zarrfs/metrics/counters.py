@@ -26,10 +26,10 @@ _CACHE, _DISK, _PREFETCH = ("remote", "cache"), ("remote", "disk"), ("remote", "
 _BLOBS, _PROCESS = ("blob_disk",), ("process",)
 
 METRICS = (
-    Metric("zarrfs_lookups_total", ("lookup",), "Names that the kernel asked for."),
+    Metric("zarrfs_lookups_total", ("lookup",), "Names that the kernel looked up."),
     Metric("zarrfs_readdirs_total", ("readdir",), "Pieces of directory listings that were sent to the kernel."),
     Metric("zarrfs_opens_total", ("open",), "Files that were opened."),
-    Metric("zarrfs_reads_total", ("read",), "Reads that the kernel asked for and got."),
+    Metric("zarrfs_reads_total", ("read",), "Reads that were answered."),
     Metric("zarrfs_read_bytes_total", ("bytes",), "Bytes served to the kernel."),
     Metric("zarrfs_log_lines_lost_total", ("log", "lost"), "Lines of the log that could not be written."),
     Metric("zarrfs_log_lines_waiting", ("log", "waiting"), "Lines of the log that are not written yet."),
@@ -43,14 +43,14 @@ METRICS = (
     Metric("zarrfs_process_max_fds", (*_PROCESS, "descriptors_limit"), "Descriptors that it may have open."),
     Metric("zarrfs_requests_total", ("remote", "requests"), "Requests to servers, repetitions included."),
     Metric("zarrfs_requests_repeated_total", ("remote", "repeated"), "Requests that repeated a failed one."),
-    Metric("zarrfs_requests_failed_total", ("remote", "failed"), "Requests that were given up."),
+    Metric("zarrfs_requests_failed_total", ("remote", "failed"), "Requests that failed, after all retries."),
     Metric("zarrfs_outages_total", ("remote", "outages"), "Outages of servers that lasted for a second or longer."),
     Metric("zarrfs_requests_hedged_total", ("remote", "hedged"), "Slow requests that were sent a second time."),
-    Metric("zarrfs_requests_hedged_won_total", ("remote", "hedged_won"), "Those that the second one answered first."),
-    Metric("zarrfs_ranges_merged_total", ("remote", "merged"), "Ranges that came with the request for another one."),
+    Metric("zarrfs_requests_hedged_won_total", ("remote", "hedged_won"), "Second requests that were answered first."),
+    Metric("zarrfs_ranges_merged_total", ("remote", "merged"), "Ranges that were coalesced with another one."),
     Metric("zarrfs_network_bytes_total", ("remote", "bytes"), "Bytes fetched from servers."),
     Metric("zarrfs_requests_in_flight", ("remote", "in_flight"), "Requests that wait for their answer."),
-    Metric("zarrfs_in_flight_bytes", ("remote", "in_flight_bytes"), "Bytes asked for that have not come yet."),
+    Metric("zarrfs_in_flight_bytes", ("remote", "in_flight_bytes"), "Bytes requested that have not arrived yet."),
     Metric("zarrfs_requests_waiting", ("remote", "waiting"), "Requests that wait to be sent."),
     Metric("zarrfs_memory_hits_total", (*_CACHE, "hits"), "Blocks that were in memory."),
     Metric("zarrfs_memory_misses_total", (*_CACHE, "misses"), "Blocks that were not in memory."),
@@ -68,9 +68,9 @@ METRICS = (
     Metric("zarrfs_disk_dropped_total", (*_DISK, "dropped"), "Blocks that were not written to cache_dir."),
     Metric("zarrfs_disk_errors_total", (*_DISK, "errors"), "Failures of cache_dir."),
     Metric("zarrfs_disk_evicted_total", (*_DISK, "evicted"), "Blocks removed from cache_dir to make room."),
-    Metric("zarrfs_prefetch_started_total", (*_PREFETCH, "started"), "Blocks fetched before they were asked for."),
-    Metric("zarrfs_prefetch_used_total", (*_PREFETCH, "used"), "Blocks fetched ahead that were asked for."),
-    Metric("zarrfs_prefetch_dropped_total", (*_PREFETCH, "dropped"), "Blocks fetched ahead for nothing."),
+    Metric("zarrfs_prefetch_started_total", (*_PREFETCH, "started"), "Blocks that were fetched ahead."),
+    Metric("zarrfs_prefetch_used_total", (*_PREFETCH, "used"), "Blocks fetched ahead that were read."),
+    Metric("zarrfs_prefetch_dropped_total", (*_PREFETCH, "dropped"), "Blocks fetched ahead and never read."),
     Metric("zarrfs_local_opens_total", ("local", "opens"), "Local targets that were opened."),
     Metric("zarrfs_local_reads_total", ("local", "reads"), "Reads of local targets."),
     Metric("zarrfs_local_open_files", ("local", "open"), "Local targets that are held open."),
@@ -83,28 +83,28 @@ METRICS = (
     Metric("zarrfs_blob_disk_written_bytes_total", (*_BLOBS, "bytes_written"), "Bytes of blobs written to cache_dir."),
     Metric("zarrfs_blob_disk_dropped_total", (*_BLOBS, "dropped"), "Blobs that were not written to cache_dir."),
     Metric("zarrfs_blob_disk_errors_total", (*_BLOBS, "errors"), "Failures of cache_dir with blobs."),
-    Metric("zarrfs_blob_disk_evicted_total", (*_BLOBS, "evicted"), "What was removed to make room for blobs."),
+    Metric("zarrfs_blob_disk_evicted_total", (*_BLOBS, "evicted"), "Files removed to make room for blobs."),
     Metric("zarrfs_record_files_total", ("record_files",), "Record files of a Parquet set that were read."),
     Metric("zarrfs_chunks_decoded_total", ("arrays", "decoded"), "Chunks decoded, with a view."),
-    Metric("zarrfs_decoded_hits_total", ("arrays", "hits"), "Times that a chunk was used that was kept decoded."),
+    Metric("zarrfs_decoded_hits_total", ("arrays", "hits"), "Uses of chunks that were cached decoded."),
     Metric("zarrfs_decoded_kept_bytes", ("arrays", "kept"), "Bytes of decoded chunks in memory."),
     Metric("zarrfs_decoded_limit_bytes", ("arrays", "budget"), "Bytes of decoded chunks that array_cache allows."),
 )
 HOST_METRICS = (
     Metric("zarrfs_host_requests_total", ("requests",), "Requests to one server."),
     Metric("zarrfs_host_requests_in_flight", ("in_flight",), "Requests to one server that wait for their answer."),
-    Metric("zarrfs_host_outage_seconds", ("outage", "seconds"), "How long a server has not answered that is out."),
+    Metric("zarrfs_host_outage_seconds", ("outage", "seconds"), "For how long a server has been out."),
     Metric("zarrfs_host_outage_waiting", ("outage", "waiting"), "Requests of readers that wait for such a server."),
 )
 # below the path is the kind of place: url, database, dump, flux
 PLACE_METRICS = (
-    Metric("zarrfs_blobs_fetched_total", ("blobs_fetched",), "Blobs fetched, but from directories, by kind of place."),
+    Metric("zarrfs_blobs_fetched_total", ("blobs_fetched",), "Blobs fetched, by kind of place; not of directories."),
     Metric("zarrfs_blob_fetched_bytes_total", ("blob_bytes_fetched",), "Bytes of them."),
 )
 # below the path is the name of an errno
 ERROR_METRICS = (Metric("zarrfs_errors_total", ("errors",), "Requests of the kernel that failed, by their errno."),)
 LATENCY, LATENCY_HELP = "zarrfs_request_duration_seconds", "How long requests took, each repetition by itself."
-# always 1: what they tell is in their labels
+# always 1: the information is in their labels
 BUILD, BUILD_HELP = "zarrfs_build_info", "The version of the daemon; always 1."
 MOUNT, MOUNT_HELP = "zarrfs_mount_info", "The kind of the source; always 1."
 WRITTEN, WRITTEN_HELP = "zarrfs_written_timestamp_seconds", "When this file was written, since 1970."

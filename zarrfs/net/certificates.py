@@ -1,7 +1,8 @@
-"""The environment variables that name certificate authorities: one that names nothing is an error.
+"""The environment variables that name certificate authorities: a missing file is an error.
 
-OpenSSL ignores such a file: servers of a site are then refused without a hint, or other authorities are believed than
-those that the user names. Sources: SSL_CTX_set_default_verify_paths(3) of OpenSSL; botocore and requests for theirs.
+OpenSSL ignores a missing file: servers of a site are then refused without a hint, or other authorities are trusted
+than those that the user names. Sources: SSL_CTX_set_default_verify_paths(3) of OpenSSL; botocore and requests for
+theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Hedged requests: a range whose answer is slow, for its server and size, is asked for a second time.
+"""Hedged requests: a range whose response is slow, for its server and size, is requested a second time.
 
-The first answer wins and the other request is cancelled. One task a server looks for slow requests, with a timer that
-is set to the first time at which one may be slow. That a request can be cancelled costs a cancel scope, some 5 us, so
-that a server is watched only while one of its last answers was slow: the first slow one is not asked for again.
+The first response wins and the other request is cancelled. One task for each server finds slow requests, with a timer
+set to the first time at which one may be slow. A cancellable request needs a cancel scope, some 5 us, so a server is
+watched only while one of its last responses was slow: the first slow request is not sent again.
 Source: Dean, Barroso: The Tail at Scale (CACM 56(2), 2013), hedged requests.
 """
 
@@ -20,9 +20,9 @@ from zarrfs.net.responses import Fetched
 
 log = logging.getLogger(__name__)
 
-_TIMES, _LEAST, _EVERY = 256, 100, 64  # the last answers that tell what is usual; at least so many; looked at so often
+_TIMES, _LEAST, _EVERY = 256, 100, 64  # responses that define what is usual; their least number; evaluated so often
 _WATCHED = 10_000  # requests that are watched after a slow one
-_USUAL, _FACTOR = 0.95, 2.0  # slow: so many times what this part of the answers have taken at most
+_USUAL, _FACTOR = 0.95, 2.0  # slow: longer than so many times this quantile of the responses
 _FLOOR = 0.05  # seconds: sooner no request is slow
 _SHARE, _SAVED = 0.05, 8.0  # second requests to each first one; so many may be saved up
 _AGAIN = 0.05  # seconds after which a slow request that could not be sent again is looked at again
@@ -166,7 +166,7 @@ class Hedges:
                     race.found = found
                     self.won += 1
                     race.scope.cancel()
-        except Exception as exc:  # the first one may do better, and tells if it does not
+        except Exception as exc:  # the first one may succeed; if not, its error is reported
             log.debug("a request that was sent a second time failed: %s", exc)
         finally:
             self._leave(race.size)

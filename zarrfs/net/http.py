@@ -46,7 +46,7 @@ class HttpSystem:
     """Web servers, all of them: a path is a URL. `anonymous` is Web's."""
 
     immutable = False
-    tells = True
+    sends_versions = True
     flat = False
 
     def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
@@ -133,7 +133,7 @@ class HttpSystem:
             match = RANGE.match(headers.get("Content-Range"))
             first, last = (int(match[1]), int(match[2])) if match else (-1, 0)
             if match is None or first != start or last < first or headers.get("Content-Encoding"):
-                raise ReadError(without_secrets(url), "the server answers with another range than was asked for")
+                raise ReadError(without_secrets(url), "the server answers with another range than requested")
             total = None if match[3] == "*" else int(match[3])
             end = last + 1
             if stop is None and end - start > self._limit:
@@ -144,12 +144,12 @@ class HttpSystem:
             data = await response.body.read(size)
             if len(data) < size:
                 raise Cut("the answer was cut off", data)
-            return told_with(Fetched(data, tag(response), total), response, start)
+            return with_attributes(Fetched(data, tag(response), total), response, start)
         if status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", headers.get("Content-Range"))
             return Fetched(b"", tag(response), int(match[1]) if match else None if start else 0)
         _check_status(response, url)
-        return told_with(await self._cut_out(response, url, start, stop), response, start)
+        return with_attributes(await self._cut_out(response, url, start, stop), response, start)
 
     async def _cut_out(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
         """Return [start, stop) of an answer that has the whole value."""
@@ -190,7 +190,7 @@ class HttpSystem:
                 cut = again
                 continue
             data += found.data
-            return told_with(found._replace(data=data), response, start)
+            return with_attributes(found._replace(data=data), response, start)
         raise cut
 
     # -- names
@@ -234,7 +234,7 @@ class HttpSystem:
         return None if found is not None and not is_titled(page) and await self._answers_all(url) else found
 
     async def _answers_all(self, url: str) -> bool:
-        """Return whether a server has a page for every name; it is asked once for one that nobody has."""
+        """Return whether a server has a page for every name, by one request for a random name."""
         server = urlsplit(url).netloc
         found = self._web.answer_all.get(server)
         if found is None:
@@ -245,7 +245,7 @@ class HttpSystem:
 
 @functools.lru_cache(4096)
 def web_host(url: str) -> str:
-    """Return the host and port of a URL of HTTP; "" where it has none that could be asked."""
+    """Return the host and port of a URL of HTTP; "" if it has no valid one."""
     try:
         return urlsplit(url).netloc.rpartition("@")[2].lower()
     except ValueError:
@@ -282,14 +282,14 @@ async def _counted(response: Response, limit: int, url: str) -> int:
 
 
 async def _pieces(response: Response) -> AsyncIterator[bytes]:
-    """Iterate over a body, decoded where the server has encoded it although nobody asked for that."""
+    """Iterate over a body, decoded if the server has encoded it unrequested."""
     coding = response.headers.get("Content-Encoding").lower()
     if coding in ("", "identity"):
         while piece := await response.body.piece():
             yield piece
         return
     if coding not in ("gzip", "x-gzip", "deflate"):
-        raise ReadError(response.hops[0].url, f"its body is encoded as {coding}, which was not asked for")
+        raise ReadError(response.hops[0].url, f"its body is encoded as {coding}, which was not requested")
     try:
         async for data in _decoded(response, 15 if coding == "deflate" else 31):
             yield data
@@ -320,8 +320,8 @@ def _is_directory(response: Response) -> bool:
     return not asked.endswith("/") and any(hop.path == asked + "/" for hop in response.hops[1:])
 
 
-def told_with(found: Fetched, response: Response, start: int) -> Fetched:
-    """Add to the first bytes of a value what their head tells beside the version: time, and whether it is HTML."""
+def with_attributes(found: Fetched, response: Response, start: int) -> Fetched:
+    """Add to the first bytes of a value its time, and whether it is HTML, from the head of the response."""
     if start:
         return found
     about = _entry(response, None)
@@ -344,7 +344,7 @@ def tag(response: Response) -> str | None:
 
 
 def _modified(response: Response) -> str | None:
-    """Return Last-Modified; None where it is the time of the answer, which tells nothing (RFC 9110, 8.8.2.2)."""
+    """Return Last-Modified; None if it is the time of the response, and so no version (RFC 9110, 8.8.2.2)."""
     found: str | None = response.headers.get("Last-Modified")
     if not found:
         return None
@@ -353,7 +353,7 @@ def _modified(response: Response) -> str | None:
 
 
 def _length(response: Response) -> int | None:
-    """Return the length of the body in bytes; None where the head does not tell it, or the body is encoded."""
+    """Return the length of the body in bytes; None if the head has none, or the body is encoded."""
     text = response.headers.get("Content-Length")
     return int(text) if text.isdecimal() and not response.headers.get("Content-Encoding") else None
 

@@ -44,7 +44,7 @@ _SIGNED = (
 
 
 def of_web(url: str, options: Mapping[str, object]) -> str:
-    """A URL of HTTP without user and signature; `options` are those it is asked with."""
+    """Return a URL of HTTP without user and signature; `options` are those of its requests."""
     scheme, netloc, path, query, _ = urlsplit(url)
     if query:
         query = _query(query)
@@ -84,7 +84,7 @@ def endpoint(family: str, options: Mapping[str, Any]) -> str:
 
 
 def connection_string(text: str) -> dict[str, str]:
-    """The parts of a connection string of Azure's, their names in lower case."""
+    """Return the parts of a connection string of Azure, with lower-case names."""
     parts = (part.partition("=") for part in text.split(";") if part)
     return {name.strip().lower(): value for name, _, value in parts}
 
@@ -97,9 +97,9 @@ def _query(query: str) -> str:
         if marks <= set(names):
             signing |= belonging
     kept = []
-    for (name, mark, value), told in zip(pairs, names, strict=True):
-        if told not in signing:
-            secret = value and _SECRET.search(told)
+    for (name, mark, value), lower in zip(pairs, names, strict=True):
+        if lower not in signing:
+            secret = value and _SECRET.search(lower)
             kept.append(f"{name}{mark}{_hidden(value) if secret else value}")
     return "&".join(kept)
 
@@ -109,14 +109,14 @@ def _hidden(value: str) -> str:
 
 
 def _public(options: object) -> dict[str, object]:
-    """Options without those that tell who the user is."""
+    """Return options without credentials."""
     if not isinstance(options, Mapping):
         return {}
     return {str(name): value for name, value in options.items() if not _SECRET.search(str(name))}
 
 
 def _digest(options: Mapping[str, object]) -> str:
-    """ " #..." for options, "" for none."""
+    """ Return " #..." for options, or ""."""
     if not options:
         return ""
     return f" #{_hidden(repr(sorted(options.items(), key=lambda item: item[0])))}"

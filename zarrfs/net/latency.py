@@ -45,7 +45,7 @@ class Latency:
         return {**found, "max": self._longest}
 
     def histogram(self) -> list[tuple[float, int]]:
-        """(bound in seconds, how many times were no longer) of each doubling; the bounds are always the same ones.
+        """Return (bound in seconds, number of times up to it) for fixed bounds, each twice the one before.
 
         Times beyond the last bound are in `count` alone.
         """

@@ -1,8 +1,8 @@
 """Buckets through obstore, which sends requests outside of Python: S3, Google Cloud Storage, Azure.
 
-It serves where it is certain to ask for the same bytes, with the same rights, as fsspec's client would. All else is
-that client's: what has no range, options that it does not have, and buckets whose answers it refuses; these are
-remembered.
+It serves a bucket if it is certain to request the same bytes, with the same rights, as fsspec's client would. That
+client serves reads without a range, options that obstore does not have, and buckets whose responses obstore refuses,
+which are remembered.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MESSAGES = (
     re.compile(r"(dns error|unexpected EOF|connection closed)", re.IGNORECASE),
 )
 _CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w+)")  # of rustls
-# Kinds of failures in the network, as object_store tells them (HttpErrorKind).
+# Kinds of failures in the network, as object_store names them (HttpErrorKind).
 _NETWORK = re.compile(r"HttpError \{\s*kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
 
 
@@ -70,7 +70,7 @@ def available() -> bool:
 
 
 class Unconnected(Transient):
-    """There is no connection, so nothing has been asked."""
+    """No connection was made, so no request was sent."""
 
 
 class _Place:
@@ -105,15 +105,15 @@ class FastStore:
         self._places: dict[str, _Place] = {}
         self._loop = OnLoop(options.request_timeout, hint)
         self._used = 0.0  # when a request ended, on the monotonic clock
-        # longer than our own deadline, which tells more; this one ends what was abandoned
+        # longer than our own deadline, whose message says more; this one ends abandoned requests
         limit = f"{int(options.request_timeout * 1000) + 1000}ms"
         plain = dataclasses.replace(options, storage={"http": {"allow_redirects": False}})
         self._web = HttpSystem(plain, Trust(plain), PermanentRedirects(), anonymous=True)
         self._client = {"timeout": limit, "connect_timeout": limit}
 
     @property
-    def tells(self) -> bool:
-        """As System.tells: fsspec's clients do so of S3 alone."""
+    def sends_versions(self) -> bool:
+        """As System.sends_versions; of fsspec's clients only that for S3 does."""
         return self._family == "s3" or any(place.proven and place.store for place in self._places.values())
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -143,7 +143,7 @@ class FastStore:
         except Unconnected as exc:
             if place.proven or self._only:
                 raise
-            refusal = exc  # names, addresses and certificates are judged by each client for itself
+            refusal = exc  # each client checks names, addresses and certificates by itself
         else:
             place.proven = True
             return found
@@ -158,7 +158,7 @@ class FastStore:
         return found
 
     async def _signed(self, place: _Place, path: str, key: str, start: int, stop: int) -> Fetched | None:
-        """Fetch a range by a signed URL; None where obstore's own request has to tell more."""
+        """Fetch a range by a signed URL; None if obstore must request it to learn more."""
         assert place.sign is not None
         url = place.sign(key)
         if url is None:
@@ -173,7 +173,7 @@ class FastStore:
         except ReadError as exc:
             log.debug("%s: requested by obstore: %s", self.shown(path), exc.reason)
             return None
-        if not len(found.data):  # beyond the end, of which S3 tells no more
+        if not len(found.data):  # beyond the end; S3 does not send the size
             return None
         place.signed = True
         return found
@@ -198,7 +198,7 @@ class FastStore:
                 return await self._beyond(store, path, key, start)
             raise_for(exc, self.shown(path))
         if not plain:
-            raise ObstoreMismatch(self.shown(path), "the server answers with another range than was asked for")
+            raise ObstoreMismatch(self.shown(path), "the server answers with another range than requested")
         found = Fetched(data, tag_of(result.meta), result.meta["size"])
         return found if start else found._replace(mtime_ns=_time_of(result.meta), html=_is_html(result))
 
@@ -215,7 +215,7 @@ class FastStore:
         return Fetched(b"", tag_of(meta), meta["size"])
 
     def _found(self, path: str) -> tuple[_Place, str]:
-        """(the place, the key in it) of a path; Unserved where that is not for obstore."""
+        """Return (place, key in it) of a path; Unserved if obstore does not serve it."""
         at, key = self._split(path)
         place = self._places.get(at)
         if place is None:
@@ -315,7 +315,7 @@ class FastStore:
         return await (await self._fallback()).page(path, after)
 
     async def _page(self, store: Any, path: str, key: str, after: str) -> Page | None:
-        """A page; None where what it has is not plain. On asyncio's loop."""
+        """Return a page; None if fsspec's client must list it. Runs on asyncio's loop."""
         import obstore
 
         within = after.rstrip("/") if after.endswith("/") else ""  # from the beginning of a directory: that alone
@@ -335,7 +335,7 @@ class FastStore:
         if marks:
             if len(marks) > _MARKS:
                 return None
-            for name in marks:  # of "a/" obstore tells "a"
+            for name in marks:  # obstore lists "a/" as "a"
                 try:
                     await obstore.head_async(store, f"{key}/{name}")
                 except FileNotFoundError:
@@ -443,8 +443,8 @@ def tag_of(meta: Any) -> str | None:
 def _time_of(meta: Any) -> int | None:
     """Return the modification time of a value; None if the server gives none (1970), or the time of its answer."""
     seconds = int(meta["last_modified"].timestamp())
-    told = seconds and (meta["e_tag"] or seconds <= time.time() - 1)
-    return seconds * 1_000_000_000 if told else None
+    certain = seconds and (meta["e_tag"] or seconds <= time.time() - 1)
+    return seconds * 1_000_000_000 if certain else None
 
 
 def _entry(key: str, meta: Any) -> Entry:

@@ -42,7 +42,7 @@ class Outage:
         self._taken = False  # the turn to probe, which is passed on in the order of arrival
         self._queue = trio.lowlevel.ParkingLot()
         self._ended = trio.Event()
-        self._told = False
+        self._logged = False
         self._late: dict[Hashable, tuple[float, str]] = {}
         self._delay(after)
 
@@ -82,9 +82,9 @@ class Outage:
             self._delay(after)
         elif after:
             self._next = max(self._next, trio.current_time() + after)
-        if self._told or self.seconds < _TOLD:
+        if self._logged or self.seconds < _TOLD:
             return False
-        self._told = True
+        self._logged = True
         facts = {"host": self.server}
         log.warning("%s is out: %s: its requests wait, and one at a time tries again", self.server, self.reason,
                     extra={"facts": facts})  # fmt: skip
@@ -99,14 +99,14 @@ class Outage:
         self.over = True
         self._ended.set()
         self._queue.unpark_all()
-        if self._told:
+        if self._logged:
             lasted, count = self.seconds, f"{self.waited:,} request{'' if self.waited == 1 else 's'}"
             facts: dict[str, Any] = {"host": self.server, "seconds": round(lasted, 3), "waited": self.waited}
             log.warning("%s answers again: it was out for %.1f s, and %s waited for it", self.server, lasted, count,
                         extra={"facts": facts})  # fmt: skip
 
     def note_late(self, key: Hashable, reason: str) -> None:
-        """Note that the read `key` has waited for as long as it may, and what its reader was told."""
+        """Note that the read `key` has waited as long as it may, and the reason in its error."""
         self._late[key] = trio.current_time(), reason
         while len(self._late) > _LATE:
             del self._late[next(iter(self._late))]

@@ -84,7 +84,7 @@ class Trust:
             raise AccessDenied(shown, f"the protocol {protocol!r} is not enabled for targets{hint}")
 
     def local_roots(self, base: str) -> tuple[tuple[str, ...] | None, str]:
-        """(directories that local targets must lie beneath, the rule that says so); None: they may lie anywhere.
+        """Return (directories that local targets must be beneath, or None for anywhere; the rule that says so).
 
         `base`: what relative targets are relative to.
         """
@@ -100,7 +100,7 @@ class Trust:
         return roots, f"lies not beneath {' or '.join(roots)} (-o allow_path=DIR)"
 
     def given(self, url: str, redirected: bool = False) -> Given:
-        """The options for `url` (no chain); `redirected`: the server of another place has led there."""
+        """Return the options for `url` (no chain); `redirected`: another server redirected there."""
         protocol = url.partition("://")[0].lower()
         family = urls.names(protocol)[0]
         wide: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def _place(url: str) -> str:
 
 
 def _impersonal(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` without what tells who the user is."""
+    """Return `options` without credentials."""
     found = {name: value for name, value in options.items() if name in _CONNECTION.get(family, ())}
     client = options.get("client_kwargs")
     if isinstance(client, Mapping) and family in _CLIENT:

@@ -1,8 +1,8 @@
 """Permanent redirects, remembered: later requests for the same names go to the new place at once.
 
-Source: RFC 9110, sections 15.4.2 and 15.4.9 (301 and 308). A redirect of one name is taken to hold for all names that
-it changes in the same way: those of the server where the path stays as it is, else those below the prefix that is
-another one. Of the latter a guess may be wrong, so that "not found" is asked again at the first place.
+Source: RFC 9110, sections 15.4.2 and 15.4.9 (301 and 308). A redirect of one name is applied to all names that it
+would change in the same way: all of the server if the path stays the same, else those below the prefix that it
+replaces. The latter is a guess, so a name that is not found there is requested at its original place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zarrfs.concurrency.lru import LRU
 PERMANENT = (301, 308)
 _HOPS = 4  # one after the other that are remembered for a name
 _MOST = 64  # prefixes that are remembered
-_EXCEPTIONS = 65_536  # names that are asked for where they were
+_EXCEPTIONS = 65_536  # names that are requested at their original place
 
 
 class PermanentRedirects:
@@ -50,7 +50,7 @@ class PermanentRedirects:
             self._prefixes.put(prefix, there_prefix)
 
     def onward(self, url: str) -> tuple[str, bool]:
-        """(where to ask for `url`, whether it may be at its first place all the same)."""
+        """Return (where to request `url`, whether that is a guess)."""
         found, guessed = url, False
         for _ in range(_HOPS):
             prefix = self._prefix(found)

@@ -1,8 +1,8 @@
 """The queue of requests to each server: bounds those in flight, coalesces neighbouring ranges, and retries failures.
 
 A range waits in the queue of its server. When a request may be sent, the first range takes its neighbours
-with it: ranges of the same target with at most coalesce_gap= between them, up to coalesce_size= in all. Readers
-go before what is fetched ahead of them.
+with it: ranges of the same target with at most coalesce_gap= between them, up to coalesce_size= in all. Reads have
+priority over read-ahead.
 
 A failed request is repeated up to retries= times if its server answers others, or answers this one with an error of
 its own. If the server answers nothing, that is an outage (outages.py), which is waited for until read_timeout=.
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
 _ONCE_MORE = 1.0  # seconds for a read that comes again just after it has failed
 TINY = 64 << 10  # bytes: wants below are not worth a file each
-_NAMED = 32  # servers that are told of, the most asked ones: an extended attribute has 64 KiB
+_NAMED = 32  # servers that stats name, the busiest ones: an extended attribute has 64 KiB
 _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
 
 
@@ -61,7 +61,7 @@ class _Want:
 
 
 class _Request:
-    """A request in flight, and who waits for it."""
+    """A request in flight, and the reads that wait for it."""
 
     __slots__ = ("scope", "wants")
 
@@ -117,7 +117,7 @@ class RequestQueue:
         self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges under way that came ahead of readers
 
     async def fetch(self, system: System, path: str, start: int, stop: int, ahead: bool = False) -> Fetched:
-        """The bytes [start, stop) of a target, cut at its end. ReadError; cancellation takes nothing from others.
+        """Return the bytes [start, stop) of a target, cut at its end. ReadError; cancelling does not affect others.
 
         `ahead`: nobody waits for them yet, so that more of the kind may come at once, and readers go first.
         """
@@ -172,7 +172,7 @@ class RequestQueue:
             self._send(host)
 
     def usual(self) -> float | None:
-        """Seconds that nine of ten requests have taken at most; None before the first one."""
+        """Return the seconds that nine of ten requests took at most; None before the first one."""
         return self._latency.quantiles().get("p90")
 
     def too_late(self, system: System, path: str, start: int, stop: int) -> str:
@@ -274,7 +274,7 @@ class RequestQueue:
         return want.found
 
     async def _send_soon(self, host: _Host) -> None:
-        """Let whoever wants something at the same time say so first: neighbours make one request."""
+        """Send after a pass of the loop, so that simultaneous reads of neighbouring ranges share one request."""
         for _ in range(2):
             await trio.lowlevel.checkpoint()
         host.asked = False
@@ -309,7 +309,7 @@ class RequestQueue:
             in_background(self._fly, host, request, size)
 
     def _neighbours(self, host: _Host, first: _Want) -> list[_Want]:
-        """`first` and the wants that go with it, by their place in the target; if nobody waits, from there on."""
+        """Return `first` and the wants coalesced with it, by offset; for read-ahead, begin with the lowest offset."""
         if first.request is not None or len(host.waiting) + len(host.waiting_ahead) == 1:
             return [first]
         beside = [
@@ -386,7 +386,7 @@ class RequestQueue:
         if found.total is not None and len(found.data) < min(stop, found.total) - start:
             raise Transient("the answer was cut off", begun=True)
         if len(found.data) > stop - start:
-            raise ReadError(system.shown(path), "the server sent more than it was asked for")
+            raise ReadError(system.shown(path), "the server sent more bytes than requested")
         return found
 
     async def _attempts(
@@ -449,7 +449,7 @@ class RequestQueue:
                 await trio.sleep(after)
 
     def _limit(self, wants: list[_Want], began: float) -> float:
-        """Return when a request is given up that no reader waits for; each reader has a deadline of its own."""
+        """Return when to abandon a request for which no reader waits; each reader has its own deadline."""
         alone = wants[0].request is not None or all(want.ahead for want in wants)
         return began + self._options.read_timeout if alone else math.inf
 

@@ -17,12 +17,12 @@ class Entry(NamedTuple):
 
     name: str
     directory: bool
-    size: int | None = None  # bytes; None: not told
+    size: int | None = None  # bytes; None: not reported
     mtime_ns: int | None = None
-    tag: str | None = None  # what changes with the value: an ETag, a checksum, a time
+    tag: str | None = None  # changes with the value: an ETag, a checksum, a time
     html: bool = False  # an HTML page: it may be a directory's listing
-    strong: bool = False  # the tag is an ETag that is another one whenever any byte is
-    rough: bool = False  # of a page for people: exact enough for stat(2), and no sign of a version
+    strong: bool = False  # the tag is a strong ETag: it changes whenever any byte does
+    rough: bool = False  # from an HTML listing: exact enough for stat(2), but no version
 
 
 class Fetched(NamedTuple):
@@ -31,7 +31,7 @@ class Fetched(NamedTuple):
     data: Buffer
     tag: str | None = None
     total: int | None = None  # size of the value where it is known
-    ranged: bool = True  # whether the server sent but the bytes that it was asked for
+    ranged: bool = True  # whether the server sent only the requested bytes
     part: bool = False  # these are a small part of what was fetched for many
     mtime_ns: int | None = None
     html: bool = False  # the answer is an HTML page
@@ -41,13 +41,13 @@ class Page(NamedTuple):
     """A page of a flat listing: keys in the order of their UTF-8 bytes, relative to what is listed."""
 
     entries: list[tuple[str, Entry]]
-    last: str  # the last key that the page is about: the next one is asked for after it
+    last: str  # the last key that the page covers: the next page begins after it
     more: bool  # no: there are none after these,
     within: str = ""  # in this directory, where it is one
 
 
 def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where: str, within: str = "") -> Page:
-    """The page of these keys, which follow `after`; a ReadError where they do not."""
+    """Return the page of these keys; ReadError unless they are in order and follow `after`."""
     before = after.encode("utf-8", "surrogateescape")
     for key, _ in entries:
         at = key.encode("utf-8", "surrogateescape")
@@ -58,7 +58,7 @@ def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where
 
 
 def too_large(where: str, limit: int) -> ReadError:
-    """The error of a value that is to be fetched whole, and is no smaller when asked for again."""
+    """Return the error of a value that is too large to be fetched whole; no retry helps."""
     return ReadError(where, f"more than {limit} bytes (-o document_limit=)")
 
 
@@ -68,8 +68,8 @@ _OUT = (429, 502, 503, 504, *range(520, 528))  # of gateways, and of servers tha
 class Transient(Exception):
     """A failure that a repetition may cure.
 
-    `after`: seconds to wait that the server asked for. `status`: of HTTP, if there was an answer with one. `begun`: an
-    answer had begun, and was cut off or is not what it should be.
+    `after`: seconds that the server asked to wait. `status`: of HTTP, if there was a response. `begun`: a response had
+    begun, and was cut off or is wrong.
     """
 
     def __init__(self, reason: str, after: float = 0.0, status: int | None = None, begun: bool = False) -> None:
@@ -78,7 +78,7 @@ class Transient(Exception):
 
     @property
     def of_value(self) -> bool:
-        """Return whether it tells of one value alone: the server answers, with an error of its own or half a body."""
+        """Return whether it concerns this value only: the server answered with an error of its own, or half a body."""
         return self.begun or (self.status is not None and self.status not in _OUT)
 
     @property

@@ -1,7 +1,7 @@
-"""Options of fsspec's object stores, told to obstore: what is not understood to the letter is refused.
+"""Translation of options of fsspec's object stores for obstore: anything not fully understood is refused.
 
-An option that were left out could mean other bytes, another server, or somebody else's credentials; with a reason
-why not, fsspec's own client serves the URL. Sources: the parameters of s3fs, gcsfs and adlfs; the configuration
+Leaving out an option could mean other bytes, another server, or other credentials, so fsspec's own client then
+serves the URL, and the reason is logged. Sources: the parameters of s3fs, gcsfs and adlfs; the configuration
 keys of obstore; botocore's order of credentials and its configuration file.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from zarrfs.config.urls import BUCKETS
 from zarrfs.net.identity import connection_string
 
-# Environment variables that lead requests elsewhere, in ways that differ between clients.
+# Environment variables that redirect requests, in ways that differ between clients.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 # Of fsspec's file systems: how they list, write and buffer, which no read of a range depends on.
 _INDIFFERENT = frozenset(
@@ -34,7 +34,7 @@ _AWS_CLIENT = {
     "aws_secret_access_key": "secret", "aws_session_token": "token", "use_ssl": "use_ssl",
 }  # fmt: skip
 _AWS_FILE = ("endpoint_url", "services", "s3", "use_dualstack_endpoint", "use_fips_endpoint", "ca_bundle")
-# Variables that obstore would not take otherwise than botocore does; each has its own of these.
+# Variables that obstore and botocore read in the same way, or that only one of them reads.
 _AWS_HARMLESS = frozenset(
     (
         "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
@@ -54,7 +54,7 @@ class Unserved(Exception):
     """Why obstore cannot serve a URL as fsspec's client would."""
 
 
-class Told(NamedTuple):
+class ObstoreConfig(NamedTuple):
     """The configuration with which obstore reaches a bucket."""
 
     config: dict[str, Any]
@@ -62,7 +62,7 @@ class Told(NamedTuple):
 
 
 def proxied() -> str:
-    """The environment variable that names a proxy, "" where none does."""
+    """Return the environment variable that names a proxy, or ""."""
     return next((name for name in os.environ if name.lower() in _PROXIES and os.environ[name]), "")
 
 
@@ -81,12 +81,12 @@ def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def bucket(family: str, options: Mapping[str, Any], name: str) -> Told:
+def bucket(family: str, options: Mapping[str, Any], name: str) -> ObstoreConfig:
     """Translate options of fsspec for the bucket `name` into those of obstore; Unserved if that is not possible."""
     if (variable := proxied()) and family in BUCKETS:
         raise Unserved(f"{variable} is set")
     known = {name: value for name, value in options.items() if name not in _INDIFFERENT}
-    translate: dict[str, Callable[[dict[str, Any], str], Told]] = {"s3": _s3, "gcs": _gcs, "abfs": _azure}
+    translate: dict[str, Callable[[dict[str, Any], str], ObstoreConfig]] = {"s3": _s3, "gcs": _gcs, "abfs": _azure}
     found = translate[family](known, name)
     if known:
         raise Unserved(f"option {family}.{min(known)} is for fsspec's client")
@@ -96,8 +96,8 @@ def bucket(family: str, options: Mapping[str, Any], name: str) -> Told:
 # -- S3
 
 
-def _s3(options: dict[str, Any], name: str) -> Told:
-    """Takes from `options` what it understands."""
+def _s3(options: dict[str, Any], name: str) -> ObstoreConfig:
+    """Remove from `options` what it understands."""
     _merge_client(options)
     if options.pop("s3_additional_kwargs", None) not in (None, {}):
         raise Unserved("option s3.s3_additional_kwargs is for fsspec's client")
@@ -105,7 +105,7 @@ def _s3(options: dict[str, Any], name: str) -> Told:
     profile = _profile(options.pop("profile", None))
     endpoint = str(options.pop("endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
                    or os.environ.get("AWS_ENDPOINT_URL") or "")  # fmt: skip
-    plain = endpoint.startswith("http:")  # whom to trust is no question then
+    plain = endpoint.startswith("http:")  # no certificates are checked then
     _check_environment("AWS_", _AWS_HARMLESS | ({"AWS_CA_BUNDLE"} if plain else set()))
     if os.environ.get("REQUESTS_CA_BUNDLE") and not plain:
         raise Unserved("REQUESTS_CA_BUNDLE is set")
@@ -124,7 +124,7 @@ def _s3(options: dict[str, Any], name: str) -> Told:
     config["virtual_hosted_style_request"] = not endpoint and style != "path" and bool(_BUCKET.fullmatch(name))
     if endpoint:
         config["endpoint"] = _endpoint(endpoint)
-    return Told({**config, "bucket": name}, {"allow_http": plain})
+    return ObstoreConfig({**config, "bucket": name}, {"allow_http": plain})
 
 
 def _merge_client(options: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ def _profile(name: object) -> dict[str, str]:
 
 
 def _s3_credentials(options: dict[str, Any], profile: Mapping[str, str]) -> dict[str, Any]:
-    """Keys that are written down; who has others (a role, a service of the machine) has fsspec's client."""
+    """Return keys from options, environment or files; other credentials (a role, a machine service) are fsspec's."""
     given = {name: options.pop(name, None) for name in ("key", "secret", "token")}
     if options.pop("anon", False):
         return {"skip_signature": True}
@@ -203,7 +203,7 @@ def _s3_credentials(options: dict[str, Any], profile: Mapping[str, str]) -> dict
 # -- Google Cloud Storage
 
 
-def _gcs(options: dict[str, Any], name: str) -> Told:
+def _gcs(options: dict[str, Any], name: str) -> ObstoreConfig:
     token = options.pop("token", None)
     endpoint = str(options.pop("endpoint_url", None) or os.environ.get("STORAGE_EMULATOR_HOST") or "")
     if endpoint and "://" not in endpoint:
@@ -218,11 +218,11 @@ def _gcs(options: dict[str, Any], name: str) -> Told:
     else:
         config = {"service_account": _service_account(token), "skip_signature": False}
     config["base_url"] = _endpoint(endpoint) if endpoint else "https://storage.googleapis.com"
-    return Told({**config, "bucket": name}, {"allow_http": endpoint.startswith("http:")})
+    return ObstoreConfig({**config, "bucket": name}, {"allow_http": endpoint.startswith("http:")})
 
 
 def _service_account(token: object) -> str:
-    """The file of a service account; other kinds of credentials are fsspec's client's."""
+    """Return the file of a service account; Unserved for other kinds of credentials."""
     file = token if isinstance(token, str) and "/" in token else ""
     if token in (None, "google_default"):
         file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
@@ -238,7 +238,7 @@ def _service_account(token: object) -> str:
 # -- Azure
 
 
-def _azure(options: dict[str, Any], name: str) -> Told:
+def _azure(options: dict[str, Any], name: str) -> ObstoreConfig:
     _check_environment("AZURE_", frozenset())
     given = connection_string(str(options.pop("connection_string", None) or ""))
     account = str(options.pop("account_name", None) or given.get("accountname") or "")
@@ -262,7 +262,7 @@ def _azure(options: dict[str, Any], name: str) -> Told:
         raise Unserved("neither a key is written down nor anon: fsspec's client finds what else grants access")
     if endpoint:
         config["endpoint"] = _endpoint(endpoint)
-    return Told({**config, "container_name": name}, {"allow_http": endpoint.startswith("http:")})
+    return ObstoreConfig({**config, "container_name": name}, {"allow_http": endpoint.startswith("http:")})
 
 
 def _check_environment(prefix: str, harmless: frozenset[str]) -> None:

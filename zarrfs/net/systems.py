@@ -25,9 +25,9 @@ from zarrfs.net.responses import Entry, Fetched, Page, Transient, checked_page, 
 
 T = TypeVar("T")
 
-_REQUESTS = 64  # of one system in flight at once; more wait, without their deadline running
+_REQUESTS = 64  # of one system in flight at once; the deadline of others starts when they are sent
 _THREADS = 16  # the same where each takes a thread; waiting for one is bounded by a deadline of its own
-PAGE = 1000  # keys of a flat listing that are asked for at once
+PAGE = 1000  # keys of a flat listing in one request
 _CHUNK = 1 << 20  # bytes of a body that are read at once
 
 
@@ -37,12 +37,12 @@ class System(Protocol):
     immutable: bool  # its values never change
 
     @property
-    def tells(self) -> bool:
+    def sends_versions(self) -> bool:
         """Return whether size and version of a value come with its bytes."""
         ...
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """The bytes [start, stop) of a value, cut at its end.
+        """Return the bytes [start, stop) of a value, cut at its end.
 
         stop None: to its end; a ReadError where that takes more bytes than -o document_limit=.
         """
@@ -53,7 +53,7 @@ class System(Protocol):
         ...
 
     async def listing(self, path: str) -> list[Entry] | None:
-        """The entries of a directory, in no order; None where the server shows no listing."""
+        """Return the entries of a directory, unsorted; None if the server shows no listing."""
         ...
 
     @property
@@ -62,15 +62,15 @@ class System(Protocol):
         ...
 
     async def page(self, path: str, after: str) -> Page:
-        """A page of all keys below `path`, relative to that: up to 1,000 after the key `after`, if any."""
+        """Return up to 1,000 keys below `path`, relative to it, that follow the key `after`."""
         ...
 
     def child(self, path: str, name: str) -> str:
-        """The path of `name` in the directory `path`."""
+        """Return the path of `name` in the directory `path`."""
         ...
 
     def shown(self, path: str) -> str:
-        """`path` as a URL without credentials."""
+        """Return `path` as a URL without credentials."""
         ...
 
     def host(self, path: str) -> str:
@@ -82,7 +82,7 @@ class System(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give back connections and descriptors."""
+        """Close connections and descriptors."""
         ...
 
 
@@ -104,7 +104,7 @@ class OnLoop:
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def call(self, where: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """`function(*args)`; its failures are told as those of `where`."""
+        """Return `function(*args)`; report its failures as those of `where`."""
         try:
             async with self._slots:
                 return await bridge.call(function, *args, timeout=self._timeout)
@@ -126,13 +126,13 @@ class CoroutineSystem:
         self._loop = OnLoop(timeout, hint)
 
     @property
-    def tells(self) -> bool:
-        """As System.tells."""
+    def sends_versions(self) -> bool:
+        """As System.sends_versions."""
         return hasattr(self._fs, "_call_s3")
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
-        if self.tells:
+        if self.sends_versions:
             return await self._loop.call(self.shown(path), self._fetch_s3, path, start, stop)
         if self._protocol in ("sftp", "ssh") and stop is not None:
             return await self._loop.call(self.shown(path), self._fetch_sftp, path, start, stop)
@@ -150,7 +150,7 @@ class CoroutineSystem:
     @property
     def flat(self) -> bool:
         """As System.flat."""
-        return self.tells or self._family == "gcs"
+        return self.sends_versions or self._family == "gcs"
 
     async def page(self, path: str, after: str) -> Page:
         """As System.page."""
@@ -179,7 +179,7 @@ class CoroutineSystem:
         return identity.of_other(self._family, path, self._fs.storage_options)
 
     async def aclose(self) -> None:
-        """Sessions are closed by fsspec's finalizers."""
+        """Do nothing: fsspec's finalizers close sessions."""
 
     async def _cat(self, path: str, start: int, stop: int | None) -> bytes:
         whole = start == 0 and stop is None
@@ -220,7 +220,7 @@ class CoroutineSystem:
         return checked_page(found, after, bool(answer.get("nextPageToken")), self.shown(path))
 
     async def _fetch_sftp(self, path: str, start: int, stop: int) -> Fetched:
-        """A range of a file, of which sshfs's own _cat_file would fetch all."""
+        """Fetch a range of a file; sshfs's own _cat_file would fetch all of it."""
         async with self._fs._pool.get() as channel, channel.open(path, "rb") as file:
             return Fetched(await file.read(stop - start, start))
 
@@ -251,7 +251,7 @@ class CoroutineSystem:
         ranged = answer.get("ContentRange") or ""
         if "Range" in wanted and not ranged.startswith(f"bytes {start}-"):
             if start:
-                raise ReadError(self.shown(path), "the server answers with another range than was asked for")
+                raise ReadError(self.shown(path), "the server answers with another range than requested")
             data = data if stop is None else data[:stop]
         total = ranged.rpartition("/")[2]
         return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
@@ -260,7 +260,7 @@ class CoroutineSystem:
 class ThreadSystem(Unpaged):
     """An fsspec file system without coroutines: its calls run in worker threads."""
 
-    tells = False
+    sends_versions = False
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, immutable: bool = False) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
@@ -342,13 +342,13 @@ class _Slot:
 
 
 def other_host(protocol: str, options: Mapping[str, Any]) -> str:
-    """The server of a file system with these options."""
+    """Return the server of a file system with these options."""
     port = f":{options['port']}" if options.get("port") else ""
     return f"{protocol}://{options.get('host') or ''}{port}"
 
 
 def store_host(protocol: str, path: str, endpoint: str) -> str:
-    """The bucket of an object store, without user and password, and its endpoint if it is not that of the provider."""
+    """Return a bucket without user and password, and its endpoint if that is not the provider's."""
     bucket = path.lstrip("/").partition("/")[0]
     user, _, host = bucket.rpartition("@")
     bucket = host if ":" in user else bucket
@@ -356,7 +356,7 @@ def store_host(protocol: str, path: str, endpoint: str) -> str:
 
 
 async def _read_body(body: Any, most: int) -> bytearray:
-    """A body of botocore's to its end; one that is longer than `most` is left somewhere after that."""
+    """Read a body of botocore to its end, or, if it is longer, to some place after `most`."""
     data = bytearray()
     while len(data) <= most and (chunk := await body.read(_CHUNK)):
         data += chunk
@@ -369,7 +369,7 @@ def _check_size(size: int | None, start: int, limit: int, where: str) -> None:
 
 
 def entry(info: dict[str, Any]) -> Entry:
-    """An fsspec info as an Entry."""
+    """Convert an fsspec info to an Entry."""
     name = str(info["name"]).rstrip("/").rpartition("/")[2]
     if info.get("type") == "directory":
         return Entry(name, True)
@@ -381,7 +381,7 @@ def entry(info: dict[str, Any]) -> Entry:
 
 
 def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
-    """The entries of a directory from fsspec's ls(); NotADirectoryError where that lists a file as itself."""
+    """Convert the result of fsspec's ls() to entries; NotADirectoryError if it lists a file as itself."""
     whole = path.strip("/")
     found = []
     for info in infos:

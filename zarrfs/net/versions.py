@@ -1,4 +1,4 @@
-"""Versions of targets: what tells one content from another."""
+"""Versions of targets: what distinguishes one content from another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zarrfs.net.responses import Entry, Fetched
 log = logging.getLogger(__name__)
 
 _HOSTS = 1024  # that are noted
-_unversioned: dict[str, None] = {}  # hosts, in the order in which they were met
+_unversioned: dict[str, None] = {}  # hosts, in the order of their first responses
 
 
 class TargetVersion(NamedTuple):
@@ -22,29 +22,29 @@ class TargetVersion(NamedTuple):
 
 
 def version_from(tag: str | None, size: int | None) -> TargetVersion | None:
-    """The version that `tag` and `size` make, None where they tell too little."""
+    """Return the version given by `tag` and `size`; None if one is missing."""
     return TargetVersion(tag, size) if tag and size is not None else None
 
 
 @dataclasses.dataclass(slots=True)
 class Pin:
-    """The version of a target that is read: that of the first bytes which came of it, or which lie on disk."""
+    """The version of a target that is being read: that of its first bytes received, or found on disk."""
 
     tag: str | None
     size: int | None
-    certain: bool = True  # no: from the disk, and no byte of it was given away so far
+    certain: bool = True  # no: from the disk, and no reader has got bytes of it yet
     noted: bool = False  # on the disk
-    kept: bool = True  # no: its server tells too little for the disk
+    kept: bool = True  # no: its server sends no version, so it is not cached on disk
     head: Fetched | None = None  # what came with its first bytes, without these
 
     @property
     def version(self) -> TargetVersion | None:
-        """None where they tell too little."""
+        """The version; None if tag or size is missing."""
         return version_from(self.tag, self.size)
 
 
 def version_of(entry: Entry) -> TargetVersion | None:
-    """The version of an entry; None where its server says too little."""
+    """Return the version of an entry; None if its server sent none."""
     mtime = None if entry.mtime_ns is None or entry.rough else f"mtime {entry.mtime_ns}"
     return version_from(entry.tag or mtime, entry.size)
 
@@ -55,7 +55,7 @@ def differs(tag: str | None, size: int | None, found: Fetched) -> bool:
 
 
 def note_unversioned(host: str, where: str) -> None:
-    """Say once for each server that it tells no versions of its values, of which `where` is one."""
+    """Log once for each server that it sends no versions; `where` is one of its values."""
     if host not in _unversioned and len(_unversioned) < _HOSTS:
         _unversioned[host] = None
         log.warning(
@@ -65,5 +65,5 @@ def note_unversioned(host: str, where: str) -> None:
 
 
 def unversioned() -> list[str]:
-    """The servers of note_unversioned() so far."""
+    """Return the servers that note_unversioned() has logged."""
     return list(_unversioned)

@@ -97,7 +97,7 @@ class _LinkParser(html.parser.HTMLParser):
 
 
 def _value(name: str, beside: str) -> Entry:
-    """An entry for a value, with size and time where the page has them."""
+    """Make the entry of a value, with size and time if the page has them."""
     match = _BESIDE.fullmatch(beside)
     if match is None:
         return Entry(name, False)

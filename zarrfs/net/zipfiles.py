@@ -67,7 +67,7 @@ class Archive(Protocol):
     shown: str
 
     async def size(self) -> int:
-        """In bytes."""
+        """Return the size in bytes."""
         ...
 
     async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
@@ -100,7 +100,7 @@ class LocalArchive:
         return f"file://{self.shown}"
 
     async def aclose(self) -> None:
-        """The LocalFiles is its owner's."""
+        """Do nothing: the LocalFiles belongs to its owner."""
 
 
 class RemoteArchive:
@@ -120,14 +120,14 @@ class RemoteArchive:
         return self._identity
 
     async def aclose(self) -> None:
-        """The RemoteFiles is its owner's."""
+        """Do nothing: the RemoteFiles belongs to its owner."""
 
 
 class ZipSystem(Unpaged):
     """The members of a zip file; a path is a member's name, "" the root."""
 
     immutable = True
-    tells = False
+    sends_versions = False
 
     def __init__(self, archive: Archive, limit: int) -> None:
         self._archive, self._limit = archive, limit
@@ -237,7 +237,7 @@ class ZipSystem(Unpaged):
     # -- bytes
 
     def _extent(self, offset: int) -> tuple[int, int]:
-        """The extent of the member, or other part of the archive, that has the byte `offset`."""
+        """Return the extent of the member, or other part of the archive, that contains the byte `offset`."""
         at = bisect.bisect_right(self._starts, offset)
         return self._starts[at - 1], self._starts[at]
 
@@ -285,9 +285,9 @@ class ZipSystem(Unpaged):
         return data
 
     def _take(self, path: str, start: int) -> Any:
-        """An open file of the member that stands before `start` and as close to it as any, or a new one."""
+        """Return the open file of the member with the nearest position before `start`, or a new one."""
         assert self._zip is not None
-        # one list, several threads: what pop() gives is ours alone
+        # several threads share the list; what remove() has removed is used by one
         for at in sorted(range(len(self._idle)), reverse=True):
             try:
                 name, file = self._idle[at]
@@ -307,7 +307,7 @@ class ZipSystem(Unpaged):
 
 
 def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
-    """In UTC, as zip has no time zone; None where there is no such day (writers without a clock leave zeros)."""
+    """Convert a date to UTC, as zip has no time zone; None if invalid (writers without a clock leave zeros)."""
     try:
         return calendar.timegm(info.date_time) * 1_000_000_000
     except ValueError:

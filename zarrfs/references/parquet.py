@@ -211,7 +211,7 @@ class ParquetStore(Store):
         return self._file(name, row.length)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        """Documents and directories by name, then chunks in C order; `after` a chunk costs one record file."""
+        """List documents and directories by name, then chunks in C order; `after` a chunk costs one record file."""
         found = await self.opened()
         if not found.is_directory(prefix):
             at = self._known(found, prefix)

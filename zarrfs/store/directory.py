@@ -246,7 +246,7 @@ class FileSystemStore(WritableStore):
         return _info(name, status, target)
 
     def _follow(self, name: str, path: bytes, link: os.stat_result, target: bytes, cached: bool = False) -> Info:
-        """The entry of what a link leads to; of a link that stays one, itself."""
+        """Stat the target of a link, or the link itself if it is shown as one."""
         try:
             if self._links is Links.FOLLOW_OUT and self._stays(path, cached):
                 return _info(name, link, target)

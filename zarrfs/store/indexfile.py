@@ -302,7 +302,7 @@ class IndexWriter:
         mtime_ns: int | None = None,
         size: int | None = None,
     ) -> None:
-        """A file that holds `data`, and zeros from there on to `size` where that is larger."""
+        """Add a file with `data`, and zeros after it up to `size`."""
         ref, held = self._value(data), len(data)
         if size is None or size <= held:
             self._add(key, Kind.FILE, held, mode, mtime_ns, ContentKind.INLINE, ref)
@@ -310,12 +310,12 @@ class IndexWriter:
             self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.INLINE, ref, held)
 
     def symlink(self, key: str, target: str, mtime_ns: int | None = None) -> None:
-        """A symbolic link to `target`."""
+        """Add a symbolic link to `target`."""
         raw = target.encode("utf-8")
         self._add(key, Kind.SYMLINK, len(raw), 0o777, mtime_ns, None, self._value(raw))
 
     def range(self, key: str, url: str, offset: int, length: int) -> None:
-        """A file whose bytes are [offset, offset + length) of `url`."""
+        """Add a file whose bytes are [offset, offset + length) of `url`."""
         prefix, _, name = key.rpartition("/")
         parent = self._directories.known.get(prefix) or self._directories.find(prefix)
         ref = self._targets.get(url) or self.target_id(url)
@@ -324,13 +324,13 @@ class IndexWriter:
             self._flush()
 
     def ranges(self, rows: Sequence[tuple[int, str, int, int, int]]) -> None:
-        """Files that are ranges: (directory_id(), name, length, target_id(), offset) of each."""
+        """Add files that are ranges, each (directory_id(), name, length, target_id(), offset)."""
         self._rows += rows
         if len(self._rows) >= _FLUSH:
             self._flush()
 
     def whole(self, key: str, url: str) -> None:
-        """A file whose bytes are all of `url`; its size is found out when first needed."""
+        """Add a file whose bytes are all of `url`; its size is requested when first needed."""
         self._sizes_known = False
         self._add(key, Kind.FILE, None, None, None, ContentKind.WHOLE, self.target_id(url))
 
@@ -342,7 +342,7 @@ class IndexWriter:
         mode: int | None = None,
         mtime_ns: int | None = None,
     ) -> None:
-        """A file of `size` bytes with data in `regions` (sorted, apart from each other), zeros elsewhere."""
+        """Add a file of `size` bytes with data in `regions` (sorted and disjoint), zeros elsewhere."""
         held = sum(region.length for region in regions)
         if not held:
             self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.HOLE, None, held=0)
@@ -366,7 +366,7 @@ class IndexWriter:
         return self._directories.remove(key)
 
     def directory(self, key: str, mode: int | None = None, mtime_ns: int | None = None) -> None:
-        """A directory that the document names; parents of keys need not be named."""
+        """Add a directory that the document names; parents of keys are added by themselves."""
         self._directories.describe(key, mode, mtime_ns)
 
     def problem(self, entry: str, rule: str) -> None:
@@ -379,7 +379,7 @@ class IndexWriter:
     # -- the end
 
     def conflicts(self) -> list[str]:
-        """Keys added as files that are directories too; the directory will win. Call before commit()."""
+        """Return keys added both as files and as directories; the directory wins. Call before commit()."""
         self._flush()
         return self._directories.conflicts()
 

@@ -1,8 +1,8 @@
 """The table of names that a server has reported: key -> size, time and tag, or directory, or absent.
 
-It is a SQLite file without a name, of which a bounded part is in memory. A row is believed for metadata_ttl=. Some
-answers tell of all names in a place: the listing of a directory, and a page of a flat listing, which is a span of
-keys in the order of their UTF-8 bytes. What is in such a place and was not named is absent.
+It is an unnamed SQLite file, of which a bounded part is in memory. A row is valid for metadata_ttl=. Two kinds of
+responses contain all names of a place: the listing of a directory, and a page of a flat listing, which is a span of
+keys in the order of their UTF-8 bytes. A name in such a place that the response does not contain is absent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CREATE TABLE spans (start BLOB NOT NULL, stop BLOB NOT NULL, seen REAL NOT NULL)
 PRAGMA user_version = {_LAYOUT};
 """
 _COLUMNS = "name, kind, seen, size, mtime_ns, tag, flags, identity, listed"
-# What was asked for earlier may come later: it changes nothing then.
+# The response to an earlier request may arrive later; then it changes nothing.
 _PUT = (
     "INSERT INTO names VALUES (?, ?, ?, ?, NULL, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET kind = excluded.kind, "
     "seen = excluded.seen, listed = NULL, size = excluded.size, mtime_ns = excluded.mtime_ns, tag = excluded.tag, "
@@ -63,16 +63,16 @@ class Known(NamedTuple):
 
     entry: Entry | None  # None: there is nothing of that name
     identity: int | None = None  # as Info.identity: stays, as long as no later entry contradicts
-    seen: float = 0.0  # when it was told: seconds since 1970
+    seen: float = 0.0  # when its server reported it: seconds since 1970
 
 
 def encoded(key: str) -> bytes:
-    """A key as it is ordered in listings."""
+    """Encode a key so that it sorts as in listings."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def span_of(directory: str) -> tuple[bytes, bytes]:
-    """The span of all keys below a directory."""
+    """Return the span of all keys below a directory."""
     key = encoded(directory)
     return (key + b"/", key + b"0") if key else (b"", END)
 
@@ -84,8 +84,8 @@ class Emptied(Exception):
 class NameTable:
     """See the module. `ttl`: seconds for which a row is valid; `absent`: the same for absent names.
 
-    `path` is where the table is kept: what is there is taken at the first use, but for what was told before `since`,
-    and keep() replaces it.
+    `path` is where the table is kept. Its rows are loaded at the first use, except those from before `since`; keep()
+    replaces the file.
     `in_memory`: nothing goes to a disk. `hides`: listings may lack names that begin with a dot.
     """
 
@@ -99,7 +99,7 @@ class NameTable:
         self._changed = False
         self.emptied = 0  # how often all was forgotten, for want of room
 
-    # -- what is asked
+    # -- queries
 
     def get(self, key: str, now: float | None = None) -> Known | None:
         """Look up a key; None where nothing is known that is fresh at `now`."""
@@ -107,22 +107,22 @@ class NameTable:
         parent, name = split_key(key)
         parent_, name_ = encoded(parent), encoded(name)
         row = self._row(f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name = ?", parent_, name_)
-        told = self._told_of_all(key, parent, now)
-        if row is not None and (known := self._believed(row, told, now)) is not None:
+        listed = self._listed_around(key, parent, now)
+        if row is not None and (known := self._if_valid(row, listed, now)) is not None:
             return known
         if name[:1] == "." and self.hides:
             return None
-        return Known(None, seen=told) if told and self._is_fresh(told, self.absent, now) else None
+        return Known(None, seen=listed) if listed and self._is_fresh(listed, self.absent, now) else None
 
-    def _believed(self, row: tuple[Any, ...], told: float, now: float) -> Known | None:
-        """Decode a row if it is fresh; `told`: when the whole directory was last listed."""
-        _, kind, seen, *_, listed = row
-        if seen >= told and self._is_fresh(seen, self.absent if kind == _ABSENT else self.ttl, now):
+    def _if_valid(self, row: tuple[Any, ...], listed: float, now: float) -> Known | None:
+        """Decode a row if it is valid; `listed`: when the whole directory was last listed."""
+        _, kind, seen, *_, named = row
+        if seen >= listed and self._is_fresh(seen, self.absent if kind == _ABSENT else self.ttl, now):
             return _known(row)
-        if kind == _FILE and listed is not None and listed >= told and self._is_fresh(listed, self.ttl, now):
+        if kind == _FILE and named is not None and named >= listed and self._is_fresh(named, self.ttl, now):
             if self._is_fresh(seen, self.ttl, now):
                 return _known(row)
-            return Known(Entry(row[0].decode("utf-8", "surrogateescape"), False), None, listed)  # that is all
+            return Known(Entry(row[0].decode("utf-8", "surrogateescape"), False), None, named)  # only the name
         return None
 
     def rows(self, directory: str) -> dict[str, Known]:
@@ -156,10 +156,9 @@ class NameTable:
         return min(start, stop)
 
     def children(self, directory: str, after: str, upto: bytes | None, now: float) -> Iterator[tuple[str, Known]]:
-        """(name, what it is) of what is known to be in a directory, sorted, from the name `after` to before `upto`.
+        """Yield the valid (name, entry) of a directory, sorted, from the name `after` to before `upto`.
 
-        Of each only what may be believed: that is all where the directory is listed. Raises Emptied, rather than to
-        end too early.
+        These are all its names if the directory is listed. Raises Emptied instead of ending too early.
         """
         parent, at, emptied = encoded(directory), encoded(after), self.emptied
         listed = self.listed(directory, now)
@@ -172,8 +171,8 @@ class NameTable:
                 if upto is not None and row[0] >= upto:
                     return
                 name = row[0].decode("utf-8", "surrogateescape")
-                told = listed or self._told_of_all(join_key(directory, name), directory, now)
-                known = self._believed(row, told, now) if name else None
+                around = listed or self._listed_around(join_key(directory, name), directory, now)
+                known = self._if_valid(row, around, now) if name else None
                 if known is not None and known.entry is not None:
                     yield name, known
             if len(rows) < _ROWS:
@@ -195,7 +194,7 @@ class NameTable:
         return Known(entry, identity, now)
 
     def put_listing(self, directory: str, found: Sequence[tuple[str, Entry, int | None]], since: float) -> bool:
-        """Note all (name, entry, identity) of a directory, which was asked for at `since`.
+        """Note all (name, entry, identity) of a directory, whose listing was requested at `since`.
 
         Entries without a size keep what is known of them. Returns whether there was room for all of them.
         """
@@ -208,7 +207,7 @@ class NameTable:
             put()
             if self.emptied == emptied:
                 return True
-        self._begin_anew()  # a part would look like all of it
+        self._clear()  # a part would look complete
         return False
 
     def _put_listing(self, directory: str, found: Sequence[tuple[str, Entry, int | None]], since: float) -> None:
@@ -229,14 +228,14 @@ class NameTable:
         self.put_listed(directory, since)
 
     def put_listed(self, directory: str, since: float) -> None:
-        """All names of a directory that there were at `since` are in the table."""
+        """Note that the table has all names that a directory had at `since`."""
         above, name = split_key(directory)
         self._write(_PUT_DIRECTORY, [(encoded(above), encoded(name), since, None)])
         query = "UPDATE names SET listed = ? WHERE parent = ? AND name = ?"
         self._write(query, [(since, encoded(above), encoded(name))])
 
     def put_page(self, found: Sequence[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
-        """Note a page of a flat listing: all keys from `start` to before `stop`, asked for at `since`."""
+        """Note a page of a flat listing: all keys from `start` to before `stop`, requested at `since`."""
         self._with_room(lambda: self._put_page(found, start, stop, since))
 
     def _put_page(self, found: Sequence[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
@@ -257,7 +256,7 @@ class NameTable:
         self._add_span(start, stop, since)
 
     def forget(self, key: str) -> None:
-        """Ask anew what is at `key`."""
+        """Invalidate what is known of `key`."""
         parent, name = split_key(key)
         self._write("UPDATE names SET seen = 0 WHERE parent = ? AND name = ?", [(encoded(parent), encoded(name))])
         self._cut(encoded(key), encoded(key) + b"\0")
@@ -265,7 +264,7 @@ class NameTable:
         self._write("UPDATE names SET listed = NULL WHERE parent = ? AND name = ?", [(encoded(above), encoded(name))])
 
     def document(self, key: str) -> bytes | None:
-        """The bytes of a document, where these are in the table in the version that is known."""
+        """Return the bytes of a document, if the table has them in the known version."""
         known = self.get(key)
         if known is None or known.entry is None:
             return None
@@ -274,7 +273,7 @@ class NameTable:
         return None if row is None else bytes(row[0])
 
     def put_document(self, key: str, data: bytes) -> None:
-        """Note the bytes of a document, in the version that is known; not of a large one."""
+        """Note the bytes of a document in the known version, unless it is large."""
         known = self.get(key)
         entry = None if known is None else known.entry
         if entry is not None and entry.tag is not None and entry.size == len(data) <= _DOCUMENT:
@@ -284,7 +283,7 @@ class NameTable:
     # -- the file
 
     def keep(self) -> None:
-        """Replace what is kept by what is known; blocks. Failing is only slower next time."""
+        """Replace the kept file by this table; blocks. If that fails, the next mount is only slower."""
         if self.path is None or not self._changed or self._database is None:
             return
         scratch = os.path.join(os.path.dirname(self.path), f".zarrfs-{secrets.token_hex(8)}.tmp")
@@ -302,7 +301,7 @@ class NameTable:
                     os.unlink(scratch)
 
     def close(self) -> None:
-        """Give back the table."""
+        """Close the table."""
         if self._database is not None:
             self._database.close()
             self._database = None
@@ -326,7 +325,7 @@ class NameTable:
         return database
 
     def _take(self, path: str) -> bool:
-        """Take what is kept at `path`; False where it was damaged, and what was taken is not to be used."""
+        """Load the table kept at `path`; return False if it is damaged, and what was loaded must not be used."""
         database = self._database
         assert database is not None
         try:
@@ -355,7 +354,7 @@ class NameTable:
         try:
             return self._opened().execute(query, values).fetchall()
         except sqlite3.Error:
-            self._begin_anew()
+            self._clear()
             return []
 
     def _write(self, query: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -368,10 +367,10 @@ class NameTable:
             database.executemany(query, rows)
             database.execute("COMMIT")
         except sqlite3.Error:  # no room
-            self._begin_anew()
+            self._clear()
 
-    def _begin_anew(self) -> None:
-        """Forget all: the table has no room, or is damaged."""
+    def _clear(self) -> None:
+        """Remove all rows: the table is full or damaged."""
         self.close()
         self._spans, self.path = [], None
         self.emptied += 1
@@ -381,7 +380,7 @@ class NameTable:
     def _is_fresh(self, seen: float, ttl: float, now: float) -> bool:
         return seen + ttl > now and seen < now + max(ttl, _AHEAD)
 
-    def _told_of_all(self, key: str, parent: str, now: float) -> float:
+    def _listed_around(self, key: str, parent: str, now: float) -> float:
         """Return when all names beside `key` were reported, if that is still valid; else 0."""
         above, name = split_key(parent)
         row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(above), encoded(name))

@@ -1,9 +1,9 @@
 """Pages: flat listings of a tree in an object store, which fill the table of names ahead of a walk.
 
-A place whose names are asked for is listed from there on, a thousand keys a page, without regard to directories. A
-reader that goes on to the next page is taken to walk: from then on pages are asked for ahead, as many as were of use.
-One page tells where the next one begins, so a long listing is split: from the places where the first number in its
-keys is another one, several are listed side by side.
+A place whose names are requested is listed from there on, a thousand keys a page, regardless of directories. A reader
+that continues with the next page is assumed to walk: from then on pages are prefetched, as many as have been used.
+The next page begins where one ends, so a single listing is sequential. A long one is split at changes of the first
+number in its keys, and the parts are listed in parallel.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Pages:
                 await chain.landed.wait()
 
     def _chain(self, at: bytes) -> tuple[_Chain, bool]:
-        """(the chain that goes on at `at`, whether it was there before)."""
+        """Return (the chain that continues at `at`, whether it existed)."""
         index = bisect.bisect_left(self._chains, at, key=lambda chain: chain.at)
         if index < len(self._chains) and self._chains[index].at == at:
             return self._chains[index], self._chains[index].pages > 0

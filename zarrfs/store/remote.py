@@ -43,22 +43,22 @@ from zarrfs.system.buffers import Buffer
 
 log = logging.getLogger(__name__)
 
-_FRESH = 1.0  # seconds for which it is believed that a value is the same, where its bytes come without a word of that
+_FRESH = 1.0  # seconds for which a value is assumed unchanged, if its bytes come without a version
 
 _WALK = 2  # directories that make a walk
-_AHEAD, _BESIDE = 256, 64  # that are listed ahead of it, in all and of those in one directory
+_AHEAD, _BESIDE = 256, 64  # directories that are listed ahead of it: in all, and of those in one directory
 _TICK = 0.001  # seconds: an answer that comes from now on is fresh, with metadata_ttl=0s, too
-_NAMES = 1  # what a table of names means
+_NAMES = 1  # version of the meaning of a kept table of names
 _WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
 
 
 class FsspecStore(Store):
     """Keys are the values below `url`; opening it touches no network.
 
-    "No such key" is said only where the server says so; a server that fails is a ReadError. A value that
-    changed while it was read is read anew, so no get() mixes two versions. Where a name is a value and a
-    directory at once, it is the value (in a zip file: the directory). What the server tells of names goes to a table
-    (name_table.py), where it is believed for metadata_ttl=.
+    Only a server's "not found" is NotFound; a server that fails is a ReadError. If a value changes while get() reads
+    it, it is read again, so get() never mixes two versions. A name that is both a value and a directory is shown as
+    the value (in a zip file: as the directory). What the server reports of names is valid for metadata_ttl=
+    (name_table.py).
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FsspecStore(Store):
         self.names = NameTable(*self._ttls(options), since, options.cache == "none")
         self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: SingleFlight[str] = SingleFlight()
-        self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far
+        self._ahead: set[str] = set()  # directories that are listed ahead and that no reader has reached
         self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
         self._reached: LRU[str, tuple[str, float]] = LRU(2 * _AHEAD)  # by directory: its last name so, and when
         self._walked = 0  # directories listed one after the other, each within one that was listed
@@ -94,7 +94,7 @@ class FsspecStore(Store):
         return self._info(key, await self._known(key, sized=sized))
 
     async def lists_same_sizes(self) -> bool:
-        return await self.is_flat()  # buckets list keys with their sizes; web servers tell some, when asked for one
+        return await self.is_flat()  # buckets list keys with sizes; web servers send some sizes on request only
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         if await self.is_flat():
@@ -128,7 +128,7 @@ class FsspecStore(Store):
                 stack.pop()
 
     async def open(self, key: str) -> Value:
-        # the table of names is believed, unless the bytes would come without their version
+        # a row of the table is enough, unless the bytes would come without their version
         known = await self._exact_known(key)
         entry = known.entry
         assert entry is not None
@@ -150,14 +150,14 @@ class FsspecStore(Store):
         except (TargetChanged, TargetMissing, OutOfRange):
             if self.immutable:
                 raise
-        # Another version than the one that was asked about: once more, from the beginning.
+        # The value has another version than was looked up: once more, from the beginning.
         self.names.forget(key)
         return await self._get(key, await self._exact(key), start, length)
 
     async def read_version(self, key: str, opened: Info, entry: Entry, start: int, length: int) -> Buffer:
-        """Return bytes of the version of a value that was there when it was opened; with -o stale=reread of any.
+        """Return bytes of the version of a value that was opened; with -o stale=reread of any.
 
-        Bytes may come without their version: the server is asked for that of the value once a second.
+        If bytes come without their version, it is requested once a second.
         """
         if self._reread:
             return await self.get(key, start, length)
@@ -206,7 +206,7 @@ class FsspecStore(Store):
         self.names.ttl, self.names.absent = self._ttls(options)
 
     def stats(self) -> dict[str, Any]:
-        """Counters: those of the remote files, which have names of their own."""
+        """Return the counters of the remote files."""
         return {"remote": self.files.stats()}
 
     async def aclose(self) -> None:
@@ -219,9 +219,9 @@ class FsspecStore(Store):
     # -- for stores on top of this one
 
     async def look(self, key: str, page: bool = False) -> Info:
-        """As info(), of what is likely to be a value, and to be read next: the question brings its beginning.
+        """As info(), of a key that is likely a value and read next: the request also fetches its beginning.
 
-        `page`: unless a page from the beginning of its directory tells of it, which has not been asked for.
+        `page`: first look for it in the page from the beginning of its directory, if that was not requested yet.
         """
         await self.find()
         if page and self.names.get(key) is None:
@@ -229,7 +229,7 @@ class FsspecStore(Store):
         return self._info(key, await self._known(key, look=True))
 
     async def listed(self, prefix: str) -> list[Info] | None:
-        """The sorted entries of a directory; None where the server shows no listing."""
+        """Return the sorted entries of a directory; None if the server shows no listing."""
         check_key(prefix, root=True)
         if self._found is None:
             await self.find()
@@ -270,16 +270,16 @@ class FsspecStore(Store):
     # -- parts
 
     async def find(self) -> None:
-        """Find out who serves the URL, and where the table of names is kept; asks no server. ReadError."""
+        """Find the system of the URL, and where its table of names is kept. No requests. ReadError."""
         if self._found is None:
             found = await self.files.find(self._url)
             if self._directory is not None and not self.immutable:
-                told = repr((_NAMES, found[0].identity(found[1]), self._missing)).encode("utf-8", "surrogateescape")
-                self.names.path = os.path.join(self._directory, f"{hashlib.sha256(told).hexdigest()}.names")
+                about = repr((_NAMES, found[0].identity(found[1]), self._missing)).encode("utf-8", "surrogateescape")
+                self.names.path = os.path.join(self._directory, f"{hashlib.sha256(about).hexdigest()}.names")
             self._found = found
 
     async def _place(self, key: str) -> tuple[System, str]:
-        """(system, path in it) of a key."""
+        """Return (system, path in it) of a key."""
         check_key(key, root=True)
         if self._found is None:
             await self.find()
@@ -293,7 +293,7 @@ class FsspecStore(Store):
         return system, path
 
     def _ttls(self, options: Options) -> tuple[float, float]:
-        """For how long it is believed what is there, and what is not: that as the kernel does, where it is said."""
+        """Return how long names are valid, and absent names: as long as the kernel caches them, if that is given."""
         if self.immutable:
             return FOREVER, FOREVER
         timeouts = (options.negative_timeout, options.entry_timeout, options.attr_timeout, options.metadata_ttl)
@@ -310,9 +310,9 @@ class FsspecStore(Store):
         return entry
 
     async def _exact_known(self, key: str, look: bool = False) -> Known:
-        """As _known(), of what is about to be read: what tells versions, and lately where the bytes do not.
+        """As _known(), of a key that is about to be read: with its version, or seen lately if bytes have none.
 
-        `look`: it is likely to be a value.
+        `look`: it is likely a value.
         """
         if self._found is None:
             await self.find()
@@ -323,7 +323,7 @@ class FsspecStore(Store):
         assert entry is not None
         if entry.directory or self.immutable:
             return known
-        tagged = entry.tag is not None and self._found is not None and self._found[0].tells
+        tagged = entry.tag is not None and self._found is not None and self._found[0].sends_versions
         if (entry.rough and entry.tag is None) or not (tagged or known.seen + _FRESH > time.time()):
             known = await self._once(key, look=True)
         return known
@@ -342,7 +342,7 @@ class FsspecStore(Store):
         return known
 
     async def _once(self, key: str, look: bool) -> Known:
-        """Ask the server about a key. Callers that ask at the same time share one request."""
+        """Request what a key is. Simultaneous callers share one request."""
 
         async def ask() -> Known:
             found = None if look else await self._in_page(key)
@@ -380,16 +380,16 @@ class FsspecStore(Store):
         return self.names.put(key, *self._identified(self.names.last(key), entry))
 
     def _may_look(self, key: str, system: System, path: str) -> bool:
-        """Return whether to fetch a value to hear what it is: not where its bytes are there, if it is what it was."""
+        """Return whether to look a value up by fetching its beginning: not if that is cached."""
         known = self.names.last(key)
         entry = None if known is None else known.entry
         if entry is None or entry.size is None or entry.directory or entry.rough:
-            return system.tells
+            return system.sends_versions
         block = self.files.first_block(system, path, 0, entry.size, entry)
-        return system.tells and not self.files.blocks.cache.has(block.key)
+        return system.sends_versions and not self.files.blocks.cache.has(block.key)
 
     def _identified(self, known: Known | None, entry: Entry) -> tuple[Entry, int | None]:
-        """An entry, with tag and time of the one `known` before where it is of the same value, and its identity."""
+        """Return `entry`, completed by tag and time of the same value if that was `known`, and its identity."""
         if entry.directory or entry.size is None or self.immutable or self._reread:
             return entry, None
         was = None if known is None else known.entry
@@ -398,14 +398,14 @@ class FsspecStore(Store):
         identity = _identity(was) if known.identity is None else known.identity
         if entry.tag is None:
             entry = entry._replace(tag=was.tag, strong=was.strong)
-        if was.rough:  # what stat(2) has shown stays
+        if was.rough:  # the time that stat(2) has shown stays
             entry = entry._replace(mtime_ns=was.mtime_ns, rough=entry.tag is None)
         return entry, identity
 
     # -- listings ahead of a reader that goes through a tree
 
     def _list_ahead(self, prefix: str) -> None:
-        """Ask for the listings of the directories that come next: those in this one, and a few after it."""
+        """Prefetch the listings of the next directories: those in this one, and a few after it."""
         self._list_below(prefix, "", _BESIDE)
         if prefix:
             above, name = split_key(prefix)
@@ -413,7 +413,7 @@ class FsspecStore(Store):
             self._list_below(above, name, _BESIDE - beside)
 
     def _list_below(self, directory: str, after: str, most: int) -> None:
-        """Ask for the listings of up to `most` directories in one, after a name and those that were asked for."""
+        """Prefetch the listings of up to `most` directories in one, after a name and after those already requested."""
         now = time.time()
         if most <= 0 or len(self._ahead) >= _AHEAD or not self.names.listed(directory, now):
             return
@@ -436,7 +436,7 @@ class FsspecStore(Store):
         try:
             await self._listed(key)
             self._list_below(key, "", _BESIDE)  # the walk goes there first
-        except (StoreError, ReadError) as exc:  # a reader that goes there asks, and gets the error
+        except (StoreError, ReadError) as exc:  # a reader of that directory will get the error
             log.debug("%s", exc)
             self._walked = 0
         finally:
@@ -453,7 +453,7 @@ class FsspecStore(Store):
         return await self.files.page_at(*await self._place(""), after)
 
     async def _flat_dir(self, prefix: str, after: str) -> AsyncIterator[Info]:
-        """A directory, as the pages of it come."""
+        """Yield a directory as its pages arrive."""
         check_key(prefix, root=True)
         if prefix and not (await self._entry(prefix)).directory:
             raise NotDirectory(prefix)
@@ -469,7 +469,7 @@ class FsspecStore(Store):
                     break
             except Emptied:
                 log.debug("%s: listed anew from %r on: the table of names is full", prefix, after)
-            if begun and after == before:  # what is below the next name has no room: the names alone have
+            if begun and after == before:  # not all below the next name fits into the table; its names do
                 for info in await self._listing(prefix):
                     if info.name > after:
                         found = True
@@ -482,9 +482,9 @@ class FsspecStore(Store):
                 raise NotDirectory(prefix)
 
     async def _flat_names(self, prefix: str, after: str, now: float, begun: bool) -> AsyncIterator[Info]:
-        """The entries of a directory after a name, as the pages of it come. Raises Emptied: then some may be missing.
+        """Yield the entries of a directory after a name, as its pages arrive. After Emptied some may be missing.
 
-        `begun`: it is listed by its pages, whatever its tree is like.
+        `begun`: continue with pages, whatever the shape of its tree.
         """
         assert self._pages is not None
         start, stop = span_of(prefix)
@@ -498,7 +498,7 @@ class FsspecStore(Store):
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
             if at < stop and narrow and not self._pages.walking:
                 with _broken_off(True):
-                    await self.listed(prefix)  # a large tree: its top is one page of another kind
+                    await self.listed(prefix)  # a large tree: one listing with a delimiter has its top
                 break
             begun = True
             for info in self._so_far(prefix, after, _safe(prefix, at), now):
@@ -511,7 +511,7 @@ class FsspecStore(Store):
         return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
 
     async def _in_page(self, key: str) -> Known | None:
-        """Look up a key in a page from the beginning of its directory; None: ask for it alone."""
+        """Look up a key in a page from the beginning of its directory; None: request it alone."""
         start, stop = span_of(split_key(key)[0])
         now = time.time() - _TICK
         if not await self.is_flat() or self.names.covered(start, stop, now) > start:
@@ -519,7 +519,7 @@ class FsspecStore(Store):
         assert self._pages is not None
         try:
             await self._pages.reach(start, stop, now)
-        except (AccessDenied, TargetMissing) as exc:  # to read is permitted, or served, where to list may be not
+        except (AccessDenied, TargetMissing) as exc:  # reading may be permitted or served where listing is not
             log.debug("%s", exc)
             self._pages = None
             return None
@@ -532,7 +532,7 @@ class FsspecStore(Store):
         return found
 
     def _sorted(self, prefix: str, entries: list[Entry], since: float) -> list[Info]:
-        """Note a listing; what of it can be a key, sorted."""
+        """Note a listing; return its valid names, sorted."""
         found: dict[str, Entry] = {}
         for entry in entries:
             rule = name_rule(entry.name)
@@ -544,7 +544,7 @@ class FsspecStore(Store):
         for name in sorted(found):
             was, entry = before.get(name), found[name]
             if entry.rough and was is not None and was.entry is not None and was.entry.size == entry.size:
-                entry = entry._replace(size=None)  # what was told before is more exact
+                entry = entry._replace(size=None)  # the earlier size is more exact
             names.append((name, *self._identified(was, entry)))
         if self.names.put_listing(prefix, names, since):
             with contextlib.suppress(Emptied):
@@ -587,10 +587,10 @@ def _broken_off(begun: bool) -> Iterator[None]:
 
 
 def _safe(prefix: str, at: bytes) -> bytes:
-    """The name in a directory before which all are known, where all keys before `at` are.
+    """Return the name in a directory before which all names are known, if all keys before `at` are.
 
-    Names are sorted otherwise than keys: a directory "a" comes before the value "a-b" in a listing, and its keys,
-    which are what tells of it, after that.
+    Names and keys sort differently: in a listing the directory "a" comes before the value "a-b", but its keys, which
+    reveal it, come after that.
     """
     name = at[len(span_of(prefix)[0]) :].split(b"/")[0]
     for index, letter in enumerate(name):
@@ -605,17 +605,17 @@ def _lacks_size(known: Known) -> bool:
 
 def _identity(entry: Entry) -> int:
     """Return a number that differs between values, and is the same in every process."""
-    told = repr((entry.size, entry.tag, None if entry.rough else _second(entry))).encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "big", signed=True)
+    about = repr((entry.size, entry.tag, None if entry.rough else _second(entry))).encode()
+    return int.from_bytes(hashlib.blake2b(about, digest_size=8).digest(), "big", signed=True)
 
 
 def _second(entry: Entry) -> int | None:
-    """The time of an entry: in listings some are more exact than elsewhere."""
+    """Return the time of an entry in seconds, because some listings are more exact than other responses."""
     return None if entry.mtime_ns is None else entry.mtime_ns // 1_000_000_000
 
 
 def _same(one: Entry, other: Entry) -> bool:
-    """Return whether two entries are of one value: by their tags, or else by their times."""
+    """Return whether two entries are of one value, by their tags, or else by their times."""
     if one.directory or other.directory or (None not in (one.size, other.size) and one.size != other.size):
         return one is other
     if one.tag is not None and other.tag is not None:

@@ -1,8 +1,8 @@
-"""UnlistedStore: a Zarr store on a server, of which as little as possible is asked, as Zarr says what is where.
+"""UnlistedStore: a Zarr store on a server, with as few requests as the rules of Zarr allow.
 
-Below an array, the directories follow from the keys of its chunks, and no metadata document lies there. What
-consolidated metadata says of nodes is not asked for again. Chunks and documents that are looked for are fetched.
-Where nothing is listed, a name is a directory if there is evidence: a redirect to the name with "/",
+Below an array, the directories follow from the keys of its chunks, and there are no metadata documents. Nodes in
+consolidated metadata need no requests. Chunks and documents that are looked up are fetched. On a server that cannot
+list, a name is a directory if there is evidence: a redirect to the name with "/",
 consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
 keys go through it. Listings then show metadata documents, the nodes that consolidated metadata names, and the
 chunks that an array's grid has. Where only names with a dot are hidden (nginx and Apache do that), listings
@@ -36,18 +36,18 @@ from zarrfs.zarr.model import ArrayMetadata, nested
 T = TypeVar("T")
 
 _KNOWN = 65_536  # names whose nature is remembered
-_ASKED = 256  # names that the server is asked about at a time
+_ASKED = 256  # names that are requested at a time
 _UNKNOWN = (
     "its server shows no listing, and nothing says what is in it: -o members=a,b names groups and arrays, as "
     "consolidated metadata does; exact names work"
 )
-_BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # what is called like a chunk, and is none
+_BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # named like a chunk
 # of chunks of an array that nobody here understands
 _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
 
 
 class NodeLayout(NamedTuple):
-    """An array or group, as far as it takes to tell the directories of its chunks."""
+    """What is known of an array or group to recognise the directories of its chunks."""
 
     array: bool
     grid: Grid | None = None  # of an array that is understood
@@ -241,7 +241,7 @@ class UnlistedStore(Store):
         return not rest or node.leads(rest)
 
     async def _array(self, key: str) -> tuple[NodeLayout | None, str]:
-        """(the array that `key` is or lies below, the rest of the key); there is none: (None, "")."""
+        """Return (the array at or above `key`, the rest of the key), or (None, "")."""
         parts = key.split("/") if key else []
         for depth in range(len(parts) + 1):  # from the root down: nothing but chunks lies below an array
             node = await self._node("/".join(parts[:depth]))
@@ -250,7 +250,7 @@ class UnlistedStore(Store):
         return None, ""
 
     async def _node(self, key: str) -> NodeLayout | None:
-        """The node at `key`, from the documents beneath it."""
+        """Find the node at `key` by the documents beneath it."""
         known = self._nodes.get(key)
         if known is not None and known[0] > trio.current_time():
             return known[1]
@@ -276,7 +276,7 @@ class UnlistedStore(Store):
         return node
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
-        """The nodes that consolidated metadata at the root names, and their documents; read once."""
+        """Read the nodes in consolidated metadata at the root, and their documents; only once."""
         async with self._lock:
             if self._named is None:
                 named: dict[str, tuple[str, ...]] = {}
@@ -329,12 +329,12 @@ class UnlistedStore(Store):
         return self._lists and any(info.name == "zarr.json" for info in shown)
 
     async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
-        """The metadata documents of a directory that the server does not show."""
+        """Return the metadata documents of a directory that the server's listing hides."""
         names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
         return await self._there(prefix, names)
 
     async def _there(self, prefix: str, names: Iterable[str]) -> list[Info]:
-        """Those files among `names` in a directory that the server has."""
+        """Return those of `names` in a directory that the server has."""
         found: list[Info] = []
 
         async def look(name: str) -> None:
@@ -352,7 +352,7 @@ class UnlistedStore(Store):
         return found
 
     async def _chunks(self, prefix: str, node: NodeLayout, directory: str, after: str) -> AsyncIterator[Info]:
-        """The chunks, and directories of them, that a grid has in a directory of its array; none is held."""
+        """Yield the chunks, and directories of chunks, that a grid has in a directory of its array."""
         array = prefix[: len(prefix) - len(directory)].rstrip("/")
         children = _children(node, await self._template(array, node), directory, after)
         while batch := list(itertools.islice(children, _ASKED)):
@@ -381,7 +381,7 @@ class UnlistedStore(Store):
 
 
 def node_of(name: str, data: bytes) -> NodeLayout | None:
-    """The node that a metadata document makes, also one that is not understood; None for what is no such document."""
+    """Return the node of a metadata document, also if it is not understood; None if it is no metadata document."""
     try:
         metadata = parse_node(name, data)
     except MetadataError:
@@ -393,7 +393,7 @@ def node_of(name: str, data: bytes) -> NodeLayout | None:
 
 
 def _vague_node(data: bytes) -> NodeLayout | None:
-    """The node of a document of Zarr with something in it that nobody here knows: its keys are there all the same."""
+    """Return the node of a Zarr document with unknown content, whose keys exist nevertheless."""
     try:
         document = load_json(data)
     except MetadataError:
@@ -406,7 +406,7 @@ def _vague_node(data: bytes) -> NodeLayout | None:
 
 
 def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
-    """The nodes, and the groups above them, that a document of consolidated metadata names; damaged, it names none."""
+    """Return the nodes of consolidated metadata, and the groups above them; none if it is damaged."""
     try:
         found = consolidated(name, data) or {}
     except MetadataError:

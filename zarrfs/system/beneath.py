@@ -74,7 +74,7 @@ def is_shared(descriptor: int) -> bool:
 
 
 def _file_system(descriptor: int) -> int:
-    """The type of the file system that an open file lies on; 0 if nobody knows."""
+    """Return the type of the file system of an open file; 0 if it is unknown."""
     found = (ctypes.c_long * 64)()  # struct statfs, which begins with f_type
     try:
         failed = ctypes.CDLL(None).fstatfs(descriptor, ctypes.byref(found))

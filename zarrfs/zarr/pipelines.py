@@ -90,7 +90,7 @@ def _numcodec(value: JSON, itemsize: int, member: str) -> CodecSpec:
 def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compressor: JSON) -> tuple[CodecSpec, ...]:
     """Make a pipeline of v3 codecs, in encoding order, from the filters and the compressor of a v2 array.
 
-    `transposed` is the number of dimensions of an array in order F, and 0 in order C. The codec "bytes" goes before
+    `transposed` is the number of dimensions of an array in order F, and 0 in order C. The codec "bytes" precedes
     the first one that takes bytes. v2 allows filters of arrays after such codecs: they keep their position, though
     v3 has no such pipelines (see check_v3_order). Raises MetadataError.
     """

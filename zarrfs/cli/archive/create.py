@@ -47,10 +47,10 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option(
     "-O", "--output", default="-", metavar="FILE",
     help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; with its blobs in one file '
-    'if it ends in .tar; "-", which is usual, is standard output.',
+    'if it ends in .tar; "-" (the default) is standard output.',
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option("--blobs", metavar="DIR", help="Write blobs to this directory, which is made if needed.")
+@click.option("--blobs", metavar="DIR", help="Write blobs to this directory, which is created if needed.")
 @click.option("--inline", "all_inline", is_flag=True, help="Store all data in the document, none in blobs.")
 @click.option(
     "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
@@ -126,7 +126,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
 
 def _listed(path: str, null: bool) -> Iterator[str]:
-    """The paths in a file, one a line; lines end in LF, or CR LF."""
+    """Read paths from a file, one a line; lines end in LF or CR LF."""
     try:
         with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
             for name in file.read().split(b"\0" if null else b"\n"):
@@ -140,7 +140,7 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
-    """The file to write to, and (device, inode) of what is not to be archived because of it."""
+    """Return the output file, and (device, inode) of files that must not be archived because of it."""
     from zarrfs.references.output import STDOUT, archive_form, compressor
     from zarrfs.store.destination import placed
 
@@ -164,7 +164,7 @@ def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[I
 
 
 def _dump(output: str, name: str | None) -> str | None:
-    """The name of the archive in a tar, if that is what is written."""
+    """Return the name of the archive in a tar, if a tar is written."""
     from zarrfs.archives.dump_writer import MAIN
     from zarrfs.references.output import DUMP, archive_form
 

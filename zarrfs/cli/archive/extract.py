@@ -26,9 +26,8 @@ Examples:
   zarrfs archive extract --shard 0/4 job.json -C /scratch/new --blobs /srv/blobs
 \b
 A PATTERN without "/" is compared with names at any depth, one with "/" with whole paths, in which "*" stands for "/"
-as well; with a directory comes all below it. A file appears under its name when it is whole, with its mode and time;
-nothing is ever written outside DIR. What is broken off is taken up by the same command. With -v names are written
-as files appear."""
+as well; with a directory comes all below it. A file appears when it is complete, with its mode and time; nothing is
+ever written outside DIR. The same command resumes an interrupted run. With -v names are written as files appear."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
@@ -36,9 +35,9 @@ as files appear."""
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option(
     "-C", "--directory", default=".", metavar="DIR",
-    help="Extract to DIR, which is made if needed (default: the working directory).",
+    help="Extract to DIR, which is created if needed (default: the working directory).",
 )  # fmt: skip
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what matches GLOB, and all below it.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what matches PATTERN, and all below it.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist; without this, one is an error.")
 @click.option("--keep", is_flag=True, help="Skip files that exist.")
 @click.option("--update", is_flag=True, help="Replace files that are older than those in ARCHIVE.")
@@ -48,7 +47,8 @@ as files appear."""
 @click.option("--sync", is_flag=True, help="Sync all files to the disk before the command ends.")
 @click.option(
     "--set-id/--no-set-id", default=True,
-    help="Leave out set-user-ID and set-group-ID bits of files: who executes them would act as you.",
+    help="Keep set-user-ID and set-group-ID bits of files (the default), or leave them out: a program with such a bit "
+    "acts as its owner, which is you.",
 )
 @common.shard_option
 @click.option("--keep-going", is_flag=True, help="Skip entries that cannot be read, and report them all.")

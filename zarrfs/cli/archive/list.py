@@ -31,7 +31,7 @@ them are shown as escapes, but with --null and --json."""
 @click.argument("archive")
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option("-l", "--long", "detailed", is_flag=True, help="Show mode, size, time and link target.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what matches GLOB, and all below it.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what matches PATTERN, and all below it.")
 @click.option("-0", "--null", is_flag=True, help="Write a NUL after each name, and the name as it is.")
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each entry.")
 @common.source_options("source", "fetch", log_level="warning")

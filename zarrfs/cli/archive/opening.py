@@ -40,7 +40,7 @@ def run_on_archive(
 
 
 def archive(store: Store, plan: Plan) -> Store:
-    """The archive that a source is. SourceError if it is another kind of source."""
+    """Open a source as an archive. SourceError if it is another kind of source."""
     reader = store.blocking() if plan.index is not None else None
     # {} is taken for a reference set, and may as well be an archive of nothing
     empty = reader is not None and next(reader.entries(""), None) is None
@@ -51,7 +51,7 @@ def archive(store: Store, plan: Plan) -> Store:
 
 @contextlib.contextmanager
 def given(source: str) -> Iterator[str]:
-    """`source`, or a temporary file with what comes from standard input."""
+    """Return `source`, or a temporary file with the content of standard input."""
     if source != STDIN:
         yield source
         return

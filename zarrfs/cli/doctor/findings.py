@@ -24,7 +24,7 @@ class Finding(NamedTuple):
 
 
 def problem_finding(check: str, problem: str) -> Finding:
-    """A problem that says the fact, a colon, and what to do."""
+    """Make a problem from the fact and the advice, with a colon between."""
     fact, _, advice = problem.partition(": ")
     return Finding(check, PROBLEM, fact, advice)
 
@@ -55,13 +55,13 @@ def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: 
 
 
 def shown(one: Finding) -> str:
-    """A finding as a line."""
+    """Format a finding as a line."""
     advice = f": {one.advice}" if one.advice else ""
     return f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}"
 
 
 def size_text(count: int) -> str:
-    """Bytes for people: at most four digits, and a unit."""
+    """Format bytes with at most four digits and a unit."""
     number, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if number < 1024:

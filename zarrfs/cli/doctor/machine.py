@@ -52,7 +52,7 @@ def device(options: Options) -> Iterator[Finding]:
 
 
 def user(options: Options) -> Iterator[Finding]:
-    """user: whether who asks may mount, with fusermount3 or without it."""
+    """user: whether this user may mount, with fusermount3 or without."""
     number = os.geteuid()
     try:
         path = mounts.fusermount()
@@ -152,7 +152,7 @@ def clock(options: Options) -> Iterator[Finding]:
 
 
 def _newest_file() -> float:
-    """Seconds since 1970 at which something was last made that is sure to be there."""
+    """Return the time of the installation of zarrfs, which is in the past, in seconds since 1970."""
     return os.stat(os.path.dirname(__file__), follow_symlinks=True).st_mtime
 
 

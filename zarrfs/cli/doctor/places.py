@@ -180,7 +180,7 @@ def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> 
         yield Finding(check, WARNING, text, "make room, or name another one")
     elif place == path and status.st_mode & 0o022 and not shared:
         yield Finding(check, WARNING, f"{text}, and others may write to it (mode {stat.S_IMODE(status.st_mode):04o})",
-                      f"chmod go-w {path}: their files are not believed, but may be in the way")  # fmt: skip
+                      f"chmod go-w {path}: their files are not used, but may be in the way")  # fmt: skip
     elif place == path and status.st_uid not in (0, os.geteuid()) and not shared:
         yield Finding(check, WARNING, f"{text}, of user {status.st_uid}", "name one of your own")
     else:
@@ -188,7 +188,7 @@ def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> 
 
 
 def _existing(path: str) -> str:
-    """The directory, or the one above it that is there."""
+    """Return the directory, or the nearest existing one above it."""
     while not os.path.lexists(path) and path != "/":
         path = os.path.dirname(path)
     return path

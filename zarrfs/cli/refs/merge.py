@@ -23,7 +23,7 @@ Examples:
 \b
 What stands before the first "=" is a prefix if it could be the key of a directory; write "=a=b.json" for a file
 of the name a=b.json. Where all sets are Zarr v2, the root and the directories above a prefix get a .zgroup if
-no set has one. A .zmetadata is not made anew."""
+no set has one. An existing .zmetadata is not updated."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)

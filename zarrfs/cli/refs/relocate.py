@@ -31,8 +31,8 @@ that it means."""
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source", metavar="SRC")
-@click.option("--from", "olds", multiple=True, required=True, metavar="OLD", help="URLs that begin with OLD ...")
-@click.option("--to", "news", multiple=True, required=True, metavar="NEW", help="... begin with NEW instead.")
+@click.option("--from", "olds", multiple=True, required=True, metavar="OLD", help="Change URLs that begin with OLD.")
+@click.option("--to", "news", multiple=True, required=True, metavar="NEW", help="Write NEW instead; one for each OLD.")
 @click.option("--dry-run", is_flag=True, help="Only print how many references each pair changes.")
 @click.option("--allow-unused", is_flag=True, help="Accept an OLD that fits no target.")
 @running.written_options("--format")

@@ -45,7 +45,7 @@ def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callab
         for option in (
             click.option("--force", is_flag=True, help="Replace the output if it exists."),
             click.option(
-                "--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references in a record file."
+                "--record-size", type=click.IntRange(1), metavar="N", help="Parquet: N references in a record file."
             ),
             click.option(form, "form", type=common.Choice(FORMATS), help="The form (default: by the name)."),
         ):
@@ -102,7 +102,7 @@ def write_set(
 
 @contextlib.contextmanager
 def opened(to: Output) -> Iterator[ReferenceWriter]:
-    """`to.opened()`, which an end by SIGTERM leaves as Ctrl-C does: with nothing left behind."""
+    """Open `to`, so that SIGTERM leaves nothing behind, as Ctrl-C does."""
     with orderly_end(), to.opened() as writer:
         yield writer
 
@@ -137,7 +137,7 @@ def orderly_end() -> Iterator[None]:
 
 
 async def progress(items: AsyncIterator[R], parsed: Parsed, what: str = "references") -> AsyncIterator[R]:
-    """`items`; how many have come so far is shown on a terminal once that takes longer than a second."""
+    """Yield `items`; show their number on a terminal after a second."""
     if not shows_progress() or parsed.options.log_level == "error":
         async for item in items:
             yield item
