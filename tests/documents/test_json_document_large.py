@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,36 +21,50 @@ MIB = 1 << 20
 SIZE = 6 * MIB
 ENTRIES = b",".join(b'"v/%d":["s3://bucket/%d",%d,100]' % (n, n, n * 100) for n in range(100))
 HEAD = b'{"version":1,"refs":{' + ENTRIES
-BLANKS = (b"\n" + b" " * 63) * (SIZE // 64)
+BLANKS = b"\n" + b" " * 63, SIZE // 64
 ENTRY = b'{"mode":33188,"encoding":"utf-8","data":"x"}'
 LISTED = b'{"path":"a",' + ENTRY[1:]
 
-# the repeated content of each document: (text, whether it is the longest value)
-DOCUMENTS: dict[str, tuple[bytes, bool]] = {
-    "blanks before everything": (BLANKS + HEAD + b"}}", False),
-    "blanks before the first entry": (b'{"version":1,"refs":{' + BLANKS + ENTRIES + b"}}", False),
-    "blanks after an entry": (HEAD + BLANKS + b',"z":"y"}}', False),
-    "blanks after a comma": (HEAD + b"," + BLANKS + b'"z":"y"}}', False),
-    "blanks after a key": (HEAD + b',"z"' + BLANKS + b':"y"}}', False),
-    "blanks after a colon": (HEAD + b',"z":' + BLANKS + b'"y"}}', False),
-    "blanks inside a value": (HEAD + b',"z":["u",' + BLANKS + b"1,2]}}", False),
-    "blanks before the name refs": (b'{"version":1,' + BLANKS + HEAD[13:] + b"}}", False),
-    "blanks after the name refs": (b'{"version":1,"refs"' + BLANKS + b":{" + ENTRIES + b"}}", False),
-    "blanks in the root": (b'{"version":1' + BLANKS + b"," + HEAD[13:] + b"}}", False),
-    "blanks in version 0": (b"{" + ENTRIES + BLANKS + b',"z":"y"}', False),
-    "blanks after everything": (HEAD + b"}}" + BLANKS, False),
-    "blanks in a list archive": (b"[" + LISTED + BLANKS + b"," + LISTED + b"]", False),
-    "blanks in a dictionary archive": (b'{"a":' + ENTRY + BLANKS + b',"b":' + ENTRY + b"}", False),
-    "text": (HEAD + b',"z":"' + b"x" * SIZE + b'"}}', True),
-    "blanks as text": (HEAD + b',"z":"' + b" " * SIZE + b'"}}', True),
-    "base64": (HEAD + b',"z":"base64:' + b"QUJD" * (SIZE // 4) + b'"}}', True),
-    "escapes": (HEAD + b',"z":"' + b"\\u0041" * (SIZE // 6) + b'"}}', True),
-    "quotes": (HEAD + b',"z":"' + b'\\"' * (SIZE // 2) + b'"}}', True),
-    "brackets as text": (HEAD + b',"z":"' + b"{[,]}" * (SIZE // 5) + b'"}}', True),
-    "a key": (HEAD + b',"' + b"k" * SIZE + b'":"v"}}', True),
-    "the same key": (HEAD + b"," + b'"k":"0123456789",' * (SIZE // 17) + b'"k":"v"}}', False),
-    "text in a list archive": (b'[{"path":"a","mode":33188,"encoding":"utf-8","data":"' + b"x" * SIZE + b'"}]', True),
-    "text in a dictionary archive": (b'{"a":{"mode":33188,"encoding":"utf-8","data":"' + b"x" * SIZE + b'"}}', True),
+
+class Text(NamedTuple):
+    """A document with a repeated part. It is made where it is used: every worker of xdist imports this file."""
+
+    before: bytes
+    part: bytes
+    times: int
+    after: bytes
+    is_value: bool = False  # the repeated part is the longest value
+
+    @property
+    def text(self) -> bytes:
+        return self.before + self.part * self.times + self.after
+
+
+DOCUMENTS = {
+    "blanks before everything": Text(b"", *BLANKS, HEAD + b"}}"),
+    "blanks before the first entry": Text(b'{"version":1,"refs":{', *BLANKS, ENTRIES + b"}}"),
+    "blanks after an entry": Text(HEAD, *BLANKS, b',"z":"y"}}'),
+    "blanks after a comma": Text(HEAD + b",", *BLANKS, b'"z":"y"}}'),
+    "blanks after a key": Text(HEAD + b',"z"', *BLANKS, b':"y"}}'),
+    "blanks after a colon": Text(HEAD + b',"z":', *BLANKS, b'"y"}}'),
+    "blanks inside a value": Text(HEAD + b',"z":["u",', *BLANKS, b"1,2]}}"),
+    "blanks before the name refs": Text(b'{"version":1,', *BLANKS, HEAD[13:] + b"}}"),
+    "blanks after the name refs": Text(b'{"version":1,"refs"', *BLANKS, b":{" + ENTRIES + b"}}"),
+    "blanks in the root": Text(b'{"version":1', *BLANKS, b"," + HEAD[13:] + b"}}"),
+    "blanks in version 0": Text(b"{" + ENTRIES, *BLANKS, b',"z":"y"}'),
+    "blanks after everything": Text(HEAD + b"}}", *BLANKS, b""),
+    "blanks in a list archive": Text(b"[" + LISTED, *BLANKS, b"," + LISTED + b"]"),
+    "blanks in a dictionary archive": Text(b'{"a":' + ENTRY, *BLANKS, b',"b":' + ENTRY + b"}"),
+    "text": Text(HEAD + b',"z":"', b"x", SIZE, b'"}}', True),
+    "blanks as text": Text(HEAD + b',"z":"', b" ", SIZE, b'"}}', True),
+    "base64": Text(HEAD + b',"z":"base64:', b"QUJD", SIZE // 4, b'"}}', True),
+    "escapes": Text(HEAD + b',"z":"', b"\\u0041", SIZE // 6, b'"}}', True),
+    "quotes": Text(HEAD + b',"z":"', b'\\"', SIZE // 2, b'"}}', True),
+    "brackets as text": Text(HEAD + b',"z":"', b"{[,]}", SIZE // 5, b'"}}', True),
+    "a key": Text(HEAD + b',"', b"k", SIZE, b'":"v"}}', True),
+    "the same key": Text(HEAD + b",", b'"k":"0123456789",', SIZE // 17, b'"k":"v"}}'),
+    "text in a list archive": Text(b'[{"path":"a","mode":33188,"encoding":"utf-8","data":"', b"x", SIZE, b'"}]', True),
+    "text in a dictionary archive": Text(b'{"a":{"mode":33188,"encoding":"utf-8","data":"', b"x", SIZE, b'"}}', True),
 }
 
 
@@ -77,7 +92,7 @@ def memory(what: str) -> int:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_time_and_memory(name: str) -> None:
     """A factor distinguishes linear from quadratic time; scripts/bench references measures real documents."""
-    text, is_value = DOCUMENTS[name]
+    text = DOCUMENTS[name].text
     packed = gzip.compress(text, 6)
 
     def read() -> None:
@@ -85,12 +100,12 @@ def test_time_and_memory(name: str) -> None:
             pass
 
     assert cpu(read) < 3 * cpu(lambda: gzip.decompress(packed), 20)
-    assert peak(read) < (4 * MIB if not is_value else 6 * MIB + 3 * len(text))
+    assert peak(read) < (4 * MIB if not DOCUMENTS[name].is_value else 6 * MIB + 3 * len(text))
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if "archive" not in name])
 def test_no_entry_is_lost(name: str) -> None:
-    text, _ = DOCUMENTS[name]
+    text = DOCUMENTS[name].text
     expected = json.loads(text)
     expected = expected.get("refs", expected)
     with compiled(gzip.compress(text, 1), strict=False) as made:
@@ -106,20 +121,20 @@ def test_no_entry_is_lost(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "at"),
     [
-        (HEAD + b',"z":"' + b"x" * 3 * MIB, 0),
-        (HEAD + b',"z":' + b"[" * 3 * MIB, len(HEAD) + 5 + DEPTH_MAX),
-        (HEAD + b',"z":' + b'{"a":' * MIB, len(HEAD) + 5 + 5 * DEPTH_MAX),
-        (HEAD + BLANKS + b"]}", len(HEAD) + len(BLANKS)),
-        (HEAD + BLANKS + b',"z":1 2' + BLANKS + b"}}", len(HEAD) + len(BLANKS) + 7),
-        (HEAD + b"}}" + BLANKS + b"x", len(HEAD) + 2 + len(BLANKS)),
-        (HEAD + b',"z":["u",' + b"1" * 3 * MIB + b",1]}}", 0),
-        (b'"' + b"x" * 3 * MIB + b'"', 0),
+        (Text(HEAD + b',"z":"', b"x", 3 * MIB, b""), 0),
+        (Text(HEAD + b',"z":', b"[", 3 * MIB, b""), len(HEAD) + 5 + DEPTH_MAX),
+        (Text(HEAD + b',"z":', b'{"a":', MIB, b""), len(HEAD) + 5 + 5 * DEPTH_MAX),
+        (Text(HEAD, *BLANKS, b"]}"), len(HEAD) + SIZE),
+        (Text(HEAD, *BLANKS, b',"z":1 2}}'), len(HEAD) + SIZE + 7),
+        (Text(HEAD + b"}}", *BLANKS, b"x"), len(HEAD) + 2 + SIZE),
+        (Text(HEAD + b',"z":["u",', b"1", 3 * MIB, b",1]}}"), 0),
+        (Text(b'"', b"x", 3 * MIB, b'"'), 0),
     ],
     ids=["cut", "arrays", "objects", "bracket", "two values", "more", "number", "text"],
 )
-def test_a_refusal_names_its_position(text: bytes, at: int) -> None:
+def test_a_refusal_names_its_position(text: Text, at: int) -> None:
     with pytest.raises(SourceError, match=r"^x\.json: not JSON: .*\(at byte [\d,]+\)$") as caught:
-        for _ in JsonDocument(Document("x.json", gzip.compress(text), "/", None), 1 << 30).slices(("refs",)):
+        for _ in JsonDocument(Document("x.json", gzip.compress(text.text), "/", None), 1 << 30).slices(("refs",)):
             pass
     if at:
         place = int(caught.value.rule.rpartition("at byte ")[2].rstrip(")").replace(",", ""))
@@ -128,6 +143,9 @@ def test_a_refusal_names_its_position(text: bytes, at: int) -> None:
 
 def test_detection_does_not_read_long_parts() -> None:
     """Each pass decompresses again, so detection must not read past many blanks or a long value."""
-    for text in (DOCUMENTS["blanks before the first entry"][0], b'{"version":1,"refs":{"z":"' + b"x" * SIZE + b'"}}'):
+    for text in (
+        DOCUMENTS["blanks before the first entry"].text,
+        b'{"version":1,"refs":{"z":"' + b"x" * SIZE + b'"}}',
+    ):
         document = JsonDocument(Document("x.json", gzip.compress(text), "/", None), 1 << 30)
         assert document.head(("refs",)) == {"version": 1, "refs": {}}

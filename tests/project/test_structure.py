@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,6 @@ MODULES = {
     ".".join(("zarrfs", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
 }
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 # From the ground up: a room imports from itself and from rooms above it in this list, never from one below.
 ROOMS = (
@@ -36,9 +36,15 @@ OTHER_TESTS = ("flux", "mounts", "project", "slurm", "soak")  # directories of t
 EVERY_STORE = "store/test_contract.py"
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import, also those within functions."""
-    for node in ast.walk(tree):
+@functools.cache
+def tree(name: str) -> ast.Module:
+    """Parse a module, once; not on import, as every worker of xdist imports this file."""
+    return ast.parse(MODULES[name].read_text())
+
+
+def imports(name: str) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import of a module, also those within functions."""
+    for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -57,7 +63,7 @@ def room_of(module: str) -> str:
 def imported_modules(name: str) -> set[str]:
     """Return the modules of the package that a module imports, also lazily or for its types alone."""
     found = set()
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(tree(name)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys() or {node.module}
         elif isinstance(node, ast.Import):
@@ -68,7 +74,7 @@ def imported_modules(name: str) -> set[str]:
 @pytest.mark.parametrize("name", [name for name in MODULES if room_of(name) in RANK])
 def test_imports_point_to_the_ground(name: str) -> None:
     here = room_of(name)
-    for line, module in imports(TREES[name]):
+    for line, module in imports(name):
         there = room_of(module)
         if module.startswith("zarrfs.") and there != here:
             assert there in RANK, f"{name}:{line}: imports {module}, which has no place in ROOMS"
@@ -101,14 +107,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(KNOW_ERRNO)])
 def test_error_numbers_stay_where_system_calls_are(name: str) -> None:
-    assert "errno" not in {module for _line, module in imports(TREES[name])}
+    assert "errno" not in {module for _line, module in imports(name)}
 
 
 def test_a_failure_reaches_fuse_through_to_errno_alone() -> None:
     """In an except clause of the handlers, FUSEError is made of to_errno(...) and nothing else."""
     made = []
-    for name, tree in TREES.items():
-        for handler in (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)):
+    for name in MODULES:
+        for handler in (node for node in ast.walk(tree(name)) if isinstance(node, ast.ExceptHandler)):
             for call in (node for node in ast.walk(handler) if isinstance(node, ast.Call)):
                 if ast.unparse(call.func).endswith("FUSEError"):
                     made.append(name)
