@@ -288,6 +288,11 @@ def test_a_frame_fits(width: int) -> None:
     assert coloured[0].startswith("\x1b[1m")
 
 
+def test_a_frame_in_a_pipe_has_whole_lines() -> None:
+    long = COUNTED._replace(source="x" * 300)
+    assert top_screen.frame([long, later(long, 1)], None)[0] == f"/mnt/data  {'x' * 300}"
+
+
 # -- what is no mount
 
 

@@ -28,7 +28,7 @@ def test_why_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = processes.Process(os.getpid(), 1)  # the number was given again
     assert why_stale(add_record("/usr")) == ""
     assert "not there" in why_stale(add_record("/1"))
-    assert "anew" in why_stale(add_record("/2", boot="another"))
+    assert "rebooted" in why_stale(add_record("/2", boot="another"))
     assert "died" in why_stale(add_record("/3", state=records.MAKING, maker=gone))
     assert why_stale(add_record("/4", state=records.MAKING)) == ""
     assert "has ended" in why_stale(add_record("/5", owners=[gone]))

@@ -169,6 +169,13 @@ class Cluster:
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
+    def jobs(self, states: str, *options: str) -> list[str]:
+        """Return the numbers of the jobs in one of `states`, as squeue has them; a busy controller is asked again."""
+        while True:
+            done = self.user("squeue", "-h", "-t", states, "-o", "%A", *options)
+            if done.returncode == 0 or "Invalid job id" in done.stderr:
+                return done.stdout.split()
+
     def control(self, *arguments: str) -> None:
         """scontrol, as root."""
         done = subprocess.run(

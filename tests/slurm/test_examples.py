@@ -83,11 +83,6 @@ def submit(slurm: Cluster, example: str, source: object, out: Path, *options: st
     return done.stdout.strip()
 
 
-def running(slurm: Cluster) -> list[str]:
-    """Numbers of the jobs that run."""
-    return slurm.user("squeue", "-h", "-t", "R", "-o", "%A").stdout.split()
-
-
 def copied(out: Path) -> dict[str, bytes]:
     found = {str(path.relative_to(out / "data")): path.read_bytes() for path in (out / "data").rglob("*")
              if path.is_file()}  # fmt: skip
@@ -113,13 +108,13 @@ def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server,
     url = f"http://127.0.0.1:{server.server_port}"
     refs.write_text(json.dumps({"version": 1, "refs": {key: [f"{url}/{key}", 0, len(bytes_of(key))] for key in keys}}))
     job = submit(slurm, "slurm-array.sh", refs, out, "--array=0-1")
-    wait_for(lambda: SLOW in server.seen and len(running(slurm)) == 1, "one job that waits", lambda: server.seen)
-    (broken_off,), (part,) = running(slurm), out.glob("part-*")
+    wait_for(lambda: SLOW in server.seen and len(slurm.jobs("PD,CF,R,CG")) == 1, "one job", lambda: server.seen)
+    (broken_off,), (part,) = slurm.jobs("R"), out.glob("part-*")
     if how == "requeued":
         slurm.control("requeue", broken_off)
     else:
         assert slurm.user("scancel", broken_off).returncode == 0
-    wait_for(lambda: not running(slurm), "the end of the job")
+    wait_for(lambda: not slurm.jobs("R"), "the end of the job")
     assert KEYS / 2 - 1 <= len(copied(out)) < len(keys)
     before, asked = part.stat().st_ino, len(server.seen)
     times = {path: path.stat().st_ino for path in (out / "data").rglob("*") if path.is_file()}

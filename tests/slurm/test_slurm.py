@@ -70,7 +70,7 @@ def batch(slurm: Cluster, script: str, *options: str, **variables: str) -> str:
 
 def ended(slurm: Cluster, job: str) -> None:
     """Wait for a job to end; sbatch --wait asks every ten seconds only."""
-    wait_for(lambda: not slurm.user("squeue", "-h", "-j", job, "-t", "PD,CF,R,CG").stdout, "the end of the job")
+    wait_for(lambda: not slurm.jobs("PD,CF,R,CG", "-j", job), "the end of the job")
 
 
 def test_a_job_on_both_nodes_reads_what_its_prolog_has_mounted(slurm: Cluster) -> None:

@@ -67,12 +67,19 @@ def _watch(path: str, interval: float, once: bool) -> None:
                     raise
                 break
             if len(history) > 1:
-                show(frame(history, shutil.get_terminal_size().columns, ascii_only, colours))
+                show(frame(history, _width(), ascii_only, colours))
                 if once:
                     return
         else:
             return
     say(f"{first.mountpoint}: no longer mounted")
+
+
+def _width() -> int | None:
+    """Return the width of the terminal, or what COLUMNS asks for; None in a pipe, where lines are whole."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 @contextlib.contextmanager

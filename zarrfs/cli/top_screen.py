@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -13,6 +14,7 @@ from zarrfs.metrics.statistics import Statistics, timed
 
 HISTORY = 40  # intervals that are shown
 _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+_COLUMNS = 80  # the width of a frame for bars, where there is no terminal
 _TITLE, _RATE, _GAP, _GAUGE = 12, 14, "  ", 20  # columns
 _STYLES = {"bold": "1", "red": "31", "cyan": "36"}  # SGR of ECMA-48
 
@@ -53,16 +55,18 @@ def since(history: Sequence[Statistics], new: Statistics) -> list[Statistics]:
     return [*(old for old in history if old.pid == new.pid), new][-HISTORY - 1 :]
 
 
-def frame(history: Sequence[Statistics], width: int, ascii_only: bool = False, colours: bool = False) -> list[str]:
+def frame(
+    history: Sequence[Statistics], width: int | None, ascii_only: bool = False, colours: bool = False
+) -> list[str]:
     """Return the lines of a frame of `width` columns: rates over the last interval, their history, open requests.
 
-    `history` has at least two snapshots.
+    `width` is None where lines are not cut. `history` has at least two snapshots.
     """
     now = history[-1]
     title = [(f"{show.printable(now.mountpoint)}  {show.printable(now.source)}", "bold")]
-    left = max(width - _TITLE - _RATE - 2 * len(_GAP), 1)
+    left = max((width or _COLUMNS) - _TITLE - _RATE - 2 * len(_GAP), 1)
     lines = [title, *_rates(history, left, ascii_only), *_states(history), *_hosts(history)]
-    return [_cropped(line, width, colours) for line in lines]
+    return [_cropped(line, width or sys.maxsize, colours) for line in lines]
 
 
 def _cropped(line: Line, width: int, colours: bool) -> str:
