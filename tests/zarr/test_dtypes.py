@@ -190,7 +190,7 @@ def configured(name: str, **configuration: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "value",
     [
-        "int3", "r7", "r0", "r", "r" + "9" * 500, "bfloat16", "", None, 4, [], {}, {"name": 4}, "struct", "raw_bytes",
+        "int3", "r7", "r0", "r", "r" + "9" * 500, "bfloat17", "", None, 4, [], {}, {"name": 4}, "struct", "raw_bytes",
         {"name": "struct", "configuration": []}, configured("struct", fields=[]),
         configured("struct", fields=["int8"]),
         configured("struct", fields=[["", "int8"]]), configured("struct", fields=[["a", "string"]]),

@@ -188,21 +188,29 @@ def test_variable_length_values() -> None:
         (0, "<U1", "30000000"),
         ("abc", "<U1", "61000000"), ("", "|V2", "0000"), (0, "|V2", "0000"), (1, "|b1", "01"), (0.0, "|b1", "00"),
         ("-12", "<i2", "f4ff"), (5, "<c8", "0000a04000000000"), (math.nan, "<f4", "0000c07f"),
+        (3.7, "<i4", "03000000"), (128, "|i1", "80"), (-1, "<u4", "ffffffff"),
+        ("1970-01-03", "<M8[D]", "02" + 14 * "0"),
     ],
 )  # fmt: skip
 def test_v2_values_of_old_writers(value: Any, text: Any, expected: str) -> None:
     assert from_v2(value, data_type(text)) == (bytes.fromhex(expected), None)
 
 
+@pytest.mark.parametrize(("value", "text"), [(1.5, "<i4"), (128, "|i1"), (-1, "<u4"), ("2010", "<M8[s]")])
+def test_v3_values_are_not_cast(value: Any, text: Any) -> None:
+    with pytest.raises(MetadataError, match="fill_value"):
+        from_v3(value, data_type(text))
+
+
 @pytest.mark.parametrize("read", [from_v2, from_v3])
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (1.5, "<i4"), (128, "|i1"), (-1, "<u4"), ("1.5", "<i4"), ("0x1", "<i4"), (True, "<i4"), (10**400, "<f8"),
+        ("1.5", "<i4"), ("0x1", "<i4"), (True, "<i4"), (10**400, "<f8"),
         ("nan", "<f8"),
         (True, "<f8"), ([1], "<f8"), ("0x7fc0", "<f4"), ("0x+fc00000", "<f4"), ("0x7fc0 000", "<f4"), ("x", "|b1"),
         (2, "|b1"),
-        ([1, 2, 3], "<c8"), ([1, "x"], "<c8"), ([], "<c8"), ("x", "<c8"), (1 << 63, "<M8[s]"), ("2010", "<M8[s]"),
+        ([1, 2, 3], "<c8"), ([1, "x"], "<c8"), ([], "<c8"), ("x", "<c8"), (1 << 63, "<M8[s]"), ("never", "<M8[s]"),
         (1.5, "|V2"),
         ("AAAA", "|V2"), ("A", "|V2"), ("é", "|V2"), ({}, "|V2"), ([], "<U2"), ({"a": 1}, "<U2"),
         ({"b": 1}, [["a", "|i1"]]),

@@ -56,7 +56,7 @@ def test_stores_of_zarr_0_3(sample: Sample) -> None:
 
 
 def test_sample_stores_exist() -> None:
-    assert len(PICKLED) == 8
+    assert len(PICKLED) == 10
 
 
 @settings(deadline=None)
@@ -76,6 +76,17 @@ def test_every_dtype_in_every_protocol(dtype: np.dtype[Any], protocol: int, alig
 
 
 @pytest.mark.parametrize("protocol", range(6))
+def test_fields_that_are_arrays(protocol: int) -> None:
+    for dtype in np.dtype([("a", "<i4"), ("s", ">f4", (2, 3)), ("t", "|S3", 4)]), np.dtype(("<i4", (2,))):
+        data = pickle.dumps(metadata(dtype=dtype), protocol)
+        if dtype.fields:
+            assert read(data).dtype.numpy() == dtype
+            continue
+        with pytest.raises(MetadataError, match="a dtype that is an array"):
+            read(data)
+
+
+@pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize(
     ("fill", "dtype", "expected"),
     [
@@ -84,7 +95,8 @@ def test_every_dtype_in_every_protocol(dtype: np.dtype[Any], protocol: int, alig
         (np.bool_(True), "|b1", True), (b"ab", "|S3", b"ab"), (np.bytes_(b"ab"), "|S3", b"ab"), ("né", "<U3", "né"),
         (np.str_("né"), ">U3", "né"), (np.datetime64(5, "s"), "<M8[s]", 5), (1 << 70, "<f8", float(1 << 70)),
         (b"", "|S2", b""),
-        (np.complex64(1 + 2j), "<c16", 1 + 2j), (float("inf"), "<f4", np.inf), (0, "|S2", b"0"),
+        (np.complex64(1 + 2j), "<c16", 1 + 2j), (1 + 2j, "<c16", 1 + 2j), (b"abc", "|V3", np.void(b"abc")),
+        (float("inf"), "<f4", np.inf), (0, "|S2", b"0"),
     ],
 )  # fmt: skip
 def test_fill_values(fill: Any, dtype: str, expected: Any, protocol: int) -> None:
@@ -129,7 +141,7 @@ def test_no_code_runs(protocol: int, tmp_path: Path) -> None:
     [
         (collections.OrderedDict(), "names 'collections OrderedDict'"), ([1], "EMPTY_LIST|LIST"),
         ({1, 2}, "builtin__ set|EMPTY_SET"),
-        (np.zeros(3), "_reconstruct"), (np.dtype, "fill_value"), (1j, "complex"),
+        (np.zeros(3), "_reconstruct"), (np.dtype, "fill_value"),
     ],
 )  # fmt: skip
 def test_names_off_the_whitelist_are_refused(value: Any, rule: str) -> None:

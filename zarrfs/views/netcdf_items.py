@@ -48,6 +48,8 @@ class Form:
 def forms_of(dtype: DataType) -> tuple[Form, ...]:
     """Return the form of each variable that shows an array of this data type. MetadataError if NetCDF has none."""
     kind, size, text = dtype.kind, dtype.itemsize, dtype.text
+    if dtype.name:
+        return (_small_number(dtype.name),)
     if kind in "iu" or (kind == "f" and size in (4, 8)):
         assert isinstance(text, str)
         return (Form(text),)
@@ -69,6 +71,17 @@ def forms_of(dtype: DataType) -> tuple[Form, ...]:
         convert = _utf8(f"S{size}")  # an item of UTF-32 has room for its UTF-8
         return (Form("|S1", size, convert=convert, attributes=(("_Encoding", "utf-8"),), masks=False),)
     raise MetadataError(f"dtype {_short(text)}: NetCDF-4 has no such type")
+
+
+def _small_number(name: str) -> Form:
+    """Return the form of a number that numpy does not have, from its bits."""
+    if name == "bfloat16":  # the first half of a float
+        convert: Convert = lambda items: (items[name].astype("<u4") << 16).view("<f4")  # noqa: E731
+        return Form("<f4", convert=convert)
+    if name in ("int2", "int4"):
+        unused = 8 - int(name[3:])  # bits before the sign
+        return Form("|i1", convert=lambda items: (items[name] << unused).view("|i1") >> unused)
+    raise MetadataError(f"dtype {name}: NetCDF-4 has no such type")
 
 
 def _short(text: Any) -> str:

@@ -112,7 +112,7 @@ def decompress(data: Buffer, limit: int) -> Buffer:
     try:
         found: bytes = blosc.decompress(body)
     except blosc.blosc_extension.error as exc:
-        if compressor == "zstd" and _has_old_zstd(frame, body):
+        if compressor == "zstd" and _ZSTD_7 in bytes(body):
             return decode_blocks(frame, body, _old_zstd)
         if compressor not in blosc.cnames:
             raise CodecError("blosc", f"the package blosc is built without {compressor}") from exc
@@ -209,11 +209,6 @@ def _unshuffle_bits(coded: Bytes, target: Bytes, itemsize: int) -> None:
             squares ^= swapped ^ (swapped << np.uint64(distance))
         wide[:, at] = squares.view(np.uint8)
     target[whole:] = coded[whole:]
-
-
-def _has_old_zstd(frame: Frame, data: memoryview) -> bool:
-    starts = struct.unpack_from(f"<{frame.blocks}I", data, _HEADER.size)
-    return any(data[start + 4 : start + 8] == _ZSTD_7 for start in starts)
 
 
 def _old_zstd(coded: memoryview, size: int) -> Buffer:

@@ -281,7 +281,8 @@ _NUMCODECS: dict[str, CodecFactory] = {
     "packbits": filters.packbits,
     "categorize": filters.categorize,
     "vlen-array": filters.variable("vlen-array"),
-    "json2": filters.json2,
+    "json": filters.json_list("json"),
+    "json2": filters.json_list("json2"),
     "pickle": filters.pickle,
 }
 

@@ -12,6 +12,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+from zarrfs.zarr import small_numbers
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 
@@ -39,6 +40,7 @@ class DataType:
     kind: str  # numpy's: b i u f c m M S U V; also T (text of any length), B (bytes of any length), O (other objects)
     endian: Endian | None  # None: single bytes, no fixed size, or mixed
     mixed: bool = False  # fields have different byte orders
+    name: str = ""  # of a number that numpy does not have (small_numbers); `text` is then one field with its bits
 
     @property
     def fields(self) -> tuple[tuple[str, DataType, tuple[int, ...]], ...] | None:
@@ -81,7 +83,7 @@ def _numpy(text: Text) -> np.dtype[Any]:
 def parse_v2(value: JSON) -> DataType:
     """Parse the dtype of a document of v2, v1 or v0. Raises MetadataError."""
     if isinstance(value, str):
-        return _typestr(value)
+        return _small(value) if value in small_numbers.SIZES else _typestr(value)
     if not isinstance(value, list | tuple):
         raise MetadataError("dtype: neither a string nor a list of fields")
     return _struct(_text(value, 0))
@@ -182,9 +184,15 @@ def _struct(text: Text) -> DataType:
     return DataType(text, size, "V", endian, len(orders) == 2)
 
 
+def _small(name: str, endian: Endian = "little") -> DataType:
+    """Return the type of a number that numpy does not have: its bits, in a field with the type's name."""
+    bits = "|u1" if small_numbers.SIZES[name] == 1 else f"{_SIGNS[endian]}u2"
+    return dataclasses.replace(_struct(((name, bits),)), name=name)
+
+
 def as_v2(dtype: DataType) -> JSON:
     """Return the dtype for a v2 document: a typestr or lists of fields. The kind of objects is left to a filter."""
-    return _as_lists(dtype.text)
+    return dtype.name or _as_lists(dtype.text)
 
 
 def _as_lists(text: Text) -> JSON:
@@ -210,6 +218,9 @@ _LENGTHS = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1), "
 
 def parse_v3(value: JSON, endian: Endian = "little") -> DataType:
     """Parse the data_type of a v3 document; `endian` is that of its codec "bytes". Raises MetadataError."""
+    name = value.get("name") if isinstance(value, dict) else value
+    if isinstance(name, str) and name in small_numbers.SIZES:
+        return _small(name, endian)
     if isinstance(value, str):
         return _named_v3(value, endian)
     return _of_text(_v3_text(value, endian, 0)) if not _is_any_length(value) else _ANY_LENGTH[value["name"]]
@@ -287,6 +298,8 @@ def as_v3(dtype: DataType) -> JSON:
     """
     if dtype.kind in "TB":
         return "string" if dtype.kind == "T" else "variable_length_bytes"
+    if dtype.name:
+        return dtype.name
     if dtype.mixed:
         raise MetadataError("dtype: v3 has no fields of different byte order")
     return _as_v3(dtype.text)
@@ -320,7 +333,9 @@ def _field_as_v3(name: str, field: tuple[Any, ...]) -> list[JSON]:
 
 def little_endian(dtype: DataType) -> DataType:
     """Return the type with all items, and all fields of items, in little-endian order."""
-    return dtype if dtype.endian is None and not dtype.mixed else _of_text(_little_endian(dtype.text))
+    if dtype.endian is None and not dtype.mixed:
+        return dtype
+    return dataclasses.replace(_of_text(_little_endian(dtype.text)), name=dtype.name)
 
 
 def _little_endian(text: Text) -> Text:

@@ -13,12 +13,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from zarrfs.zarr import small_numbers
 from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 
-Fill = tuple[bytes | None, JSON]  # the bytes of an item, or the value itself if items have no fixed size
+Fill = tuple[bytes | None, JSON]  # the bytes of an item; the value itself if they do not say it
 Read = Callable[[JSON, DataType], bytes]
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
@@ -37,6 +38,8 @@ def from_v2(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v2; null is undefined. Raises MetadataError."""
     if value is None:
         return None, None
+    if dtype.name:
+        return _small(value, dtype), value
     if dtype.itemsize:
         return _read_v2(value, dtype), None
     if dtype.kind == "O":
@@ -48,6 +51,8 @@ def from_v2(value: JSON, dtype: DataType) -> Fill:
 
 def from_v3(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v3, in every form that the specification allows. Raises MetadataError."""
+    if dtype.name:
+        return _small(value, dtype), value
     return (_read_v3(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
 
 
@@ -79,6 +84,10 @@ def as_v2(array: ArrayMetadata) -> JSON:
     if not array.dtype.itemsize:
         value = array.fill_object
         return _base64(value) if isinstance(value, bytes) else value
+    if array.dtype.name:
+        return array.fill_object
+    if array.dtype.kind == "S" and array.fill is not None:  # tensorstore demands the bytes of a whole item
+        return _base64(array.fill)
     return None if array.fill is None else _as_json(array.fill, array.dtype, _as_token)
 
 
@@ -88,6 +97,8 @@ def as_v3(array: ArrayMetadata) -> JSON:
     if not dtype.itemsize:
         value = array.fill_object
         return (value or "") if dtype.kind == "T" else _base64(value or b"")
+    if dtype.name:
+        return 0 if array.fill is None else array.fill_object
     data = bytes(dtype.itemsize) if array.fill is None else array.fill
     if dtype.kind in "mM" and value_of(data, dtype) == _NOT_A_TIME:
         return "NaT"
@@ -102,7 +113,7 @@ def _wrong(value: JSON, dtype: DataType) -> MetadataError:
         quoted = repr(value)
     except (RecursionError, ValueError):  # nests too deep, or has too many digits
         quoted = f"an object of type {type(value).__name__}"
-    text = dtype.text if isinstance(dtype.text, str) else "fields"
+    text = dtype.name or (dtype.text if isinstance(dtype.text, str) else "fields")
     return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {text}")
 
 
@@ -111,6 +122,13 @@ def _whole(value: int, dtype: DataType) -> bytes:
         return value.to_bytes(dtype.itemsize, dtype.endian or "little", signed=dtype.kind != "u")
     except OverflowError:
         raise _wrong(value, dtype) from None
+
+
+def _small(value: JSON, dtype: DataType) -> bytes:
+    bits = small_numbers.bits_of(dtype.name, value)
+    if bits is None:
+        raise _wrong(value, dtype)
+    return bits.to_bytes(dtype.itemsize, dtype.endian or "little")
 
 
 def _part(dtype: DataType) -> DataType:
@@ -200,14 +218,14 @@ def _read_v2(value: JSON, dtype: DataType) -> bytes:
     kind = dtype.kind
     if kind == "f":
         return _float(value, dtype)
-    if kind in "iu":
-        return _integral(value, dtype)
+    if kind in "iu":  # releases before 2.2 cast numbers that the type does not have as numpy 1 did
+        return _cast_number(value, dtype) if type(value) in (int, float) else _integral(value, dtype)
     if kind == "b" and (type(value) is bool or (type(value) in (int, float) and value in (0, 1))):
         return b"\1" if value else b"\0"
     if kind == "c":
         return _pair(value, dtype, _float)
-    if kind in "mM":
-        return _whole(_NOT_A_TIME, dtype) if value == "NaT" else _integral(value, dtype)
+    if kind in "mM":  # zarr-python 3.0 and releases before 2.2 wrote dates as text
+        return _cast_time(value, dtype) if isinstance(value, str) else _integral(value, dtype)
     if kind == "U" and isinstance(value, str | int | float):
         return _text(str(value)[: dtype.itemsize // 4], dtype)
     if kind == "S" and isinstance(value, str | int | float):
@@ -282,6 +300,8 @@ def _cast(value: JSON, dtype: DataType) -> bytes:
         return _text(str(value)[: dtype.itemsize // 4], dtype)
     if kind == "V" and value == 0:
         return bytes(dtype.itemsize)
+    if kind == "V" and isinstance(value, bytes):  # from pickles of zarr 0.3
+        return _padded(value, value.decode("latin-1"), dtype)
     if isinstance(value, str) and kind != "V":
         return _cast_time(value, dtype) if kind in "mM" else _cast_number(_number(value, dtype), dtype)
     if isinstance(value, int | float) and kind != "V":

@@ -21,6 +21,7 @@ from zarrfs.zarr.representation import OBJECTS_LIMIT, Array, Codec, CodecFactory
 
 _NUMBERS = "biufcmM"  # kinds of dtypes that filters convert
 _OBJECT = np.dtype(object)
+_FIXED = {"vlen-utf8": "U", "vlen-bytes": "S"}  # kinds of a fixed length that zarr-python 3.0 wrote in v2 with these
 
 
 def transpose(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
@@ -119,12 +120,20 @@ def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context:
 
 def categorize(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec that stores labels as numbers, with 0 for the empty text."""
-    import numcodecs
+    labels, dtype = configuration.get("labels"), decoded.dtype
+    coded = np.dtype(str(configuration.get("astype", "u1")))
+    given = np.dtype(str(configuration.get("dtype")))
+    if dtype is None or dtype.kind not in "SUO" or given != dtype or coded.kind not in "iu":
+        raise CodecError("categorize", f"from {given} to {coded}, the array has {dtype}")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise CodecError("categorize", "labels that are no text")
+    known = np.array(["", *labels], dtype)
 
-    codec = numcodecs.get_codec({**configuration, "id": "categorize"})
-    if decoded.dtype is None or codec.dtype != decoded.dtype or codec.astype.kind not in "iu":
-        raise CodecError("categorize", f"from {codec.dtype} to {codec.astype}, the array has {decoded.dtype}")
-    return codec.decode, Representation.array(codec.astype, decoded.shape)
+    def decode(value: Any) -> Array:
+        numbers = np.frombuffer(value, coded)
+        return known[np.where((numbers >= 0) & (numbers < len(known)), numbers, 0)]
+
+    return decode, Representation.array(coded, decoded.shape)
 
 
 def variable(name: str) -> CodecFactory:
@@ -133,7 +142,9 @@ def variable(name: str) -> CodecFactory:
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
 
-        _require_objects(name, decoded)
+        fixed = decoded.dtype if decoded.dtype is not None and decoded.dtype.kind == _FIXED.get(name) else None
+        if fixed is None:
+            _require_objects(name, decoded)
         items, codec = decoded.items, numcodecs.get_codec({**configuration, "id": name})
         if name == "vlen-array" and codec.dtype.kind not in _NUMBERS:
             raise CodecError(name, f"dtype {codec.dtype} is not one of numbers")
@@ -142,7 +153,7 @@ def variable(name: str) -> CodecFactory:
             if len(value) < 4 + 4 * items or struct.unpack_from("<I", value) != (items,):
                 raise CodecError(name, f"does not hold {items} objects")
             found: Array = codec.decode(value)
-            return found
+            return found if fixed is None else found.astype(fixed)
 
         return decode, Representation(None, (), OBJECTS_LIMIT, False)
 
@@ -164,29 +175,34 @@ def pickle(configuration: Mapping[str, JSON], decoded: Representation, context: 
     return decode, decoded.compressed()
 
 
-def json2(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec of a JSON list: the items, nested as in the array, then its dtype and shape."""
-    if decoded.dtype is None:
-        raise CodecError("json2", "made for arrays, not for bytes")
-    encoding, item = configuration.get("encoding", "utf-8"), decoded.dtype
+def json_list(name: str) -> CodecFactory:
+    """Return the factory of a JSON list: items, nested as in the array, then their dtype and, in json2, the shape."""
 
-    def decode(data: Any) -> Array:
-        document = json.loads(str(data, encoding), strict=bool(configuration.get("strict", True)))
-        *values, dtype, shape = document
-        if not isinstance(shape, list) or np.prod(shape, dtype=object) != decoded.items or dtype != item.str:
-            raise CodecError("json2", f"{dtype} of shape {shape} where {decoded.items} of {item} are expected")
-        for _ in shape[1:]:
-            values = [item for row in values for item in row]
-        if len(values) != decoded.items:
-            raise CodecError("json2", f"{len(values)} objects where {decoded.items} are expected")
-        if not item.hasobject:
-            return np.array(values, item)
-        found = np.empty(decoded.items, object)
-        for at, value in enumerate(values):
-            found[at] = value
-        return found
+    def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+        if decoded.dtype is None:
+            raise CodecError(name, "made for arrays, not for bytes")
+        encoding, item = configuration.get("encoding", "utf-8"), decoded.dtype
 
-    return decode, Representation(None, (), OBJECTS_LIMIT, False)
+        def decode(data: Any) -> Array:
+            values = json.loads(str(data, encoding), strict=bool(configuration.get("strict", True)))
+            shape = values.pop() if name == "json2" else list(decoded.shape)
+            dtype = values.pop()
+            if not isinstance(shape, list) or np.prod(shape, dtype=object) != decoded.items or dtype != item.str:
+                raise CodecError(name, f"{dtype} of shape {shape} where {decoded.items} of {item} are expected")
+            for _ in shape[1:]:
+                values = [item for row in values for item in row]
+            if len(values) != decoded.items:
+                raise CodecError(name, f"{len(values)} objects where {decoded.items} are expected")
+            if not item.hasobject:
+                return np.array(values, item)
+            found = np.empty(decoded.items, object)
+            for at, value in enumerate(values):
+                found[at] = value
+            return found
+
+        return decode, Representation(None, (), OBJECTS_LIMIT, False)
+
+    return build
 
 
 def _require_objects(name: str, decoded: Representation) -> None:

@@ -42,7 +42,7 @@ class ArrayMetadata:
     attributes: Mapping[str, JSON]
     dimension_names: tuple[str | None, ...] | None = None
     storage_transformers: tuple[JSON, ...] = ()
-    fill_object: JSON = None  # the fill value of a dtype without a fixed size, such as text of any length
+    fill_object: JSON = None  # the fill value of a dtype without a fixed size, or of small_numbers, as in the document
     keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
 
     @property

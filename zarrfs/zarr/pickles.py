@@ -30,7 +30,8 @@ _CODECS = ("_codecs encode",)
 _DTYPE = ("numpy dtype",)
 _SCALAR = ("numpy.core.multiarray scalar", "numpy._core.multiarray scalar")
 _BYTES = ("__builtin__ bytes", "builtins bytes")  # protocol 0 pickles b"" as the call bytes()
-_KNOWN = frozenset((*_CODECS, *_DTYPE, *_SCALAR, *_BYTES))
+_COMPLEX = ("__builtin__ complex", "builtins complex")  # fill values
+_KNOWN = frozenset((*_CODECS, *_DTYPE, *_SCALAR, *_BYTES, *_COMPLEX))
 _NDARRAY = ("numpy ndarray",)
 _RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 _FROM_BUFFER = ("numpy.core.numeric _frombuffer", "numpy._core.numeric _frombuffer")
@@ -47,6 +48,13 @@ class _Type:
 
     def __init__(self, text: str) -> None:
         self.text: Any = text
+        self.shape: tuple[int, ...] = ()  # of a field that is an array
+
+    def whole(self) -> Any:
+        """Return the text. ValueError for an array, which only a field can be."""
+        if self.shape:
+            raise ValueError("a dtype that is an array")
+        return self.text
 
 
 class _Scalar(NamedTuple):
@@ -82,16 +90,15 @@ def load(data: bytes) -> dict[str, JSON]:
         raise MetadataError(f"a pickle of more than {_LENGTH_MAX} bytes")
     try:
         found = _Machine().run(data)
+        if isinstance(found, dict):
+            found = {key: value.whole() if isinstance(value, _Type) else value for key, value in found.items()}
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise MetadataError(f"a damaged pickle: {str(error)[:100]}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str | bytes) for key in found):
         raise MetadataError("a pickle that is no dict")
     document = {_text(key): value for key, value in found.items()}
-    dtype = document.get("dtype")
-    if isinstance(dtype, _Type):
-        document["dtype"] = dtype.text
-    elif isinstance(dtype, bytes):
-        document["dtype"] = _text(dtype)
+    if isinstance(document.get("dtype"), bytes):
+        document["dtype"] = _text(document["dtype"])
     if isinstance(document.get("cname"), bytes):
         document["cname"] = _text(document["cname"])
     document["fill_value"] = _fill(document.get("fill_value"))
@@ -106,7 +113,7 @@ def _fill(value: Any) -> JSON:
     """Convert a fill value to the form that fillvalues.from_v0_v1() takes."""
     if not isinstance(value, _Scalar):
         return value
-    dtype = dtypes.parse_v2(value.type.text)
+    dtype = dtypes.parse_v2(value.type.whole())
     if dtype.itemsize != len(value.data) or dtype.fields:
         raise MetadataError("fill_value: a scalar of another size, or of fields")
     return fillvalues.value_of(value.data, dtype)
@@ -196,6 +203,9 @@ class _Machine:
             if not isinstance(dtype, _Type) or not isinstance(data, bytes):
                 raise ValueError("a scalar without dtype and bytes")
             self._stack.append(_Scalar(dtype, data))
+        elif name.text in _COMPLEX:
+            real, imaginary = arguments
+            self._stack.append([float(real), float(imaginary)])
         elif arguments == ():
             self._stack.append(b"")
         else:
@@ -205,7 +215,7 @@ class _Machine:
         dtype, state = self._top(2)
         if not isinstance(dtype, _Type) or not isinstance(state, tuple):
             raise ValueError("a state of what is no dtype")  # noqa: TRY004
-        dtype.text = _with_state(dtype.text, state)
+        dtype.text, dtype.shape = _with_state(dtype.text, state)
         self._stack.append(dtype)
 
     def _dict(self, _argument: None) -> None:
@@ -259,24 +269,25 @@ class _ArrayMachine(_Machine):
 def _pickled(dtype: Any, shape: Any, data: Any) -> PickledArray:
     if not isinstance(dtype, _Type) or not isinstance(shape, tuple) or not isinstance(data, bytes | bytearray):
         raise ValueError("an array without dtype, shape and bytes")  # noqa: TRY004
-    return PickledArray(dtype.text, shape, data)
+    return PickledArray(dtype.whole(), shape, data)
 
 
-def _with_state(text: Any, state: tuple[Any, ...]) -> Any:
-    """Return the text of a dtype that was created as `text` ("i4", "V12") and then given numpy's pickled `state`."""
+def _with_state(text: Any, state: tuple[Any, ...]) -> tuple[Any, tuple[int, ...]]:
+    """Return (text, shape) of a dtype created as `text` ("i4", "V12") and then given numpy's pickled `state`."""
     if not isinstance(text, str) or state[0] not in (_VERSION, _VERSION + 1):
         raise ValueError("a dtype with a state that is not known")
     order, subarray, names, fields = state[1:5]
     order = _text(order)
     if names is not None:
-        return _fields(names, fields, int(text[1:]))
+        return _fields(names, fields, int(text[1:])), ()
     if subarray is not None:
-        raise ValueError("a dtype that is an array")
+        base, shape = subarray
+        return base.whole(), shape if isinstance(shape, tuple) else (shape,)
     unit = ""
     if text[:1] in ("M", "m") and len(state) > 8 and state[8]:
         base, number, _per, _event = state[8][1] if len(state[8]) == 2 else state[8]
         unit = f"[{number}{_text(base)}]"
-    return f"{order}{text}{unit}"
+    return f"{order}{text}{unit}", ()
 
 
 def _fields(names: Any, fields: Any, itemsize: int) -> list[JSON]:
@@ -291,8 +302,8 @@ def _fields(names: Any, fields: Any, itemsize: int) -> list[JSON]:
             raise ValueError("fields that overlap")
         if offset > at:
             found.append(["", f"|V{offset - at}"])
-        found.append([_text(name), dtype.text])
-        at = offset + dtypes.parse_v2(dtype.text).itemsize
+        found.append([_text(name), dtype.text, *([list(dtype.shape)] if dtype.shape else [])])
+        at = offset + dtypes.parse_v2([found[-1]]).itemsize
     if at < itemsize:
         found.append(["", f"|V{itemsize - at}"])
     return found

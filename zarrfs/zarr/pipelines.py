@@ -20,7 +20,9 @@ BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # v3's names, at the nu
 
 # numcodecs from arrays to arrays and from arrays to bytes; all others take bytes to bytes
 _ARRAY_TO_ARRAY = frozenset(("astype", "bitround", "categorize", "delta", "fixedscaleoffset", "packbits", "quantize"))
-_ARRAY_TO_BYTES = frozenset(("json2", "msgpack2", "pcodec", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy"))
+_ARRAY_TO_BYTES = frozenset((
+    "json", "json2", "msgpack2", "pcodec", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy",
+))  # fmt: skip
 _BYTES: dict[Endian | None, CodecSpec] = {
     "little": CodecSpec("bytes", {"endian": "little"}),
     "big": CodecSpec("bytes", {"endian": "big"}),

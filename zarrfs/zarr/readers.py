@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.dtypes import DataType, parse_v2
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX
@@ -25,7 +25,19 @@ _ONLY_V2 = frozenset((f"{PREFIX}base64", f"{PREFIX}categorize", f"{PREFIX}vlen-b
 
 def unread_codec(array: ArrayMetadata, version: int) -> str | None:
     """Return why readers of `version` cannot decode chunks of `array`; None if they can."""
+    if version == 3 and array.generation != "v3" and (reason := _reinterpreting(array)):
+        return reason
     return _unread(array.codecs, array.dtype, array.generation in ("v0", "v1"), version)
+
+
+def _reinterpreting(array: ArrayMetadata) -> str | None:
+    """Return the reason if the first filter is for items of another size: in v2 it gets the bytes of all items."""
+    specs = [spec for spec in array.codecs if spec.name != "transpose"]
+    configuration = specs[0].configuration if specs else {}
+    text = configuration.get("decode_dtype", configuration.get("dtype"))
+    if not array.dtype.itemsize or not isinstance(text, str) or parse_v2(text).itemsize == array.dtype.itemsize:
+        return None
+    return f"codec {specs[0].name.removeprefix(PREFIX)} for items of {text}, which the array does not have"
 
 
 def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool, version: int) -> str | None:
@@ -38,8 +50,10 @@ def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool, version: 
             return f"codec {short[:60]}, which today's readers of Zarr v{version} lack"
         if short == "blosc" and (inner := _unread_blosc(configuration, old)):
             return f"codec blosc with {inner}, which today's readers lack"
-        if short == "categorize" and dtype.kind == "O":
-            return "codec categorize of objects, which today's readers lack"
+        if short == "categorize" and dtype.kind in "OS":
+            return f"codec categorize of {'objects' if dtype.kind == 'O' else 'bytes'}, which today's readers lack"
+        if short in ("vlen-utf8", "vlen-bytes") and dtype.itemsize:
+            return f"codec {short} of items of a fixed length, which today's readers lack"
         if name == _SHARDING and (reason := _unread(_inner(configuration), dtype, old, version)):
             return reason
     return None

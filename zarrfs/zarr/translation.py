@@ -98,11 +98,12 @@ def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
         return dataclasses.replace(array, codecs=(CodecSpec(_ANY_LENGTH[dtype.kind]),))
     if not dtype.itemsize:
         dtype, fill = _labels(array), None
-    elif version == 3 and dtype.fields and (dtype.mixed or dtype.endian == "big"):
+    elif dtype.fields and (dtype.mixed or dtype.endian == "big") and (version == 3 or dtype.name):
         dtype = dtypes.little_endian(dtype)
         fill = fill and _converted(fill, array.dtype, dtype)
     codecs = (bytes_codec(dtype),)
-    found = dataclasses.replace(array, dtype=dtype, fill=fill, fill_object=None, codecs=codecs)
+    fill_object = array.fill_object if dtype.name else None
+    found = dataclasses.replace(array, dtype=dtype, fill=fill, fill_object=fill_object, codecs=codecs)
     return _opaque(found) if version == 3 else found
 
 

@@ -69,6 +69,8 @@ def array_json(array: ArrayMetadata) -> dict[str, JSON]:
     Storage transformers are left out: those of an ArrayMetadata need not be understood.
     """
     order, filters, compressor = _codecs(array)
+    if array.dtype.name and array.dtype.endian == "big":
+        raise MetadataError(f"dtype: {array.dtype.name} is little-endian in Zarr v2")
     document: dict[str, JSON] = {
         "zarr_format": 2,
         "shape": list(array.shape),
@@ -107,6 +109,10 @@ def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
 def _fill_value(array: ArrayMetadata) -> JSON:
     """Return the fill value for v2. Raises MetadataError if readers of v2 would take it for another value."""
     value, dtype = fillvalues.as_v2(array), array.dtype
+    if dtype.name:
+        if isinstance(value, str) and value.startswith("0x"):
+            raise MetadataError(f"fill_value: {value}, bits, which Zarr v2 does not have")
+        return value
     if array.generation != "v3" or array.fill is None:
         return value
     if dtype.kind == "M" and "[" not in dtype.text:  # numpy converts no number to a date without a unit
@@ -158,8 +164,8 @@ def _numcodec(spec: CodecSpec) -> dict[str, JSON]:
         number = BLOSC_SHUFFLES.index(shuffle) if shuffle in BLOSC_SHUFFLES else shuffle
         configuration.pop("typesize", None)
         return {"id": "blosc", **configuration, "shuffle": number}
-    if spec.name == "zstd" and configuration.get("checksum") is False:  # the default; old readers reject the member
-        del configuration["checksum"]
+    if spec.name == "zstd":  # frames say whether they have a checksum; old readers and tensorstore reject the member
+        configuration.pop("checksum", None)
     if spec.name in ("gzip", "zstd", "crc32c", "vlen-utf8", "vlen-bytes"):
         return {"id": spec.name, **configuration}
     if spec.name == "sharding_indexed":
