@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import forkserver
@@ -35,6 +36,8 @@ def _ends_take_effect() -> None:
 
 
 _ends_take_effect()  # before any module of tests is imported
+hypothesis.settings.register_profile("zarrfs", deadline=None)  # nothing here is timed
+hypothesis.settings.load_profile("zarrfs")
 
 
 def pytest_configure(config: pytest.Config) -> None:

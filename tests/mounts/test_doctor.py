@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import DATA, run
+from tests.conftest import DATA, PROGRAM, run
 from tests.machine import Machine
-from tests.mounts.mounting import daemon_pid, mounted
+from tests.mounts.mounting import daemon_pid, mount_lines, mounted, until
 from tests.servers import Faulty
 from tests.servers import faulty as faulty
 
@@ -104,6 +105,36 @@ def test_dead_and_stopped_mounts(tmp_path: Path) -> None:
         said = f"2 mounts with a daemon that has died: {dead[0]}, {dead[1]}"
         assert facts[said] == f"zarrfs umount {dead[0]} '{dead[1]}'"
         assert f"1 mount with a daemon that does not answer: {stopped}" in facts
+
+
+MUTE = """
+import sys, pyfuse3, trio
+class Mute(pyfuse3.Operations):
+    async def statfs(self, ctx):
+        print("asked", flush=True)
+        await trio.sleep_forever()
+pyfuse3.init(Mute(), sys.argv[1], {"fsname=mute", "subtype=zarrfs"})
+trio.run(pyfuse3.main)
+"""
+
+
+def test_a_daemon_that_has_read_a_request_and_never_answers(tmp_path: Path) -> None:
+    """No signal ends a process of which a thread waits for that: doctor has to wait in another process."""
+    with subprocess.Popen([sys.executable, "-c", MUTE, tmp_path], stdout=subprocess.PIPE) as daemon:
+        try:
+            until(lambda: mount_lines(tmp_path))
+            with subprocess.Popen([PROGRAM, "doctor"], stdout=subprocess.PIPE, text=True) as doctor:
+                assert daemon.stdout is not None
+                assert daemon.stdout.readline() == b"asked\n"
+                try:
+                    doctor.wait(60)
+                finally:
+                    daemon.kill()
+                assert doctor.stdout is not None
+                assert f"1 mount with a daemon that does not answer: {tmp_path}" in doctor.stdout.read()
+        finally:
+            daemon.kill()
+            subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 def told(*arguments: object, **env: str) -> tuple[int, str]:

@@ -110,25 +110,49 @@ def is_dead(mountpoint: str) -> bool:
 
 
 def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[str], list[str]]:
-    """Probe FUSE mounts all at once; return (those without a daemon, those silent for `patience` seconds)."""
-    found: dict[str, int | None] = {}
+    """Probe FUSE mounts all at once; return (those without a daemon, those silent for `patience` seconds).
 
-    def ask(mountpoint: str) -> None:
+    A child process probes them: see ask().
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _probe(mountpoints, write_end)
+    os.close(write_end)
+    said, deadline = b"", time.monotonic() + patience
+    try:
+        while said.count(b"\n") < len(mountpoints) and readable(read_end, max(0.0, deadline - time.monotonic())):
+            part = os.read(read_end, 1 << 16)
+            if not part:
+                break
+            said += part
+    finally:
+        os.close(read_end)
+        _end_child(child)
+    found = {mountpoints[number]: code for number, code in (map(int, line.split()) for line in said.splitlines())}
+    dead = [one for one in mountpoints if found.get(one) in (errno.ENOTCONN, errno.ECONNABORTED)]
+    return dead, [one for one in mountpoints if one not in found]
+
+
+def _probe(mountpoints: Sequence[str], pipe: int) -> NoReturn:
+    """In the child: write the number of each mount and its errno, or 0, to the pipe, as they answer."""
+
+    def probe(number: int) -> None:
         try:
-            os.statvfs(mountpoint)
-            found[mountpoint] = None
+            os.statvfs(mountpoints[number])
+            code = 0
         except OSError as exc:
-            found[mountpoint] = exc.errno
+            code = exc.errno or errno.EIO
+        os.write(pipe, b"%d %d\n" % (number, code))
 
-    threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in mountpoints]
-    deadline = time.monotonic() + patience
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    said = dict(found)
-    dead = [one for one, code in said.items() if code in (errno.ENOTCONN, errno.ECONNABORTED)]
-    return dead, [one for one in mountpoints if one not in said]
+    try:
+        threads = [threading.Thread(target=probe, args=(number,)) for number in range(len(mountpoints))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        os._exit(0)
 
 
 def unmount(mountpoint: str, lazy: bool = False) -> None:
@@ -255,9 +279,7 @@ def ask(mountpoint: str, name: str, timeout: float) -> bytes:
             raise TimeoutError(errno.ETIMEDOUT, "does not answer")
     finally:
         os.close(read_end)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # if our parent ignores SIGCHLD
-            os.kill(child, signal.SIGKILL)
-            _reap(child)
+        _end_child(child)
     if not said.startswith(b"+"):
         code = int(said or errno.EIO)
         raise OSError(code, _NOT_OURS if code == errno.EACCES else os.strerror(code))
@@ -277,11 +299,13 @@ def _answer(mountpoint: str, name: str, pipe: int) -> NoReturn:
         os._exit(0)
 
 
-def _reap(child: int) -> None:
-    """Wait a moment for a killed child: a FUSE request that the daemon has read cannot be interrupted."""
-    deadline = time.monotonic() + _KILLED
-    while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.002)
+def _end_child(child: int) -> None:
+    """Kill a child, and wait a moment for it: a FUSE request that the daemon has read cannot be interrupted."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # if our parent ignores SIGCHLD
+        os.kill(child, signal.SIGKILL)
+        deadline = time.monotonic() + _KILLED
+        while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.002)
 
 
 def wait_for_end(pid: int, timeout: float) -> bool:
