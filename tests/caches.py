@@ -19,7 +19,7 @@ _PATIENCE = 8.0  # seconds
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Nobody who asks drop() drops caches meanwhile, for a while."""
+    """Keep drop() from dropping caches for a while."""
     with _lock() as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield

@@ -231,7 +231,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def _shifted(head: str) -> str:
-    """A request for as many bytes further on, or at the start for whoever asks for the start."""
+    """Return the request with its range shifted."""
 
     def further(match: re.Match[str]) -> str:
         return f"bytes={int(match[1]) + _SHIFT}-{int(match[2]) + _SHIFT}"

@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Failures:
-    """The failures that to_errno() tells, with a clock of the test."""
+    """The failures that to_errno() logs, with a clock of the test."""
     found = Failures(clock)
     monkeypatch.setattr(errors, "FAILURES", found)
     return found

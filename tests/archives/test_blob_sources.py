@@ -235,7 +235,7 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
 
 @pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
 def test_a_tar_whose_reported_length_is_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
-    """An error that names both lengths, at once; a tar that tells its own end needs no length."""
+    """An error that names both lengths, at once; a tar that has its own end needs no length."""
     (tmp_path / "f").write_bytes(DATA)
     done = conftest.run("archive", "create", "-C", tmp_path, "-O", tmp_path / "own.tar", "--inline-threshold=0", "f")
     assert done.returncode == 0, done.stderr

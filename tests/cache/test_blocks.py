@@ -1,4 +1,4 @@
-"""Blocks: the cache on disk between memory and servers, and which version of a target it is believed to hold."""
+"""Blocks: the cache on disk between memory and servers, and versions of targets in it."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def local(tmp_path: Path) -> Path:
 
 
 def test_open_cached(tmp_path: Path) -> None:
-    """A file whose name is known opens; one that is not there is told as open(2) does."""
+    """A file whose name is known opens; an absent one raises what open(2) raises."""
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "f").write_bytes(b"text")
     root = os.open(tmp_path, os.O_RDONLY)

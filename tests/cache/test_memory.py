@@ -21,7 +21,7 @@ from zarrfs.net import bridge
 
 
 class Source:
-    """Counts fetches and lets each end when told."""
+    """Counts fetches, and ends each when the test says so."""
 
     def __init__(self, size: int = 10) -> None:
         self.size = size

@@ -143,7 +143,7 @@ def test_values_of_allow_and_allow_path() -> None:
 
 
 def test_options_survive_json() -> None:
-    """As a child is told them."""
+    """As a child process gets them."""
     options = parse(["s3://b.anon=true", "s3.key=a", "allow=file", "allow_path=/", "blobs=/x", "retries=7"]).options
     found = json.loads(json.dumps(dataclasses.asdict(options)))
     found |= {name: tuple(found[name]) for name, field in TABLE.items() if field.metadata["many"]}

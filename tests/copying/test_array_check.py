@@ -1,4 +1,4 @@
-"""check of arrays: every genuine store is sound, and each kind of damage is told where it is, and there alone."""
+"""check of arrays: every genuine store is sound, and each kind of damage is reported at its place only."""
 
 from __future__ import annotations
 

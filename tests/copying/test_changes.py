@@ -1,4 +1,4 @@
-"""zarrfs diff and discard: what an upper changes is told, and can be given up."""
+"""zarrfs diff and discard: list and drop the changes of an upper directory."""
 
 from __future__ import annotations
 

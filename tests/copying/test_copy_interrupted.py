@@ -157,7 +157,7 @@ def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_share_goes_on_on_another_node(killed: bool, tmp_path: Path) -> None:
-    """A run that could end in its own way has synced what it wrote; of one that was killed, nothing is believed."""
+    """A run that ended by itself has synced what it wrote; data of a killed run are not trusted."""
     document = archive_of(tmp_path, 60)
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
     (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")

@@ -71,7 +71,7 @@ def test_files_that_are_not_of_the_copy_are_kept(place: Path, tmp_path: Path) ->
 
 
 def test_files_changed_during_the_copy_are_kept(place: Path, tmp_path: Path) -> None:
-    """As a backup does, or chmod; told by the time of birth, which not every file system has."""
+    """As a backup does, or chmod; seen by the time of birth, which not every file system has."""
 
     def write() -> None:
         copied(place)()

@@ -177,7 +177,7 @@ def test_a_mount_in_use_is_kept_and_reported(scripts: Path) -> None:
 
 
 def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
-    """Also where there is no prolog, and so no epilog: whoever keeps the mounts waits for the end of the shell."""
+    """Also where there is no prolog, and so no epilog: the mount holder waits for the end of the shell."""
     done = job(scripts, f"in {SOURCE}\nagain {SOURCE}", "echo $ZARRFS_STAGED; kill -9 $PPID")
     place = Path(done.stdout.strip())
     assert eventually(lambda: not (mount_lines(place / "in") or mount_lines(place / "again")))

@@ -1,4 +1,4 @@
-"""zarrfs as on a kernel without epochs: every name is told by itself. Arguments are those of the program."""
+"""zarrfs as on a kernel without epochs: every name is invalidated by itself. Arguments are those of the program."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ OTHERS = {"longer": (b"longer", "1"), "shorter": (b"s", "2"), "longer, one tag":
 @pytest.mark.parametrize("stale", ["error", "reread"])
 @pytest.mark.parametrize("other", list(OTHERS))
 def test_a_value_that_is_another_than_was_listed(bucket: Bucket, tmp_path: Path, other: str, stale: str) -> None:
-    """An error to who has it by the listing, and then the new version; or that at once. Never a mix."""
+    """A reader that knows it from the listing gets an error, then the new version; or that at once. Never a mix."""
     bucket.keys = ["x/a", "x/b"]
     value, told = OTHERS[other]
     with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0,stale={stale}") as root:

@@ -1,4 +1,4 @@
-"""Values of a store behind a URL that become others: who has one open never reads two of them as one."""
+"""Values of a store behind a URL that are replaced: an open file never mixes two of them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_size_of_before_is_not_believed(changing: Changing, tmp_path: Path, 
 
 
 def test_an_open_file_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
-    """And its name: it is the same file for who asks, and another one under the name."""
+    """Also by its name: the open file stays the same, the name has another one."""
     with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s,entry_timeout=0s") as root:
         file = opened(root / "v/0")
         changing.change(2 * SIZE)
@@ -215,7 +215,7 @@ def test_copies_over_an_upper_are_of_one_version(changing: Changing, tmp_path: P
 
 
 def test_without_etags_a_changed_size_is_a_new_version(changing: Changing, tmp_path: Path) -> None:
-    """Its size alone tells of a change."""
+    """Only its size shows the change."""
     changing.server.tell_tags = False
     with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
         old, file = changing.value, opened(root / "v/0")
@@ -260,7 +260,7 @@ def put(web: Web, value: bytes, age: float = 60.0) -> Path:
 
 @pytest.mark.parametrize("age", [60.0, -2.0])
 def test_last_modified_is_the_version_without_an_etag(nginx: Nginx, tmp_path: Path, age: float) -> None:
-    """Also of a value that was so new when it was first read that its time told nothing."""
+    """Also of a value that was so new when it was first read that its time was no version."""
     old, new = (letter * SIZE for letter in (b"a", b"b"))
     put(nginx.dated, old, age)
     url = f"{nginx.dated.url}/undated"

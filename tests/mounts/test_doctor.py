@@ -156,7 +156,7 @@ def test_a_source_that_can_be_read(tmp_path: Path, references: Path) -> None:
 
 
 def test_problems_of_a_server_are_told_apart(faulty: Faulty) -> None:
-    """Names, ports, credentials and absence are told apart, and no secret is shown."""
+    """Wrong names, ports and credentials and absent values have different findings, which show no secret."""
     url = faulty.put("/refs.json", b"{}")
     assert told(url)[0] == 0
     for fault, words in ((403, "credentials"), (401, "credentials"), (404, "typing error"), (500, "try again later")):

@@ -170,7 +170,7 @@ def test_a_stat_call_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monk
 
 
 def test_a_mount_made_by_others_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else unmounts while we wait for who asks, and mounts something of their own."""
+    """While we wait for a reader, another process unmounts and mounts something else."""
     mnt, tries = tmp_path / "mnt", []
     mnt.mkdir()
 

@@ -146,7 +146,7 @@ REMOUNTS = [
 
 @pytest.mark.parametrize("line", ["", "ro,noauto", "defaults,noauto"])
 def test_each_word_of_a_remount_comes_true(mnt: Path, line: str) -> None:
-    """With a line of fstab mount(8) tells its helper other things than without."""
+    """With a line of fstab mount(8) passes other options to its helper than without."""
     before = FSTAB.read_text() if FSTAB.exists() else None
     try:
         if line:

@@ -18,7 +18,7 @@ FILES, SIZE = 1500, 5000
 
 @pytest.mark.promise("S8")
 def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:
-    """A listing that was read ahead knows no sizes; those that stat has told meanwhile stay."""
+    """A listing that was read ahead has no sizes; sizes from a stat meanwhile stay."""
     (tmp_path / "data").mkdir()
     refs = {}
     for number in range(FILES):

@@ -389,7 +389,7 @@ def test_without_a_journal_a_daemon_logs_to_syslog(machine: Machine) -> None:
 
 
 def test_readers_do_not_wait_for_a_full_syslog_socket(machine: Machine) -> None:
-    """A socket of datagrams whose queue is full makes whoever writes wait."""
+    """A datagram socket whose queue is full makes its writers wait."""
     script = (
         "import os, socket, time\n"
         "os.path.lexists('/dev/log') and os.unlink('/dev/log')\n"

@@ -96,7 +96,7 @@ def test_the_priority_of_a_daemon(option: str, nice: int, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may tell the kernel")
 def test_32_readers_of_what_is_far_away_ask_once_for_a_value(nginx: Nginx, tmp_path: Path) -> None:
-    """The kernel asks for a page at a time where it takes the daemon to be congested, unless it is told otherwise.
+    """The kernel requests single pages if it takes the daemon to be congested, unless its limit is raised.
 
     It is told by its control file system, which some machines have mounted, and others not.
     """

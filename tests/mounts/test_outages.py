@@ -313,7 +313,7 @@ def test_blobs_are_read_from_the_next_place_where_one_is_out(faulty: Faulty, tmp
 
 @pytest.mark.promise("S2")
 def test_an_archive_whose_server_is_out(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """A zip file behind a URL: readers of its members wait for its server, and are told of it."""
+    """A zip file behind a URL: readers of its members wait for its server, and the log says so."""
     with zipfile.ZipFile(nginx.plain.root / "out.zip", "w") as file:
         for number in range(40):
             file.writestr(f"a/{number}", bytes([number]) * 300_000)

@@ -43,7 +43,7 @@ def indexes_of(pid: int) -> list[str]:
 
 @pytest.mark.promise("S35")
 def test_many_readers_while_it_is_refreshed(tmp_path: Path) -> None:
-    """Every open file gives the bytes of one version, and not of one older than what refresh had told of."""
+    """Every open file has the bytes of one version, not older than that of the last completed refresh."""
     document, names = tmp_path / "set.json", [f"f{index}" for index in range(10)]
 
     def put(number: int) -> None:
@@ -369,7 +369,7 @@ def test_other_users_may_not_refresh_or_change_a_mount(tmp_path: Path) -> None:
 
 
 def test_several_at_once_and_one_that_gives_up(faulty: Faulty, tmp_path: Path) -> None:
-    """Others go on meanwhile; who is killed while it waits takes nothing along."""
+    """Other requests go on meanwhile; killing a process that waits affects no other."""
     url = faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "old"}}).encode())
     with mounted(url, tmp_path / "mnt", "allow=private") as root:
         faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")

@@ -266,7 +266,7 @@ FIND, LS = ("find", "."), ("ls", "-lR", ".")  # ls looks at all that find and du
 def test_walks_of_an_object_store(
     kind: str, walk: tuple[str, ...], tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
 ) -> None:
-    """One listing tells all: names, sizes and times."""
+    """One listing has all names, sizes and times."""
     served = put(kind, tmp_path, nginx, s3, bucket)
     with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
         requests = served.during(lambda: shell(root, *walk))

@@ -39,7 +39,7 @@ def remount(root: Path, options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.promise("S38")
 def test_bounds_change_while_it_is_mounted(faulty: Faulty, tmp_path: Path) -> None:
-    """The cache in memory is bounded anew, and what it holds beyond that is dropped."""
+    """The cache in memory gets a new limit, and evicts what exceeds it."""
     url, document = faulty.put("/data", os.urandom(1 << 20)), tmp_path / "set.json"
     document.write_text(json.dumps({"version": 1, "refs": {
         f"f{index}": [url, index << 16, 1 << 16] for index in range(16)}}))  # fmt: skip

@@ -58,7 +58,7 @@ def test_a_mount_is_kept_in_use_until_it_is_unstaged(node: Node) -> None:
 
 
 def test_it_is_never_idle(node: Node) -> None:
-    """The keeper uses it, and that is told: of `zarrfs run`, too."""
+    """The holder uses it, and a message says so; with `zarrfs run`, too."""
     done = run("stage", "-o", "idle_timeout=1s", SOURCE, node.path / "input")
     assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
     time.sleep(2)

@@ -66,7 +66,7 @@ def test_a_keeper_that_is_not_on_record_holds_up_nothing(how: list[str], node: N
 
 
 def test_a_mount_of_another_mount_namespace_stays(node: Node) -> None:
-    """A job may have a /tmp of its own, which whoever cleans up does not see."""
+    """A job may have a /tmp of its own, which the cleaning process does not see."""
     dest = node.path / "input"
     script = f"{without_others()}'{PROGRAM}' stage '{SOURCE}' '{dest}' && echo up && exec sleep 100"
     job = subprocess.Popen(["unshare", "-m", "sh", "-c", script], stdout=subprocess.PIPE, text=True)

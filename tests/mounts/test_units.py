@@ -152,7 +152,7 @@ def test_a_data_set_is_mounted_and_unmounted(variables: dict[str, str], options:
 
 
 def test_systemd_is_notified_of_readiness_and_status(variables: dict[str, str], tmp_path: Path) -> None:
-    """A line feed in a name does not end the status, and tells nothing else."""
+    """A line feed in a name neither ends the status nor begins another assignment."""
     variables["MOUNTPOINT"] = str(tmp_path / "a\nMAINPID=1")
     said: list[str] = []
     with started(variables, said) as service:

@@ -145,7 +145,7 @@ def test_a_grid_of_90000_chunks(store: str, nginx: Nginx, tmp_path: Path) -> Non
 
 
 def test_tools_copy_existing_chunks_and_report_missing_ones(store: str, tmp_path: Path) -> None:
-    """The table in docs/zarr-stores.md: what is there is copied, and the status tells that something was not."""
+    """The table in docs/zarr-stores.md: existing chunks are copied, and the status shows that others were not."""
     with mounted(store, tmp_path / "mnt") as root:
         for name, status in (("sparse", 1), ("dense", 0)):
             done = subprocess.run(["cp", "-r", root / name, tmp_path / name], capture_output=True, check=False)

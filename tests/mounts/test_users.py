@@ -365,7 +365,7 @@ def test_root_of_a_user_namespace(machine: Machine) -> None:
 
 
 def test_sudo_leaves_no_files_of_root_in_the_home_directory(machine: Machine) -> None:
-    """root's mount with the user's HOME, as sudo has it where it is told so: nothing of root's is left in it."""
+    """root's mount with the user's HOME, as sudo can keep it: nothing of root's is left in it."""
     before = machine.root(f"find {HOME} -xdev -uid 0 | sort")
     done = machine.run("zarrfs", "mount", ARCHIVE, f"{HOME}/mnt", "-o", f"blobs={BLOBS}", HOME=HOME, SUDO_UID="1000")
     assert (done.returncode, done.stderr) == (0, "")

@@ -59,7 +59,7 @@ def start(source: Path, mountpoint: Path, *options: str) -> int:
 
 
 def kill(pid: int, mountpoint: Path) -> None:
-    """End the daemon as a crash does; whoever waits for it gets an error."""
+    """End the daemon as a crash does; requests that wait for it fail."""
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid))
     while mount_lines(mountpoint):
@@ -188,7 +188,7 @@ def test_an_upper_that_vanishes(tmp_path: Path) -> None:
 @pytest.mark.promise("S25")
 @pytest.mark.timeout(300)
 def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
-    """A writer appends records and replaces a file by rename; after the kill all that it was told is there."""
+    """A writer appends records and replaces a file by rename; after the kill, all that was confirmed is there."""
     source, options = sample(tmp_path), upper(tmp_path)
     chance, synced, renamed, died = random.Random(2), 0, 0, 0
     for _ in range(KILLS):

@@ -35,7 +35,7 @@ def make_again(root: Path) -> None:
 def test_another_file_takes_the_name_during_a_copy(
     change: Callable[[Path], None], nginx: Nginx, tmp_path: Path
 ) -> None:
-    """It is a file of its own from then on; who has the old one open reads the old one, or fails."""
+    """It is a file of its own from then on; a reader of the old one reads that, or fails."""
     data = os.urandom(48 << 20)
     (nginx.late.root / "copied.bin").write_bytes(data)
     refs = {"big": [f"{nginx.late.url}/copied.bin", 0, len(data)], "small": "text"}

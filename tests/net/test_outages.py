@@ -1,4 +1,4 @@
-"""Outages of servers: waited for, probed by one request at a time, told once. On trio's mock clock, without sockets.
+"""Outages of servers: waited for, probed by one request at a time, logged once. On trio's mock clock, without sockets.
 
 A real server goes away in mounts/test_outages.py.
 """

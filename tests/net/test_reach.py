@@ -188,7 +188,7 @@ def test_a_link_that_changes_while_it_is_opened(tree: Path) -> None:
 
 
 def test_files_outside_are_not_even_opened(tree: Path) -> None:
-    """A fifo notices a reader: whoever waits to write to it goes on."""
+    """A fifo notices a reader: a process that waits to write to it goes on."""
     os.mkfifo(tree / "fifo")
     writer = threading.Thread(target=lambda: (tree / "fifo").open("wb").close(), daemon=True)
     writer.start()
@@ -307,7 +307,7 @@ def test_credentials_go_to_buckets_that_the_user_named(
 
 def test_a_bucket_that_refuses_strangers_says_what_may_be_done(asked: Recorder) -> None:
     options = [f"s3.endpoint_url={asked.url}", "s3.key=a", "s3.secret=b"]
-    with pytest.raises(AccessDenied, match=r"asked anonymously: no option names its bucket; -o allow=credentials"):
+    with pytest.raises(AccessDenied, match=r"requested anonymously: no option names its bucket; -o allow=credentials"):
         read("s3://theirs/private", options=said(*options))
     with pytest.raises(AccessDenied, match=r"Forbidden$"):
         read("s3://theirs/private", options=said(*options, "s3://theirs.anon=true"))

@@ -1,4 +1,4 @@
-"""Records of reads: what is written, what is believed, and what is fetched of them."""
+"""Records of reads: what is written, accepted and fetched."""
 
 from __future__ import annotations
 

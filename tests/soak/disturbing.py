@@ -109,7 +109,7 @@ class Disturber:
         place.signal(signal.SIGCONT)
 
     def _refresh(self, place: Place) -> None:
-        """The local set has changed: what is open keeps its bytes, who opens anew sees the new ones."""
+        """Change the local set: open files keep their bytes, files opened later have the new ones."""
         place = self._world.place("local")
         self._number += 1
         with place.used(), (place.mountpoint / "version").open("rb", buffering=0) as opened:

@@ -129,7 +129,7 @@ class Place:
             raise RuntimeError(f"{self.name}: umount has left a mount or its daemon {self.pids[-1]}")
 
     def kill(self, program: str) -> None:
-        """kill -9, then cleaned by `program`: zarrfs, fusermount3, or whoever mounts next ("")."""
+        """Kill with SIGKILL, then clean up with `program`: zarrfs, fusermount3, or the next mount ("")."""
         self.epoch += 1
         os.kill(self.pids[-1], signal.SIGKILL)
         while alive(self.pids[-1]):

@@ -11,7 +11,7 @@ VIOLATIONS_MAX = 20  # a soak ends early at so many
 
 
 class Tally:
-    """Counters that all workers share. A violation is told as it happens, with the time since the start."""
+    """Counters that all workers share. A violation is printed at once, with the time since the start."""
 
     def __init__(self) -> None:
         self.operations: collections.Counter[str] = collections.Counter()

@@ -289,7 +289,7 @@ def test_no_chunks_are_listed(faulty: Faulty) -> None:
 
 
 def test_old_stores_nest_chunks_without_saying_so(faulty: Faulty) -> None:
-    """A few chunks are looked for under both names; where none is there, the document is believed."""
+    """A few chunks are looked up under both names; if none exists, the document decides."""
 
     async def check(store: Store, plan: Any) -> None:
         assert names(await listed(store, "two/silent")) == [".zarray", *ALL]

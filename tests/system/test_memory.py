@@ -161,6 +161,6 @@ print(large)
     not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"), reason="this kernel has no large pages"
 )
 def test_the_heap_grows_by_huge_pages() -> None:
-    """64 MiB of blocks lie where the kernel was told so: "hg" among the flags of proc(5)."""
+    """64 MiB of blocks are in memory advised for large pages: "hg" among the flags of proc(5)."""
     found = subprocess.run([sys.executable, "-c", _HEAP], capture_output=True, text=True, check=True)
     assert 60 << 20 < int(found.stdout) < 128 << 20

@@ -451,7 +451,7 @@ def test_documents_say_no_codec(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_another_size_is_another_version() -> None:
-    """Also where the file system has coarse times; what one side does not know tells nothing."""
+    """Also where the file system has coarse times; an unknown attribute differs from nothing."""
     found = Info("c/0", Kind.FILE, 100, None, 7)
     assert _same(found, found._replace(size=None))
     assert not _same(found, found._replace(size=101))

@@ -28,7 +28,7 @@ from zarrfs.net.transport import Connection
 _IDLE = 15.0  # seconds for which a connection is kept, and between two looks for older ones
 _KEPT = 256  # connections that are kept at most, of all servers
 _NEXT = 0.25  # seconds until the next address of a name is tried as well
-_ADDRESSES = 60.0  # seconds for which the addresses of a name are believed
+_ADDRESSES = 60.0  # seconds for which the addresses of a name are cached
 
 _met: set[bool] = set()  # whether addresses are public that this process has connected to
 os.register_at_fork(after_in_child=_met.clear)
@@ -50,7 +50,7 @@ class Server:
         self.tls, self.proxy = tls, proxy
         # whether a proxy takes requests for it, instead of connecting to it
         self.forwarded = proxy is not None and not proxy.is_socks and scheme == "http"
-        self._proxys = Tls(tls.authorities)  # verified even where the server is not: it hears a password of its own
+        self._proxys = Tls(tls.authorities)  # verified even where the server is not: it gets a password of its own
         self.host = f"[{name.partition('%')[0]}]" if ":" in name else name
         if port != (443 if scheme == "https" else 80):
             self.host += f":{port}"

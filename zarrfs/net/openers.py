@@ -32,7 +32,7 @@ _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
     "s3": ("s3fs", "s3"), "gcs": ("gcsfs", "gcs"), "abfs": ("adlfs", "azure"), "sftp": ("sshfs", "sftp"),
     "ssh": ("sshfs", "sftp"),
 }  # fmt: skip
-_ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
+_ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats

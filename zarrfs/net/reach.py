@@ -1,7 +1,6 @@
-"""Trust: what the targets of a document may reach, and to whom the user's credentials are shown.
+"""Trust: what the targets of a document may reach, and which servers get the user's credentials.
 
-Nothing is forbidden to a document of this machine; one from the network is somebody else's. docs/security.md has
-the rules in plain words.
+A local document may name anything; one from the network is not trusted. docs/security.md has the rules.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FORBIDDEN = frozenset(
         "async_wrapper",
     )
 )  # fmt: skip
-# Options that say how to connect, not who the user is: all that a place hears of which the user did not name.
+# Options of the connection, without credentials: all that a place gets which the user did not name.
 _CONNECTION: dict[str, tuple[str, ...]] = {
     "http": (
         "proxy", "proxy_auth", "proxy_headers", "ssl", "verify_ssl", "timeout", "allow_redirects",
@@ -50,7 +49,7 @@ _ANONYMOUS: dict[str, dict[str, Any]] = {
 
 
 class Given(NamedTuple):
-    """Options of the user for one URL; without those that tell who the user is unless `personal`."""
+    """Options of the user for one URL; without credentials unless `personal`."""
 
     options: dict[str, Any]
     personal: bool

@@ -1,7 +1,7 @@
-"""Web: one HTTP request, redirects included: what each server hears of the user, and which addresses are connected to.
+"""Web: one HTTP request with its redirects: which credentials each server gets, and which addresses are allowed.
 
-Headers, cookies and passwords of the user go to a server as security.md says, judged again at every redirect. The
-address is judged when a connection is made, so neither the spelling of a host nor what a name resolves to at another
+Headers, cookies and passwords of the user go to a server as security.md says, decided again at every redirect. The
+address is checked when a connection is made, so neither the spelling of a host nor what a name resolves to at another
 time matters. Source: RFC 9110 (15.4 redirects), RFC 6265 (cookies).
 """
 
@@ -113,7 +113,7 @@ class Response:
 
 
 class Web:
-    """The requests of one RemoteFiles. `anonymous`: no server hears who the user is, except by the URL itself."""
+    """The requests of one RemoteFiles. `anonymous`: no credentials are sent, except those in the URL."""
 
     def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
         self._trust, self._moved, self._anonymous = trust, moved, anonymous
@@ -127,8 +127,8 @@ class Web:
     async def request(self, method: str, url: str, more: str = "", slash: bool = False) -> Response:
         """Return the answer to a request; `more` are headers with line ends.
 
-        `slash`: what is redirected to its own name with "/" is a directory, and is not asked for any further: the last
-        hop is where it is redirected to. Raises ReadError, Transient, OSError.
+        `slash`: a redirect to the same name with "/" means a directory, and is not followed: the last
+        hop is its destination. Raises ReadError, Transient, OSError.
         """
         where = without_secrets(url)
         first = self._hop(url, None, where)
@@ -242,8 +242,8 @@ class Web:
         headers = {header: value for header, value in headers.items() if header.title() not in _OURS}
         headers["Accept-Encoding"] = "identity"
         authorized = any(header.title() == "Authorization" for header in headers)
-        # Whom ~/.netrc names hears a password also where a server that the user named has redirected to it: that is
-        # how Earthdata's login works.
+        # A host in ~/.netrc gets its password also if a server that the user named has redirected to it: Earthdata's
+        # login works so.
         if not authorized and (personal or key[2]) and (credentials := from_netrc(name)):
             headers["Authorization"] = credentials
         made = lines(headers) + (proxy.lines if proxy and server.forwarded else "")
