@@ -5,11 +5,15 @@ It also forks the children in which commands and stores of the tests' own proces
 Of the processor time of a short command nine tenths are the start of Python and imports. What is forked is a process
 of its own with its own streams, environment, working directory and end, and its daemons are, too. It differs from a
 program that is started in what execve(2) does and in what is imported already; tests that are about these start
-PROGRAM. Those of the documentation's commands, of users and of units do in any case.
+PROGRAM. Those of users, of units and of jobs do in any case.
+
+Shells of tests that have variables() find tests/forked/zarrfs in PATH, which has the server run the command: in the
+mount, process and network namespaces of the shell. A signal to that process alone does not reach the command; one to
+the process group does. What runs in the background of a shell is the program, as it ignores signals.
 
 Whatever else a process inherits has to be as it was when the server was started, and so have variables that Python, C
-and SQLite read once; else run() says that it cannot. So it does where coverage is measured, and with
-ZARRFS_TESTS_EXEC=1, with which every test starts programs.
+and SQLite read once; else run() says that it cannot, and tests/forked/zarrfs becomes the program. So it is where
+coverage is measured, and with ZARRFS_TESTS_EXEC=1, with which every test starts programs.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import gc
 import importlib
 import importlib.util
@@ -28,21 +31,30 @@ import re
 import resource
 import select
 import selectors
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-_READ_ONCE = ("LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_")
+_READ_ONCE = ("LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_")
+_LIKE_C = ("C", "POSIX", "C.UTF-8", "C.utf8")  # locales of one effect: Python has UTF-8 in all of them
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "NoNewPrivs", "Cpus_allowed")
+_SPACES = {"mnt": 0x20000, "pid": 0x20000000, "net": 0x40000000}  # what setns(2) calls the kinds of namespace
 _ROOM = 8192  # bytes for a command line
+_SERVE = "from tests import forkserver; forkserver.serve({}, {!r})"
+FORKED = Path(__file__).with_name("forked")  # where zarrfs is the server's
+_Named = tuple[tuple[str, str], ...]
 _STARTING = threading.Lock()
-_STARTED: set[int] = set()  # processes that have a server: this one, and those that it is a fork of
+# by process (this one, and those that it is a fork of) and variables that are read once
+_SERVERS: dict[tuple[int, _Named], _Server] = {}
 
 
 def run(
@@ -118,19 +130,35 @@ def plan(request: bytes, environment: Mapping[str, str]) -> Planner | None:
     return None if server is None else Planner(server, request)
 
 
+def variables(path: str, server: Path | None = None) -> dict[str, str]:
+    """Return variables for shells with a PATH `path` in which zarrfs is what the server runs.
+
+    `server`: the path at which the shell has the server's socket, where that is not address().
+    """
+    return {"PATH": f"{FORKED}:{path}", "TESTS_ZARRFS_SERVER": str(server or address(os.environ))}
+
+
+def address(environment: Mapping[str, str]) -> Path:
+    """Return the path of the socket of a server for shells with these of the variables that are read once."""
+    return _server(environment).address
+
+
 def descriptors() -> set[str]:
     """Return the numbers of this process' descriptors that are the server's."""
     with _STARTING:
-        return {str(_server(os.getpid()).fileno())} if os.getpid() in _STARTED else set()
+        return {str(server.fileno()) for (pid, _named), server in _SERVERS.items() if pid == os.getpid()}
 
 
 def _usable(environment: Mapping[str, str]) -> _Server | None:
     """Return the server, if a child of it is as one of this process would be with this environment."""
-    if "ZARRFS_TESTS_EXEC" in os.environ or any(name.startswith("COVERAGE_") for name in os.environ):
+    if _excluded(os.environ):
         return None
-    with _STARTING:
-        server = _server(os.getpid())
+    server = _server(os.environ)
     return server if _state(environment) == server.state else None
+
+
+def _excluded(environment: Mapping[str, str]) -> bool:
+    return any(name == "ZARRFS_TESTS_EXEC" or name.startswith("COVERAGE_") for name in environment)
 
 
 def _number(link: socket.socket) -> int:
@@ -146,14 +174,19 @@ def _text(said: bytes) -> str:
 class _Server:
     """The client's side of the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, named: _Named) -> None:
+        others = {name: text for name, text in os.environ.items() if not name.startswith(_READ_ONCE)}
         self.state = _state(os.environ)
         self._lock = threading.Lock()
+        self.address = Path(tempfile.mkdtemp(prefix="zarrfs-tests-"), "server")  # the server removes it
         self._requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
+        with its, socket.socket(socket.AF_UNIX) as programs:
+            programs.bind(str(self.address))
+            programs.listen(64)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from tests import forkserver; forkserver.serve()", "-" * _ROOM], stdin=its,
-                stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1],
+                [sys.executable, "-c", _SERVE.format(programs.fileno(), str(self.address)), "-" * _ROOM], stdin=its,
+                stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1], pass_fds=[programs.fileno()],
+                env={**others, **dict(named)},
             )  # fmt: skip
 
     def fileno(self) -> int:
@@ -165,29 +198,50 @@ class _Server:
             socket.send_fds(self._requests, [b"start"], descriptors)
 
 
-@functools.cache
-def _server(pid: int) -> _Server:
-    """The server of the process `pid`, which is this one; it ends with it."""
-    _STARTED.add(pid)
-    return _Server()
+def _server(environment: Mapping[str, str]) -> _Server:
+    """Return a server of this process, with which it ends."""
+    with _STARTING:
+        key = os.getpid(), _named(environment)
+        if key not in _SERVERS:
+            _SERVERS[key] = _Server(key[1])
+        return _SERVERS[key]
 
 
-def _state(environment: Mapping[str, str]) -> object:
-    """Return all that a forked command inherits or reads once, other than streams and working directory."""
-    with open("/proc/thread-self/status") as file:
+def _named(environment: Mapping[str, str]) -> _Named:
+    """Return the variables that are read once."""
+    return tuple(sorted((name, text) for name, text in environment.items() if name.startswith(_READ_ONCE)))
+
+
+def _state(environment: Mapping[str, str], pid: int = 0, but: Collection[str] = ()) -> object:
+    """Return all that a forked command inherits or reads once, other than streams and working directory.
+
+    It is that of the process `pid`, or of this thread, without the namespaces `but`.
+    """
+    with open(f"/proc/{pid or 'thread-self'}/status") as file:
         found = [line for line in file if line.partition(":")[0] in _INHERITED]
-    spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "net", "user", "cgroup")]
-    limits = [resource.getrlimit(number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
-    named = sorted((name, text) for name, text in environment.items() if name.startswith(_READ_ONCE))
-    return found, spaces, limits, named, os.getpriority(os.PRIO_PROCESS, 0)
+    kinds = [name for name in ("mnt", "pid", "net", "user", "cgroup", "uts", "ipc") if name not in but]
+    spaces = [os.readlink(f"/proc/{pid or 'self'}/ns/{name}") for name in kinds]
+    limits = [resource.prlimit(pid, number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
+    locale = [_locale(environment, name) for name in ("LC_CTYPE", "LC_MESSAGES")]
+    group = os.getsid(pid), os.getpgid(pid), os.getpriority(os.PRIO_PROCESS, pid)
+    return found, spaces, limits, _named(environment), locale, group
+
+
+def _locale(environment: Mapping[str, str], category: str) -> str:
+    found = environment.get("LC_ALL") or environment.get(category) or environment.get("LANG") or "C"
+    return "C" if found in _LIKE_C else found
 
 
 # -- the server
 
 
-def serve() -> None:
-    """Serve requests that come on standard input, until it is closed. Returns in no process."""
-    requests = socket.socket(fileno=os.dup(0))
+def serve(number: int, address: str) -> None:
+    """Serve requests that come on standard input, until it is closed, and programs. Returns in no process.
+
+    tests/forked/zarrfs connects to `address`, at which the descriptor `number` listens.
+    """
+    state = _state(os.environ, but=_SPACES)
+    requests, programs = socket.socket(fileno=os.dup(0)), socket.socket(fileno=number)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     _import_all()
@@ -196,25 +250,34 @@ def serve() -> None:
     gc.freeze()
     poll, links = select.poll(), dict[int, tuple[int, socket.socket]]()  # by the descriptor that tells the end
     poll.register(requests, select.POLLIN)
+    poll.register(programs, select.POLLIN)
     while True:
         for descriptor, _events in poll.poll():
             if descriptor in links:
                 poll.unregister(descriptor)
                 _tell_end(descriptor, *links.pop(descriptor))
                 continue
-            said, descriptors, _flags, _address = socket.recv_fds(requests, 16, 4)
-            if not said:
-                os._exit(0)
+            program, descriptors = descriptor == programs.fileno(), list[int]()
+            if program:
+                link = programs.accept()[0]
+            else:
+                said, descriptors, _flags, _address = socket.recv_fds(requests, 16, 4)
+                if not said:
+                    shutil.rmtree(os.path.dirname(address))
+                    os._exit(0)
+                link = socket.socket(fileno=descriptors.pop(0))
             pid = os.fork()
             if not pid:
-                for each in (requests, *(link for _pid, link in links.values())):
+                for each in (requests, programs, *(other for _pid, other in links.values())):
                     each.detach()
-                _be_program(descriptors)
-            link = socket.socket(fileno=descriptors[0])
-            for stream in descriptors[1:]:
+                if program:
+                    _be_like(link, state)
+                _be_asked_for(link, descriptors)
+            for stream in descriptors:
                 os.close(stream)
-            with contextlib.suppress(OSError):
-                link.sendall(pid.to_bytes(4, "little"))
+            if not program:
+                with contextlib.suppress(OSError):
+                    link.sendall(pid.to_bytes(4, "little"))
             ended = os.pidfd_open(pid)
             links[ended] = pid, link
             poll.register(ended, select.POLLIN)
@@ -251,11 +314,54 @@ def _tell_end(ended: int, pid: int, link: socket.socket) -> None:
         link.sendall(status.to_bytes(4, "little", signed=True))
 
 
-def _be_program(descriptors: Sequence[int]) -> NoReturn:
-    """Be the program: what its script does, sys.exit(main())."""
-    with socket.socket(fileno=descriptors[0]) as link:
+def _be_asked_for(link: socket.socket, streams: Sequence[int]) -> NoReturn:
+    """Be the program that a request on `link` describes."""
+    with link:
         asked = json.loads(b"".join(iter(lambda: link.recv(1 << 16), b"")))
-    for number, (stream, name) in enumerate(zip(descriptors[1:], ("stdin", "stdout", "stderr"), strict=True)):
+    os.chdir(asked["cwd"])
+    _be_program(asked["command"], asked["environment"], streams, asked.get("request"))
+
+
+def _be_like(link: socket.socket, state: object) -> NoReturn:
+    """Be the program that the process at the other end of `link` stands for, or let that be it."""
+    _said, streams, _flags, _address = socket.recv_fds(link, 16, 3)
+    pid = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    its = Path(f"/proc/{pid}")
+    pairs = (os.fsdecode(pair).partition("=") for pair in (its / "environ").read_bytes().split(b"\0") if pair)
+    environment = {name: text for name, _, text in pairs}
+    alike = len(streams) == 3 and not _excluded(environment) and _state(environment, pid, but=_SPACES) == state
+    if not alike or len(os.listdir(its / "fd")) != 4:  # of which one is the link
+        link.sendall(b"n")
+        os._exit(0)
+    _python, _options, _script, *words = (its / "cmdline").read_bytes().split(b"\0")[:-1]
+    command = [os.path.join(os.path.dirname(sys.executable), "zarrfs"), *map(os.fsdecode, words)]
+    spaces = {kind for kind in _SPACES if os.readlink(its / "ns" / kind) != os.readlink(f"/proc/self/ns/{kind}")}
+    directory, process = os.open(its / "cwd", os.O_PATH), os.pidfd_open(pid)
+    if spaces and ctypes.CDLL(None).setns(process, sum(_SPACES[kind] for kind in spaces)):
+        raise OSError("setns")
+    os.fchdir(directory)
+    if "pid" in spaces and (inside := os.fork()):
+        os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+        _end_like(inside)
+    link.sendall(b"y")
+    _be_program(command, environment, streams)
+
+
+def _end_like(pid: int) -> NoReturn:
+    """End as the child `pid` does."""
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _be_program(
+    command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], request: str | None = None
+) -> NoReturn:
+    """Be the program: what its script does, sys.exit(main())."""
+    for number, (stream, name) in enumerate(zip(streams, ("stdin", "stdout", "stderr"), strict=True)):
         os.dup2(stream, number)
         mode, errors = ("w" if number else "r"), getattr(sys, name).errors
         text = os.fdopen(number, mode, encoding=sys.stdout.encoding, errors=errors, newline="\n", closefd=False)
@@ -265,15 +371,14 @@ def _be_program(descriptors: Sequence[int]) -> NoReturn:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(environment)
     time.tzset()
-    os.chdir(asked["cwd"])
     with open("/proc/self/comm", "w") as file:
         file.write("zarrfs")
-    sys.argv = asked["command"]
+    sys.argv = [*command]
     _show([sys.executable, *sys.argv])
-    if "request" in asked:
-        _plan(json.loads(asked["request"]))
+    if request is not None:
+        _plan(json.loads(request))
     sys.path[0] = os.path.dirname(sys.argv[0])
     from zarrfs.cli import main
 

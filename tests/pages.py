@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests import forkserver
 from tests.conftest import PROGRAM
 
 ROOT = Path(__file__).parents[1]
@@ -198,10 +199,10 @@ def run_script(
         late = "sleep 0.3\n" if re.search(r"\blog\b", line) else ""  # a daemon writes its log in a thread
         script += f"{late}{as_here(line, names)}echo '{MARK}'\n"
     path = ":".join((os.path.dirname(PROGRAM), os.path.dirname(sys.executable), os.environ["PATH"], "/usr/sbin:/sbin"))
+    variables = os.environ | forkserver.variables(path) | {"LC_ALL": "C", "TZ": "UTC"} | dict(env or {})
     return subprocess.run(
-        ["bash", "-c", script], cwd=cwd, env=os.environ | {"LC_ALL": "C", "TZ": "UTC"} | dict(env or {}) | {"PATH": (
-            f"{env['PATH']}:{path}" if env and "PATH" in env else path)},
-        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=100, check=False,
+        ["bash", "-c", script], cwd=cwd, env=variables, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        timeout=100, check=False,
     ).stdout  # fmt: skip
 
 

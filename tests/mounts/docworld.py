@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import forkserver
 from tests.conftest import PROGRAM
 from tests.machine import ROOT, Machine
 from tests.mounts.docfiles import CASE, FLUX, HOME, S3_PORT, WEB
@@ -30,6 +31,7 @@ mkdir /run/new
 mount -t tmpfs -o mode=755 world /run/new
 cd /run/new
 mkdir -p run/world/copy {WEB.relative_to("/")} old data srv scratch mnt project lustre local home var tmp
+mkdir run/world/server && mount --bind "$server" run/world/server
 for place in {_OURS}; do mkdir -p run/world/ours$place && mount --bind $place run/world/ours$place; done
 for name in /*; do
     [ ! -e .$name ] || continue
@@ -126,7 +128,7 @@ class DocWorld(Machine):
 
     def _make(self) -> None:
         """The root, the servers, and all that commands find."""
-        self.root(_ROOT)
+        self.root(f"server={forkserver.address({}).parent}\n{_ROOT}")
         for name, text in {"nginx.conf": _NGINX, "apptainer": CONTAINER, "docker": CONTAINER}.items():
             self.path(f"/run/world/{name}").write_text(text)
             self.path(f"/run/world/{name}").chmod(0o755)
@@ -161,8 +163,8 @@ class DocWorld(Machine):
         """env(1) with the variables of a user of the world."""
         programs = f"{os.path.dirname(PROGRAM)}:{os.path.dirname(sys.executable)}"
         path = f"/run/world:{FLUX}/bin:{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
-        variables = {
-            "PATH": path, "HOME": str(HOME), "XDG_RUNTIME_DIR": "/tmp", "SSL_CERT_FILE": "/run/world/ca.pem",
+        variables = forkserver.variables(path, Path("/run/world/server/server")) | {
+            "HOME": str(HOME), "XDG_RUNTIME_DIR": "/tmp", "SSL_CERT_FILE": "/run/world/ca.pem",
             "AWS_CA_BUNDLE": "/run/world/ca.pem", "ZARRFS_STATE_DIR": "/var/tmp/state",
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{S3_PORT}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
             "AWS_DEFAULT_REGION": "us-east-1", "SLURM_JOB_ID": "17",
