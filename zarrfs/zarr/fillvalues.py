@@ -230,6 +230,8 @@ def _read_v2(value: JSON, dtype: DataType) -> bytes:
         return _text(str(value)[: dtype.itemsize // 4], dtype)
     if kind == "S" and isinstance(value, str | int | float):
         return _bytes_v2(value, dtype)
+    if dtype.fields and type(value) in (int, float):  # by releases before 2.2: the text "0" in a field of text
+        return _cast(value, dtype)
     if kind == "V":
         return bytes(dtype.itemsize) if value == 0 else _padded(_from_base64(value, dtype), value, dtype)
     raise _wrong(value, dtype)

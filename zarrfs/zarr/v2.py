@@ -20,7 +20,7 @@ GROUP_DOCUMENT: dict[str, JSON] = {"zarr_format": 2}
 _KEYS = {None: FLAT, ".": FLAT, "/": NESTED}  # by dimension_separator
 # they turn arrays into bytes; v2 calls them filters
 _OBJECT_CODECS = (
-    "vlen-utf8", "vlen-bytes", *(PREFIX + name for name in ("json2", "msgpack2", "pickle", "vlen-array")),
+    "vlen-utf8", "vlen-bytes", *(PREFIX + name for name in ("json", "json2", "msgpack2", "pickle", "vlen-array")),
 )  # fmt: skip
 _ARRAY_COMPRESSORS = (f"{PREFIX}pcodec", f"{PREFIX}zfpy")  # they compress arrays
 
