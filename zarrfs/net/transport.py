@@ -20,7 +20,7 @@ from zarrfs.net import messages
 from zarrfs.net.messages import CHUNKED, LINE_MAX, TO_THE_END, BadAnswer, Head
 from zarrfs.net.responses import Transient
 from zarrfs.net.tls import WAITS, TlsInTls
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, unfilled
 
 _FIRST = 16 << 10  # bytes that are received at once until the body begins
 _LOW = 1 << 20  # bytes that are waited for at once, of a long body
@@ -125,7 +125,7 @@ class Connection:
                     return begun
                 if not got:
                     raise Cut("the answer was cut off", b"")
-            data = bytearray(size)
+            data = unfilled(size)
             data[:got] = begun
             with memoryview(data) as view:
                 round_ = 0

@@ -22,7 +22,7 @@ from zarrfs.net import openers
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Entry, Page
 from zarrfs.net.systems import System
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import LocalFiles
 
 _PIECE = 512 << 10  # bytes of a large value that are fetched for a random read
@@ -128,7 +128,7 @@ class RemoteFiles:
         wanted = list(self._cover(BlockRequest(system, path, offset, offset + length, expected), low, high, stream))
         if len(wanted) == 1:
             return self._cut(await self.blocks.get(wanted[0], length), wanted[0], offset, length, (offset, length))
-        buffer = bytearray(length)
+        buffer = unfilled(length)
 
         async def put(one: BlockRequest) -> None:
             start, stop = max(offset, one.start), min(offset + length, one.stop)

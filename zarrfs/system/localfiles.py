@@ -12,7 +12,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
 _DESCRIPTORS = 1024  # open at most, and never more than a quarter of the process's limit
@@ -40,7 +40,7 @@ async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
 
 def read_cached(descriptor: int, offset: int, length: int) -> bytearray:
     """Read the first bytes of [offset, offset + length) that the page cache has; never block on the disk."""
-    buffer = bytearray(length)
+    buffer = unfilled(length)
     try:
         count = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
     except OSError as exc:

@@ -1,0 +1,37 @@
+"""Memory for buffers."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from zarrfs.system import buffers
+from zarrfs.system.buffers import unfilled
+
+
+@pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 4 << 20])
+def test_a_buffer_has_its_length_and_can_be_written_and_cut(size: int) -> None:
+    data = unfilled(size)
+    assert (type(data), len(data)) == (bytearray, size)
+    data[:] = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    assert data == bytes(range(256)) * (size // 256) + bytes(size % 256)
+    del data[size // 2 :]
+    assert len(data) == size // 2
+    data += b"abc"
+    assert data.endswith(b"abc")
+
+
+def test_a_large_buffer_is_not_filled_with_zeros() -> None:
+    """Memory that was freed a moment ago comes back as it was."""
+    data = bytearray(b"\xaa") * 100_000
+    del data
+    assert b"\xaa" in unfilled(100_000)
+
+
+def test_another_python_has_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers._allocator.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "pythonapi", object())
+        assert unfilled(100_000) == bytes(100_000)
+    buffers._allocator.cache_clear()
