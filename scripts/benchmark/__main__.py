@@ -85,6 +85,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure zarrfs beside its peers.")
     parser.add_argument("suite", nargs="?", default="basics", choices=SUITES, help="what is measured (default basics)")
     parser.add_argument("--check", action="store_true", help="exit with status 1 when a limit is missed")
+    parser.add_argument("--peers", action="store_true", help="remote: rclone and fsspec.fuse, too")
     parser.add_argument("--only", metavar="NAMES", help="some of the suite")
     parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
@@ -129,6 +130,7 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
         tree = many.Many(directory, size, chosen.entries or 1_000_000)
     else:
         tree = Tree(directory, size)
+    tree.peers = chosen.peers
     cleanup.callback(tree.stop)
     tree.start()
     return tree

@@ -75,8 +75,8 @@ def _mounted(mountpoint: Path) -> bool:
 @contextlib.contextmanager
 def foreground(
     command: list[str | Path], mountpoint: Path, env: dict[str, str] | None = None
-) -> Iterator[None]:
-    """A file system in the foreground, mounted when this is entered and gone when it is left."""
+) -> Iterator[int]:
+    """A file system in the foreground, mounted when this is entered and gone when it is left; gives its pid."""
     process = subprocess.Popen(command, env={**os.environ, **(env or {})}, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
@@ -88,11 +88,13 @@ def foreground(
             time.sleep(0.01)
         os.listdir(mountpoint)  # waits until it answers
         _raise_read_ahead(mountpoint)
-        yield
+        yield process.pid
     finally:
         unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
         if _mounted(mountpoint):
-            subprocess.run([*unmount, mountpoint], check=True)
+            done = subprocess.run([*unmount, mountpoint], check=False)
+            if done.returncode:  # somebody looks at it
+                subprocess.run(["umount", "-l", mountpoint], check=False)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -111,13 +113,20 @@ def noop(shape: list[str], data: Data) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fsspec_fuse(document: Path, data: Run) -> Iterator[Path]:
-    """fsspec.fuse on a reference set."""
+def fsspec_fuse(document: Path, data: Run) -> Iterator[tuple[Path, int]]:
+    """fsspec.fuse on a reference set; gives the mount point and the pid."""
     env = {"PYTHONPATH": os.environ.get("ZARRFS_BENCH_PEERS", "")}
     with place(data) as mountpoint:
         command = [sys.executable, HERE / "fsspec_peer.py", "mount", document, mountpoint]
-        with foreground(command, mountpoint, env):
-            yield mountpoint
+        with foreground(command, mountpoint, env) as pid:
+            yield mountpoint, pid
+
+
+@contextlib.contextmanager
+def fsspec_fuse_many(data: Data) -> Iterator[Path]:
+    """fsspec.fuse on the large reference set."""
+    with fsspec_fuse(data.many, data) as (mountpoint, _):
+        yield mountpoint
 
 
 @contextlib.contextmanager
@@ -138,7 +147,7 @@ def plain(data: Data) -> Iterator[Path]:
 MANY = {
     "zarrfs": lambda data: zarrfs(data.many, data),
     "no-op": lambda data: noop(["many", str(data.entries)], data),
-    "fsspec.fuse": lambda data: fsspec_fuse(data.many, data),
+    "fsspec.fuse": fsspec_fuse_many,
     "plain": lambda data: plain(data),
 }
 # one large file

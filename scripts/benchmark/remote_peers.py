@@ -42,7 +42,6 @@ class Place(NamedTuple):
         raise peers.Unavailable("no VmHWM")
 
 
-
 class Run(peers.Run, Protocol):
     """A run with a directory for indexes and logs, too."""
 
@@ -129,9 +128,13 @@ def rclone(tree: Tree, server: Server) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def files(tree: Tree, server: Server) -> Iterator[Place]:
-    """No mount: the files themselves."""
-    yield Place(str(tree.www))
+def fsspec_fuse(tree: Tree, server: Server) -> Iterator[Place]:
+    """fsspec.fuse on references to the server."""
+    with peers.fsspec_fuse(tree.document(tree.urls[server]), tree) as (mountpoint, pid):
+        yield Place(str(mountpoint), pid)
+
+
+PEERS: dict[str, Contender] = {"rclone": rclone, "fsspec.fuse": fsspec_fuse}  # with --peers
 
 
 @contextlib.contextmanager

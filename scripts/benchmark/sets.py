@@ -200,7 +200,7 @@ def measure_find(sets: Sets, rounds: int) -> Iterator[Result]:
             return sets.entries / took
 
     def theirs() -> float:
-        with peers.fsspec_fuse(document, sets) as mountpoint:
+        with peers.fsspec_fuse(document, sets) as (mountpoint, _):
             return sets.entries / seconds(["find", mountpoint])
 
     samples = interleaved(rounds, {"zarrfs": ours, "fsspec.fuse": theirs})

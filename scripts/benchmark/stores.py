@@ -7,6 +7,7 @@ has kept nothing of an earlier one (`cache=none`). Requests are counted at nginx
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import shutil
 import subprocess
@@ -76,12 +77,35 @@ else:
     array[:].sum()
 print(time.perf_counter() - begun)
 """
+# What a scientist would pick: every chunk of an xarray variable, by a mount (a path) or by fsspec in process (a set).
+_XARRAY = """
+import sys, time
+where, how = sys.argv[1:]
+import aiohttp, fsspec, fsspec.implementations.reference, numpy, xarray, zarr
+zarr.config.set({"async.concurrency": 10 if how == "dask" else int(how)})
+if how == "dask":
+    import dask, dask.array
+    from multiprocessing.pool import ThreadPool
+    dask.config.set(scheduler="threads", pool=ThreadPool(16))
+begun = time.perf_counter()
+store = where
+if where.endswith(".json"):
+    fs = fsspec.filesystem("reference", fo=where, remote_protocol="https", asynchronous=True,
+                           remote_options={"asynchronous": True})
+    store = zarr.storage.FsspecStore(fs, read_only=True, path="")
+variable = xarray.open_zarr(store, consolidated=False, chunks={} if how == "dask" else None)["x"]
+if how == "dask":
+    variable.data.sum().compute()
+else:
+    variable.values.sum()
+print(time.perf_counter() - begun)
+"""
 WALKS = {"find": ["find", "."], "du -s": ["du", "-s", "."], "ls -lR": ["ls", "-lR", "."]}
 
 NOTES = f"""\
 One float32 array {SHAPE} in chunks of a time step, zstd, Zarr v3, from nginx that answers after {LATE} ms: over https,
 and as S3 (moto behind it). Readers are new processes of zarr-python, with 10 and 64 chunks at a time, and of dask with
-16 threads; MB/s are of decoded bytes. "fsspec" and "obstore" read in process.
+16 threads; MB/s are of decoded bytes. "fsspec" and "obstore" read in process. References are read by xarray.
 """
 
 
@@ -94,12 +118,15 @@ class Stores(Tree):
         import zarr
 
         group = zarr.open_group(str(self.www / "x.zarr"), mode="w", zarr_format=3)
-        array = group.create_array("x", shape=SHAPE, chunks=(1, *SHAPE[1:]), dtype="f4")
+        array = group.create_array(
+            "x", shape=SHAPE, chunks=(1, *SHAPE[1:]), dtype="f4", dimension_names=("t", "y", "x_")
+        )
         rng = np.random.default_rng(1)
         yy, xx = np.mgrid[0 : SHAPE[1], 0 : SHAPE[2]]
         for step in range(SHAPE[0]):
             field = 280 + 20 * np.sin(yy / 60 + step / 9) + 5 * np.cos(xx / 40) + rng.normal(0, 0.2, SHAPE[1:])
             array[step] = field.astype("f4").round(2)
+        self.references = self.directory / "references.json"
         self.https = self.endpoint = ""
         self._moto: subprocess.Popen[bytes] | None = None
 
@@ -124,6 +151,7 @@ class Stores(Tree):
             self._wait_for(port)
         self.https, self.endpoint = f"https://localhost:{https}", f"http://127.0.0.1:{s3}"
         self._upload()
+        self._refer()
 
     def stop(self) -> None:
         """Stop them."""
@@ -140,6 +168,19 @@ class Stores(Tree):
         """The store on each server: (URL, -o options)."""
         s3 = f"s3.endpoint_url={self.endpoint},s3.key=a,s3.secret=b,cache=none"
         return {"https": (f"{self.https}/x.zarr", "cache=none"), "S3": ("s3://data/x.zarr", s3)}
+
+    def _refer(self) -> None:
+        """Write a reference set of the store, whose chunks lie one after the other in one file of the server."""
+        refs: dict[str, object] = {}
+        with (self.www / "all").open("wb") as out:
+            for path in sorted((self.www / "x.zarr").rglob("*")):
+                key = str(path.relative_to(self.www / "x.zarr"))
+                if path.name == "zarr.json":
+                    refs[key] = path.read_text()
+                elif path.is_file():
+                    refs[key] = [f"{self.https}/all", out.tell(), path.stat().st_size]
+                    out.write(path.read_bytes())
+        self.references.write_text(json.dumps({"version": 1, "refs": refs}))
 
     def _upload(self) -> None:
         import boto3
@@ -183,6 +224,51 @@ def measure_read(run: Stores, rounds: int) -> Iterator[Result]:
             what = "dask, 16 threads" if how == "dask" else f"{how} at a time"
             yield result(f"{server}, all chunks, {what}", "MB/s", samples["ours"], peer, samples[peer], limit)
             yield Result(f"{server}, requests a value", "", counts, limit=1.05, at_most=True)
+
+
+def _read_by_xarray(run: Stores, where: str, how: str) -> float:
+    """MB/s of a new process that reads the variable."""
+    remote_peers.settle()
+    command = [sys.executable, "-c", _XARRAY, where, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise peers.Unavailable((done.stderr.strip().splitlines() or ["the reader failed"])[-1])
+    return SIZE / float(done.stdout) / MB
+
+
+def measure_references(run: Stores, rounds: int) -> Iterator[Result]:
+    """xarray reading a reference set over https: a mount beside fsspec's references in process."""
+    for how, limit in (("10", 1.2), ("64", 1.0), ("dask", 1.2)):
+        used: list[float] = []
+
+        def ours(how: str = how, used: list[float] = used) -> float:
+            with remote_peers.mounted(run, run.references) as place:
+                before = place.cpu()
+                found = _read_by_xarray(run, place.prefix, how)
+                used.append((place.cpu() - before) / SIZE * remote_peers.GB)
+                return found
+
+        def twice(how: str = how) -> float:
+            with tempfile.TemporaryDirectory(prefix="blocks-", dir=run.directory) as cache:
+                for _ in range(2):
+                    with remote_peers.mounted(run, run.references, f"cache_dir={cache}") as place:
+                        found = _read_by_xarray(run, place.prefix, how)
+                return found
+
+        def theirs(how: str = how) -> float:
+            return _read_by_xarray(run, str(run.references), how)
+
+        def local(how: str = how) -> float:
+            return _read_by_xarray(run, str(run.www / "x.zarr"), how)
+
+        samplers = {"ours": ours, "fsspec": theirs, "twice": twice, "local": local}
+        samples = in_turns(rounds, samplers)
+        what = "references, dask, 16 threads" if how == "dask" else f"references, {how} at a time"
+        yield result(what, "MB/s", samples["ours"], "fsspec in process", samples["fsspec"], limit)
+        what = f"{what}, second mount with cache_dir="
+        yield result(what, "MB/s", samples["twice"], "fsspec in process", samples["fsspec"], 2.0)
+        yield result(what, "MB/s", samples["twice"], "a directory of the disk", samples["local"])
+        yield Result(f"{what.partition(', second')[0]}, daemon CPU", "s/GB", used)
 
 
 def measure_walks(run: Stores, rounds: int) -> Iterator[Result]:
@@ -297,4 +383,10 @@ def _pages(endpoint: str) -> float:
     return time.perf_counter() - begun
 
 
-MEASURES = {"read": measure_read, "walks": measure_walks, "copy": measure_copy, "million": measure_million}
+MEASURES = {
+    "read": measure_read,
+    "references": measure_references,
+    "walks": measure_walks,
+    "copy": measure_copy,
+    "million": measure_million,
+}
