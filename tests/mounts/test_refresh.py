@@ -264,7 +264,7 @@ def growing(part: Any, *path: str) -> dict[tuple[str, ...], float]:
 
 STATES = {
     "inodes", "open_files", "in_flight", "in_flight_bytes", "waiting", "blocks", "kept", "expected", "limit", "open",
-    "sequences",
+    "queued", "sequences",
 }  # fmt: skip
 
 

@@ -76,10 +76,8 @@ def _watch(path: str, interval: float, once: bool) -> None:
 
 
 def _width() -> int | None:
-    """Return the width of the terminal, or what COLUMNS asks for; None in a pipe, where lines are whole."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
-        return shutil.get_terminal_size().columns
-    return None
+    """Return the width of the terminal; None in a pipe, where lines are whole."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 @contextlib.contextmanager
