@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zarrfs.fuse.shared import Handles, Shared
+from zarrfs.fuse.shared import NEW, RELEASED, Handles, Shared
 
 
 def test_a_slot_of_a_killed_process_is_free_once() -> None:
@@ -16,3 +16,35 @@ def test_a_slot_of_a_killed_process_is_free_once() -> None:
     taken = [successor.take(inode, 1, 0, None, False) for inode in (8, 9)]
     assert None not in taken
     assert [slot.inode for number in taken if number and (slot := successor.get(number))] == [8, 9]
+
+
+def test_a_handle_whose_reply_was_not_sent_is_released_with_its_process() -> None:
+    shared = Shared(2)
+    handles = Handles(shared, 1)
+    known = handles.take(7, 1, 0, None, False)
+    shared.cells[shared.at(1, NEW)] = 0  # SharedWaiting, before the next request
+    lost = handles.take(8, 1, 0, None, False)
+    assert known is not None
+    assert lost is not None
+    shared.release_new(1)
+    assert (handles.is_open(known), handles.is_open(lost)) == (True, False)
+    shared.release_new(1)  # of its successor, which had none
+    assert (shared.cell(1, RELEASED), handles.is_open(known)) == (1, True)
+
+
+def test_open_handles_are_found_by_inode_and_by_generation() -> None:
+    shared = Shared(2)
+    one, other = Handles(shared, 0), Handles(shared, 1)
+    taken = [
+        one.take(7, 3, 0, None, False), one.take(8, 4, 0, None, True), other.take(7, 4, 0, None, False),
+        other.take(9, 5, 0, None, False),
+    ]  # fmt: skip
+    for handles in one, other:
+        assert [handle for handle, _slot in handles.of_inode(7)] == [taken[0], taken[2]]
+        assert [slot.generation for _handle, slot in handles.of_inode(8)] == [4]
+        assert not list(handles.of_inode(0))
+        assert [handles.holds(generation) for generation in (2, 3, 5)] == [False, True, True]
+    assert taken[0] is not None
+    other.release(taken[0])
+    assert [handle for handle, _slot in one.of_inode(7)] == [taken[2]]
+    assert [one.holds(generation) for generation in (3, 4)] == [False, True]

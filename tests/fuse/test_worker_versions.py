@@ -179,13 +179,13 @@ def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> Non
         entry = await operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
         opened = await operations.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
         await refresh()
-        assert list(await team._generations()) == [1, 2]
+        assert list(team._generations()) == [1, 2]
         index = first.plan.index
         assert index is not None
         assert os.path.exists(index)
         await operations.release(opened.fh)
         await refresh()
-        assert list(await team._generations()) == [3]
+        assert list(team._generations()) == [3]
         assert not os.path.exists(index)
         await first.aclose()
 

@@ -18,6 +18,12 @@ _LENGTH = struct.Struct("<I")
 Answers = Callable[..., Awaitable[Any]]  # of what is asked and its arguments
 
 
+def announce(sock: socket.socket, what: str, *arguments: Any) -> None:
+    """Ask something at the other end of a socket that has no Channel yet, without waiting for the answer."""
+    data = pickle.dumps((0, what, arguments))
+    sock.sendall(_LENGTH.pack(len(data)) + data)
+
+
 class Channel:
     """One end. Both ask and answer, any number at a time; `answers` is called for each question of the other end."""
 

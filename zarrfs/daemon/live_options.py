@@ -50,7 +50,7 @@ class LiveOptions:
         for version in self._operations.versions:
             version.adjust(self._refresher.options)
         if self._team is not None and changes:
-            await self._team.adjust(self._refresher.options, self.options.log_level)
+            await self._team.adjust(self._refresher.options)
         if "log_level" in changes:
             logging.getLogger("zarrfs").setLevel(self.options.log_level.upper())
         if changes:

@@ -127,13 +127,12 @@ def _check_workers(options: Options, writable: bool) -> None:
 
 def _one_process(plan: Plan, options: Options) -> str | None:
     """Return why only one process can answer the mount of a plan; None if several can."""
-    if options.view not in (None, "arrays"):
-        return f"view={options.view}"
     if plan.index is None:
         return None if plan.path is not None and plan.kind == "zarr" else "names of this source are not in an index"
     from zarrfs.store.indexfile import has_urls, read_notes
 
-    if read_notes(plan.index).get("sizes") != "known":
+    decoded = options.view in ("arrays", "netcdf")  # the documents say how large their files are
+    if not decoded and read_notes(plan.index).get("sizes") != "known":
         return "the sizes of some files are known to their servers alone"
     shared = options.cache_dir is not None and options.cache != "none"
     if not shared and (plan.url is not None or has_urls(plan.index, plan.base, options.blobs or plan.blobs)):

@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import functools
 import gc
+import importlib
 import logging
 import os
 import pickle
@@ -27,7 +28,7 @@ import trio
 from zarrfs.config.options import Options
 from zarrfs.config.values import AUTO
 from zarrfs.daemon import invalidation
-from zarrfs.daemon.channel import Channel
+from zarrfs.daemon.channel import Channel, announce
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import sessionloop
@@ -39,17 +40,19 @@ from zarrfs.metrics import exporters, logs
 from zarrfs.metrics.sums import summed
 from zarrfs.sources import discard, open_plan
 from zarrfs.store.api import Store
-from zarrfs.system import requirements
+from zarrfs.system import fusemount, requirements
 from zarrfs.system.cpus import usable
 from zarrfs.system.memory import freeze_garbage_collector, memory_limit
 from zarrfs.system.othermounts import OTHER_MOUNTS
 from zarrfs.system.processes import close_descriptors, end_with_parent
+from zarrfs.views import MODULES
 
 log = logging.getLogger(__name__)
 
 _CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE of linux/fuse.h
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the first process answers these
 _ORDER = 1 << 20  # bytes
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _ANSWER = 5.0  # seconds for a worker's counters
 _OBEYING = 60.0  # seconds for a worker to apply what all are told
 _ENDING = 5.0  # seconds for workers to end after the unmount
@@ -134,15 +137,33 @@ def start(session: Session) -> Starter:
     if pid == 0:
         try:
             end_with_parent(first, signal.SIGKILL)
+            os.environ.pop("NOTIFY_SOCKET", None)  # the first process notifies the service manager
             kept = {theirs.fileno(), session.device, *session.shared.descriptors(), *OTHER_MOUNTS.descriptors()}
+            kept |= fusemount.descriptors()
             close_descriptors(kept | ({2} if session.options.foreground else set()))
             if not session.options.foreground:
                 os.dup2(1, 2)  # a shell's $(mount ...) waits for the end of stderr
+            _import_for_workers(session.options)
             _take_orders(theirs, session)
         finally:
             os._exit(1)
     theirs.close()
     return Starter(ours, pid)
+
+
+def _import_for_workers(options: Options) -> None:
+    """Import what workers need, which then share its memory: a garbage collection would write to all of it."""
+    threads = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"  # numpy's library starts some, which a fork loses, and nothing here needs them
+    try:
+        for name in ("zarrfs.store.index", *MODULES[options.view]):
+            importlib.import_module(name)
+    finally:
+        os.environ.pop(_BLAS_THREADS)
+        if threads is not None:
+            os.environ[_BLAS_THREADS] = threads
+    gc.collect()
+    freeze_garbage_collector()
 
 
 class Starter:
@@ -206,11 +227,12 @@ def _nothing(_number: int, _frame: object) -> None:
 
 def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
     """Answer requests until the mount is gone, in a process of its own."""
-    options = session.options
     *older, generation = order.generations
     visible = order.generations[generation]
+    options = visible.options  # those of the mount, with what was changed since
     logs.configure(options, options.foreground, session.mountpoint, visible.plan.source)
     try:
+        announce(sock, "forked", os.getpid())
         clone(session.device)
         store = _opened(visible, session)
         operations = WorkerOperations(
@@ -251,7 +273,7 @@ async def _serve(
 
     async def report() -> None:
         with contextlib.suppress(MountError):  # the first process is gone, and soon this one
-            await channel.ask("begun", os.getpid())
+            await channel.ask("begun")
 
     async with trio.open_nursery() as nursery:
         operations.background = nursery
@@ -302,10 +324,10 @@ class _Worker:
     async def _prepare(self, opening: Opening) -> None:
         self._operations.prepare(StoreVersion(_opened(opening, self._session), opening.options))
 
-    async def _adjust(self, options: Options, level: str) -> None:
+    async def _adjust(self, options: Options) -> None:
         for version in self._operations.versions:
             version.adjust(options)
-        logging.getLogger("zarrfs").setLevel(level.upper())
+        logging.getLogger("zarrfs").setLevel(options.log_level.upper())
 
     async def _reopen(self) -> None:
         logs.reopen()
@@ -333,13 +355,13 @@ class _Member:
         self.ending = False
         self._descriptor: int | None = None
 
-    def started(self, pid: int) -> None:
+    def forked(self, pid: int) -> None:
         self.pid = pid
         with contextlib.suppress(OSError):
             self._descriptor = os.pidfd_open(pid)
 
     def kill(self) -> None:
-        if self._descriptor is None:  # it has not begun yet, and ends when it sees that
+        if self._descriptor is None:  # it has not announced itself yet, and ends when it sees that
             self.channel.close()
         else:
             with contextlib.suppress(OSError):
@@ -400,7 +422,7 @@ class Team:
     def first(self, store: Store, on_ready: Callable[[], None]) -> tuple[WorkerOperations, SharedWaiting]:
         """Return the handlers and the waiting of the first process."""
         session = self._session
-        operations = WorkerOperations(store, session.options, session.about, on_ready, session.shared, 0)
+        operations = WorkerOperations(store, self.options, session.about, on_ready, session.shared, 0)
         operations.gather, operations.totals = self.gather, self._totals
         waiting = SharedWaiting(session.shared, 0, session.front)
         session.shared.put(0, RUNS, 1)
@@ -422,7 +444,7 @@ class Team:
                 await trio.sleep(_COUNTERS)
                 await self.gather()
                 async with self._changing:
-                    await self._forget_closed()
+                    self._forget_closed()
 
     async def _keep(self, process: int) -> None:
         """Run the worker with a number; start another one whenever it dies."""
@@ -430,7 +452,7 @@ class Team:
         while not self._closing:
             try:
                 async with self._changing:
-                    sock = self._starter.fork(Order(process, await self._generations()))
+                    sock = self._starter.fork(Order(process, self._generations()))
                     member = _Member(Channel(sock, functools.partial(self._answer, process)))
                     self._members[process] = member
             except OSError as exc:
@@ -441,6 +463,7 @@ class Team:
             await member.channel.run()
             del self._members[process]
             self._session.shared.put(process, RUNS, 0)
+            self._session.shared.release_new(process)
             member.close()
             self._keep_counters(member.counters)
             if self._closing or member.ending:
@@ -472,8 +495,10 @@ class Team:
 
     async def _answer(self, process: int, what: str, *arguments: Any) -> Any:
         member = self._members[process]
+        if what == "forked":
+            member.forked(*arguments)
+            return None
         if what == "begun":
-            member.started(*arguments)
             self._session.shared.put(process, RUNS, 1)
             return None
         if what == "ends":
@@ -484,17 +509,17 @@ class Team:
         assert self._operations is not None
         return await self._operations.control_answer(*arguments)
 
-    async def _generations(self) -> dict[int, Opening]:
+    def _generations(self) -> dict[int, Opening]:
         """Return how to open the versions that a new worker needs; the visible one is the last."""
         assert self._operations is not None
-        await self._forget_closed()
+        self._forget_closed()
         return {**self._older, self._operations.inodes.generation: self._opening}
 
-    async def _forget_closed(self) -> None:
+    def _forget_closed(self) -> None:
         """Forget replaced versions without open files; remove their temporary indexes."""
         assert self._operations is not None
         for generation, opening in list(self._older.items()):
-            if not await self._operations.holds(generation):
+            if not self._operations.holds(generation):
                 del self._older[generation]
                 discard(opening.plan)
 
@@ -545,19 +570,25 @@ class Team:
             self._operations.visible()
             self._older[generation], self._opening = self._opening, opening
 
-    async def adjust(self, options: Options, level: str) -> None:
+    async def adjust(self, options: Options) -> None:
         """Let all workers apply options that were changed; a version that they are preparing becomes visible first."""
         async with self._changing:
             known = self._opening.options
             options = dataclasses.replace(options, asked_since=known.asked_since, targets_since=known.targets_since)
             self._opening = dataclasses.replace(self._opening, options=options)
-            await self._tell("adjust", options, level)
+            await self._tell("adjust", options)
 
     async def reopen_logs(self) -> None:
         """Let all workers reopen their log."""
         await self._tell("reopen")
 
     async def _tell(self, what: str, *arguments: Any) -> None:
+        """Ask something of all workers; kill those that do not do it.
+
+        A killed worker may be stuck in a system call. It answers no request any more, so nothing waits for its end but
+        its successor.
+        """
+
         async def tell(member: _Member) -> None:
             try:
                 with trio.fail_after(_OBEYING):
@@ -567,8 +598,9 @@ class Team:
                     reason = str(exc) or f"no answer for {_OBEYING:g} s"
                     log.warning("a worker (process %d) is replaced: %s", member.pid, reason)
                     member.kill()
-                while not member.channel.closed:  # noqa: ASYNC110  (it closes with the process)
-                    await trio.sleep(0.01)
+                with trio.move_on_after(_ENDING):
+                    while not member.channel.closed:  # noqa: ASYNC110  (it closes with the process)
+                        await trio.sleep(0.01)
 
         async with trio.open_nursery() as nursery:
             for member in list(self._members.values()):

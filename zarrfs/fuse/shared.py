@@ -24,12 +24,15 @@ from zarrfs.system.sharedtable import SharedTable
 _NORESERVE = 0x4000  # MAP_NORESERVE of mmap(2): untouched pages need no memory
 _HINTS = 1 << 17  # cells that say which process has the record of a number
 _PAGES = 1 << 16  # versions of cached pages
+_LOOKS = 1 << 16  # versions of documents and chunks that were seen last
 _HANDLES = 1 << 16  # open handles of one process
 _NAME = 256
 _PLACE = struct.Struct(f"<QH{_NAME}s")  # of a directory: position, length of the name before it, that name
 _DIRECTORIES = 1 << 13  # open directories of one process
-_SLOT = struct.Struct("<IIQQIiQQ")  # sequence (0: free), generation, inode, version, pid, descriptor, st_dev, st_ino
-_SLOT_SIZE, _PLACE_SIZE = 64, 512
+# sequence number and, above it, generation (both 0: free); inode, version, pid, descriptor, st_dev, st_ino
+_SLOT = struct.Struct("=QQQIiQQ")
+_SEQUENCE = (1 << 32) - 1
+_WORDS, _SLOT_SIZE, _PLACE_SIZE = 8, 64, 512  # words and bytes of a slot, bytes of a place
 _SLOTS = (1 << 40) - 1  # of a handle: its slot; above it the sequence number
 # of a name: kind, has an identity, generation, identity, length of the key, which follows; then what the store told
 _RECORD = struct.Struct("<BBIqH")
@@ -39,10 +42,11 @@ _INODES = (1 << 62) - 1
 _NO_IDENTITY = 0x5851F42D4C957F2D
 
 # cells of a process: handles opened and released, requests, whether it waits to be woken, how often it would have
-# woken another, how many slots for directories and files it has used, whether it runs, how often it was woken, and the
-# last generation in which it read a target that had changed
-OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS, WOKEN, CHANGED = range(10)
-_CELLS = 10
+# woken another, how many slots for directories and files it has used, whether it runs, how often it was woken, the
+# last generation in which it read a target that had changed, and the handle whose number may not have been sent to the
+# kernel yet
+OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS, WOKEN, CHANGED, NEW = range(11)
+_CELLS = 11
 
 
 def _shared(size: int) -> mmap.mmap:
@@ -64,7 +68,9 @@ class Shared:
         self.visible[0] = 1
         self.hints = memoryview(_shared(_HINTS * 2)).cast("H")
         self.pages = memoryview(_shared(_PAGES * 8)).cast("Q")
+        self.looks = memoryview(_shared(_LOOKS * 8)).cast("Q")
         self.slots = _shared(processes * _HANDLES * _SLOT_SIZE)
+        self.words = memoryview(self.slots).cast("Q")  # the same, _WORDS for each slot
         self.places = _shared(processes * _DIRECTORIES * _PLACE_SIZE)
         self.tables = [SharedTable() for _ in range(processes)]
         self.secret = int.from_bytes(os.urandom(8), "little")  # a document cannot choose keys with equal numbers
@@ -73,6 +79,10 @@ class Shared:
     def descriptors(self) -> set[int]:
         """Return the descriptors that every process has to keep."""
         return {*self.bells, *(table.descriptor for table in self.tables)}
+
+    def at(self, process: int, cell: int) -> int:
+        """Return the index of a cell in `cells`."""
+        return process * _CELLS + cell
 
     def total(self, cell: int) -> int:
         """Return the sum of a cell over all processes."""
@@ -111,6 +121,15 @@ class Shared:
         cells = self.cells
         places = range(_CELLS, self.processes * _CELLS, _CELLS)
         return 1 + sum(1 for place in places if cells[place + RUNS] and not cells[place + PARKED])
+
+    def release_new(self, process: int) -> None:
+        """Release the handle that a process was opening when it died: no client has it, or none that got an answer."""
+        handle = self.cell(process, NEW)
+        at = (handle & _SLOTS) * _WORDS
+        if handle and self.words[at] & _SEQUENCE == handle >> 40:
+            self.words[at] = 0
+            self.add(process, RELEASED)
+        self.put(process, NEW, 0)
 
     def others_run(self, own: int) -> bool:
         """Return whether there is another process, which may read a request at any moment: a parked one looks, too."""
@@ -309,10 +328,38 @@ def _cell(inode: int, version: Hashable) -> int:
     return digest(version) ^ inode
 
 
+class SharedLooks:
+    """The versions that any process has seen last of documents and chunks (store.api.Looks): a cell for each of many.
+
+    Of two things with the same cell neither is believed, but looked at again.
+    """
+
+    def __init__(self, cells: memoryview) -> None:
+        self._cells = cells
+
+    def begin(self, what: str) -> int:
+        """Return a number for ended()."""
+        return int(self._cells[_hash(what) % _LOOKS])
+
+    def ended(self, what: str, version: Hashable, begun: int) -> None:
+        """Note the version that was seen, unless another process has noted one since begin()."""
+        number = _hash(what)
+        if self._cells[number % _LOOKS] == begun:
+            self._cells[number % _LOOKS] = digest(version) ^ number
+
+    def holds(self, what: str, version: Hashable) -> bool:
+        """Return whether a version is the one that was seen last."""
+        number = _hash(what)
+        return bool(self._cells[number % _LOOKS] == digest(version) ^ number)
+
+
+def _hash(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
+
+
 class Slot(NamedTuple):
     """An open handle, as any process sees it."""
 
-    sequence: int
     generation: int
     inode: int
     version: int  # the digest of Value.version; 0: the store never changes
@@ -345,13 +392,17 @@ class Handles:
     """
 
     def __init__(self, shared: Shared, process: int) -> None:
-        self._shared, self._slots, self._places, self._process = shared, shared.slots, shared.places, process
+        self._shared, self._words, self._places, self._process = shared, shared.words, shared.places, process
+        self._slots = shared.slots
         first = process * _HANDLES
         self._directories = _Range(first, _DIRECTORIES, shared.cell(process, DIRECTORIES))
         self._files = _Range(first + _DIRECTORIES, _HANDLES - _DIRECTORIES, shared.cell(process, FILES))
         self._next = int.from_bytes(os.urandom(2), "little")
+        self._new = shared.at(process, NEW)
         self._taken = set[int]()  # handles of this process whose slots are not free yet
-        self._inherited = list(_used(shared, process))  # of a predecessor that was killed
+        self._inherited = [  # of a predecessor that was killed
+            (self._words[_WORDS * slot] & _SEQUENCE) << 40 | slot for slots in _used(shared, process) for slot in slots
+        ]
         self.reclaim()
 
     def take(self, inode: int, generation: int, version: int, descriptor: int | None, directory: bool) -> int | None:
@@ -360,15 +411,16 @@ class Handles:
         if slot is None:
             return None
         self._next = self._next % 0x3FFFFF + 1
+        handle = self._next << 40 | slot
+        self._shared.cells[self._new] = handle  # until SharedWaiting knows that the reply is sent
         device = number = 0
         if descriptor is not None:
             status = os.fstat(descriptor)
             device, number = status.st_dev, status.st_ino
         _SLOT.pack_into(
-            self._slots, slot * _SLOT_SIZE, self._next, generation, inode, version, os.getpid(),
+            self._slots, slot * _SLOT_SIZE, generation << 32 | self._next, inode, version, os.getpid(),
             -1 if descriptor is None else descriptor, device, number,
         )  # fmt: skip
-        handle = self._next << 40 | slot
         self._taken.add(handle)
         if directory:
             _PLACE.pack_into(self._places, _place(handle), 0, 0, b"")
@@ -379,19 +431,17 @@ class Handles:
 
     def get(self, handle: int) -> Slot | None:
         """Return the slot of a handle of any process; None if it was released."""
-        slot = Slot._make(_SLOT.unpack_from(self._slots, (handle & _SLOTS) * _SLOT_SIZE))
-        return slot if slot.sequence == handle >> 40 else None
+        word, *others = _SLOT.unpack_from(self._slots, (handle & _SLOTS) * _SLOT_SIZE)
+        return Slot(word >> 32, *others) if word & _SEQUENCE == handle >> 40 else None
 
     def is_open(self, handle: int) -> bool:
         """Return whether a handle of any process was not released."""
-        at = (handle & _SLOTS) * _SLOT_SIZE
-        return int.from_bytes(self._slots[at : at + 4], "little") == handle >> 40
+        return self._words[(handle & _SLOTS) * _WORDS] & _SEQUENCE == handle >> 40
 
     def release(self, handle: int) -> None:
         """Release a handle of any process; its opener frees it later."""
         if self.is_open(handle):
-            at = (handle & _SLOTS) * _SLOT_SIZE
-            self._slots[at : at + 4] = bytes(4)
+            self._words[(handle & _SLOTS) * _WORDS] = 0
 
     def free(self, handle: int) -> None:
         """Make the slot of a released handle available, if this process took it: reclaim() has those of others."""
@@ -422,13 +472,26 @@ class Handles:
         encoded = name.encode("utf-8", "surrogateescape")
         _PLACE.pack_into(self._places, _place(handle), position, len(encoded), encoded)
 
-    def open_ones(self) -> Iterator[tuple[int, Slot]]:
-        """Yield (handle, slot) of all open handles of all processes."""
-        for process in range(self._shared.processes):
-            for handle in _used(self._shared, process):
-                slot = self.get(handle)
-                if slot is not None and slot.sequence:
+    def of_inode(self, inode: int) -> Iterator[tuple[int, Slot]]:
+        """Yield (handle, slot) of the open handles of an inode, of all processes."""
+        for slots in self._used_slots():
+            numbers = self._words[_WORDS * slots.start + 1 : _WORDS * slots.stop : _WORDS].tolist()
+            for at in [at for at, number in enumerate(numbers, slots.start) if number == inode]:
+                handle = (self._words[_WORDS * at] & _SEQUENCE) << 40 | at
+                if handle >> 40 and (slot := self.get(handle)) is not None:
                     yield handle, slot
+
+    def holds(self, generation: int) -> bool:
+        """Return whether any process has an open handle of a generation, or of an earlier one."""
+        for slots in self._used_slots():
+            words = self._words[_WORDS * slots.start : _WORDS * slots.stop : _WORDS].tolist()
+            if any(word and word >> 32 <= generation for word in words):
+                return True
+        return False
+
+    def _used_slots(self) -> Iterator[range]:
+        for process in range(self._shared.processes):
+            yield from _used(self._shared, process)
 
 
 def _place(handle: int) -> int:
@@ -436,14 +499,9 @@ def _place(handle: int) -> int:
     return (process * _DIRECTORIES + at) * _PLACE_SIZE
 
 
-def _used(shared: Shared, process: int) -> Iterator[int]:
-    """Yield the handles in all slots that a process has used so far, those that are free with the sequence 0."""
-    first = process * _HANDLES
-    used = (
-        range(first, first + shared.cell(process, DIRECTORIES)),
-        range(first + _DIRECTORIES, first + _DIRECTORIES + shared.cell(process, FILES)),
-    )
-    for slots in used:
-        for slot in slots:
-            at = slot * _SLOT_SIZE
-            yield int.from_bytes(shared.slots[at : at + 4], "little") << 40 | slot
+def _used(shared: Shared, process: int) -> tuple[range, range]:
+    """Return the slots that a process has used so far, for directories and for files."""
+    first, files = process * _HANDLES, process * _HANDLES + _DIRECTORIES
+    return (
+        range(first, first + shared.cell(process, DIRECTORIES)), range(files, files + shared.cell(process, FILES))
+    )  # fmt: skip

@@ -38,6 +38,7 @@ from zarrfs.fuse.shared import (
     PageVersions,
     Shared,
     SharedInodes,
+    SharedLooks,
     Slot,
     digest,
 )
@@ -54,7 +55,6 @@ log = logging.getLogger(__name__)
 _SWEEP = 0.5  # seconds between looks for handles that other processes have released
 _OPENED = 256  # handles opened between them, at most
 _HELD = 1.0  # seconds between looks for handles of a replaced version
-_MANY = 512  # handles between two checkpoints
 _FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
 
 _getattr, _read, _readdir, _getxattr = (
@@ -83,6 +83,8 @@ class WorkerOperations(Operations):
         self._generations = {generation: self.current}
         self._prepared: StoreVersion | None = None  # for the next generation
         self._opened = 0  # handles since the last sweep
+        self._looks = SharedLooks(shared.looks)
+        store.share_looks(self._looks)
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
         self.totals: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own
@@ -240,6 +242,7 @@ class WorkerOperations(Operations):
 
     def prepare(self, version: StoreVersion) -> None:
         """Have a version ready for the next generation, in place of one that did not become visible."""
+        version.store.share_looks(self._looks)
         unused, self._prepared = self._prepared, version
         if unused is not None and self.background is not None:
             self.background.start_soon(unused.aclose)
@@ -262,24 +265,20 @@ class WorkerOperations(Operations):
 
     def hold(self, generation: int, version: StoreVersion) -> None:
         """Have a replaced version, of which other processes have handles."""
+        version.store.share_looks(self._looks)
         version.retire()
         self._retired.append(version)
         self.keep(generation, version)
 
     async def _while_held(self, generation: int) -> None:
         await trio.sleep(_HELD)  # by then every process has its last handle of it: see Operations.open()
-        while await self.holds(generation):  # noqa: ASYNC110  (other processes close them)
+        while self.holds(generation):  # noqa: ASYNC110  (other processes close them)
             await trio.sleep(_HELD)
         del self._generations[generation]
 
-    async def holds(self, generation: int) -> bool:
+    def holds(self, generation: int) -> bool:
         """Return whether any process has a handle of a generation, or of an earlier one."""
-        for number, (_handle, slot) in enumerate(self._handles.open_ones()):
-            if slot.generation <= generation:
-                return True
-            if not number % _MANY:
-                await trio.lowlevel.checkpoint()
-        return False
+        return self._handles.holds(generation)
 
     async def sweep(self) -> None:
         """Close what other processes have released, for ever."""
@@ -353,7 +352,7 @@ class WorkerOperations(Operations):
             return super()._found_version(inode)
         except pyfuse3.FUSEError:
             version = self._generations.get(self.inodes.find(inode).generation)
-            if version is None or not any(slot.inode == inode for _handle, slot in self._handles.open_ones()):
+            if version is None or not any(self._handles.of_inode(inode)):
                 raise
             return version
 
@@ -364,8 +363,8 @@ class WorkerOperations(Operations):
     async def _fetch_handles(self, inode: int) -> bool:
         """Open what other processes hold open of an inode; return whether there was anything."""
         found = False
-        for handle, slot in list(self._handles.open_ones()):
-            if slot.inode == inode and handle not in self._files and handle not in self._directories:
+        for handle, _slot in list(self._handles.of_inode(inode)):
+            if handle not in self._files and handle not in self._directories:
                 await self._reopen(handle)
                 found = True
         return found
@@ -411,8 +410,8 @@ class WorkerOperations(Operations):
 
 
 def _known_version(value: Value) -> int:
-    """Return the digest of a value's version, or of its size if the store knows no more."""
-    return digest(("size", value.size) if value.version is None else value.version) or 1
+    """Return the digest of what a value's reads depend on."""
+    return digest(value.pinned) or 1
 
 
 def _opened_elsewhere(slot: Slot) -> int | None:

@@ -16,7 +16,7 @@ import pyfuse3
 import trio
 
 from zarrfs.fuse.sessionloop import AT_ONCE, Waiting
-from zarrfs.fuse.shared import PARKED, USES, Shared
+from zarrfs.fuse.shared import NEW, PARKED, USES, Shared
 
 _EVERY = 7  # requests between two looks for another one; no multiple of four, as a file may be four requests
 _MANY, _FEW = 0.6, 0.3  # parts of the looks that find one: above the first, a process wakes another
@@ -150,13 +150,16 @@ class SharedWaiting(Waiting):
         self._load = Load(front)
         self._vain = self._answered = 0
         self._bell = shared.bells[process]
+        self._cells, self._new = shared.cells, shared.at(process, NEW)
         self._ticking = self._stopped = False
+        self._stuck: int | None = None  # answers of the others when they were found to be stuck
         _let_alarms_interrupt()
 
     def open(self) -> None:
         trio.lowlevel.add_instrument(self._load)
 
     async def wait_readable(self, descriptor: int) -> None:
+        self._cells[self._new] = 0  # a handler that has opened a handle has replied before anybody waits here
         poll, load = self.poll_of(descriptor), self._load
         if self._front.look is None:
             self._front.look = functools.partial(load.look, poll)
@@ -201,6 +204,10 @@ class SharedWaiting(Waiting):
 
     def _is_spare(self) -> bool:
         """Return whether the other processes that wait for requests have time for those of this one."""
+        if self._stuck is not None:
+            if self._stuck == self._answers_elsewhere():
+                return False  # else each request would wait until this process looks for requests again
+            self._stuck = None
         if not self._process:
             return self._load.share < _QUIET
         active = self._shared.active()
@@ -248,9 +255,15 @@ class SharedWaiting(Waiting):
         """Return whether a request waits, and no other process has answered one for a moment."""
         if not poll.poll(0):
             return False
-        answered = self._shared.total(USES)
+        answered = self._answers_elsewhere()
         await trio.sleep(_STUCK)
-        return bool(poll.poll(0)) and self._shared.total(USES) == answered
+        if not poll.poll(0) or self._answers_elsewhere() != answered:
+            return False
+        self._stuck = answered
+        return True
+
+    def _answers_elsewhere(self) -> int:
+        return self._shared.total(USES) - self._shared.cell(self._process, USES)
 
 
 def _let_alarms_interrupt() -> None:

@@ -9,7 +9,7 @@ import abc
 import enum
 import stat
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
@@ -116,6 +116,11 @@ class Value(abc.ABC):
     def size(self) -> int:
         """The size in bytes."""
         return self.info.size or 0
+
+    @property
+    def pinned(self) -> Hashable:
+        """Equal for two openings only if their reads return the same bytes at any time: what a handle stands for."""
+        return ("size", self.size) if self.version is None else self.version
 
     @abc.abstractmethod
     async def read(self, start: int, length: int) -> Buffer:
@@ -282,6 +287,9 @@ class Store(abc.ABC):
     def believe(self, key: str, told: bytes) -> None:  # noqa: B027
         """Take over what told() has returned in another process."""
 
+    def share_looks(self, looks: Looks) -> None:  # noqa: B027
+        """Believe of a source that changes only what is, by `looks`, what any process of the mount saw last."""
+
     def hide_document_time(self) -> None:  # noqa: B027
         """Show entries that have no time of their own without one, not with their document's time."""
 
@@ -298,6 +306,22 @@ class Store(abc.ABC):
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Release descriptors, connections and threads; the second call does nothing. Close open values before."""
+
+
+class Looks(Protocol):
+    """The versions of documents and values that any process of a mount has seen last."""
+
+    def begin(self, what: str) -> int:
+        """Return a number for ended(). Call it before something is looked at."""
+        ...
+
+    def ended(self, what: str, version: Hashable, begun: int) -> None:
+        """Note the version that was seen, None for nothing, unless another process has noted one meanwhile."""
+        ...
+
+    def holds(self, what: str, version: Hashable) -> bool:
+        """Return whether a version is the one that was seen last; False if that is not known."""
+        ...
 
 
 class WritableStore(Store):

@@ -70,6 +70,14 @@ def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> i
     raise MountError(requirements.why_refused(f"mount failed: {os.strerror(code)}"))
 
 
+def descriptors() -> set[int]:
+    """Return those by which fusermount3 sees, for auto_unmount, that the last process has ended that answers a mount.
+
+    If any process still answered, fusermount3 would not unmount.
+    """
+    return {each.fileno() for each in _watched}
+
+
 def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str]) -> int:
     """Mount through fusermount3, which opens the device and sends the descriptor over a socket."""
     name = source.replace("\\", "\\\\").replace(",", "\\,")

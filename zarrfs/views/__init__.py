@@ -15,15 +15,22 @@ if TYPE_CHECKING:
     from zarrfs.views.netcdf import KeptHeaders
 
 
+MODULES = {  # that reading through a view imports
+    None: (), "arrays": ("zarrfs.views.flat",), "v2": ("zarrfs.views.derived",), "v3": ("zarrfs.views.derived",),
+    "netcdf": ("zarrfs.views.flat", "zarrfs.views.netcdf_model"),
+}  # fmt: skip
+
+
 def open_view(store: Store, options: Options, source: str = "", kept: KeptHeaders | None = None) -> Store:
     """Return the view of `store` that options.view names; closing the view closes the store.
 
     `source` names files of view=netcdf, `kept` is where it keeps headers. UsageError if a package is missing.
     """
+    several = options.workers != 1
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 
-        return ArraysView(store, options.arrays == "raw", options.array_cache, options.strict)
+        return ArraysView(store, options.arrays == "raw", options.array_cache, options.strict, several)
     if options.view == "netcdf":
         from zarrfs.views.netcdf import NetCDFView, name_of
         from zarrfs.views.netcdf_header import missing_package
@@ -32,8 +39,12 @@ def open_view(store: Store, options: Options, source: str = "", kept: KeptHeader
         if problem is not None:
             raise UsageError(f"option view=netcdf: {problem}")
         groups = options.netcdf == "groups"
-        return NetCDFView(store, name_of(source), groups, options.array_cache, options.strict, kept)
+        return NetCDFView(
+            store, name_of(source), groups, options.array_cache, options.strict, kept, several=several
+        )
     from zarrfs.views.translated import open_translated
 
-    decode = options.transcode == "on"
-    return open_translated(store, 2 if options.view == "v2" else 3, options.strict, decode, options.array_cache)
+    return open_translated(
+        store, 2 if options.view == "v2" else 3, options.strict, options.transcode == "on", options.array_cache,
+        several,
+    )  # fmt: skip

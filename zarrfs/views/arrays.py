@@ -20,6 +20,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
     Info,
     Kind,
+    Looks,
     Store,
     Value,
     check_key,
@@ -61,13 +62,14 @@ class _ViewEntry(NamedTuple):
 class ArraysView(DecodedView):
     """A store of flat files. Arrays that no file can represent are left out with a warning."""
 
-    def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False) -> None:
+    def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False, several: bool = False) -> None:
         """`raw`: files without headers; `budget`: bytes of decoded chunks to cache.
 
-        `strict`: an array that would be left out is a ReadError when it is looked up.
+        `strict`: an array that would be left out is a ReadError when it is looked up. `several`: other processes show
+        the same files, and find other changes of chunks.
         """
         super().__init__(store, FlatArrays(store, budget))
-        self._raw, self._strict = raw, strict
+        self._raw, self._strict, self._several = raw, strict, several
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
@@ -113,7 +115,9 @@ class ArraysView(DecodedView):
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             raise IsDirectory(key)
-        return _ArrayValue(self, key, info, None if info.mtime_ns is None else (info.size, info.mtime_ns))
+        # several processes have no version in common: each only knows of changes of the chunks that it has read
+        unknown = info.mtime_ns is None or (self._several and not self.immutable)
+        return _ArrayValue(self, key, info, None if unknown else (info.size, info.mtime_ns))
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         entry = await self._find(key)
@@ -132,6 +136,9 @@ class ArraysView(DecodedView):
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
 
+    def share_looks(self, looks: Looks) -> None:
+        self._hierarchy.looks = self._arrays.cache.looks = looks
+
     # -- what is left out
 
     async def left_out(self, key: str) -> dict[str, str]:
@@ -147,9 +154,11 @@ class ArraysView(DecodedView):
     async def _find(self, key: str) -> _ViewEntry:
         """Return the entry of `key`. NotFound."""
         known = self._entries.get(key)
-        if known is not None and (self.immutable or trio.current_time() - known[0] < _BELIEVED):
-            return known[1]
         now = trio.current_time()
+        if known is not None and (
+            self.immutable or (now - known[0] < _BELIEVED and self._hierarchy.believes(known[1].node))
+        ):
+            return known[1]
         entry = await self._look_up(check_key(key, root=True))
         self._entries.put(key, (now, entry))
         return entry
@@ -254,6 +263,10 @@ class _ArrayValue(Value):
     def __init__(self, view: ArraysView, key: str, info: Info, version: Hashable | None) -> None:
         super().__init__(info, version)
         self._view, self._key = view, key
+
+    @property
+    def pinned(self) -> Hashable:
+        return self.size
 
     async def read(self, start: int, length: int) -> Buffer:
         return await self._view.get(self._key, start, length)

@@ -36,7 +36,6 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 ChunkVersion = tuple[int | None, int | None, int | None]  # size, time and identity, as far as the store knows them
 
-_BELIEVED = 1.0  # seconds for which a cached chunk of a mutable store is used without a stat
 _NOTED = 2048  # stored values to check for changes when a file is opened again
 _SLOW = 1 << 62  # bytes: more than is ever decoded on the event loop
 _TRIES = 3  # to read a shard of one version
@@ -131,9 +130,10 @@ class Chunks:
     def kept(self, number: int) -> Decoded | None:
         """Return the chunk if it is cached and still valid without asking the store."""
         found = self._cache.peek(self.id(number))
-        if found is None or self._store.immutable or trio.current_time() - found.checked < _BELIEVED:
+        if found is None or self._store.immutable:
             return found
-        return None
+        key = "" if self._cache.looks is None else self.key(number)
+        return found if self._cache.believes(found, key) else None
 
     def coming(self, number: int) -> bool:
         """Return whether the chunk is cached or being decoded."""
@@ -177,8 +177,10 @@ class Chunks:
         await self._get_ready()
         if self._sharding is None:
             key = self._key(index)
-            info, now = await self._info(key, sized=False), trio.current_time()
+            now, begun = trio.current_time(), self._cache.begin_look(key)
+            info = await self._info(key, sized=False)
             version = None if info is None or self._store.immutable else _version_of(info)
+            self._cache.looked(key, version, begun)
             data = None
             if info is not None:
                 if info.unreadable or info.kind is Kind.DIRECTORY:
@@ -186,8 +188,8 @@ class Chunks:
                 self._check_sizes(key, info.size)
                 data = await _ask(key, self._store.get, key)
         else:
-            key, version, data = await self._inner(self._sharding, index)
             now = trio.current_time()
+            key, version, data = await self._inner(self._sharding, index)
         self._note(key, version)
         if data is None:
             return Decoded(None, KEPT, version, now)
@@ -314,12 +316,13 @@ class Chunks:
     async def _believed(self, id: Hashable, key: str) -> Decoded | None:
         """Return the cached value of `key` if its version is still current; drop it otherwise."""
         found = self._cache.peek(id)
-        if found is None or self._store.immutable or trio.current_time() - found.checked < _BELIEVED:
+        if found is None or self._store.immutable or self._cache.believes(found, key):
             return found
-        now = trio.current_time()
+        now, begun = trio.current_time(), self._cache.begin_look(key)
         version = None if found.value is None else await self._version(key)
         # without a modification time only reading it again can show a change
         if version is not None and version[1] is not None and version == found.version:
+            self._cache.looked(key, version, begun)
             found.checked = now
             return found
         self._cache.drop(id, found)
@@ -350,7 +353,9 @@ class Chunks:
         raise ReadError(key, _CHANGES)
 
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
-        version, now = await self._version(key), trio.current_time()
+        now, begun = trio.current_time(), self._cache.begin_look(key)
+        version = await self._version(key)
+        self._cache.looked(key, version, begun)
         info = await self._info(key)
         if info is None:
             return Decoded(None, KEPT, version, now)

@@ -11,10 +11,12 @@ import trio
 
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
+from zarrfs.store.api import Looks
 
 T = TypeVar("T")
 
 _INLINE = 16 << 10  # bytes: decoding less is faster than passing it to a thread
+_BELIEVED = 1.0  # seconds for which a cached value of a mutable store is used without a stat
 
 
 class Decoded:
@@ -58,6 +60,22 @@ class DecodedCache:
         self._waiting: OrderedDict[object, None] = OrderedDict()  # tickets in order of arrival
         self._room = trio.lowlevel.ParkingLot()
         self._hits = self._decoded = 0
+        self.looks: Looks | None = None  # of all processes of the mount, if there are several
+
+    def believes(self, found: Decoded, key: str) -> bool:
+        """Return whether what was made of the stored value `key` is still used without a stat."""
+        if trio.current_time() - found.checked >= _BELIEVED:
+            return False
+        return self.looks is None or self.looks.holds(f"/{key}", found.version)
+
+    def begin_look(self, key: str) -> int:
+        """Return a number for looked(), before the stat of a stored value."""
+        return 0 if self.looks is None else self.looks.begin(f"/{key}")
+
+    def looked(self, key: str, version: Hashable, begun: int) -> None:
+        """Note the version of a stored value for the other processes."""
+        if self.looks is not None:
+            self.looks.ended(f"/{key}", version, begun)
 
     def resize(self, budget: int) -> None:
         """Set a new budget, 0 to cache nothing. One value may be as large as the largest budget so far."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+import hashlib
+from collections.abc import AsyncIterator, Hashable, Iterable
 from typing import NamedTuple
 
 import trio
@@ -11,7 +12,7 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, StoreError
-from zarrfs.store.api import Info, Kind, Store, join_key, split_key
+from zarrfs.store.api import Info, Kind, Looks, Store, join_key, split_key
 from zarrfs.store.traversal import follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import draft
@@ -96,6 +97,21 @@ class Hierarchy:
         self._named_by: NodeDocument | None = None  # the document they come from
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
+        self.looks: Looks | None = None  # of all processes of the mount, if there are several
+
+    def believes(self, node: Node) -> bool:
+        """Return whether no other process knows of another version of a node."""
+        known = self._nodes.get(node.path)
+        return self.looks is None or (known is not None and known.node is node and self._agrees(node.path, known))
+
+    def seen(self, nodes: Iterable[Node]) -> Hashable:
+        """Return what tells the documents of some nodes from other versions of them, in any process."""
+        known = [(node.path, self._nodes.get(node.path)) for node in nodes]
+        text = repr([(path, None if one is None else one.seen) for path, one in known])
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def _agrees(self, path: str, known: _Known) -> bool:
+        return self.looks is None or self.looks.holds(path, known.seen)
 
     # -- nodes
 
@@ -194,16 +210,22 @@ class Hierarchy:
     async def _at(self, path: str) -> Node | None:
         """Return the node at `path`, provided that nothing above it is an array."""
         known = self._nodes.get(path)
-        if known is not None and (self.store.immutable or known.until > trio.current_time()):
+        if known is not None and (
+            self.store.immutable or (known.until > trio.current_time() and self._agrees(path, known))
+        ):
             return known.node
         if not path and self._remote:
             await self._begin()
+        looks, begun, found = self.looks, 0 if self.looks is None else self.looks.begin(path), None
         try:
-            known = await self._look(path, known)
+            found = await self._look(path, known)
         except (NotFound, NotDirectory):
-            return None
-        self._nodes.put(path, known)
-        return known.node
+            self._nodes.pop(path, None)
+        else:
+            self._nodes.put(path, found)
+        if looks is not None:
+            looks.ended(path, None if found is None else found.seen, begun)
+        return None if found is None else found.node
 
     async def _look(self, path: str, known: _Known | None) -> _Known:
         """Look up what is at `path` now. NotFound, NotDirectory."""

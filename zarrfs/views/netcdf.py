@@ -8,6 +8,7 @@ arrays, decoded where they are read. The root group with everything below it is 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import importlib
 import logging
@@ -20,6 +21,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
     Info,
     Kind,
+    Looks,
     Store,
     Value,
     check_key,
@@ -45,6 +47,7 @@ _BELIEVED = 1.0  # seconds for which the documents of a mutable store are not lo
 _PAUSE = 10.0  # or for so many times as long as that took
 _LOOKED_AT = 2048  # chunks to check for changes when a file is opened
 _NODES_MAX = 100_000  # nodes of a hierarchy
+_WALK = "//"  # of Looks: the whole hierarchy
 _ENDINGS = (
     ".gz", ".zst", ".bz2", ".xz", ".lz4", ".json", ".zip", ".zarr", ".parquet", ".parq", ".n5", ".refs", ".nc", ".h5",
 )  # fmt: skip
@@ -92,18 +95,21 @@ class NetCDFView(DecodedView):
 
     def __init__(
         self, store: Store, name: str, groups: bool, budget: int, strict: bool = False,
-        kept: KeptHeaders | None = None, build: Build = netcdf_header.build,
+        kept: KeptHeaders | None = None, build: Build = netcdf_header.build, several: bool = False,
     ) -> None:  # fmt: skip
         """`name`: of the root group's file, without suffix; `groups`: a file for each group; `budget`: as ArraysView.
 
         `strict`: an array that would be left out is a ReadError when its file is looked at. `build` makes headers.
+        `several`: other processes show the same files; then no size is left for a later request, which another
+        process might answer.
         """
         super().__init__(store, FlatArrays(store, budget, c_order=True))
         self._name, self._groups, self._strict = name, groups, strict
         self._hierarchy = Hierarchy(store)
-        self._kept, self._build = kept, build
+        self._kept, self._build, self._several = kept, build, several
         self._lock = trio.Lock()  # around the tree and the headers
-        self._tree: tuple[float, _Tree] | None = None  # with the time of the next walk
+        self._tree: tuple[float, _Tree, Hashable] | None = None  # with the time of the next walk, and what was seen
+        self._looks: Looks | None = None  # of all processes of the mount, if there are several
         self._files: dict[str, _File] = {}
         self._reasons: dict[str, dict[str, str]] = {}  # why nodes are left out, by file and path
 
@@ -129,10 +135,8 @@ class NetCDFView(DecodedView):
             if name > after:
                 if is_directory:
                     yield self._directory(name)
-                elif (file := self._files.get(join_key(prefix, name))) is not None:
-                    yield self._info(file)
-                else:  # a header for each file of a listing would take long
-                    yield Info(name, Kind.FILE, None)
+                else:
+                    yield await self._listed(join_key(prefix, name))
 
     async def open(self, key: str) -> Value:
         tree = await self._walked(key)
@@ -142,7 +146,9 @@ class NetCDFView(DecodedView):
             raise NotFound(check_key(key))
         file = await self._file(key)
         info = self._info(file)
-        version = (file.digest, info.mtime_ns) if self.immutable or info.mtime_ns is not None else None
+        # several processes have no version in common: each only knows of changes of the chunks that it has read
+        known = self.immutable or (info.mtime_ns is not None and not self._several)
+        version = (file.digest, info.mtime_ns) if known else None
         return _NetCDFValue(self._arrays, key, file, info, version)
 
     async def locate(self, key: str) -> dict[str, Any]:
@@ -166,6 +172,9 @@ class NetCDFView(DecodedView):
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_model")
         await super().get_ready()
 
+    def share_looks(self, looks: Looks) -> None:
+        self._looks = self._hierarchy.looks = self._arrays.cache.looks = looks
+
     # -- what is left out
 
     async def left_out(self, key: str) -> dict[str, str]:
@@ -185,17 +194,25 @@ class NetCDFView(DecodedView):
     async def _walked(self, key: str) -> _Tree:
         """Return the files. InvalidKey if `key` cannot be one of them."""
         known = self._tree
-        if known is None or not (self.immutable or trio.current_time() < known[0]):
+        if known is None or not (self.immutable or self._believes(known[0], known[2])):
             check_key(key, root=True)
             async with self._lock:
                 if self._tree is known:
-                    began, tree = trio.current_time(), await self._walk()
+                    began, looks = trio.current_time(), self._looks
+                    begun = 0 if looks is None else looks.begin(_WALK)
+                    tree = await self._walk()
+                    seen = None if looks is None else self._hierarchy.seen(tree.nodes)
+                    if looks is not None:
+                        looks.ended(_WALK, seen, begun)
                     if known is not None and _same(known[1].nodes, tree.nodes):
                         tree = known[1]
                     now = trio.current_time()
-                    self._tree = now + max(_BELIEVED, _PAUSE * (now - began)), tree
+                    self._tree = now + max(_BELIEVED, _PAUSE * (now - began)), tree, seen
         assert self._tree is not None
         return self._tree[1]
+
+    def _believes(self, until: float, seen: Hashable) -> bool:
+        return trio.current_time() < until and (self._looks is None or self._looks.holds(_WALK, seen))
 
     async def _walk(self) -> _Tree:
         nodes: list[Node] = []
@@ -255,6 +272,14 @@ class NetCDFView(DecodedView):
             await self._look_at_chunks(known)
         return known
 
+    async def _listed(self, key: str) -> Info:
+        """Return the entry of a file in a listing: a header for each would take long, so the size may be missing."""
+        file = self._files.get(key)
+        if file is None and self._several:
+            with contextlib.suppress(ReadError):  # a client that looks at the file gets the error
+                file = await self._file(key)
+        return Info(split_key(key)[1], Kind.FILE, None) if file is None else self._info(file)
+
     async def _look_at_chunks(self, file: _File) -> None:
         """Check chunks for changes, a bounded number at a time; the next call goes on with the others."""
         looked = 0
@@ -266,7 +291,7 @@ class NetCDFView(DecodedView):
     async def _made(self, key: str, root: str, nodes: list[Node], old: _File | None) -> _File:
         description = await trio.to_thread.run_sync(_described, key, nodes, root)
         self._leave_out(key, description.left_out)
-        digest = hashlib.sha256(description.text).hexdigest()
+        digest = hashlib.sha256(description.text + netcdf_header.libraries()).hexdigest()
         if old is not None and old.digest == digest:
             header = old.header
         else:
@@ -327,6 +352,10 @@ class _NetCDFValue(Value):
     def __init__(self, arrays: FlatArrays, key: str, file: _File, info: Info, version: Hashable | None) -> None:
         super().__init__(info, version)
         self._arrays, self._key, self._file = arrays, key, file
+
+    @property
+    def pinned(self) -> Hashable:
+        return self._file.digest
 
     async def read(self, start: int, length: int) -> Buffer:
         file, stop = self._file, min(start + length, self.size)

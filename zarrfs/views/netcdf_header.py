@@ -8,6 +8,7 @@ Space is allocated after all metadata is written, so that the header is the begi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -43,6 +44,14 @@ def missing_package() -> str | None:
     from zarrfs.system.packages import install_command
 
     return f"needs the package {' and '.join(lacking)}: {install_command('netcdf')}"
+
+
+@functools.cache
+def libraries() -> bytes:
+    """Return the versions of the packages that make headers: others may make another one of the same description."""
+    import importlib.metadata
+
+    return " ".join(importlib.metadata.version(name) for name in ("h5netcdf", "h5py")).encode()
 
 
 async def build(description: bytes, key: str) -> bytes:

@@ -22,7 +22,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Info, Kind, Store, Usage, Value, WrappingStore, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Looks, Store, Usage, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.system.memory import heap
@@ -78,25 +78,29 @@ class _Resolved(NamedTuple):
 
 
 def open_translated(
-    store: Store, version: Literal[2, 3], strict: bool, decode: bool = True, budget: int = 256 << 20
-) -> Store:
+    store: Store, version: Literal[2, 3], strict: bool, decode: bool = True, budget: int = 256 << 20,
+    several: bool = False,
+) -> Store:  # fmt: skip
     """Return the hierarchy in `store` as one of `version`; closing the view closes `store`.
 
     `strict`: a node that the version cannot express is a ReadError when it is looked up, in place of left out.
     `decode`: show chunks decoded that readers of the version cannot decode; `budget`: bytes of them to cache.
+    `several`: other processes show the same view; then no size is left for a later request, which another process
+    might answer.
     """
-    return TranslatedView(store, version, strict, decode, budget)
+    return TranslatedView(store, version, strict, decode, budget, several)
 
 
 class TranslatedView(WrappingStore):
     """A hierarchy in another version; see open_translated()."""
 
     def __init__(
-        self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20
-    ) -> None:
+        self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20,
+        several: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
-        self._version, self._strict, self._decode = version, strict, decode
+        self._version, self._strict, self._decode, self._several = version, strict, decode, several
         self._names = _DOCUMENTS[version]
         self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
@@ -201,6 +205,9 @@ class TranslatedView(WrappingStore):
     def adjust(self, options: Options) -> None:
         super().adjust(options)
         self._decoded.resize(options.array_cache)
+
+    def share_looks(self, looks: Looks) -> None:
+        self.hierarchy.looks = self._decoded.looks = self._indexes.looks = looks
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), **({"arrays": self._decoded.stats()} if self._derived else {})}
@@ -356,6 +363,9 @@ class TranslatedView(WrappingStore):
         return {"zarr_consolidated_format": 1, "metadata": documents}
 
     async def _document_info(self, translated: _TranslatedNode, name: str, sized: bool) -> Info:
+        if not sized and self._several:
+            with contextlib.suppress(ReadError, NotFound):  # a client that opens the document gets the error
+                await self._document(translated, name)
         made = await self._document(translated, name) if sized else translated.documents[name]
         size = None if made is None else len(made)
         mode = None if translated.node.mode is None else translated.node.mode & 0o666
@@ -407,7 +417,15 @@ class TranslatedView(WrappingStore):
             info = chunks.shown(info, None, name)
         if sized and info.size is None:
             info = info._replace(size=await chunks.size_of(index, key))
+        elif info.size is None and self._several:
+            info = await self._sized(chunks, index, key, info)
         return info, at
+
+    async def _sized(self, chunks: DerivedChunks, index: tuple[int, ...], key: str, info: Info) -> Info:
+        """Return the entry of a chunk with its size, unless the chunk cannot be decoded: its reader gets the error."""
+        with contextlib.suppress(ReadError, NotFound):
+            return info._replace(size=await chunks.size_of(index, key))
+        return info
 
     async def _locate_derived(self, key: str, resolved: _Resolved, index: tuple[int, ...]) -> dict[str, Any]:
         _info, at = await self._derived_entry(key, resolved, index, sized=False)
@@ -480,12 +498,23 @@ class TranslatedView(WrappingStore):
                 info = _in_its_place(info, is_directory)
                 if derived is not None and not is_directory and not info.unreadable:
                     info = derived.shown(info, None, name)
+                    if info.size is None and self._several:
+                        info = await self._sized_in(resolved, chunks, name, info, derived)
                 yield info._replace(name=name, links=1 if is_directory else info.links)
         except NotFound:
             if resolved.rest:
                 raise
         except NotDirectory as exc:
             raise ReadError(directory, _FILE_ABOVE) from exc
+
+    async def _sized_in(
+        self, listed: _Resolved, chunks: ChunkNames, name: str, info: Info, derived: DerivedChunks
+    ) -> Info:
+        """Return the entry of a chunk in a listing with its size."""
+        index = chunks.index(rest := join_key(listed.rest, name))
+        if index is None:
+            return info
+        return await self._sized(derived, index, join_key(listed.translated.node.path, rest), info)
 
     async def _list_inner(
         self, directory: str, resolved: _Resolved, names: InnerNames, after: str

@@ -1,0 +1,63 @@
+"""The processes of a mount with workers=: find them, stop some of them, and drop pages that the kernel has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.mounts.mounting import alive, counters_of, daemon_pid, until
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if alive(int(child))]
+
+
+def starter(mountpoint: Path) -> int:
+    """Return the process that forks workers; with auto_unmount, the first one has started fusermount3 as well."""
+    found = children(daemon_pid(mountpoint))
+    (one,) = [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() != "fusermount3\n"]
+    return one
+
+
+def workers(mountpoint: Path) -> list[int]:
+    """Return the processes that answer requests, without the first."""
+    return children(starter(mountpoint))
+
+
+def running(mountpoint: Path) -> int | None:
+    """Return how many processes answer; None if one that dies had the question."""
+    with contextlib.suppress(OSError):
+        return int(counters_of(mountpoint)["workers"])
+    return None
+
+
+def processes(mountpoint: Path) -> list[int]:
+    """Return all processes that answer requests; the first one comes first."""
+    return [daemon_pid(mountpoint), *workers(mountpoint)]
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def drop_pages(directory: Path) -> None:
+    """Drop what the page cache has of the files in a directory of a mount."""
+    for path in directory.iterdir():
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: all(map(is_stopped, pids)))  # or it would take one more request, and keep it
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
