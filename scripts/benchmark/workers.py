@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import struct
 import subprocess
 import sys
@@ -27,6 +28,7 @@ COUNTS = (1, 2, 4, 8)
 GOALS = {2: 1.8, 4: 3.5, 8: 6.0}
 READERS, SECONDS = 16, 4.0
 ARRAY, CHUNK = (2048, 2048), 64  # f4: chunks of 16 KiB
+CHUNK_OPTIONS = "view=arrays", "arrays=raw", "array_cache=0B"
 V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 NOTES = f"""\
@@ -187,8 +189,8 @@ def measure_files(data: Data, rounds: int) -> Iterator[Result]:
     yield from scaled(data, rounds, "files", sample)
 
 
-def measure_chunks(data: Data, rounds: int) -> Iterator[Result]:
-    """Decoded chunks through view=arrays, each process held to a part of a core."""
+def chunk_store(data: Data) -> Path:
+    """A store of one array in chunks of zstd."""
     import zarr
     from zarr.codecs import ZstdCodec
 
@@ -199,21 +201,31 @@ def measure_chunks(data: Data, rounds: int) -> Iterator[Result]:
             store, name="a", shape=ARRAY, chunks=(CHUNK, CHUNK), dtype="f4", compressors=ZstdCodec(), overwrite=True
         )
         array[:] = values
-    row = ARRAY[1] * 4
+    return store
+
+
+def read_rows(mountpoint: Path) -> Callable[[random.Random], None]:
+    """Return a function that reads 4 KiB of the array, not from the page cache."""
+    row, size = ARRAY[1] * 4, os.stat(f"{mountpoint}/a.bin").st_size
+
+    def read(choose: random.Random) -> None:
+        descriptor = os.open(f"{mountpoint}/a.bin", os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        at = choose.randrange(size // row) * row + choose.randrange(row // 4096) * 4096
+        os.posix_fadvise(descriptor, at, 4096, os.POSIX_FADV_DONTNEED)
+        assert len(os.pread(descriptor, 4096, at)) == 4096
+        os.close(descriptor)
+
+    return read
+
+
+def measure_chunks(data: Data, rounds: int) -> Iterator[Result]:
+    """Decoded chunks through view=arrays, each process held to a part of a core."""
+    store = chunk_store(data)
 
     def sample(count: int) -> float:
-        with mounted(data, store, count, SHARE, "view=arrays", "arrays=raw", "array_cache=0B") as mountpoint:
-            size = os.stat(f"{mountpoint}/a.bin").st_size
-
-            def read(choose: random.Random) -> None:
-                descriptor = os.open(f"{mountpoint}/a.bin", os.O_RDONLY)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-                at = choose.randrange(size // row) * row + choose.randrange(row // 4096) * 4096
-                os.posix_fadvise(descriptor, at, 4096, os.POSIX_FADV_DONTNEED)
-                assert len(os.pread(descriptor, 4096, at)) == 4096
-                os.close(descriptor)
-
-            return rate(READERS, read)
+        with mounted(data, store, count, SHARE, *CHUNK_OPTIONS) as mountpoint:
+            return rate(READERS, read_rows(mountpoint))
 
     yield from scaled(data, rounds, "zstd chunks", sample)
 
@@ -229,4 +241,43 @@ def measure_cores(data: Data, rounds: int) -> Iterator[Result]:
         yield Result(f"{what}, {count} processes", "/s", samples[count], "1 process", samples[1], goal)
 
 
-MEASURES = {"files": measure_files, "chunks": measure_chunks, "cores": measure_cores}
+def own_memory(pid: int) -> float:
+    """Return the memory that a process shares with no other, in MB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
+
+
+@contextlib.contextmanager
+def alone(pid: int, pids: list[int]) -> Iterator[None]:
+    """Stop all other processes of a mount, so that this one answers."""
+    others = [other for other in pids if other != pid]
+    try:
+        for other in others:
+            os.kill(other, signal.SIGSTOP)
+        while any(" T " not in Path(f"/proc/{other}/stat").read_text() for other in others):
+            time.sleep(0.01)  # one that still runs would take a request, and keep it
+        yield
+    finally:
+        for other in others:
+            os.kill(other, signal.SIGCONT)
+
+
+def measure_memory(data: Data, rounds: int) -> Iterator[Result]:
+    """What each worker has of its own after it has read through the mount alone: the largest of 1 to 4 workers."""
+    for what, source, options, read in (
+        ("files", references(data), (), read_files), ("zstd chunks", chunk_store(data), CHUNK_OPTIONS, read_rows),
+    ):  # fmt: skip
+        for count in (1, 2, 3, 4):
+            samples = []
+            for _ in range(rounds):
+                with mounted(data, source, count + 1, None, *options) as mountpoint:
+                    pids, choose, read_one = processes(mountpoint), random.Random(0), read(mountpoint)
+                    for pid in pids:
+                        with alone(pid, pids):
+                            for _ in range(2000):
+                                read_one(choose)
+                    samples.append(max(map(own_memory, pids[1:])))
+            yield Result(f"memory of a worker's own, {what}, workers: {count}", "MB", samples, limit=25, at_most=True)
+
+
+MEASURES = {"files": measure_files, "chunks": measure_chunks, "cores": measure_cores, "memory": measure_memory}
