@@ -23,6 +23,7 @@ from zarrfs.store.api import join_key, split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf_items import NOT_A_TIME, Form, forms_of
+from zarrfs.zarr.codecs import check_codecs
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
@@ -167,6 +168,8 @@ class _Group:
                 forms = forms_of(array.dtype)
                 if array.ndim + (forms[0].width > 0) > _RANK_MAX:
                     raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
+                for reason in check_codecs(array):  # its chunks would be errors, and a small file not be opened at all
+                    raise MetadataError(reason)  # noqa: TRY301
             except MetadataError as exc:
                 left_out[node.path] = str(exc)
                 continue
