@@ -39,8 +39,9 @@ def processes(mountpoint: Path) -> list[int]:
     return [daemon_pid(mountpoint), *workers(mountpoint)]
 
 
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+def state(pid: int) -> str:
+    """Return the state of a process: T is stopped, S waits (proc_pid_stat(5))."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def drop_pages(directory: Path) -> None:
@@ -56,7 +57,7 @@ def stopped(*pids: int) -> Iterator[None]:
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        until(lambda: all(map(is_stopped, pids)))  # or it would take one more request, and keep it
+        until(lambda: all(state(pid) == "T" for pid in pids))  # or it would take one more request, and keep it
         yield
     finally:
         for pid in pids:

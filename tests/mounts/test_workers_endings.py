@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAM, run
-from tests.mounts.manyworkers import processes, running, starter, stopped, workers
+from tests.mounts.manyworkers import processes, running, starter, state, stopped, workers
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
 
 WORKERS = 3
@@ -58,7 +58,8 @@ def ending(
 @pytest.mark.promise("S39")
 def test_an_idle_mount_goes(source: Path, tmp_path: Path) -> None:
     mountpoint, log = tmp_path / "mnt", tmp_path / "log"
-    with ending(source, mountpoint, "idle_timeout=1500ms", f"log_file={log}") as pids:
+    with ending(source, mountpoint, f"log_file={log}") as pids:
+        assert run("refresh", "--set", "idle_timeout=1500ms", mountpoint).returncode == 0  # all processes run
         others = [pid for pid in pids if pid not in (daemon_pid(mountpoint), starter(mountpoint))]
         with open(mountpoint / "d/1", "rb") as file:  # open, and not read
             time.sleep(2.5)
@@ -95,12 +96,46 @@ program()
 def test_a_worker_that_dies_before_it_answers_leaves_nothing_open(source: Path, tmp_path: Path) -> None:
     """Else the mount is never idle, and a replaced version stays open as long as the mount."""
     mountpoint = tmp_path / "mnt"
-    with ending(source, mountpoint, "idle_timeout=2s", program=(sys.executable, "-c", DYING)):
+    with ending(source, mountpoint, program=(sys.executable, "-c", DYING)):
         with stopped(daemon_pid(mountpoint)):
             assert (mountpoint / "d/6").read_bytes() == b"6 " * 1000
             with pytest.raises(OSError, match=r"abort|not connected"):
                 (mountpoint / "d/7").read_bytes()
+        until(lambda: running(mountpoint) == WORKERS)
         until(lambda: counters_of(mountpoint)["open_files"] == 0)
+        assert run("refresh", "--set", "idle_timeout=1s", mountpoint).returncode == 0
+
+
+# zarrfs that waits, as for a store, while it opens d/7; meanwhile another task waits for the next request
+WAITING = """
+import trio
+from zarrfs.fuse import worker
+opened = worker.WorkerOperations._open
+async def waiting(self, version, file):
+    found = await opened(self, version, file)
+    await trio.sleep(0.01 if file.key == "d/7" else 0)
+    return found
+worker.WorkerOperations._open = waiting
+from zarrfs.__main__ import program
+program()
+"""
+
+
+def test_a_worker_that_dies_after_it_answers_leaves_its_files_open(source: Path, tmp_path: Path) -> None:
+    """Also the last one, which other processes read."""
+    mountpoint = tmp_path / "mnt"
+    with ending(source, mountpoint, program=(sys.executable, "-c", WAITING)):
+        others = workers(mountpoint)
+        with stopped(daemon_pid(mountpoint)):
+            assert (mountpoint / "d/6").read_bytes() == b"6 " * 1000
+            descriptor = os.open(mountpoint / "d/7", os.O_RDONLY)
+            until(lambda: all(state(pid) == "S" for pid in others))  # beyond the reply
+            for pid in others:
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: running(mountpoint) == WORKERS)
+        with open(descriptor, "rb") as file:
+            assert file.read() == b"7 " * 1000
+        assert run("umount", mountpoint).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -61,8 +61,9 @@ class Load(trio.abc.Instrument):
     one is taken. With one reader a process is busy, too, as they may share a core: but nothing waits.
     """
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, front: Front, replied: Callable[[], None]) -> None:
+        """`replied` is called when the handlers that have returned have also replied."""
+        self._front, self._replied = front, replied
         self.share = self.backlog = 0.0
         self._waited = 0.0  # seconds since `_since`
         self._since = time.monotonic()
@@ -84,6 +85,7 @@ class Load(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """Implement trio.abc.Instrument."""
+        self._replied()
         if timeout and not self._front.operations.working:
             self.begin_wait()
 
@@ -147,7 +149,8 @@ class SharedWaiting(Waiting):
     def __init__(self, shared: Shared, process: int, front: Front) -> None:
         super().__init__()
         self._shared, self._process, self._front = shared, process, front
-        self._load = Load(front)
+        # a handle that a handler opens after a wait is sent while this process waits for the next request already
+        self._load = Load(front, functools.partial(shared.put, process, NEW, 0))
         self._vain = self._answered = 0
         self._bell = shared.bells[process]
         self._cells, self._new = shared.cells, shared.at(process, NEW)
