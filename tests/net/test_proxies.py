@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import ssl
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +101,17 @@ def test_tls_to_the_proxy(
     monkeypatch.setenv("HTTPS_PROXY", f"https://joe:a-b_c@{secure}")
     assert read(url, trusted) == VALUE[100:600]
     assert len([line for line in proxy.requests() if line.startswith("CONNECT")]) == 4
+
+
+def test_a_connection_that_the_proxy_refuses_is_closed(secure: str, server: Server, authority: Authority) -> None:
+    """At once, not when nothing refers to the socket any more, of which Python warns."""
+    url = f"{server()}/value"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(AccessDenied, match="HTTP status 407"):
+            read(url, f"ca_bundle={authority.file}", f"http.proxy=https://{secure}")
+        gc.collect()
+    assert not [warning for warning in caught if "ssl.SSLSocket" in str(warning.message)]
 
 
 def test_a_proxy_whose_certificate_is_not_trusted(secure: str, server: Server) -> None:

@@ -144,6 +144,36 @@ def test_proxies_of_another_kind(url: str, monkeypatch: pytest.MonkeyPatch) -> N
                 read("https://127.0.0.1:1/value")
 
 
+@pytest.mark.parametrize("name", ["user", "password"])
+def test_a_login_that_socks_cannot_send(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error, in place of the first 255 bytes of it."""
+    user, password = ("ö" * 128, "hush") if name == "user" else ("joe", "ö" * 128)
+    rule = "user or password is longer than 255 bytes"
+    for options in (
+        [f"http.proxy=socks5h://{user}:{password}@h"],
+        ["http.proxy=socks5h://h", f"http.proxy_auth={user}:{password}"],
+    ):
+        with pytest.raises(ReadError, match=rule) as caught:
+            read("https://127.0.0.1:1/value", *options)
+        assert user not in str(caught.value)
+        assert password not in str(caught.value)
+    monkeypatch.setenv("ALL_PROXY", "socks5://h")
+    with pytest.raises(ReadError, match=rule):
+        read("https://127.0.0.1:1/value", f"http.proxy_auth={user}:{password}")
+
+
+@pytest.mark.parametrize("url", ["http://joe:hu#sh@h:1", "joe:hu/sh@h:1", "socks5://joe:12?34@h:1", "joe:hush@h:x"])
+def test_a_password_that_ends_the_name_of_the_proxy_is_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the name of the proxy taken for another one."""
+    with pytest.raises(ReadError, match="the proxy cannot be used: ") as caught:
+        read("https://127.0.0.1:1/value", f"http.proxy={url}")
+    assert not re.search("hu|sh@|12|34", str(caught.value).partition("http.proxy=")[2])
+    monkeypatch.setenv("ALL_PROXY", url)
+    with pytest.raises(ReadError, match="the proxy cannot be used: ") as caught:
+        read("https://127.0.0.1:1/value")
+    assert not re.search("hu|sh@|12|34", str(caught.value).partition("$ALL_PROXY=")[2])
+
+
 # -- who hears a password
 
 

@@ -82,11 +82,13 @@ class Server:
         """Return a connection to the server by one to its proxy, or to the proxy itself if that takes requests."""
         patience *= 0.9  # before the whole request is out of time, which would not tell of the proxy
         try:
-            with trio.fail_after(patience):
+            with contextlib.ExitStack() as closing, trio.fail_after(patience):
                 if proxy.scheme == "https":
                     connection = Connection(await encrypted(connection.sock, self._proxys, proxy.host, where), True)
+                    closing.callback(connection.close)  # the caller has the socket without TLS, which is detached
                 if not self.forwarded:
                     await tunnel(connection, proxy, self.name, self.port, where, self.guarded)
+                closing.pop_all()
         except trio.TooSlowError as exc:
             raise Transient(f"{proxy}: no answer within {patience:g} s") from exc
         except ssl.SSLCertVerificationError as exc:

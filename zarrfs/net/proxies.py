@@ -17,6 +17,7 @@ from zarrfs.net.responses import Transient
 from zarrfs.net.transport import Connection
 
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}  # by scheme
+LOGIN_MAX = 255  # bytes of a user or password of SOCKS5
 _PASSWORD = 2  # the method of RFC 1929
 _NOT_ALLOWED = 2
 _REPLIES = {  # RFC 1928, section 6
@@ -85,7 +86,7 @@ async def _socks(
     if version != 5:
         raise ReadError(where, f"{proxy}: it does not speak SOCKS5")
     if method == _PASSWORD and proxy.user:
-        user, password = proxy.user.encode()[:255], proxy.password.encode()[:255]
+        user, password = proxy.user.encode(), proxy.password.encode()
         await connection.send(b"\x01%c%b%c%b" % (len(user), user, len(password), password))
         if (await _exactly(connection, 2, proxy))[1]:
             raise AccessDenied(where, f"{proxy}: it refuses user and password (http.proxy_auth=)")

@@ -19,7 +19,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names
 from zarrfs.errors import ReadError
 from zarrfs.net.addresses import literal
-from zarrfs.net.proxies import PORTS, Proxy
+from zarrfs.net.proxies import LOGIN_MAX, PORTS, Proxy
 from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -90,9 +90,9 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
     if given("auth"):
         headers.setdefault("Authorization", basic(*_pair("auth", given("auth"))))
     cookies = {**(client.get("cookies") or {}), **(options.get("cookies") or {})}
-    if given("proxy"):
-        _parsed_proxy(str(given("proxy")), "http.proxy=")  # an error before anything is mounted
     proxy_user = _pair("proxy_auth", given("proxy_auth")) if given("proxy_auth") else None
+    if given("proxy"):
+        _parsed_proxy(str(given("proxy")), "http.proxy=", proxy_user)  # an error before anything is mounted
     verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
     tls = Tls(authorities, verify, _path(options.get("client_cert")), _path(options.get("client_key")))
     most = options.get("max_redirects", _REDIRECTS)
@@ -149,11 +149,9 @@ def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy |
     if not url:
         return None
     try:
-        proxy = _parsed_proxy(url, named)
+        proxy = _parsed_proxy(url, named, options.proxy_user)
     except ValueError as exc:
         raise ReadError(where, str(exc)) from exc
-    if options.proxy_user:
-        proxy = proxy._replace(user=options.proxy_user[0], password=options.proxy_user[1])
     if proxy.is_socks:
         return proxy
     own = options.proxy_lines
@@ -162,17 +160,28 @@ def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy |
     return proxy._replace(lines=own)
 
 
-def _parsed_proxy(url: str, named: str) -> Proxy:
-    """Return the proxy of a URL. Raises ValueError, which shows no password; `named` is what gives it."""
+def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) -> Proxy:
+    """Return the proxy of a URL, with its user and password or those of `login`.
+
+    Raises ValueError, which shows no password; `named` is what gives the URL.
+    """
     rule = "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT"
+    whole = url if "://" in url else f"http://{url}"
+    shown = without_secrets(whole) if "://" in url else without_secrets(whole).removeprefix("http://")
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        parts = urlsplit(whole)
+        if "@" in parts.path + parts.query + parts.fragment:  # the password would be taken for a port, or for nothing
+            shown = f"{parts.scheme}://..."
+            raise ValueError("/, ? and # in its user and password must be written as %2F, %3F and %23")  # noqa: TRY301
         if parts.scheme in PORTS and parts.hostname:
-            user, password = unquote(parts.username or ""), unquote(parts.password or "")
-            return Proxy(parts.scheme, parts.hostname, parts.port or PORTS[parts.scheme], "", user, password)
+            user, password = login or (unquote(parts.username or ""), unquote(parts.password or ""))
+            found = Proxy(parts.scheme, parts.hostname, parts.port or PORTS[parts.scheme], "", user, password)
+            if not found.is_socks or max(len(user.encode()), len(password.encode())) <= LOGIN_MAX:
+                return found
+            rule = f"user or password is longer than {LOGIN_MAX} bytes, which SOCKS5 does not have"
     except ValueError as exc:
         rule = str(exc)
-    raise ValueError(f"{named}{without_secrets(url)}: the proxy cannot be used: {rule}")
+    raise ValueError(f"{named}{shown}: the proxy cannot be used: {rule}")
 
 
 def proxy_of_environment(scheme: str, host: str) -> tuple[str, str]:
