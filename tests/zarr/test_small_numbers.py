@@ -51,11 +51,15 @@ def test_integers(name: str) -> None:
     [
         ("float8_e5m2", 1.1), ("float8_e4m3fn", "Infinity"), ("float8_e4m3fn", 1e9), ("bfloat16", "x"),
         ("bfloat16", "0x7fc"), ("bfloat16", "0x7fcg"), ("bfloat16", True), ("bfloat16", None), ("bfloat16", [1]),
-        ("int4", 1.0), ("int4", "0x1"), ("int4", True),
+        ("int4", 1.0), ("int4", "0x1"), ("int4", True), ("float8_e4m3fn", 480.0), ("float8_e4m3fn", -480.0),
     ],
 )  # fmt: skip
 def test_other_values_are_refused(name: str, value: object) -> None:
     assert bits_of(name, value) is None
+
+
+def test_whole_numbers_beyond_all_floats_are_refused() -> None:
+    assert {bits_of(name, sign * 10**400) for name in ("bfloat16", "float8_e5m2", "int4") for sign in (1, -1)} == {None}
 
 
 def test_special_values_of_bfloat16() -> None:

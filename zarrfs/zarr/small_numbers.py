@@ -48,7 +48,10 @@ def bits_of(name: str, value: object) -> int | None:
     number = {"Infinity": math.inf, "-Infinity": -math.inf}.get(value) if isinstance(value, str) else value
     if type(number) not in (int, float):
         return None
-    return _float_bits(kind, float(number))  # type: ignore[arg-type]
+    try:
+        return _float_bits(kind, float(number))  # type: ignore[arg-type]
+    except OverflowError:  # a whole number beyond all floats
+        return None
 
 
 def _float_bits(kind: _Float, number: float) -> int | None:
@@ -67,7 +70,7 @@ def _float_bits(kind: _Float, number: float) -> int | None:
     if number == 0:
         return 0 if kind.missing == sign else sign  # a float with one zero has NaN in place of -0
     for bits in range(1, sign or 1 << (kind.exponent + kind.mantissa)):
-        if (sign | bits) != kind.missing and _magnitude(kind, bits) == abs(number):
+        if bits != kind.missing and _magnitude(kind, bits) == abs(number):
             return sign | bits
     return None
 
