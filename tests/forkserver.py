@@ -193,6 +193,10 @@ class _Server:
         """Return the descriptor of the socket."""
         return self._requests.fileno()
 
+    def has_ended(self) -> bool:
+        """Return whether it was killed, and only the request that it had is lost."""
+        return self._process.poll() is not None
+
     def send(self, descriptors: Sequence[int]) -> None:
         with self._lock:
             socket.send_fds(self._requests, [b"start"], descriptors)
@@ -202,7 +206,7 @@ def _server(environment: Mapping[str, str]) -> _Server:
     """Return a server of this process, with which it ends."""
     with _STARTING:
         key = os.getpid(), _named(environment)
-        if key not in _SERVERS:
+        if key not in _SERVERS or _SERVERS[key].has_ended():
             _SERVERS[key] = _Server(key[1])
         return _SERVERS[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,19 @@ def test_the_namespaces_of_the_shell(tmp_path: Path) -> None:
     assert done.stdout.split()[0] == f"{point}/.zgroup"
     assert int(done.stdout.split()[1]) < 50  # its number there
     assert os.listdir(point) == []
+
+
+@pytest.mark.skipif("ZARRFS_TESTS_EXEC" in os.environ, reason="every test starts programs")
+def test_a_server_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "_SERVERS", {})  # other tests keep theirs
+    address = forkserver.address(os.environ)
+    (server,) = forkserver._SERVERS.values()
+    server._process.kill()
+    server._process.wait()
+    done = forkserver.run(("zarrfs", "--version"), None, os.environ, 60)
+    assert done is not None
+    assert done.stdout.startswith("zarrfs")
+    shutil.rmtree(address.parent)
+    (server,) = forkserver._SERVERS.values()
+    server._requests.close()
+    server._process.wait()
