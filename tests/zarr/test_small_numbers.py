@@ -59,7 +59,8 @@ def test_other_values_are_refused(name: str, value: object) -> None:
 
 
 def test_whole_numbers_beyond_all_floats_are_refused() -> None:
-    assert {bits_of(name, sign * 10**400) for name in ("bfloat16", "float8_e5m2", "int4") for sign in (1, -1)} == {None}
+    for name in ("bfloat16", "float8_e5m2", "int4"):
+        assert bits_of(name, 10**400) is bits_of(name, -(10**400)) is None
 
 
 def test_special_values_of_bfloat16() -> None:
