@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import netCDF4
 import numpy as np
 import pytest
 import trio
+import trio.testing
 import xarray as xr
 import zarr
 from hypothesis import HealthCheck, given, settings
@@ -313,6 +315,27 @@ def test_a_file_for_each_group(tmp_path: Path) -> None:
     with netCDF4.Dataset(tmp_path / "b.nc") as file:
         assert file["v"][:].tolist() == [3, 2]
         assert file["v"].dimensions == ("n",)
+
+
+def test_a_listing_of_several_processes_goes_on_after_a_file_that_has_gone(tmp_path: Path) -> None:
+    """They list sizes, for which they look at each file."""
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3, attributes={"of": "root"})
+    for path in "abc":
+        root.create_group(path, attributes={"of": path})
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z", groups=True, several=True) as view:
+            listing = aiter(view.list_dir(""))
+            names = [(await anext(listing)).name]
+            shutil.rmtree(tmp_path / "z/b")
+            clock.jump(60)
+            with pytest.raises(NotFound):
+                await view.info("b.nc")
+            names += [info.name async for info in listing]
+            assert names == ["a.nc", "b.nc", "c.nc", "x.nc"]
+
+    trio.run(main, clock=clock)
 
 
 def test_a_damaged_chunk_is_an_error_of_its_bytes_alone(tmp_path: Path) -> None:

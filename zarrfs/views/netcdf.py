@@ -276,7 +276,7 @@ class NetCDFView(DecodedView):
         """Return the entry of a file in a listing: a header for each would take long, so the size may be missing."""
         file = self._files.get(key)
         if file is None and self._several:
-            with contextlib.suppress(ReadError):  # a client that looks at the file gets the error
+            with contextlib.suppress(ReadError, NotFound):  # a client that looks at the file gets the error
                 file = await self._file(key)
         return Info(split_key(key)[1], Kind.FILE, None) if file is None else self._info(file)
 
