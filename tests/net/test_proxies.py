@@ -259,7 +259,7 @@ def answer(listener: socket.socket, said: bytes) -> None:
 
 def test_buckets_are_not_read_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their clients connect without it, or say only that they do not."""
-    monkeypatch.setenv("HTTPS_PROXY", "socks5h://joe:hush@h:1080")
+    monkeypatch.setenv("HTTPS_PROXY", "socks5h://joe:hu#sh@h:1080")
     for url in ("s3://bucket/v", "gs://bucket/v", "az://bucket@account/v"):
         for client in ("auto", "fsspec"):
             with pytest.raises(ReadError, match=r"/v: \$HTTPS_PROXY=socks5h://h:1080: buckets are read through http:"):

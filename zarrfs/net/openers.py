@@ -22,7 +22,7 @@ from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem
-from zarrfs.net.weboptions import check_web_options, proxy_of_environment
+from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
 from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _check_surroundings(family: str, options: Mapping[str, Any], url: str) -> No
     proxy, variable = proxy_of_environment(parts.scheme, parts.hostname or "")
     if proxy.startswith("socks") and "proxies" not in (options.get("config_kwargs") or ()):
         rule = "buckets are read through http:// and https:// proxies only; $NO_PROXY names hosts that need none"
-        raise ReadError(without_secrets(url), f"{variable}{without_secrets(proxy)}: {rule}")
+        raise ReadError(without_secrets(url), f"{variable}{shown_proxy(proxy)}: {rule}")
     if (not endpoint or endpoint.startswith("https:")) and "verify" not in (options.get("client_kwargs") or ()):
         check_variables(family, without_secrets(url))
 

@@ -130,7 +130,8 @@ def _checked(headers: Mapping[str, object]) -> dict[str, str]:
     found = {str(name): str(value) for name, value in headers.items()}
     for name, value in found.items():
         if not _TOKEN.fullmatch(name) or not _TEXT.fullmatch(value):
-            raise ValueError(f"{name[:80]!r} is not a header, or its value has characters that no header has")
+            name = name.partition(":")[0][:80]  # a value behind it may be secret
+            raise ValueError(f"{name!r} is not a header, or its value has characters that no header has")
     return found
 
 
@@ -166,22 +167,25 @@ def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) ->
     Raises ValueError, which shows no password; `named` is what gives the URL.
     """
     rule = "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT"
-    whole = url if "://" in url else f"http://{url}"
-    shown = without_secrets(whole) if "://" in url else without_secrets(whole).removeprefix("http://")
     try:
-        parts = urlsplit(whole)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         if "@" in parts.path + parts.query + parts.fragment:  # the password would be taken for a port, or for nothing
-            shown = f"{parts.scheme}://..."
-            raise ValueError("/, ? and # in its user and password must be written as %2F, %3F and %23")  # noqa: TRY301
-        if parts.scheme in PORTS and parts.hostname:
+            rule = "/, ? and # in its user and password must be written as %2F, %3F and %23"
+        elif parts.scheme in PORTS and parts.hostname:
             user, password = login or (unquote(parts.username or ""), unquote(parts.password or ""))
             found = Proxy(parts.scheme, parts.hostname, parts.port or PORTS[parts.scheme], "", user, password)
             if not found.is_socks or max(len(user.encode()), len(password.encode())) <= LOGIN_MAX:
                 return found
             rule = f"user or password is longer than {LOGIN_MAX} bytes, which SOCKS5 does not have"
-    except ValueError as exc:
-        rule = str(exc)
-    raise ValueError(f"{named}{shown}: the proxy cannot be used: {rule}")
+    except ValueError:  # its text may show the password
+        rule = "its host or port is invalid"
+    raise ValueError(f"{named}{shown_proxy(url)}: the proxy cannot be used: {rule}")
+
+
+def shown_proxy(url: str) -> str:
+    """Return the URL of a proxy without user and password, even if characters in them end its host for a parser."""
+    scheme, mark, rest = url.partition("://") if "://" in url else ("", "", url)
+    return without_secrets(scheme + mark + rest.rpartition("@")[2])
 
 
 def proxy_of_environment(scheme: str, host: str) -> tuple[str, str]:
