@@ -222,6 +222,8 @@ def test_who_looks_up_the_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) 
         assert read(f"http://localhost:{port}/value", f"http.proxy=socks5h://{at}") == VALUE[100:600]
         with pytest.raises(ReadError, match=f"proxy {at}: connection refused"):
             read(f"http://localhost:{port}/value", f"http.proxy=socks5://{at}")
+        with pytest.raises(ReadError, match=r"/value: nowhere\.invalid: "):  # not the proxy: it was not asked
+            read(f"http://nowhere.invalid:{port}/value", f"http.proxy=socks5://{at}")
 
 
 def test_reach_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:

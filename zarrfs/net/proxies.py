@@ -108,7 +108,10 @@ async def _address(proxy: Proxy, name: str, port: int, where: str, guarded: bool
     """Return the server's address as SOCKS has it: type and bytes."""
     number = literal(name.partition("%")[0])
     if number is None and proxy.scheme == "socks5":
-        found = await trio.socket.getaddrinfo(name, port, type=trio.socket.SOCK_STREAM)
+        try:
+            found = await trio.socket.getaddrinfo(name, port, type=trio.socket.SOCK_STREAM)
+        except OSError as exc:  # which is no failure of the proxy
+            raise Transient(f"{name}: {exc.strerror or exc}") from exc
         number = str(found[0][4][0])
         if guarded and not is_public(number):
             raise AccessDenied(where, not_public(number))
