@@ -178,7 +178,8 @@ class _Server:
         others = {name: text for name, text in os.environ.items() if not name.startswith(_READ_ONCE)}
         self.state = _state(os.environ)
         self._lock = threading.Lock()
-        self.address = Path(tempfile.mkdtemp(prefix="zarrfs-tests-"), "server")  # the server removes it
+        # not in TMPDIR, which may be too long for the address of a socket; the server removes it
+        self.address = Path(tempfile.mkdtemp(prefix="zarrfs-tests-", dir="/tmp"), "server")
         self._requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its, socket.socket(socket.AF_UNIX) as programs:
             programs.bind(str(self.address))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def shell(script: str, path: str = os.path.dirname(PROGRAM), **more: str) -> sub
     return subprocess.run(
         ["bash", "-c", script], env=variables, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _new_server() -> Iterator[None]:
+    """What a server inherits may have changed since the first test of this process."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(forkserver, "_SERVERS", {})
+    yield
+    patch.undo()
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 # what each asks of scripts/setup, and what it is started with so that it does no more where setup fails
 SCRIPTS = {
     "audit": "", "bench": "--test", "build": "--test", "build-deb": "--test", "build-docs": "--test",
-    "coverage": "--test", "demo": "", "draw-map": "--test", "install-helper": "", "licences": "", "soak": "--test",
-    "test": "--test", "write-docs": "",
+    "coverage": "--test", "demo": "", "draw-map": "--test", "draw-profile": "--test",
+    "install-helper": "", "licences": "", "soak": "--test", "test": "--test", "write-docs": "",
 }  # fmt: skip
 SETUP = """#!/bin/sh
 echo "setup $*" >>"$(dirname "$0")/asked"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from zarrfs.errors import MountError
-from zarrfs.system.processes import readable
+from zarrfs.system.processes import close_descriptors, readable
 
 FSTYPE = "fuse.zarrfs"
 _NOT_OURS = "permission denied, also for root: run it as the user who mounted it (or mount with allow_root)"
@@ -136,6 +137,7 @@ def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[
 
 def _probe(mountpoints: Sequence[str], pipe: int) -> NoReturn:
     """In the child: write the number of each mount and its errno, or 0, to the pipe, as they answer."""
+    pipe = _alone(pipe)
 
     def probe(number: int) -> None:
         try:
@@ -288,6 +290,7 @@ def ask(mountpoint: str, name: str, timeout: float) -> bytes:
 
 def _answer(mountpoint: str, name: str, pipe: int) -> NoReturn:
     """In the child: write "+" and the value, or the errno, to the pipe."""
+    pipe = _alone(pipe)
     try:
         try:
             said = b"+" + os.getxattr(mountpoint, name)
@@ -297,6 +300,14 @@ def _answer(mountpoint: str, name: str, pipe: int) -> NoReturn:
             said = said[os.write(pipe, said) :]
     finally:
         os._exit(0)
+
+
+def _alone(pipe: int) -> int:
+    """In a child that may never end: keep nothing open but a pipe, or who reads our output would wait for it, too."""
+    pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 3)
+    close_descriptors({pipe})
+    os.dup2(0, 2)
+    return pipe
 
 
 def _end_child(child: int) -> None:

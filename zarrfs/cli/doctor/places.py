@@ -17,6 +17,7 @@ from zarrfs.system import mounts
 
 _ROOM = 64 << 20  # bytes: less is too little for the index of a large source
 _NAMED = 5  # leftovers of a kind that a line names
+_PATIENCE = 1.0  # seconds that a mount may take to answer; a child that asks one that never does takes another one
 _PACKAGES = {  # by what they serve
     "s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "sshfs", "fast": "obstore", "parquet": "pyarrow",
     "netcdf": "h5netcdf", "flux": "lz4",
@@ -74,7 +75,7 @@ def log(options: Options) -> Iterator[Finding]:
 def leftovers(options: Options) -> Iterator[Finding]:
     """leftovers: mounts whose daemon has died, and what jobs have left."""
     ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
-    dead, silent = mounts.unanswered(ours)
+    dead, silent = mounts.unanswered(ours, _PATIENCE)
     if dead:
         remedy = shlex.join(["zarrfs", "umount", *dead])
         yield Finding("leftovers", WARNING, _counted(dead, "mount", "with a daemon that has died"), remedy)
@@ -109,7 +110,7 @@ def servers(options: Options) -> Iterator[Finding]:
     from zarrfs.metrics.statistics import statistics
 
     ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
-    dead, silent = mounts.unanswered(ours)
+    dead, silent = mounts.unanswered(ours, _PATIENCE)
     found = False
     for path in ours:
         if path in dead or path in silent:
