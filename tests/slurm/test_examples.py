@@ -114,7 +114,7 @@ def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server,
         slurm.control("requeue", broken_off)
     else:
         assert slurm.user("scancel", broken_off).returncode == 0
-    wait_for(lambda: not slurm.jobs("R"), "the end of the job")
+    wait_for(lambda: not slurm.jobs("R,CG"), "the end of the job")
     assert KEYS / 2 - 1 <= len(copied(out)) < len(keys)
     before, asked = part.stat().st_ino, len(server.seen)
     times = {path: path.stat().st_ino for path in (out / "data").rglob("*") if path.is_file()}
