@@ -380,13 +380,16 @@ def test_a_source_that_several_cannot_answer_has_one_process(
 
 
 # zarrfs that ends idle workers after two seconds in place of sixty
-HASTY = "from zarrfs.daemon import workers; workers._IDLE_FOR = 2.0; from zarrfs.__main__ import program; program()"
+HASTY = """
+from zarrfs.daemon import workers
+from zarrfs.__main__ import program
+workers._IDLE_FOR, workers.usable = 2.0, lambda: {}
+program()
+"""
 
 
 def test_auto_starts_another_process_under_load_and_ends_it_when_idle(source: Path, tmp_path: Path) -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one processor")
-    program = sys.executable, "-c", HASTY
+    program = sys.executable, "-c", HASTY.format(4)
     options = "workers=auto", "attr_timeout=0", "entry_timeout=0"
     with mounted(source, tmp_path / "mnt", *options, program=program) as mountpoint:
         assert not workers(mountpoint)
@@ -403,6 +406,12 @@ def test_auto_starts_another_process_under_load_and_ends_it_when_idle(source: Pa
         assert "has died" not in log_of(mountpoint)
     assert (wrong, failed) == (0, 0)
     assert right
+
+
+def test_auto_leaves_half_of_the_processors_to_the_readers(source: Path, tmp_path: Path) -> None:
+    program = sys.executable, "-c", HASTY.format(3)
+    with mounted(source, tmp_path / "mnt", "workers=auto", program=program) as mountpoint:
+        assert children(daemon_pid(mountpoint)) == []
 
 
 def test_killing_the_first_process_leaves_none(source: Path, tmp_path: Path) -> None:

@@ -411,8 +411,8 @@ class Team:
         if why is not None:
             log.warning("workers=: one process answers the mount, as /dev/fuse cannot be cloned: %s", why)
             return None
-        count = options.workers if options.workers != AUTO else min(_MOST, usable())
-        if count == 1:
+        count = options.workers if options.workers != AUTO else min(_MOST, usable() // 2)  # readers need the others
+        if count <= 1:
             return None
         shared = Shared(count)
         session = Session(front, device, st_dev, mountpoint, about, options, shared, invalidation.has_epochs(device))
