@@ -52,7 +52,7 @@ def shell(script: str, path: str = os.path.dirname(PROGRAM), **more: str) -> sub
 
 @pytest.fixture(scope="module", autouse=True)
 def _new_server() -> Iterator[None]:
-    """What a server inherits may have changed since the first test of this process."""
+    """Start a server for this module: earlier tests of this process may have changed what a child inherits."""
     patch = pytest.MonkeyPatch()
     patch.setattr(forkserver, "_SERVERS", {})
     yield

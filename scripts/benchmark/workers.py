@@ -263,7 +263,7 @@ def alone(pid: int, pids: list[int]) -> Iterator[None]:
 
 
 def measure_memory(data: Data, rounds: int) -> Iterator[Result]:
-    """What each worker has of its own after it has read through the mount alone: the largest of 1 to 4 workers."""
+    """Measure the private memory of workers, each after it alone has answered reads: the largest of 1 to 4 workers."""
     for what, source, options, read in (
         ("files", references(data), (), read_files), ("zstd chunks", chunk_store(data), CHUNK_OPTIONS, read_rows),
     ):  # fmt: skip

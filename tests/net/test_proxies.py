@@ -227,7 +227,7 @@ def test_who_looks_up_the_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_reach_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What zarrfs looks up, it also judges; a name that the proxy looks up is the proxy's business."""
+    """An address that zarrfs resolves must be public; names that the proxy resolves are not checked here."""
     resolving(monkeypatch, {"inside.test": ["127.0.0.1"], "set.test": ["8.8.8.8"]})
     with recording("127.0.0.1") as victim, socks() as at:
         url, origin = f"http://inside.test:{victim.port}/v", "http://set.test/set.json"

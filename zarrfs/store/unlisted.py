@@ -47,7 +47,7 @@ _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re
 
 
 class NodeLayout(NamedTuple):
-    """What is known of an array or group to recognise the directories of its chunks."""
+    """An array or group, as far as it takes to recognise the directories of its chunks."""
 
     array: bool
     grid: Grid | None = None  # of an array that is understood

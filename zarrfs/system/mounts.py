@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import json
 import os
 import re
@@ -19,8 +20,8 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from zarrfs.errors import MountError
 from zarrfs.system.processes import close_descriptors, readable
@@ -115,29 +116,14 @@ def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[
 
     A child process probes them: see ask().
     """
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _probe(mountpoints, write_end)
-    os.close(write_end)
-    said, deadline = b"", time.monotonic() + patience
-    try:
-        while said.count(b"\n") < len(mountpoints) and readable(read_end, max(0.0, deadline - time.monotonic())):
-            part = os.read(read_end, 1 << 16)
-            if not part:
-                break
-            said += part
-    finally:
-        os.close(read_end)
-        _end_child(child)
+    said, _ended = _from_child(functools.partial(_probe, mountpoints), patience)
     found = {mountpoints[number]: code for number, code in (map(int, line.split()) for line in said.splitlines())}
     dead = [one for one in mountpoints if found.get(one) in (errno.ENOTCONN, errno.ECONNABORTED)]
     return dead, [one for one in mountpoints if one not in found]
 
 
-def _probe(mountpoints: Sequence[str], pipe: int) -> NoReturn:
+def _probe(mountpoints: Sequence[str], pipe: int) -> None:
     """In the child: write the number of each mount and its errno, or 0, to the pipe, as they answer."""
-    pipe = _alone(pipe)
 
     def probe(number: int) -> None:
         try:
@@ -147,14 +133,11 @@ def _probe(mountpoints: Sequence[str], pipe: int) -> NoReturn:
             code = exc.errno or errno.EIO
         os.write(pipe, b"%d %d\n" % (number, code))
 
-    try:
-        threads = [threading.Thread(target=probe, args=(number,)) for number in range(len(mountpoints))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        os._exit(0)
+    threads = [threading.Thread(target=probe, args=(number,)) for number in range(len(mountpoints))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def unmount(mountpoint: str, lazy: bool = False) -> None:
@@ -265,45 +248,50 @@ def ask(mountpoint: str, name: str, timeout: float) -> bytes:
     A child process asks, which is killed at the timeout. A thread that waits for a suspended daemon could not be, and
     would keep the mount in use.
     """
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _answer(mountpoint, name, write_end)
-    os.close(write_end)
-    said, deadline = b"", time.monotonic() + timeout
-    try:
-        while readable(read_end, max(0.0, deadline - time.monotonic())):
-            part = os.read(read_end, 1 << 16)
-            if not part:
-                break
-            said += part
-        else:
-            raise TimeoutError(errno.ETIMEDOUT, "does not answer")
-    finally:
-        os.close(read_end)
-        _end_child(child)
+    said, ended = _from_child(functools.partial(_answer, mountpoint, name), timeout)
+    if not ended:
+        raise TimeoutError(errno.ETIMEDOUT, "does not answer")
     if not said.startswith(b"+"):
         code = int(said or errno.EIO)
         raise OSError(code, _NOT_OURS if code == errno.EACCES else os.strerror(code))
     return said[1:]
 
 
-def _answer(mountpoint: str, name: str, pipe: int) -> NoReturn:
+def _answer(mountpoint: str, name: str, pipe: int) -> None:
     """In the child: write "+" and the value, or the errno, to the pipe."""
-    pipe = _alone(pipe)
     try:
+        said = b"+" + os.getxattr(mountpoint, name)
+    except OSError as exc:
+        said = b"%d" % (exc.errno or errno.EIO)
+    while said:
+        said = said[os.write(pipe, said) :]
+
+
+def _from_child(answer: Callable[[int], None], timeout: float) -> tuple[bytes, bool]:
+    """Return what `answer` writes to a pipe in a child process, and whether that ended before the timeout."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
         try:
-            said = b"+" + os.getxattr(mountpoint, name)
-        except OSError as exc:
-            said = b"%d" % (exc.errno or errno.EIO)
-        while said:
-            said = said[os.write(pipe, said) :]
+            answer(_keep_only(write_end))
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    said, deadline = b"", time.monotonic() + timeout
+    try:
+        while readable(read_end, max(0.0, deadline - time.monotonic())):
+            part = os.read(read_end, 1 << 16)
+            if not part:
+                return said, True
+            said += part
+        return said, False
     finally:
-        os._exit(0)
+        os.close(read_end)
+        _end_child(child)
 
 
-def _alone(pipe: int) -> int:
-    """In a child that may never end: keep nothing open but a pipe, or who reads our output would wait for it, too."""
+def _keep_only(pipe: int) -> int:
+    """Close all descriptors but a pipe, in a child that may never end: readers of our output would wait for it."""
     pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 3)
     close_descriptors({pipe})
     os.dup2(0, 2)
