@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from tests.net.recording import VALUE as TARGET
 from tests.net.recording import recording
 from tests.net.test_reach_web import read as read_target
 from tests.net.test_reach_web import refused, resolving
-from tests.net.test_tls import VALUE, Authority, Server, authority, opened, server
+from tests.net.test_tls import VALUE, Authority, Server, authority, opened, send_in_pieces, server
 from tests.net.test_weboptions_proxies import Proxy, plain, proxy, read
 from tests.servers import Faulty, free_port
 from zarrfs.errors import AccessDenied, ReadError
@@ -151,17 +150,7 @@ def test_tls_in_tls_with_records_of_any_size(
 
     async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
         accepted.append(stream)
-        with contextlib.suppress(trio.BrokenResourceError):
-            while await stream.receive_some():
-                answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
-                    len(value) - 1, len(value), value,
-                )  # fmt: skip
-                at = 0
-                for size in itertools.cycle(sizes):
-                    await stream.send_all(answer[at : at + size])
-                    at += size
-                    if at >= len(answer):
-                        break
+        await send_in_pieces(stream, value, sizes)
 
     async def main() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

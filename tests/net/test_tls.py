@@ -348,24 +348,32 @@ def test_a_server_that_presents_another_certificate_between_two_requests(authori
     made.server_close()
 
 
+async def send_in_pieces(
+    stream: trio.SSLStream[trio.SocketStream], value: bytes, sizes: tuple[int, int], pauses: bool = False
+) -> None:
+    """Answer each request of a connection with `value`, in TLS records of `sizes` bytes in turn."""
+    with contextlib.suppress(trio.BrokenResourceError):
+        while await stream.receive_some():
+            answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
+                len(value) - 1, len(value), value,
+            )  # fmt: skip
+            at = 0
+            for size in itertools.cycle(sizes):
+                await stream.send_all(answer[at : at + size])
+                at += size
+                if at >= len(answer):
+                    break
+                if pauses:
+                    await trio.sleep(0 if size < 1000 else 0.001)
+
+
 @pytest.mark.parametrize("sizes", [(1, 16_384), (16_384, 1), (5000, 1_000_000), (300_000, 40)])
 def test_tls_records_of_any_size(authority: Authority, sizes: tuple[int, int]) -> None:
     """Bytes of a body come in records that neither begin nor end where readers want it, after pauses."""
     value = bytes(range(256)) * 8000
 
     async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
-        with contextlib.suppress(trio.BrokenResourceError):
-            while await stream.receive_some():
-                answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
-                    len(value) - 1, len(value), value,
-                )  # fmt: skip
-                at = 0
-                for size in itertools.cycle(sizes):
-                    await stream.send_all(answer[at : at + size])
-                    at += size
-                    if at >= len(answer):
-                        break
-                    await trio.sleep(0 if size < 1000 else 0.001)
+        await send_in_pieces(stream, value, sizes, pauses=True)
 
     async def main() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
