@@ -1,13 +1,16 @@
 """A node: becomes COMMAND in a mount namespace of its own, with a /run, /dev/fuse and /tmp of nodes that have users.
 
     python node.py PATH... -- COMMAND ARGUMENT...
+    python node.py --alone DIRECTORY
 
-Each PATH (the interpreter's, the program's) can be read by all users there, also where it lies in root's home.
+Each PATH (the interpreter's, the program's) can be read by all users there, also where it lies in root's home. The
+second form only unmounts, in the namespace it is started in, what other tests mounted outside DIRECTORY.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,16 @@ from pathlib import Path
 
 def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], close_fds=False, check=True)
+
+
+def leave_others(but: str = "") -> None:
+    """Unmount the mounts of other tests, except those below `but`: they would not end before this namespace does."""
+    with open("/proc/self/mountinfo") as file:
+        escaped = [line.split(" ")[4] for line in file if " - fuse" in line]
+    points = [re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point) for point in escaped]
+    others = [point for point in points if not (but and point.startswith(f"{but}/"))]
+    if others:
+        subprocess.run(["umount", "-l", *others], capture_output=True, check=False)
 
 
 def closed(path: Path) -> Path | None:
@@ -36,11 +49,12 @@ def open_ways(paths: list[Path]) -> None:
 
 
 def main() -> None:
+    if sys.argv[1] == "--alone":
+        leave_others(*sys.argv[2:])
+        return
     end = sys.argv.index("--")
     os.umask(0o022)
-    with open("/proc/self/mountinfo") as file:  # those of other tests would not end before this node does
-        inherited = [line.split(" ")[4] for line in file if " - fuse" in line]
-    subprocess.run(["umount", "-l", *inherited], capture_output=True, check=False)
+    leave_others()
     open_ways([Path(path) for path in sys.argv[1:end]])
     mount("-t", "tmpfs", "-o", "mode=755", "zarrfs-test", "/run")
     fuse = Path("/run/fuse-of-all")

@@ -155,6 +155,39 @@ except KeyboardInterrupt:
     assert run(program) == (7, "")
 
 
+@pytest.mark.parametrize("then", [
+    "from zarrfs.system.signals import raise_again; raise_again(); drop(signal.SIGINT)",
+    "from zarrfs.jobs.deadline import Deadline; late = Deadline(0.001).armed(); late.__enter__()",
+    "from zarrfs.system.signals import End; drop(signal.SIGTERM)",
+])  # fmt: skip
+def test_an_alarm_that_interrupts_nothing(then: str) -> None:
+    """It comes after Python's last look for signals, and before the system call that it should interrupt."""
+    program = f"""
+import ctypes
+from zarrfs.errors import TimedOut
+def end(*_):
+    raise End(7)
+signal.signal(signal.SIGTERM, end)
+libc = ctypes.CDLL(None)
+libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+libc.signal.restype = ctypes.c_void_p
+start = signal.setitimer
+def start_and_lose(which, *when):
+    signal.setitimer = start
+    handler = libc.signal(signal.SIGALRM, ctypes.cast(libc.abs, ctypes.c_void_p))
+    start(which, *when)
+    time.sleep(0.005)
+    libc.signal(signal.SIGALRM, handler)
+signal.setitimer = start_and_lose
+try:
+    {then}
+    time.sleep(60)
+except (KeyboardInterrupt, TimedOut, SystemExit):
+    os._exit(7)
+"""
+    assert run(program)[0] == 7
+
+
 def test_other_exceptions_are_printed() -> None:
     program = """
 from zarrfs.system.signals import raise_again

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from zarrfs.errors import TimedOut, ZarrfsError, behind
 
+_AGAIN = 0.1  # seconds: an alarm that comes just before a system call does not interrupt it, so that more follow
+
 
 class Deadline:
     """A deadline `seconds` from now, or none for None. Code under it gets TimedOut."""
@@ -24,7 +26,7 @@ class Deadline:
             yield
             return
         before = signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()))
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()), _AGAIN)
         try:
             yield
         except Exception as exc:
@@ -51,6 +53,7 @@ class Deadline:
             raise self._timed_out()
 
     def _on_alarm(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise self._timed_out()
 
     def _timed_out(self) -> TimedOut:

@@ -13,7 +13,8 @@ from types import FrameType
 
 from zarrfs.errors import TimedOut
 
-_LATER = 0.001  # seconds: by then Python has usually left the code that dropped it; if not, this is repeated
+_LATER = 0.001  # seconds: by then Python has usually left the code that dropped it
+_AGAIN = 0.01  # seconds: an alarm that comes just before a system call does not interrupt it, so that more follow
 
 
 class End(SystemExit):
@@ -26,12 +27,13 @@ class End(SystemExit):
         super().__init__(code)
 
         def raise_anew(number: int, frame: FrameType | None) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             raise End(code)
 
         signal.signal(signal.SIGALRM, raise_anew)
 
     def __del__(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, _LATER)
+        signal.setitimer(signal.ITIMER_REAL, _LATER, _AGAIN)
 
 
 def raise_again() -> None:
@@ -52,15 +54,16 @@ def _hook(dropped: sys.UnraisableHookArgs) -> None:
 
     def raise_anew(number: int, frame: FrameType | None) -> None:
         if _is_hook(frame):  # Python would drop what is raised here, and call no hook
-            signal.setitimer(signal.ITIMER_REAL, _LATER)
-        elif isinstance(lost, KeyboardInterrupt):
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if isinstance(lost, KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)  # trio's handler knows where it may raise
         else:
             raise lost
 
     try:
         signal.signal(signal.SIGALRM, raise_anew)
-        signal.setitimer(signal.ITIMER_REAL, _LATER)
+        signal.setitimer(signal.ITIMER_REAL, _LATER, _AGAIN)
     except ValueError:  # not the main thread: handlers run only there, so this came from no handler
         sys.__unraisablehook__(dropped)
 
