@@ -49,10 +49,11 @@ def snapshot(root: Path) -> dict[str, FileState]:
 
 
 def write(
-    store: Store, to: Path, done: Callable[[CopiedEntry], None] = lambda done: None, link: Any = None, **choice: Any
-) -> CopyReport:
+    store: Store, to: Path, done: Callable[[CopiedEntry], None] = lambda done: None, link: Any = None,
+    report: CopyReport | None = None, **choice: Any,
+) -> CopyReport:  # fmt: skip
     """Run copy_store(), close the store if it is a directory, and return the report."""
-    report = CopyReport()
+    report = report or CopyReport()
 
     async def body() -> None:
         try:

@@ -29,6 +29,7 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Entry, Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.remote import FsspecStore
+from zarrfs.system import sparse
 
 BIG = 20 << 20  # bytes: more than is written in one piece
 
@@ -105,6 +106,36 @@ def test_large_files(tmp_path: Path) -> None:
     }  # fmt: skip
     write(FileSystemStore(str(tmp_path / "out")), tmp_path / "copy")
     assert snapshot(tmp_path / "copy")["f"] == look(tmp_path / "out/f")
+
+
+class Noted(dict[str, int]):
+    """A dictionary that keeps all values it ever had."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __setitem__(self, key: str, value: int) -> None:
+        self.seen.append(value)
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize("kind", [FileSystemStore, FsspecStore])
+def test_the_bytes_of_a_large_file_count_as_they_are_written(
+    kind: type[FileSystemStore | FsspecStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "_PIECE", BIG // 4)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "large").write_bytes(os.urandom(BIG))
+    store = FileSystemStore(str(source)) if kind is FileSystemStore else FsspecStore(f"file://{source}", Options())
+    noted = Noted()
+    report = write(store, tmp_path / "copy", report=CopyReport(unfinished=noted))
+    assert len(noted.seen) > 4
+    assert noted.seen == sorted(noted.seen)
+    assert (noted.seen[0], noted.seen[-1]) == (0, BIG)
+    assert (report.written(), report.bytes, dict(noted)) == (BIG, BIG, {})
+    if kind is FsspecStore:  # nothing has counted its files before the walk
+        assert (report.expected_files, report.expected_bytes) == (1, BIG)
 
 
 def test_times_in_nanoseconds_and_all_that_a_directory_has(tmp_path: Path) -> None:

@@ -157,8 +157,11 @@ def _copy(
     how = staged_copy.StageCopyOptions(manifest=manifest, **said)
     quiet = parsed.options.log_level == "error"
 
+    def counts() -> meter.Counts:
+        return meter.Counts(progress.files, progress.written(), progress.expected_files, progress.expected_bytes)
+
     async def body(store: Store, plan: Plan) -> int:
-        with deadline.on_trio(), meter.displayed(meter.of(progress), quiet):
+        with deadline.on_trio(), meter.displayed(counts, quiet):
             return await staged_copy.write(record, store, plan, how, parsed.options, progress, request.share)
         raise AssertionError("not reached")
 

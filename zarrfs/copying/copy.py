@@ -8,6 +8,7 @@ module fetches all other bytes, many values at once, and threads write them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -120,6 +121,8 @@ class _Copy:
         self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
         self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
         self._budget = MemoryBudget(_MEMORY)
+        self._found = 0, 0  # files to write, and their bytes as far as sizes are known
+        self._walked = False  # whether these are all that there are, and the store had not counted them
         self._batch: list[Item] = []
         self._batch_bytes = 0
         self._scope = trio.CancelScope()
@@ -141,6 +144,8 @@ class _Copy:
                     folder = self._filling.root(root)
                     if not await self._in_processes(folder):
                         await self._walk(folder)
+                        self._walked = self._report.expected_files is None
+                        self._expect(0, 0)
                     await self._flush()
         self._account(())
         if self._fatal is not None:
@@ -256,7 +261,9 @@ class _Copy:
                 self._fail(key, exc)
                 return
         self._writer.hold(folder)
-        size = 0 if item.link is not None or info.kind is not Kind.FILE else data_bytes(info)
+        is_file = item.link is None and info.kind is Kind.FILE
+        size = data_bytes(info) if is_file else 0
+        self._expect(is_file, size)
         if info.size is None and item.link is None:
             size = _UNKNOWN
         if size > LARGE:
@@ -282,6 +289,11 @@ class _Copy:
             await function(what)
         finally:
             self._slots.release()
+
+    def _expect(self, files: int, size: int) -> None:
+        self._found = self._found[0] + files, self._found[1] + size
+        if self._walked:
+            self._report.expected_files, self._report.expected_bytes = self._found
 
     # -- outcomes
 
@@ -370,6 +382,7 @@ class _Copy:
         try:
             if item.info.size is None:
                 item.info = item.info._replace(size=(await self._store.info(item.key)).size)
+                self._expect(0, data_bytes(item.info))
             large = data_bytes(item.info) > LARGE
             if not large:
                 room = await self._budget.take(max(data_bytes(item.info), _MEMORY // _WAITING))
@@ -428,13 +441,14 @@ class _Copy:
             return
         error: Exception | None = None
         digest: str | None = None
+        self._report.unfinished[item.key] = 0
         try:
             with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
                 descriptor = value.fileno()
                 if descriptor is not None:
                     begun.item.info = begun.item.info._replace(size=value.size)
-                    pause = trio.from_thread.check_cancelled
-                    await self._in_thread(copy_data, descriptor, begun.staged.descriptor, value.size, pause)
+                    copied = functools.partial(self._copied, item)
+                    await self._in_thread(copy_data, descriptor, begun.staged.descriptor, value.size, copied)
                 else:
                     error = await self._pieces(begun, value)
             if error is None:
@@ -447,7 +461,12 @@ class _Copy:
             raise
         with trio.CancelScope(shield=True):  # a cancellation here would leave it open
             outcome = await self._in_thread(self._writer.end, begun, digest, error)
+        del self._report.unfinished[item.key]
         self._account([outcome])
+
+    def _copied(self, item: Item, count: int) -> None:
+        trio.from_thread.check_cancelled()
+        self._report.unfinished[item.key] += count
 
     async def _pieces(self, writing: Writing, value: Value) -> Exception | None:
         """Write a file piece by piece; return the first failure, if any."""
@@ -480,12 +499,14 @@ class _Copy:
             parts, at_hand = [Part(start, length, None)], 0
         else:
             at_hand = await self._in_thread(self._writer.fill, writing, parts)
+        self._report.unfinished[writing.item.key] += sum(part.length for part in parts[:at_hand])
         for part in parts[at_hand:]:
             room = await self._budget.take(part.length)
             try:
                 data = await value.read(part.start, part.length)
                 check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
+                self._report.unfinished[writing.item.key] += part.length
             finally:
                 self._budget.give(room)
 

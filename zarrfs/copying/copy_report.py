@@ -52,10 +52,17 @@ class CopyReport:
     resumed: int = 0  # entries that an earlier run had written
     expected_files: int | None = None
     expected_bytes: int | None = None
+    unfinished: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes so far of large files, by key
     bad: int = 0  # entries that failed; the first of them:
     failed: list[Bad] = dataclasses.field(default_factory=list)
     unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` without a match
 
     def as_json(self) -> dict[str, Any]:
         """Return the report, ready for JSON."""
-        return {**dataclasses.asdict(self), "failed": [bad._asdict() for bad in self.failed]}
+        about = {**dataclasses.asdict(self), "failed": [bad._asdict() for bad in self.failed]}
+        del about["unfinished"]
+        return about
+
+    def written(self) -> int:
+        """Return `bytes`, and those of files that are not finished. From any thread."""
+        return self.bytes + sum(list(self.unfinished.values()))

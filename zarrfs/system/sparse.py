@@ -59,17 +59,16 @@ def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
         write_all(descriptor, view[start:stop], at + start)
 
 
-def copy_data(source: int, to: int, size: int, pause: Callable[[], object] = lambda: None) -> None:
+def copy_data(source: int, to: int, size: int, copied: Callable[[int], object] = lambda count: None) -> None:
     """Copy the data extents in the first `size` bytes of a file, and set the size of the copy.
 
-    `pause` is called before each piece, and may raise to cancel. Raise OSError, EIO for a source that ends early.
-    Source: copy_file_range(2).
+    `copied` is called after each piece with its bytes, and may raise to cancel. Raise OSError, EIO for a source that
+    ends early. Source: copy_file_range(2).
     """
     in_kernel = True
     for start, stop in data_extents(source, size):
         at = start
         while at < stop:
-            pause()
             count = 0
             if in_kernel:
                 try:
@@ -84,6 +83,7 @@ def copy_data(source: int, to: int, size: int, pause: Callable[[], object] = lam
                     raise OSError(errno.EIO, f"ended at byte {at:,} while it was read")
                 count = write_all(to, data, at) - at
             at += count
+            copied(count)
     os.ftruncate(to, size)
 
 
