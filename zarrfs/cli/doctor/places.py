@@ -72,10 +72,15 @@ def log(options: Options) -> Iterator[Finding]:
         yield Finding("log", WARNING, text, "name a file with log_file=, to have the reasons of failed reads")
 
 
-def leftovers(options: Options) -> Iterator[Finding]:
-    """leftovers: mounts whose daemon has died, and what jobs have left."""
+def mounted(options: Options) -> Iterator[Finding]:
+    """leftovers: mounts whose daemon has died, and what jobs have left; then servers that mounts wait for."""
     ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
     dead, silent = mounts.unanswered(ours, _PATIENCE)
+    yield from _leftovers(len(ours), dead, silent)
+    yield from _servers([path for path in ours if path not in dead and path not in silent])
+
+
+def _leftovers(count: int, dead: Sequence[str], silent: Sequence[str]) -> Iterator[Finding]:
     if dead:
         remedy = shlex.join(["zarrfs", "umount", *dead])
         yield Finding("leftovers", WARNING, _counted(dead, "mount", "with a daemon that has died"), remedy)
@@ -94,7 +99,7 @@ def leftovers(options: Options) -> Iterator[Finding]:
         text = _counted([str(exc) for exc in damaged], "damaged record", "of stage and run")
         yield Finding("leftovers", WARNING, text, "remove these files")
     if not (dead or silent or stale or damaged):
-        yield Finding("leftovers", OK, f"none; {len(ours)} mounts of zarrfs")
+        yield Finding("leftovers", OK, f"none; {count} mounts of zarrfs")
 
 
 def _counted(names: Sequence[str], noun: str, what: str) -> str:
@@ -104,17 +109,13 @@ def _counted(names: Sequence[str], noun: str, what: str) -> str:
     return f"{len(names):,} {noun}{'' if len(names) == 1 else 's'} {what}: {named}"
 
 
-def servers(options: Options) -> Iterator[Finding]:
-    """servers: those that do not answer, and that readers of mounts wait for."""
+def _servers(mountpoints: Sequence[str]) -> Iterator[Finding]:
+    """Find servers that do not answer, and that readers of mounts wait for."""
     from zarrfs.cli.stats_text import hosts, outage
     from zarrfs.metrics.statistics import statistics
 
-    ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
-    dead, silent = mounts.unanswered(ours, _PATIENCE)
     found = False
-    for path in ours:
-        if path in dead or path in silent:
-            continue
+    for path in mountpoints:
         try:
             counted = statistics(path)
         except MountError:  # of another user, or gone by now
@@ -195,4 +196,4 @@ def _existing(path: str) -> str:
     return path
 
 
-CHECKS = (indexes, blocks, runtime, log, leftovers, servers, configuration, packages)
+CHECKS = (indexes, blocks, runtime, log, mounted, configuration, packages)
