@@ -255,7 +255,7 @@ def shape(mountpoint: Path, view: str) -> object:
 @pytest.mark.promise("S55")
 @pytest.mark.parametrize("view", ["view=v2", "view=v3", "view=arrays", "view=netcdf"])
 def test_no_process_shows_a_document_that_another_knows_to_be_replaced(view: str, live: Path, tmp_path: Path) -> None:
-    """Though each believes what it has read for a second at least."""
+    """Though each uses what it has read for a second at least."""
     with mounted(live, tmp_path / "mnt", f"workers={WORKERS}", view, *FRESH) as mountpoint:
         all_run(mountpoint)
         first, *others = processes(mountpoint)

@@ -34,7 +34,7 @@ _SLOT = struct.Struct("=QQQIiQQ")
 _SEQUENCE = (1 << 32) - 1
 _WORDS, _SLOT_SIZE, _PLACE_SIZE = 8, 64, 512  # words and bytes of a slot, bytes of a place
 _SLOTS = (1 << 40) - 1  # of a handle: its slot; above it the sequence number
-# of a name: kind, has an identity, generation, identity, length of the key, which follows; then what the store told
+# of a name: kind, has an identity, generation, identity, length of the key, which follows, then the store's own bytes
 _RECORD = struct.Struct("<BBIqH")
 _KNOWN = 32_768  # names kept in a process
 _M64 = (1 << 64) - 1
@@ -182,9 +182,9 @@ class SharedInodes(InodeTable):
             if found is None:
                 raise NotFound(f"inode {inode}")
             known = self._keep(inode, _decoded(found))
-            told = found[_RECORD.size + _RECORD.unpack_from(found)[4] :]
-            if told and known.generation == self.generation:
-                self.store.believe(known.key, told)
+            exported = found[_RECORD.size + _RECORD.unpack_from(found)[4] :]
+            if exported and known.generation == self.generation:
+                self.store.import_entry(known.key, exported)
         return known
 
     def key(self, inode: int) -> str:
@@ -261,8 +261,8 @@ class SharedInodes(InodeTable):
             if found is None:
                 encoded = key.encode("utf-8", "surrogateescape")
                 head = _RECORD.pack(kind, identity is not None, generation, identity or 0, len(encoded))
-                told = self.store.told(key) if kind is Kind.FILE and generation == self.generation else b""
-                self._table.put(inode, head + encoded + told)
+                exported = self.store.export_entry(key) if kind is Kind.FILE and generation == self.generation else b""
+                self._table.put(inode, head + encoded + exported)
                 self._shared.hints[inode & _HINTS - 1] = self._process + 1
             else:
                 name = _decoded(found)

@@ -59,7 +59,7 @@ class Record:
     upper: str = ""
     writable: bool = False
     manifest: str = ""
-    told: bool = False  # the manifest is complete, and written by staging
+    manifest_written: bool = False  # completely, by staging
     share: str = ""  # I/N of a copy: other shares of it may be staged at the same `dest`
     mark: str = ""  # identifies the runs of a copy (zarrfs.copying.destination_journal)
     note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs, once all is copied

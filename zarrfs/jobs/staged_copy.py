@@ -146,10 +146,10 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntr
         raise UsageError(f"--manifest {path}: lies in {record.dest}, which it describes")
     if os.path.isdir(path):
         raise UsageError(f"--manifest {path}: is a directory")
-    own = record.told and path == record.manifest
+    own = record.manifest_written and path == record.manifest
     if os.path.lexists(path) and not own and not _is_manifest(path):
         raise UsageError(f"--manifest {path}: exists and is not a manifest of zarrfs: not replaced")
-    record.told = own
+    record.manifest_written = own
     record.manifest, new = path, record.unfinished(path)
     record.save()
     try:
@@ -160,7 +160,7 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntr
             os.fsync(file.fileno())
         with _about(path):
             os.rename(new, path)
-        record.told = True
+        record.manifest_written = True
         record.save()
     finally:
         with contextlib.suppress(OSError):

@@ -130,7 +130,7 @@ def _replace(other: Record, record: Record, notify: Callable[[str], None], timeo
         raise MountError(f"{record.dest}: {what} is staged there already (zarrfs unstage takes it away)")
     unstage(other, UnstageOptions(timeout, again=again, notify=notify))
     if again:
-        record.manifest, record.told, record.note = other.manifest, other.told, other.note
+        record.manifest, record.manifest_written, record.note = other.manifest, other.manifest_written, other.note
 
 
 def mount(

@@ -243,7 +243,7 @@ def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:
         status = os.lstat(record.place)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
             remove_tree(record.place) if record.local else _remove_written(record, notify)
-        if record.told:
+        if record.manifest_written:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(record.manifest)
     except FileNotFoundError:

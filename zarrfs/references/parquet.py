@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _ROW = 32  # estimated bytes of memory of a row
 _LEAST = 64 << 20  # bytes that a record file may always expand to, however small the memory limit
-_BELIEVED = 10.0  # seconds before a record file that failed is read again
+_RETRY = 10.0  # seconds before a record file that failed is read again
 _FAILURES = 1024  # failures remembered
 _SIZES = 16_384  # sizes of whole targets remembered
 _AHEAD = 16  # record files read at once after an absent one
@@ -427,7 +427,7 @@ class ParquetStore(Store):
             guess = min(self._set.record_size * _ROW, self._limit.size)
             found = await self._records.get(key, guess, lambda: self._read_record(array, number))
         except ReadError as exc:
-            self._failures.put(key, (trio.current_time() + _BELIEVED, exc))
+            self._failures.put(key, (trio.current_time() + _RETRY, exc))
             raise
         if not isinstance(found, _NoRecord):
             return found

@@ -280,12 +280,12 @@ class Store(abc.ABC):
         """Return a reader of the same tree for threads and forked processes; None if reads need the event loop."""
         return None
 
-    def told(self, key: str) -> bytes:
+    def export_entry(self, key: str) -> bytes:
         """Return what this store has in memory of a file, for another process that has the same store open."""
         return b""
 
-    def believe(self, key: str, told: bytes) -> None:  # noqa: B027
-        """Take over what told() has returned in another process."""
+    def import_entry(self, key: str, exported: bytes) -> None:  # noqa: B027
+        """Take over what export_entry() has returned in another process."""
 
     def share_looks(self, looks: Looks) -> None:  # noqa: B027
         """Believe of a source that changes only what is, by `looks`, what any process of the mount saw last."""

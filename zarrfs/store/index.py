@@ -123,12 +123,12 @@ class IndexStore(Store):
             for entry, rule in row_faults(self._db):
                 yield Fault(entry, rule)
 
-    def told(self, key: str) -> bytes:
+    def export_entry(self, key: str) -> bytes:
         row = self._rows.get(key)
         return b"" if row is None else marshal.dumps(tuple(row))
 
-    def believe(self, key: str, told: bytes) -> None:
-        self._rows.put(key, _Row._make(marshal.loads(told)))
+    def import_entry(self, key: str, exported: bytes) -> None:
+        self._rows.put(key, _Row._make(marshal.loads(exported)))
 
     def hide_document_time(self) -> None:
         self.mtime_ns = None

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 ATTRIBUTES = ".attributes.json"  # of a group
 ROOT = "array"  # the name of an array at the root of its store
-_BELIEVED = 1.0  # seconds for which entries of a mutable store are cached
+_FRESH = 1.0  # seconds for which entries of a mutable store are cached
 _ENTRIES = 16_384  # files and directories to remember
 _AT_ONCE = 64  # nodes to look up concurrently
 
@@ -156,7 +156,7 @@ class ArraysView(DecodedView):
         known = self._entries.get(key)
         now = trio.current_time()
         if known is not None and (
-            self.immutable or (now - known[0] < _BELIEVED and self._hierarchy.believes(known[1].node))
+            self.immutable or (now - known[0] < _FRESH and self._hierarchy.is_fresh(known[1].node))
         ):
             return known[1]
         entry = await self._look_up(check_key(key, root=True))

@@ -133,7 +133,7 @@ class Chunks:
         if found is None or self._store.immutable:
             return found
         key = "" if self._cache.looks is None else self.key(number)
-        return found if self._cache.believes(found, key) else None
+        return found if self._cache.is_fresh(found, key) else None
 
     def coming(self, number: int) -> bool:
         """Return whether the chunk is cached or being decoded."""
@@ -145,7 +145,7 @@ class Chunks:
 
     async def decoded(self, number: int) -> Decoded:
         """Return the chunk as get() does, with the version of the stored value that it was decoded from."""
-        found = await self._believed(self.id(number), self.key(number))
+        found = await self._fresh(self.id(number), self.key(number))
         if found is None:
             found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
         return found
@@ -313,10 +313,10 @@ class Chunks:
         if self._notes and len(self._read) < _NOTED:
             self._read.setdefault(key, version)
 
-    async def _believed(self, id: Hashable, key: str) -> Decoded | None:
+    async def _fresh(self, id: Hashable, key: str) -> Decoded | None:
         """Return the cached value of `key` if its version is still current; drop it otherwise."""
         found = self._cache.peek(id)
-        if found is None or self._store.immutable or self._cache.believes(found, key):
+        if found is None or self._store.immutable or self._cache.is_fresh(found, key):
             return found
         now, begun = trio.current_time(), self._cache.begin_look(key)
         version = None if found.value is None else await self._version(key)
@@ -331,7 +331,7 @@ class Chunks:
     async def _index_of(self, sharding: Sharding, key: str) -> Decoded:
         """Return the index of a shard, from the cache if it is still valid."""
         id = self._token, key
-        found = await self._believed(id, key)
+        found = await self._fresh(id, key)
         return found or await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
 
     async def _inner(self, sharding: Sharding, index: tuple[int, ...]) -> tuple[str, Hashable, Buffer | None]:

@@ -16,7 +16,7 @@ from zarrfs.store.api import Looks
 T = TypeVar("T")
 
 _INLINE = 16 << 10  # bytes: decoding less is faster than passing it to a thread
-_BELIEVED = 1.0  # seconds for which a cached value of a mutable store is used without a stat
+_FRESH = 1.0  # seconds for which a cached value of a mutable store is used without a stat
 
 
 class Decoded:
@@ -62,9 +62,9 @@ class DecodedCache:
         self._hits = self._decoded = 0
         self.looks: Looks | None = None  # of all processes of the mount, if there are several
 
-    def believes(self, found: Decoded, key: str) -> bool:
+    def is_fresh(self, found: Decoded, key: str) -> bool:
         """Return whether what was made of the stored value `key` is still used without a stat."""
-        if trio.current_time() - found.checked >= _BELIEVED:
+        if trio.current_time() - found.checked >= _FRESH:
             return False
         return self.looks is None or self.looks.holds(f"/{key}", found.version)
 

@@ -22,7 +22,7 @@ from zarrfs.views.hierarchy import Node
 if TYPE_CHECKING:
     from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
 
-_BELIEVED = 1.0  # seconds for which chunks of a mutable store are not checked again
+_FRESH = 1.0  # seconds for which chunks of a mutable store are not checked again
 _OPEN = 1024  # arrays whose readers to remember
 
 
@@ -53,7 +53,7 @@ class FlatArrays:
         """
         looked, changed = self._seen.get(node.path, (0.0, 0))
         flat, now = self._arrays.get(node.path), trio.current_time()
-        if flat is None or now - looked < _BELIEVED:
+        if flat is None or now - looked < _FRESH:
             return 0
         if not await flat.chunks.unchanged():
             changed = time.time_ns()

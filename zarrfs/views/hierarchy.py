@@ -99,7 +99,7 @@ class Hierarchy:
         self._lock = trio.Lock()
         self.looks: Looks | None = None  # of all processes of the mount, if there are several
 
-    def believes(self, node: Node) -> bool:
+    def is_fresh(self, node: Node) -> bool:
         """Return whether no other process knows of another version of a node."""
         known = self._nodes.get(node.path)
         return self.looks is None or (known is not None and known.node is node and self._agrees(node.path, known))

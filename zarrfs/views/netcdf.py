@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SUFFIX = ".nc"
-_BELIEVED = 1.0  # seconds for which the documents of a mutable store are not looked at again
+_FRESH = 1.0  # seconds for which the documents of a mutable store are not looked at again
 _PAUSE = 10.0  # or for so many times as long as that took
 _LOOKED_AT = 2048  # chunks to check for changes when a file is opened
 _NODES_MAX = 100_000  # nodes of a hierarchy
@@ -194,7 +194,7 @@ class NetCDFView(DecodedView):
     async def _walked(self, key: str) -> _Tree:
         """Return the files. InvalidKey if `key` cannot be one of them."""
         known = self._tree
-        if known is None or not (self.immutable or self._believes(known[0], known[2])):
+        if known is None or not (self.immutable or self._is_fresh(known[0], known[2])):
             check_key(key, root=True)
             async with self._lock:
                 if self._tree is known:
@@ -207,11 +207,11 @@ class NetCDFView(DecodedView):
                     if known is not None and _same(known[1].nodes, tree.nodes):
                         tree = known[1]
                     now = trio.current_time()
-                    self._tree = now + max(_BELIEVED, _PAUSE * (now - began)), tree, seen
+                    self._tree = now + max(_FRESH, _PAUSE * (now - began)), tree, seen
         assert self._tree is not None
         return self._tree[1]
 
-    def _believes(self, until: float, seen: Hashable) -> bool:
+    def _is_fresh(self, until: float, seen: Hashable) -> bool:
         return trio.current_time() < until and (self._looks is None or self._looks.holds(_WALK, seen))
 
     async def _walk(self) -> _Tree:

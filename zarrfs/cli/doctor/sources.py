@@ -31,7 +31,7 @@ _ADVICE = (
     (r"name or service not known|name resolution|nodename nor servname|dns error|getaddrinfo|no address",
      "the name of the server is unknown here: look for a typing error, at the machine's DNS, or for {proxy}"),
     (r"certificate|ssl|tls",
-     "the server's certificate is not believed: with an authority of your site's own, SSL_CERT_FILE names its file"),
+     "the server's certificate is not trusted: with an authority of your site's own, SSL_CERT_FILE names its file"),
     (r"\b407\b|proxy", "the proxy refuses: look at {proxy}"),
     (r"\b401\b|\b403\b|permission denied|forbidden|access ?denied|credential|signature|not authorized|unauthorized",
      "credentials: {credentials}"),
