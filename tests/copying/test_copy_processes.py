@@ -242,6 +242,7 @@ def test_processes_do_what_the_ordinary_way_does(
             report = write(store, out, told.append, jobs=3, keep_going=True, **choice)
         assert len(forks) == (0 if ordinary else 3)
         report.failed.sort()
+        report.expected_files = report.expected_bytes = None  # only the ordinary way counts what is left to write
         found.append((report, {key: timeless(one) for key, one in tree(out).items()}, sorted(told)))
     for one, other in zip(*found, strict=True):
         assert one == other

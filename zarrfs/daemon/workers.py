@@ -462,7 +462,8 @@ class Team:
                 return
             await member.channel.run()
             del self._members[process]
-            self._session.shared.put(process, RUNS, 0)
+            for cell in RUNS, PARKED:
+                self._session.shared.put(process, cell, 0)
             self._session.shared.release_new(process)
             member.close()
             self._keep_counters(member.counters)
