@@ -199,7 +199,7 @@ def test_views_of_which_workers_are_killed(view: str, stores: dict[str, Path], t
         command = [sys.executable, "-I", "-c", READERS, mountpoint, "6", tmp_path / "wanted.json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as readers:
             try:
-                for _ in range(4):
+                for _ in range(2):  # not more often, as one that dies again is replaced later each time
                     time.sleep(0.4)
                     until(lambda: len(workers(mountpoint)) == WORKERS - 1)
                     os.kill(workers(mountpoint)[0], signal.SIGKILL)
@@ -211,7 +211,7 @@ def test_views_of_which_workers_are_killed(view: str, stores: dict[str, Path], t
         all_run(mountpoint)
         assert wrong == 0
         assert right
-        assert failed <= 6 * 4  # each reader has one request at a time
+        assert failed <= 6 * 2  # each reader has one request at a time
 
 
 @pytest.mark.parametrize("view", ["view=arrays", "view=netcdf"])

@@ -21,7 +21,7 @@ def soak(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(300)
 def test_a_short_soak(tmp_path: Path) -> None:
-    done = soak(tmp_path / "not" / "there", "--minutes", "0.1", "--seed", "8", "--report", str(tmp_path / "report"))
+    done = soak(tmp_path / "not" / "there", "--minutes", "0.06", "--seed", "8", "--report", str(tmp_path / "report"))
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     report = (tmp_path / "report").read_text()
     for what in ("random read", "sequential read", "mmap read", "interrupted read", "listing", "stat storm", "write"):
