@@ -22,7 +22,7 @@ import pytest
 import zarr
 
 from tests.conftest import run
-from tests.mounts.manyworkers import children, drop_pages, running, starter, stopped, workers
+from tests.mounts.manyworkers import children, drop_pages, processes, running, starter, stopped, workers
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
 from tests.mounts.remotevalues import publish
 from tests.servers import Nginx, nginx
@@ -276,6 +276,30 @@ def test_readers_never_see_an_earlier_version_again(tmp_path: Path) -> None:
             counts = list(map(int, readers.stdout.read().split()))
         assert len(counts) == 3
         assert "is replaced" not in log_of(mountpoint)
+
+
+# zarrfs whose workers see a new version at the next request only
+SLEEPING = """
+from zarrfs.fuse import worker
+worker._SWEEP = 1000.0
+from zarrfs.__main__ import program
+program()
+"""
+
+
+def test_versions_may_follow_each_other_without_a_request_between(tmp_path: Path) -> None:
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "0"}))
+    program = sys.executable, "-c", SLEEPING
+    with mounted(document, tmp_path / "mnt", f"workers={WORKERS}", program=program) as mountpoint:
+        until(lambda: running(mountpoint) == WORKERS)
+        for version in ("1", "2", "3"):
+            document.write_text(json.dumps({"a": version}))
+            assert run("refresh", mountpoint).returncode == 0
+        for process in workers(mountpoint):
+            others = [pid for pid in processes(mountpoint) if pid != process]
+            with stopped(*others):
+                assert (mountpoint / "a").read_text() == "3"
+        assert "ends" not in log_of(mountpoint)
 
 
 def test_a_worker_that_cannot_open_the_new_version_is_replaced(tmp_path: Path) -> None:
