@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,23 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a\.json: cannot be written: No space"):
         write()
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+@pytest.mark.parametrize("function", ["os.mkdir", "zarrfs.store.destination.lock"])
+def test_ctrl_c_while_the_temporary_directory_is_made(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = function.rpartition(".")
+    before = getattr(sys.modules[module], name)
+
+    def interrupted(*arguments: Any) -> None:
+        before(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(function, interrupted)
+    with pytest.raises(KeyboardInterrupt), placed(str(tmp_path / "out.json"), "json", replace=False):
+        raise AssertionError("not reached")
+    assert os.listdir(tmp_path) == []
 
 
 def test_leftovers_of_a_killed_command_are_removed_by_the_next(tmp_path: Path) -> None:

@@ -76,12 +76,17 @@ def _work_directory(directory: str, name: str) -> tuple[str, int]:
     """Create a temporary directory for `name`; return its path, and a descriptor that holds its lock."""
     while True:
         work = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
-        os.mkdir(work, 0o700)
-        with contextlib.suppress(FileNotFoundError):  # another command took it for abandoned before we locked it
-            held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if lock(held) is not False and os.fstat(held).st_nlink:
-                return work, held
-            os.close(held)
+        try:
+            os.mkdir(work, 0o700)
+            with contextlib.suppress(FileNotFoundError):  # another command took it for abandoned before we locked it
+                held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if lock(held) is not False and os.fstat(held).st_nlink:
+                    return work, held
+                os.close(held)
+        except BaseException:  # Ctrl-C, too: the caller does not know of the directory yet
+            with contextlib.suppress(OSError):
+                os.rmdir(work)
+            raise
 
 
 def _remove_abandoned(directory: str, name: str) -> None:
