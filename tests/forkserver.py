@@ -46,7 +46,7 @@ from typing import Any, NoReturn
 
 _READ_ONCE = ("LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_")
 _LIKE_C = ("C", "POSIX", "C.UTF-8", "C.utf8")  # locales of one effect: Python has UTF-8 in all of them
-_INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "NoNewPrivs", "Cpus_allowed")
+_INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "CapEff", "NoNewPrivs", "Cpus_allowed")
 _SPACES = {"mnt": 0x20000, "pid": 0x20000000, "net": 0x40000000}  # what setns(2) calls the kinds of namespace
 _ROOM = 8192  # bytes for a command line
 _SERVE = "from tests import forkserver; forkserver.serve({}, {!r})"
@@ -102,6 +102,7 @@ class Planner:
         asked = {
             "command": [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], "request": request.decode(),
             "cwd": os.getcwd(), "environment": dict(os.environ),
+            "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         }  # fmt: skip
         self._link, its = socket.socketpair()
         answers, its_out = os.pipe()
@@ -126,7 +127,7 @@ class Planner:
 
 def plan(request: bytes, environment: Mapping[str, str]) -> Planner | None:
     """Start a child that answers `request` (zarrfs.sources.child); None where that has to be a new interpreter."""
-    server = None if environment else _usable(os.environ)
+    server = None if environment else _usable(os.environ, blocks=True)
     return None if server is None else Planner(server, request)
 
 
@@ -149,12 +150,17 @@ def descriptors() -> set[str]:
         return {str(server.fileno()) for (pid, _named), server in _SERVERS.items() if pid == os.getpid()}
 
 
-def _usable(environment: Mapping[str, str]) -> _Server | None:
-    """Return the server, if a child of it is as one of this process would be with this environment."""
+def _usable(environment: Mapping[str, str], blocks: bool = False) -> _Server | None:
+    """Return the server, if a child of it is as one of this process would be with this environment.
+
+    `blocks`: but for the signals that this thread blocks.
+    """
     if _excluded(os.environ):
         return None
     server = _server(os.environ)
-    return server if _state(environment) == server.state else None
+    *others, blocked = _state(environment)
+    *its, its_blocked = server.state
+    return server if others == its and (blocks or blocked == its_blocked) else None
 
 
 def _excluded(environment: Mapping[str, str]) -> bool:
@@ -176,6 +182,7 @@ class _Server:
 
     def __init__(self, named: _Named) -> None:
         others = {name: text for name, text in os.environ.items() if not name.startswith(_READ_ONCE)}
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a plan is asked for with some blocked
         self.state = _state(os.environ)
         self._lock = threading.Lock()
         # not in TMPDIR, which may be too long for the address of a socket; the server removes it
@@ -189,6 +196,7 @@ class _Server:
                 stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1], pass_fds=[programs.fileno()],
                 env={**others, **dict(named)},
             )  # fmt: skip
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
@@ -217,19 +225,20 @@ def _named(environment: Mapping[str, str]) -> _Named:
     return tuple(sorted((name, text) for name, text in environment.items() if name.startswith(_READ_ONCE)))
 
 
-def _state(environment: Mapping[str, str], pid: int = 0, but: Collection[str] = ()) -> object:
+def _state(environment: Mapping[str, str], pid: int = 0, but: Collection[str] = ()) -> tuple[object, ...]:
     """Return all that a forked command inherits or reads once, other than streams and working directory.
 
-    It is that of the process `pid`, or of this thread, without the namespaces `but`.
+    The blocked signals come last. It is that of the process `pid`, or of this thread, without the namespaces `but`.
     """
     with open(f"/proc/{pid or 'thread-self'}/status") as file:
-        found = [line for line in file if line.partition(":")[0] in _INHERITED]
+        status = dict(line.split(":") for line in file)
+    found = [status[name] for name in _INHERITED]
     kinds = [name for name in ("mnt", "pid", "net", "user", "cgroup", "uts", "ipc") if name not in but]
     spaces = [os.readlink(f"/proc/{pid or 'self'}/ns/{name}") for name in kinds]
     limits = [resource.prlimit(pid, number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
     locale = [_locale(environment, name) for name in ("LC_CTYPE", "LC_MESSAGES")]
     group = os.getsid(pid), os.getpgid(pid), os.getpriority(os.PRIO_PROCESS, pid)
-    return found, spaces, limits, _named(environment), locale, group
+    return found, spaces, limits, _named(environment), locale, group, status["SigBlk"]
 
 
 def _locale(environment: Mapping[str, str], category: str) -> str:
@@ -323,11 +332,12 @@ def _be_asked_for(link: socket.socket, streams: Sequence[int]) -> NoReturn:
     """Be the program that a request on `link` describes."""
     with link:
         asked = json.loads(b"".join(iter(lambda: link.recv(1 << 16), b"")))
+    signal.pthread_sigmask(signal.SIG_SETMASK, asked.get("blocked", ()))
     os.chdir(asked["cwd"])
     _be_program(asked["command"], asked["environment"], streams, asked.get("request"))
 
 
-def _be_like(link: socket.socket, state: object) -> NoReturn:
+def _be_like(link: socket.socket, state: tuple[object, ...]) -> NoReturn:
     """Be the program that the process at the other end of `link` stands for, or let that be it."""
     _said, streams, _flags, _address = socket.recv_fds(link, 16, 3)
     pid = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]

@@ -207,5 +207,5 @@ def test_the_tests_hold_where_these_signals_are_ignored() -> None:
     """As in a background job of a shell: tests/conftest.py sees to it."""
     one = f"{__file__}::test_ctrl_c_while_mount_zarrfs_starts"
     command = ["sh", "-c", "trap '' INT QUIT HUP; exec \"$@\"", "sh", sys.executable, "-m", "pytest", "-q", one]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=6 * LIMIT, check=False)
     assert done.returncode == 0, done.stdout
