@@ -16,14 +16,14 @@ FIGURES = (r"\d[\d,.]*(?: [KMGT]?i?B\b)?",)
 
 
 def test_the_transcript(nginx: Nginx, tmp_path: Path) -> None:
-    (nginx.plain.root / "page.bin").write_bytes(os.urandom(1 << 20))
+    (nginx.plain.root / "page.bin").write_bytes(os.urandom(16 << 20))
     url = nginx.plain.url
-    refs = {f"a/{number}": [f"{url}/page.bin", number * 40_000, 40_000] for number in range(5)}
+    refs = {f"a/{number}": [f"{url}/page.bin", number * 400_000, 400_000] for number in range(40)}
     (nginx.plain.root / "combined.json").write_text(json.dumps({"version": 1, "refs": refs}))
     [(command, said)] = transcript(DOCS / "monitoring.md", "Statistics")
     assert command == "zarrfs stats /mnt/data\n"
     with mounted(f"{url}/combined.json", tmp_path / "mnt", f"cache_dir={tmp_path}/blocks") as root:
-        for number in range(5):
+        for number in range(40):  # some of them are fetched ahead
             (root / f"a/{number}").read_bytes()
         done = run("stats", root)
     assert done.returncode == 0
