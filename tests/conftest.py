@@ -46,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Files that take longest, with few tests or many: they begin first, so that no worker has one to itself at the end
 LONGEST = (
-    "mounts/test_every_line.py", "cli/test_stage_notes.py", "mounts/test_names.py", "slurm/test_examples.py",
+    "mounts/test_nfs.py", "mounts/test_every_line.py", "cli/test_stage_notes.py", "mounts/test_names.py",
+    "mounts/test_workers_views.py", "slurm/test_examples.py",
     "slurm/test_slurm.py", "slurm/test_prologs.py", "mounts/test_outages.py", "project/test_debian_package.py",
     "mounts/test_refresh.py", "mounts/test_troubleshooting.py", "mounts/test_parquet_mount.py",
     "mounts/test_requests.py", "copying/test_commit.py", "mounts/test_users.py", "mounts/test_big_bucket.py",

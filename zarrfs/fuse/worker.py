@@ -242,7 +242,7 @@ class WorkerOperations(Operations):
 
     def prepare(self, version: StoreVersion) -> None:
         """Have a version ready for the next generation, in place of one that did not become visible."""
-        self.visible()  # the one before may be, since this process has answered its last request
+        self.visible()  # the version before may have become so since the last request
         version.store.share_looks(self._looks)
         unused, self._prepared = self._prepared, version
         if unused is not None and self.background is not None:
