@@ -49,8 +49,8 @@ sleep 60
 @pytest.mark.parametrize(
     ("options", "export", "most"),
     [
-        ("vers=4.2", "/", 1.35),
-        ("vers=3", "/mnt/export", 1.35),
+        ("vers=4.2", "/", 1.6),
+        ("vers=3", "/mnt/export", 1.6),
         ("vers=3,nolock", "/mnt/export", 2.0),  # locks of each node alone: both fetch
     ],
 )

@@ -125,7 +125,7 @@ def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server,
     else:
         job = submit(slurm, "slurm-array.sh", refs, out, "--array=0-1")
     ended(slurm, job)
-    assert copied(out) == {key: bytes_of(key) for key in keys}
+    assert copied(out) == {key: bytes_of(key) for key in keys}, logs(slurm, job)
     assert all(path.stat().st_ino == ino for path, ino in times.items() if ".zarrfs-staging" not in str(path))
     assert part.stat().st_ino == before
     again = set(server.seen[asked:])
