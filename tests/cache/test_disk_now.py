@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-import trio
-from trio.testing import trio_test
+from trio.testing import trio_test, wait_all_tasks_blocked
 
 from tests.cache.diskblocks import (
     MIB,
@@ -250,5 +249,5 @@ async def test_not_all_is_read_in_one_round_of_the_loop() -> None:
     """Others have their turn after so much; then it goes on."""
     turns = Round(100)
     assert [turns.take(40) for _ in range(4)] == [True, True, True, False]
-    await trio.sleep(0.001)
+    await wait_all_tasks_blocked()
     assert [turns.take(200), turns.take(1)] == [True, False]
