@@ -10,10 +10,11 @@ second form only unmounts, in the namespace it is started in, what other tests m
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+
+from zarrfs.system import mounts
 
 
 def mount(*arguments: str) -> None:
@@ -22,9 +23,7 @@ def mount(*arguments: str) -> None:
 
 def leave_others(but: str = "") -> None:
     """Unmount the mounts of other tests, except those below `but`: they would not end before this namespace does."""
-    with open("/proc/self/mountinfo") as file:
-        escaped = [line.split(" ")[4] for line in file if " - fuse" in line]
-    points = [re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point) for point in escaped]
+    points = [one.mountpoint for one in mounts.mounts() if one.fstype.startswith("fuse")]
     others = [point for point in points if not (but and point.startswith(f"{but}/"))]
     if others:
         subprocess.run(["umount", "-l", *others], capture_output=True, check=False)

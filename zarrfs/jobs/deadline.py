@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 
 from zarrfs.errors import TimedOut, ZarrfsError, behind
-
-_AGAIN = 0.1  # seconds: an alarm that comes just before a system call does not interrupt it, so that more follow
+from zarrfs.system.signals import ALARM_AGAIN
 
 
 class Deadline:
@@ -26,7 +25,7 @@ class Deadline:
             yield
             return
         before = signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()), _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()), ALARM_AGAIN)
         try:
             yield
         except Exception as exc:

@@ -14,7 +14,7 @@ from types import FrameType
 from zarrfs.errors import TimedOut
 
 _LATER = 0.001  # seconds: by then Python has usually left the code that dropped it
-_AGAIN = 0.01  # seconds: an alarm that comes just before a system call does not interrupt it, so that more follow
+ALARM_AGAIN = 0.01  # seconds: an alarm that comes just before a system call does not interrupt it, so that more follow
 
 
 class End(SystemExit):
@@ -33,7 +33,7 @@ class End(SystemExit):
         signal.signal(signal.SIGALRM, raise_anew)
 
     def __del__(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, _LATER, _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, _LATER, ALARM_AGAIN)
 
 
 def raise_again() -> None:
@@ -63,7 +63,7 @@ def _hook(dropped: sys.UnraisableHookArgs) -> None:
 
     try:
         signal.signal(signal.SIGALRM, raise_anew)
-        signal.setitimer(signal.ITIMER_REAL, _LATER, _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, _LATER, ALARM_AGAIN)
     except ValueError:  # not the main thread: handlers run only there, so this came from no handler
         sys.__unraisablehook__(dropped)
 

@@ -88,7 +88,7 @@ def extract(
 
     def counts() -> meter.Counts:
         files = report.files + report.kept + report.resumed
-        return meter.Counts(files, report.bytes, report.expected_files, report.expected_bytes)
+        return meter.Counts(files, report.written(), report.expected_files, report.expected_bytes)
 
     opening.run_on_archive(archive, parsed, body, takes=("zarrfs.copying.copy",))
     sys.exit(_report_failures(archive, report))
