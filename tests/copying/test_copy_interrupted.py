@@ -199,6 +199,18 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     extract({"f": file("x")}, tmp_path)
 
 
+def test_a_run_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    """The processes of a killed run hold its lock for some milliseconds more."""
+    ending = DestinationDirectory(str(tmp_path))
+    held = os.dup(ending._note)
+    ending.close()
+    timer = threading.Timer(0.3, os.close, [held])
+    timer.start()
+    extract({"f": file("x")}, tmp_path)
+    timer.join()
+    assert snapshot(tmp_path)["f"]
+
+
 # -- races
 
 

@@ -188,7 +188,7 @@ class DestinationDirectory:
                 continue
             except NotADirectoryError:
                 raise UsageError(f"{self.path}: {RESERVED} in it, which is reserved, is no directory") from None
-            if lock(self._note) is False:
+            if lock(self._note, journal.ENDING) is False:
                 what = "another run" if self._share is None else f"another run of the share {self._share}"
                 raise UsageError(f"{self.path}: {what} is writing to it")
             if os.fstat(self._note).st_nlink:

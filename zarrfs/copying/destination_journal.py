@@ -26,6 +26,7 @@ from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 STAGING, NOTE = os.fsencode(RESERVED), b"note"
 OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # raised by bad notes
+ENDING = 2.0  # seconds: longer than the processes of a killed run, which hold its lock too, take to end
 _RUN = re.compile(r"[0-9a-f]{16}")  # names of the runs' directories
 _LARGEST = 1 << 16  # bytes
 _CHANGING = 0.5  # seconds: longer than a run takes to replace its journal
@@ -104,7 +105,7 @@ def kept(path: str, mark: str, share: Share | None = None) -> dict[str, Any] | N
     """
     try:
         with _opened(path, share) as (staging, note):
-            return None if lock(note) is False else _said(staging, note, mark)
+            return None if lock(note, ENDING) is False else _said(staging, note, mark)
     except OSError:
         return {}
 
@@ -176,7 +177,7 @@ def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
 def forget(path: str, mark: str, share: Share | None = None) -> bool:
     """Remove the note of runs with `mark` from the directory `path`; return False while a run is writing there."""
     with contextlib.suppress(OSError), _opened(path, share) as (staging, note):
-        if lock(note) is False:
+        if lock(note, ENDING) is False:
             return False
         if _said(staging, note, mark):
             remove_abandoned_runs(staging)

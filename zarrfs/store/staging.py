@@ -173,15 +173,20 @@ class StagedFile:
             os.close(descriptor)
 
 
-def lock(descriptor: int) -> bool | None:
-    """Try to lock a file; return whether the lock is ours, or None if the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+def lock(descriptor: int, timeout: float = 0.0) -> bool | None:
+    """Try to lock a file for `timeout` seconds; return whether it is ours, or None if the file system has no locks."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        except OSError:
+            return None
+        else:
+            return True
 
 
 def remove_abandoned(directory: int, name: bytes) -> None:
