@@ -11,11 +11,13 @@ import pytest
 import trio
 import trio.testing
 
+from tests.cache.diskblocks import flip, segments
 from tests.servers import Faulty
 from zarrfs.config.options import Options
-from zarrfs.errors import TargetChanged
+from zarrfs.errors import OutOfRange, TargetChanged
 from zarrfs.net import request_queue
 from zarrfs.store.remotefiles import RemoteFiles
+from zarrfs.system.localfiles import read_cached
 
 VALUE = os.urandom(300_000)
 
@@ -161,3 +163,52 @@ def test_a_changed_version_is_remembered_for_the_next_run(faulty: Faulty, tmp_pa
     with pytest.raises(TargetChanged):
         read(url, options, 0, 50_000)
     assert read(url, options, 0, 50_000) == [other[:10_000], other[50_000:60_000]]
+
+
+LARGE = os.urandom(9_000_000)
+
+
+def test_a_large_block_stays_on_the_disk(faulty: Faulty, tmp_path: Path) -> None:
+    url, options = faulty.put("/v", LARGE), Options(cache_dir=str(tmp_path))
+
+    async def check(files: RemoteFiles) -> dict[str, Any]:
+        for low in range(0, len(LARGE), 1_000_000):
+            assert await files.read(url, low, 1_000_000, 0, len(LARGE)) == LARGE[low : low + 1_000_000]
+        with pytest.raises(OutOfRange, match=r"has 9000000 bytes, bytes \[8999999, 9000001\) were asked for"):
+            await files.read(url, len(LARGE) - 1, 2, 0, len(LARGE) + 1)
+        return files.stats()
+
+    while (stats := using(check, options)) and faulty.gets():  # until all of it is there
+        faulty.requests.clear()
+    assert stats["disk"]["hits"] >= 3
+    assert stats["cache"]["kept"] < 2 << 20  # the last block, which is small, and its like of the failing read
+
+
+def test_what_has_left_the_page_cache_is_verified_again(faulty: Faulty, tmp_path: Path) -> None:
+    url, options = faulty.put("/v", LARGE), Options(cache_dir=str(tmp_path))
+
+    async def everything(files: RemoteFiles) -> bytes:
+        return bytes(await files.read(url, 0, len(LARGE), 0, len(LARGE)))
+
+    while using(everything, options) and faulty.gets():
+        faulty.requests.clear()
+    (segment,) = segments(tmp_path)
+
+    async def check(files: RemoteFiles) -> None:
+        assert await files.read(url, 0, 1_000_000, 0, len(LARGE)) == LARGE[:1_000_000]
+        for place in range(0, segment.stat().st_size, 500_000):
+            flip(segment, place)
+        if not leaves_the_page_cache(segment):
+            pytest.skip("this file system keeps files in memory")
+        assert await everything(files) == LARGE
+
+    using(check, options)
+    assert faulty.gets() == 2  # of the two large blocks; the third had come whole
+
+
+def leaves_the_page_cache(path: Path) -> bool:
+    """Have the kernel drop a file from memory; return whether it has."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return not read_cached(file.fileno(), 0, 1_000_000)

@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -21,7 +21,7 @@ from zarrfs.cache.runs import Runs
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import Round
 from zarrfs.config.options import Options
-from zarrfs.errors import ReadError, TargetChanged
+from zarrfs.errors import OutOfRange, ReadError, TargetChanged
 from zarrfs.net.request_queue import TINY, RequestQueue
 from zarrfs.net.responses import Entry, Fetched
 from zarrfs.net.systems import System
@@ -31,6 +31,7 @@ from zarrfs.system.memory import heap, memory_limit
 
 if TYPE_CHECKING:
     from zarrfs.cache.disk import DiskCache
+    from zarrfs.cache.diskindex import IndexRow
     from zarrfs.cache.fetchlocks import Lease
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,30 @@ _LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
 _PINS = 65_536  # targets whose version is remembered
 _TARGETS = 4096  # targets whose identity in the cache on disk is remembered
 _AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
+_ON_DISK = 16 << 10  # bytes that a block counts as that stays on the disk
 _READERS = 16  # threads that read blocks from the disk
 _QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
 _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
+
+
+class BlockOnDisk:
+    """A large block that was verified and stays on the disk: what is read of it is in the page cache.
+
+    A copy of it in memory would be fresh memory, which costs more than to read the parts of the block as they are
+    wanted. It counts as some bytes, so that there is a bound on how many the cache in memory knows.
+    """
+
+    __slots__ = ("row",)
+
+    def __init__(self, row: IndexRow) -> None:
+        self.row = row
+
+    def __len__(self) -> int:
+        return _ON_DISK
+
+
+Block: TypeAlias = Buffer | BlockOnDisk
 
 
 class Blocks:
@@ -62,7 +83,7 @@ class Blocks:
 
             self._queue = min(QUEUE, memory_limit(options) // _QUEUE_SHARE)
             self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free, self._queue)
-        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
+        self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
         self._readers = trio.CapacityLimiter(_READERS)
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
         self._beginning = trio.CapacityLimiter(options.host_requests)
@@ -70,10 +91,47 @@ class Blocks:
         self._hit_bytes = 0
         self._round = Round(_AT_ONCE)
 
-    async def get(self, wanted: BlockRequest, taken: int) -> Buffer:
+    async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
+        """Return the bytes [offset, offset + length) of a target, all of them in the block `wanted`.
+
+        `read`: offset and length of the whole read, for errors. ReadError and its kinds: OutOfRange where the target
+        ends before, TargetChanged for another version.
+        """
+        at = offset - wanted.start
+        block = await self._get(wanted, length)
+        while isinstance(block, BlockOnDisk):
+            if at + length > block.row.length:
+                raise self._out_of_range(wanted, block.row.length, read)
+            found = await self._part(block, at, length)
+            if found is not None:
+                return found
+            self.cache.discard(wanted.key)
+            block = await self._get(wanted, length, whole=True)
+        if at + length > len(block):
+            raise self._out_of_range(wanted, len(block), read)
+        return memoryview(block)[at : at + length]
+
+    async def _part(self, block: BlockOnDisk, at: int, length: int) -> Buffer | None:
+        """Return bytes of a block on the disk; None if they left the page cache, and are to be verified again."""
+        assert self._disk is not None
+        if not self._round.take(length):
+            await trio.lowlevel.checkpoint()
+        return self._disk.part(block.row, at, length)
+
+    def _out_of_range(self, wanted: BlockRequest, size: int, read: tuple[int, int]) -> OutOfRange:
+        """Return the error of a read beyond the end of a target, whose block `wanted` has `size` bytes."""
+        end = wanted.start + size
+        pin = self._pins.get(wanted.at)
+        known = None if pin is None else pin.size
+        # an empty block alone only bounds the size
+        said = str(end) if size or not wanted.start else f"at most {end}" if known is None or known > end else known
+        asked = f"bytes [{read[0]}, {read[0] + read[1]}) were asked for"
+        return OutOfRange(wanted.system.shown(wanted.path), f"has {said} bytes, {asked}")
+
+    async def _get(self, wanted: BlockRequest, taken: int, whole: bool = False) -> Block:
         """Return the block, cut at the end of the target; the caller uses `taken` bytes of it.
 
-        ReadError and its kinds; TargetChanged for another version.
+        `whole`: not one that stays on the disk.
         """
         key = wanted.key
         found = self.cache.peek(key)
@@ -86,7 +144,7 @@ class Blocks:
                 return found
         # what fail_after() does, at a third of its cost
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
-            return await self.cache.get(key, wanted.stop - wanted.start, lambda: self._obtain(wanted))
+            return await self.cache.get(key, wanted.stop - wanted.start, lambda: self._obtain(wanted, whole=whole))
         where = wanted.system.shown(wanted.path)
         raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
 
@@ -98,11 +156,11 @@ class Blocks:
         if self._disk is not None and await self._version(self._disk, wanted, 0.0) is not None:
             return None  # the bytes may be there
         self._pins.pop(wanted.at, None)
-        await self.get(wanted._replace(alone=True), 0)
+        await self._get(wanted._replace(alone=True), 0)
         pin = self._pins.pop(wanted.at, None)
         head = None if pin is None else pin.head
         if head is None or head.total is None:
-            self.cache.drop(lambda key: key == wanted.key)
+            self.cache.discard(wanted.key)
             return None
         found = Entry("", False, head.total, head.mtime_ns, head.tag, head.html, (head.tag or "").startswith('"'))
         self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, head.total), expected=found).key)
@@ -137,7 +195,7 @@ class Blocks:
         if await self._version(disk, wanted, 0.0) is not None:  # an old version: it may still be valid
             return None
         async with self._beginning:
-            await self.get(wanted._replace(alone=True), 0)
+            await self._get(wanted._replace(alone=True), 0)
         pin = self._pins.get(wanted.at)
         if pin is not None and pin.size is not None:
             self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, pin.size)).key)
@@ -147,7 +205,7 @@ class Blocks:
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
         wanted = [one for one in wanted if not self.cache.has(one.key)]
-        found: dict[Hashable, Buffer] = {}
+        found: dict[Hashable, Block] = {}
         leases: dict[Hashable, Lease] = {}
         if self._disk is not None and wanted:  # one thread for all: neighbours that are missing stay together
             found, leases = await trio.to_thread.run_sync(self._all_from_disk, wanted, limiter=self._readers)
@@ -195,13 +253,13 @@ class Blocks:
 
     # -- from where it is nearest
 
-    def _given(self, wanted: BlockRequest, data: Buffer | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
-        async def give() -> Buffer:
+    def _given(self, wanted: BlockRequest, data: Block | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
+        async def give() -> Block:
             return await self._in_turn(wanted, True, leases.pop(wanted.key, None)) if data is None else data
 
         return give
 
-    async def _obtain(self, wanted: BlockRequest, ahead: bool = False) -> Buffer:
+    async def _obtain(self, wanted: BlockRequest, ahead: bool = False, whole: bool = False) -> Block:
         in_order = not ahead and wanted.expected is None and not wanted.alone
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
         if covering == [(wanted.start, wanted.stop)]:
@@ -213,11 +271,12 @@ class Blocks:
                 return found
         lease = None
         if self._disk is not None and self._keeps(wanted):
-            found, old, lease = await self._from_disk_or_lease(wanted)
+            stays = not (whole or wanted.run)
+            block, old, lease = await self._from_disk_or_lease(wanted, stays)
             if old and await self._ask(wanted):
-                found, _, lease = await self._from_disk_or_lease(wanted)
-            if found is not None:
-                return found
+                block, _, lease = await self._from_disk_or_lease(wanted, stays)
+            if block is not None:
+                return block
         if in_order and not covering:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
         return await self._in_turn(wanted, ahead, lease)
@@ -235,7 +294,7 @@ class Blocks:
         try:
             for low, high in covering:
                 data = await self.cache.join(wanted._replace(start=low, stop=high, run=True).key)
-                if data is None:
+                if data is None or isinstance(data, BlockOnDisk):
                     return None
                 found += memoryview(data)[max(wanted.start - low, 0) : wanted.stop - low]
         except ReadError as exc:
@@ -284,11 +343,6 @@ class Blocks:
             pin.size = found.total if pin.size is None else pin.size
             pin.tag = pin.tag or found.tag  # a Last-Modified of the last second is no version, and becomes one later
 
-    def size_of(self, wanted: BlockRequest) -> int | None:
-        """Return the size of the value that a block is of, in the version that is read; None if it is unknown."""
-        pin = self._pins.get(wanted.at)
-        return None if pin is None else pin.size
-
     # -- the disk
 
     def _oldest(self) -> float:
@@ -306,7 +360,7 @@ class Blocks:
         except BlockingIOError:
             return await trio.to_thread.run_sync(disk.version, self._target(wanted), newer_than, limiter=self._readers)
 
-    def _all_from_disk(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Lease]]:
+    def _all_from_disk(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Block], dict[Hashable, Lease]]:
         """Return (blocks of `wanted` that are there, leases on the rest); runs in a worker thread."""
         assert self._disk is not None
         found, leases = {}, {}
@@ -327,14 +381,16 @@ class Blocks:
                 leases.update((one.key, lease) for one in ones)
         return found, leases
 
-    def _at_once(self, wanted: BlockRequest) -> Buffer | None:
+    def _at_once(self, wanted: BlockRequest) -> Block | None:
         """Return the block if it is on the disk and in the page cache."""
         try:
             return self._from_disk(wanted, True, True)[0]
         except BlockingIOError:
             return None
 
-    async def _from_disk_or_lease(self, wanted: BlockRequest) -> tuple[Buffer | None, bool, Lease | None]:
+    async def _from_disk_or_lease(
+        self, wanted: BlockRequest, stays: bool
+    ) -> tuple[Block | None, bool, Lease | None]:  # fmt: skip
         """Run _look_or_lease(): at once if the kernel has all of it in memory, else in a thread."""
         assert self._disk is not None
         if self._disk.local:
@@ -342,15 +398,17 @@ class Blocks:
                 return self._look_or_lease(wanted, now=True)
             except BlockingIOError:
                 pass
-        return await trio.to_thread.run_sync(self._look_or_lease, wanted, limiter=self._readers)
+        return await trio.to_thread.run_sync(self._look_or_lease, wanted, False, stays, limiter=self._readers)
 
-    def _look_or_lease(self, wanted: BlockRequest, now: bool = False) -> tuple[Buffer | None, bool, Lease | None]:
+    def _look_or_lease(
+        self, wanted: BlockRequest, now: bool = False, stays: bool = False
+    ) -> tuple[Block | None, bool, Lease | None]:
         """Return what _from_disk() finds; on a miss, the lease on the block (None: fetch without).
 
-        `now`: BlockingIOError where that means waiting for the disk.
+        `now`, `stays`: as for _from_disk().
         """
         assert self._disk is not None
-        data, old = self._from_disk(wanted, now=now)
+        data, old = self._from_disk(wanted, now=now, stays=stays)
         if data is not None or old or not self._keeps(wanted):
             return data, old, None
         lease = self._disk.leases.take(self._target(wanted), wanted.start, wanted.stop)
@@ -374,10 +432,13 @@ class Blocks:
         pin = self._pins.get(wanted.at)
         return pin is None or pin.kept
 
-    def _from_disk(self, wanted: BlockRequest, again: bool = False, now: bool = False) -> tuple[Buffer | None, bool]:
+    def _from_disk(
+        self, wanted: BlockRequest, again: bool = False, now: bool = False, stays: bool = False
+    ) -> tuple[Block | None, bool]:
         """Return (the block or None, whether there may be one of a version that was verified too long ago).
 
-        `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk.
+        `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk. `stays`:
+        as BlockOnDisk, if it can be one.
         """
         assert self._disk is not None
         at, target = wanted.at, self._target(wanted)
@@ -395,7 +456,10 @@ class Blocks:
         if version is None:
             return None, False
         stop = min(wanted.stop, version.size)
-        data = self._disk.read(target, version, wanted.start, stop, again, now, self._round.take)
+        row = self._disk.verified(target, version, wanted.start, stop) if stays and not now else None
+        data: Block | None = None if row is None else BlockOnDisk(row)
+        if data is None:
+            data = self._disk.read(target, version, wanted.start, stop, again, now, self._round.take)
         if data is not None and pin is not None:
             pin.certain = True
         return data, False
@@ -448,7 +512,7 @@ class Blocks:
 
     # -- whose turn it is to fetch
 
-    async def _in_turn(self, wanted: BlockRequest, ahead: bool, lease: Lease | None) -> Buffer:
+    async def _in_turn(self, wanted: BlockRequest, ahead: bool, lease: Lease | None) -> Block:
         """Fetch the block, or wait for the lease holder and read it from the disk."""
         try:
             if lease is not None and not lease.held:
@@ -459,7 +523,7 @@ class Blocks:
         finally:
             self._leave(lease)
 
-    async def _wait(self, wanted: BlockRequest, lease: Lease) -> Buffer | None:
+    async def _wait(self, wanted: BlockRequest, lease: Lease) -> Block | None:
         """Wait for another process to fetch the block, and return it; None: fetch it."""
         from zarrfs.cache.fetchlocks import Turn
 

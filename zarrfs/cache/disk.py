@@ -15,8 +15,8 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import xxhash
 
@@ -27,7 +27,7 @@ from zarrfs.cache.fetchlocks import FetchLocks, Lease
 from zarrfs.concurrency.lru import LRU
 from zarrfs.config.redaction import without_secrets
 from zarrfs.net.versions import TargetVersion
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import read_cached
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,13 @@ CROWDED = 1.0  # seconds after a block found no room, in which no leases are tak
 REPORT_AGAIN = 3600.0  # seconds after which the same warning is worth another line
 SKEW = 300.0  # seconds that the clocks of nodes may differ
 _NOW = 1 << 20  # bytes that are read on the loop at most
+_SCAN = 512 << 10  # bytes that are read at once to verify them
 _BATCH = 16 << 20  # bytes that are written before other processes see them, at most
 _IDLE = 5.0  # seconds without a write after which a segment is closed
 _INDEX_SHARE = 16  # of the bound: what the index may take
 _RECORD_MAX = 64 << 10  # bytes
 
+_WRONG, _SHORT = "wrong checksum", "cut short"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -62,6 +64,8 @@ class _Put(NamedTuple):
     data: memoryview
     piece: bool = False
 
+
+_Found = TypeVar("_Found", bound=tuple[object, bool])
 
 _Job = _Put | Lease | IndexRow | int  # write it, release it, free it (it is damaged), or mark that segment as used
 
@@ -156,6 +160,37 @@ class DiskCache:
             self._counts["bytes_read"] += len(data or b"")
         return data
 
+    def verified(self, target: str, version: TargetVersion, start: int, stop: int) -> IndexRow | None:
+        """Return where exactly this block lies, verified, for part(); None where read() is the way.
+
+        So are blocks that are not kept, small ones, those that wait to be written, and all that may be on a server.
+        """
+        key = _block_key(target, version, start, stop)
+        if self._closed or stop - start <= _NOW or not self._layout.local or key in self._waiting:
+            return None
+        row = self._find(key, False)
+        if row is None or row.length != stop - start or not self._try(row, verify):
+            return None
+        with self._lock:
+            self._counts["hits"] += 1
+        return row
+
+    def part(self, row: IndexRow, at: int, length: int) -> Buffer | None:
+        """Return bytes of a verified block, from `at` on; None if the kernel has them in memory no longer.
+
+        Then they would come from the disk again, unverified. Never blocks.
+        """
+        try:
+            with _opened(self._layout, row, now=True) as (fd, _):
+                data = read_cached(fd, row.offset + at, min(length, row.length - at))
+        except (OSError, Damaged):
+            return None
+        if len(data) < min(length, row.length - at):
+            return None
+        with self._lock:
+            self._counts["bytes_read"] += len(data)
+        return data
+
     def write(self, target: str, version: TargetVersion, start: int, data: Buffer, run: bool = False) -> None:
         """Keep `data`, the bytes of `target` from `start` on, if there is room; later, unless much waits already.
 
@@ -241,8 +276,13 @@ class DiskCache:
 
     def _load(self, row: IndexRow, now: bool) -> Buffer | None:
         """Return the verified bytes of a row; None if they are damaged or cannot be read."""
+        found = self._try(row, lambda layout, row: load(layout, row, now))
+        return None if found is None else found[0]
+
+    def _try(self, row: IndexRow, read: Callable[[Layout, IndexRow], _Found]) -> _Found | None:
+        """Return what `read`, which is load() or verify(), does; None if it fails."""
         try:
-            data, due = load(self._layout, row, now)
+            found = read(self._layout, row)
         except BlockingIOError:
             raise
         except FileNotFoundError:  # evicted
@@ -254,9 +294,9 @@ class DiskCache:
         except OSError as exc:
             self._unreadable(exc)
             return None
-        if due:
+        if found[1]:
             self._enqueue(row.segment)
-        return data
+        return found
 
     def _block(self, key: bytes, now: bool, allow: Callable[[int], bool]) -> Buffer | None:
         queued = self._waiting.get(key)
@@ -569,6 +609,34 @@ def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool
 
     `now`: BlockingIOError where that means waiting for the disk.
     """
+    with _opened(layout, row, now) as (fd, due):
+        data = read_cached(fd, row.offset, row.length) if now else _read_all(fd, row.offset, row.length)
+    if len(data) < row.length:
+        raise BlockingIOError(errno.EAGAIN, "not in memory")
+    if xxhash.xxh3_64_intdigest(data) != row.check:
+        raise Damaged(_WRONG)
+    return data, due
+
+
+def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
+    """Verify the bytes that a row leads to; return (their number, as load()). OSError, Damaged."""
+    digest, buffer = xxhash.xxh3_64(), memoryview(unfilled(min(_SCAN, row.length)))
+    with _opened(layout, row) as (fd, due):
+        at = 0
+        while at < row.length:
+            count = os.preadv(fd, [buffer[: row.length - at]], row.offset + at)
+            if not count:
+                raise Damaged(_SHORT)
+            digest.update(buffer[:count])
+            at += count
+    if digest.intdigest() != row.check:
+        raise Damaged(_WRONG)
+    return at, due
+
+
+@contextlib.contextmanager
+def _opened(layout: Layout, row: IndexRow, now: bool = False) -> Iterator[tuple[int, bool]]:
+    """Open the segment of a row: (descriptor, whether it is to be marked as used). OSError, Damaged."""
     name = segment_name(row.segment)
     try:
         fd = layout.open_now(name) if now else layout.open("", name, os.O_RDONLY)
@@ -580,14 +648,9 @@ def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or row.offset + row.length > status.st_size:
             raise Damaged("cut short, or not a file")
-        data = read_cached(fd, row.offset, row.length) if now else _read_all(fd, row.offset, row.length)
+        yield fd, time.time() - status.st_mtime > TOUCH
     finally:
         os.close(fd)
-    if len(data) < row.length:
-        raise BlockingIOError(errno.EAGAIN, "not in memory")
-    if xxhash.xxh3_64_intdigest(data) != row.check:
-        raise Damaged("wrong checksum")
-    return data, time.time() - status.st_mtime > TOUCH
 
 
 def parse_record(text: bytes) -> tuple[TargetVersion, str]:
@@ -604,7 +667,7 @@ def _read_all(fd: int, offset: int, size: int) -> bytes:
     while len(data) < size:  # on some network file systems, and over 2 GiB
         more = os.pread(fd, size - len(data), offset + len(data))
         if not more:
-            raise Damaged("cut short")
+            raise Damaged(_SHORT)
         data += more
     return data
 

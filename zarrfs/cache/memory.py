@@ -167,6 +167,10 @@ class BlockCache(Generic[V]):
         self._unused_bytes += size
         self._ahead += 1
 
+    def discard(self, key: Hashable) -> None:
+        """Forget the block `key` if it is kept."""
+        self._remove(key)
+
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
         for key in [key for key in (*self._once, *self._often, *self._fresh) if wanted(key)]:

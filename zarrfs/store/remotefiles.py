@@ -17,7 +17,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.errors import OutOfRange, ReadError
+from zarrfs.errors import ReadError
 from zarrfs.net import openers
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Entry, Page
@@ -120,38 +120,23 @@ class RemoteFiles:
     ) -> Buffer:  # fmt: skip
         if high - low <= self._part:
             whole = BlockRequest(system, path, low, high, expected)
-            return self._cut(await self.blocks.get(whole, length), whole, offset, length, (offset, length))
+            return await self.blocks.read(whole, offset, length, (offset, length))
         stream = self._streams.read((id(system), path, low), offset, offset + length)
         if offset == low and high - low <= _WINDOW * self._part:
             stream.window = stream.window or high - low  # all of it, at once
         self._fetch_ahead(stream, system, path, low, high, expected)
         wanted = list(self._cover(BlockRequest(system, path, offset, offset + length, expected), low, high, stream))
         if len(wanted) == 1:
-            return self._cut(await self.blocks.get(wanted[0], length), wanted[0], offset, length, (offset, length))
+            return await self.blocks.read(wanted[0], offset, length, (offset, length))
         buffer = unfilled(length)
 
         async def put(one: BlockRequest) -> None:
             start, stop = max(offset, one.start), min(offset + length, one.stop)
-            block = await self.blocks.get(one, stop - start)
-            buffer[start - offset : stop - offset] = self._cut(block, one, start, stop - start, (offset, length))
+            part = await self.blocks.read(one, start, stop - start, (offset, length))
+            buffer[start - offset : stop - offset] = part
 
         await at_once(put, wanted)
         return buffer
-
-    def _cut(self, block: Buffer, of: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> memoryview:
-        """Return the bytes [offset, offset + length) of a value from its block `of`; a short block shows its end.
-
-        `read`: offset and length of the whole read, for the error.
-        """
-        at = offset - of.start
-        if at + length > len(block):
-            end = of.start + len(block)
-            known = self.blocks.size_of(of)
-            # an empty block alone only bounds the size
-            size = str(end) if block or not of.start else f"at most {end}" if known is None or known > end else known
-            asked = f"bytes [{read[0]}, {read[0] + read[1]}) were asked for"
-            raise OutOfRange(of.system.shown(of.path), f"has {size} bytes, {asked}")
-        return memoryview(block)[at : at + length]
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """Fetch the beginnings of values (url, low, high) into the cache; their readers get the errors."""
