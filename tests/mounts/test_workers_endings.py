@@ -17,6 +17,10 @@ import pytest
 from tests.conftest import PROGRAM, run
 from tests.mounts.manyworkers import processes, running, starter, state, stopped, workers
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
+from zarrfs.config.options import Options
+from zarrfs.daemon import workers as daemon_workers
+from zarrfs.fuse.shared import Shared
+from zarrfs.fuse.workerloop import Front
 
 WORKERS = 3
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -275,3 +279,18 @@ def test_a_worker_that_cannot_be_killed_holds_up_no_refresh(tmp_path: Path) -> N
         until(lambda: running(mountpoint) == WORKERS)
         with stopped(daemon_pid(mountpoint)):
             assert (mountpoint / "a").read_text() == "new"
+
+
+def test_a_starter_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(_options: Options) -> None:
+        raise ImportError("libopenblas.so.0: cannot open shared object file")
+
+    monkeypatch.setattr(daemon_workers, "_import_for_workers", broken)
+    log, device = tmp_path / "log", os.open(os.devnull, os.O_RDWR)
+    session = daemon_workers.Session(
+        Front(), device, None, "/mnt", {"source": "set.json"}, Options(log_file=str(log)), Shared(2), False
+    )
+    begun = daemon_workers.start(session)
+    os.close(device)
+    assert os.waitstatus_to_exitcode(os.waitpid(begun.pid, 0)[1]) == 1
+    assert "the process that starts workers ends: ImportError('libopenblas.so.0: cannot open" in log.read_text()

@@ -145,7 +145,11 @@ def start(session: Session) -> Starter:
                 os.dup2(1, 2)  # a shell's $(mount ...) waits for the end of stderr
             _import_for_workers(session.options)
             _take_orders(theirs, session)
+        except BaseException as exc:
+            logs.configure(session.options, session.options.foreground, session.mountpoint, session.about["source"])
+            log.error("the process that starts workers ends: %r", exc)
         finally:
+            logs.finish()
             os._exit(1)
     theirs.close()
     return Starter(ours, pid)
