@@ -157,7 +157,7 @@ def test_it_ends_with_the_process_that_it_is_for(node: Node) -> None:
     staged(dest, "--for", job.pid)
     reader = subprocess.Popen(["sleep", "100"], cwd=dest)
     kill_and_reap(job)
-    time.sleep(0.5)
+    assert eventually(lambda: [record["state"] for record in node.records()] == ["ending"])
     assert is_mounted(dest)  # what the job has left behind still uses it
     assert unstaged("--stale") == []
     kill_and_reap(reader)
