@@ -305,7 +305,7 @@ def test_versions_may_follow_each_other_without_a_request_between(tmp_path: Path
 def test_a_worker_that_cannot_open_the_new_version_is_replaced(tmp_path: Path) -> None:
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "old"}))
     with mounted(document, tmp_path / "mnt", f"workers={WORKERS}") as mountpoint:
-        until(lambda: len(workers(mountpoint)) == WORKERS - 1)
+        until(lambda: running(mountpoint) == WORKERS)
         old = workers(mountpoint)
         no_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.prlimit(old[0], resource.RLIMIT_NOFILE, (3, no_files))
