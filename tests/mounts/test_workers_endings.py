@@ -11,8 +11,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
 
 from tests.conftest import PROGRAM, run
 from tests.mounts.manyworkers import processes, running, starter, state, stopped, workers
@@ -294,3 +297,21 @@ def test_a_starter_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, t
     os.close(device)
     assert os.waitstatus_to_exitcode(os.waitpid(begun.pid, 0)[1]) == 1
     assert "the process that starts workers ends: ImportError('libopenblas.so.0: cannot open" in log.read_text()
+
+
+def test_a_worker_counts_as_running_before_it_takes_requests() -> None:
+    """Else the first process may wait in read(2), uninterrupted, for a request that the worker has taken."""
+    shared, counted = Shared(2), []
+
+    class Starter:
+        pid = 0
+
+        def fork(self, _order: object) -> socket.socket:
+            counted.append(shared.others_run(0))
+            raise OSError("gone")
+
+    session = daemon_workers.Session(Front(), -1, None, "/mnt", {}, Options(), shared, False)
+    team = daemon_workers.Team(cast(Any, Starter()), session, cast(Any, None), Options(), 2)
+    team._operations = cast(Any, SimpleNamespace(inodes=SimpleNamespace(generation=1)))
+    trio.run(team._keep, 1)
+    assert (counted, shared.others_run(0)) == ([True], False)

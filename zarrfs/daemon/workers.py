@@ -275,10 +275,6 @@ async def _serve(
         await channel.run()
         nursery.cancel_scope.cancel()
 
-    async def report() -> None:
-        with contextlib.suppress(MountError):  # the first process is gone, and soon this one
-            await channel.ask("begun")
-
     async with trio.open_nursery() as nursery:
         operations.background = nursery
         operations.ask = functools.partial(channel.ask, "control")
@@ -288,7 +284,6 @@ async def _serve(
         nursery.start_soon(operations.sweep)
         nursery.start_soon(waiting.watch, session.device)
         nursery.start_soon(exporters.Watch(None, session.mountpoint, dict(session.about)).run, operations.stats)
-        nursery.start_soon(report)  # without waiting: the first process may be stuck
         operations.begin(operations.current, operations.current.get_ready)
         for generation, opening in held.items():
             try:
@@ -456,10 +451,13 @@ class Team:
         while not self._closing:
             try:
                 async with self._changing:
+                    # before it can take a request that this process has seen, whose read then has to be interrupted
+                    self._session.shared.put(process, RUNS, 1)
                     sock = self._starter.fork(Order(process, self._generations()))
                     member = _Member(Channel(sock, functools.partial(self._answer, process)))
                     self._members[process] = member
             except OSError as exc:
+                self._session.shared.put(process, RUNS, 0)
                 if not self._alone:
                     log.error("process %d has died, and workers are started no more: %s", self._starter.pid, exc)
                 self._alone = True
@@ -502,9 +500,6 @@ class Team:
         member = self._members[process]
         if what == "forked":
             member.forked(*arguments)
-            return None
-        if what == "begun":
-            self._session.shared.put(process, RUNS, 1)
             return None
         if what == "ends":
             member.ending = True
