@@ -89,7 +89,6 @@ class Blocks:
         self._beginning = trio.CapacityLimiter(options.host_requests)
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
         self._hit_bytes = 0
-        self._hits_on_disk = 0  # what the cache in memory counts as hits, and the one on disk, too
         self._round = Round(_AT_ONCE)
 
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
@@ -137,10 +136,7 @@ class Blocks:
         key = wanted.key
         found = self.cache.peek(key)
         if found is not None:
-            if isinstance(found, BlockOnDisk):
-                self._hits_on_disk += 1
-            else:
-                self._hit_bytes += taken
+            self._hit_bytes += taken
             return found
         if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
             found = self._at_once(wanted)  # and not kept: the kernel does that, and fresh memory is slow
@@ -247,7 +243,6 @@ class Blocks:
     def stats(self) -> dict[str, Any]:
         """Return counters."""
         cache = {**self.cache.stats(), "hit_bytes": self._hit_bytes}
-        cache["hits"] -= self._hits_on_disk
         disk = {} if self._disk is None else {"disk": self._disk.stats()}
         return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
 

@@ -76,10 +76,9 @@ class DiskCache:
     write(), remember() and release() hand work to a thread and return at once; what waits there is found like what is
     on the disk. All others block; with `now` they raise BlockingIOError instead of waiting.
 
-    A block that is read is compared with its checksum: by read() always, for part() when verified() finds it. That
-    finds damage only: any user who may write in the directory can also forge blocks, so share it only with trusted
-    users. A failing or full disk is reported once in the log; then nothing is written for a while, and reading
-    goes on.
+    Every read verifies a checksum. That finds damage only: any user who may write in the directory can also forge
+    blocks, so share it only with trusted users. A failing or full disk is reported once in the
+    log; then nothing is written for a while, and reading goes on.
     """
 
     def __init__(self, directory: str, size: int, min_free: int, queue: int = QUEUE) -> None:
@@ -170,7 +169,11 @@ class DiskCache:
         if self._closed or stop - start <= _NOW or not self._layout.local or key in self._waiting:
             return None
         row = self._find(key, False)
-        return row if row is not None and row.length == stop - start and self._try(row, verify) else None
+        if row is None or row.length != stop - start or not self._try(row, verify):
+            return None
+        with self._lock:
+            self._counts["hits"] += 1
+        return row
 
     def part(self, row: IndexRow, at: int, length: int) -> Buffer | None:
         """Return bytes of a verified block, from `at` on; None if the kernel has them in memory no longer.
@@ -185,7 +188,6 @@ class DiskCache:
         if len(data) < min(length, row.length - at):
             return None
         with self._lock:
-            self._counts["hits"] += 1
             self._counts["bytes_read"] += len(data)
         return data
 
