@@ -211,6 +211,21 @@ def test_a_run_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     assert snapshot(tmp_path)["f"]
 
 
+def test_what_a_run_writes_before_it_ends_is_in_the_way_of_the_next(tmp_path: Path) -> None:
+    ending = DestinationDirectory(str(tmp_path))
+
+    def end() -> None:
+        (tmp_path / "f").write_bytes(b"of the first run")
+        ending.abandon()
+
+    timer = threading.Timer(0.3, end)
+    timer.start()
+    with pytest.raises(SourceError, match="is there already"):
+        extract({"f": file("x")}, tmp_path)
+    timer.join()
+    assert (tmp_path / "f").read_bytes() == b"of the first run"
+
+
 # -- races
 
 

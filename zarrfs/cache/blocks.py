@@ -41,7 +41,7 @@ _LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
 _PINS = 65_536  # targets whose version is remembered
 _TARGETS = 4096  # targets whose identity in the cache on disk is remembered
 _AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
-_ON_DISK = 16 << 10  # bytes that a block counts as that stays on the disk
+_ON_DISK = 16 << 10  # bytes that a BlockOnDisk counts as in the cache in memory
 _READERS = 16  # threads that read blocks from the disk
 _QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
 _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
@@ -52,7 +52,7 @@ class BlockOnDisk:
     """A large block that was verified and stays on the disk: what is read of it is in the page cache.
 
     A copy of it in memory would be fresh memory, which costs more than to read the parts of the block as they are
-    wanted. It counts as some bytes, so that there is a bound on how many the cache in memory knows.
+    wanted. It counts as _ON_DISK bytes, so that the bound of the cache in memory also bounds how many it knows.
     """
 
     __slots__ = ("row",)
@@ -114,7 +114,9 @@ class Blocks:
     async def _part(self, block: BlockOnDisk, at: int, length: int) -> Buffer | None:
         """Return bytes of a block on the disk; None if they left the page cache, and are to be verified again."""
         assert self._disk is not None
-        if not self._round.take(length):
+        if length > _AT_ONCE:
+            return await trio.to_thread.run_sync(self._disk.part, block.row, at, length, limiter=self._readers)
+        while not self._round.take(length):
             await trio.lowlevel.checkpoint()
         return self._disk.part(block.row, at, length)
 
@@ -456,13 +458,10 @@ class Blocks:
         if version is None:
             return None, False
         stop = min(wanted.stop, version.size)
-        row = self._disk.verified(target, version, wanted.start, stop) if stays and not now else None
-        data: Block | None = None if row is None else BlockOnDisk(row)
-        if data is None:
-            data = self._disk.read(target, version, wanted.start, stop, again, now, self._round.take)
-        if data is not None and pin is not None:
+        found = self._disk.read(target, version, wanted.start, stop, again, now, self._round.take, stays and not now)
+        if found is not None and pin is not None:
             pin.certain = True
-        return data, False
+        return BlockOnDisk(found) if isinstance(found, tuple) else found, False
 
     async def _ask(self, wanted: BlockRequest) -> bool:
         """Pin the version that the server says it has; False where it does not say."""

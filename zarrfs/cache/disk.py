@@ -138,58 +138,43 @@ class DiskCache:
 
     def read(
         self, target: str, version: TargetVersion, start: int, stop: int, again: bool = False, now: bool = False,
-        allow: Callable[[int], bool] = lambda size: True,
-    ) -> Buffer | None:  # fmt: skip
+        allow: Callable[[int], bool] = lambda size: True, stays: bool = False,
+    ) -> Buffer | IndexRow | None:  # fmt: skip
         """Return exactly the bytes [start, stop) of `target`, verified; None where they are not kept.
 
         `again`: that they were not a moment ago has been counted. `now`: BlockingIOError also for more bytes than it
-        is good to copy on the loop, or than `allow` says.
+        is good to copy on the loop, or than `allow` says. `stays`: of a large block that part() can read, return the
+        row instead of the bytes.
         """
-        data: Buffer | None = None
+        data: Buffer | IndexRow | None = None
         if not self._closed and start < stop:
             if now and stop - start > _NOW:
                 raise BlockingIOError(errno.EAGAIN, "too long")
-            data = self._block(_block_key(target, version, start, stop), now, allow)
+            data = self._block(_block_key(target, version, start, stop), now, allow, stays)
             if data is None:  # large ones, too: they may have been cut out of what came for many tiny ones
                 data = self._from_units(target, version, start, stop, now, allow)
-        if data is not None and len(data) != stop - start:
-            data = None  # of a row that somebody has made up
+        size = data.length if isinstance(data, IndexRow) else len(data or b"")
+        if size != stop - start:
+            data, size = None, 0  # of a row that somebody has made up
         with self._lock:
             if data is not None or not again:
                 self._counts["misses" if data is None else "hits"] += 1
-            self._counts["bytes_read"] += len(data or b"")
+            self._counts["bytes_read"] += size
         return data
-
-    def verified(self, target: str, version: TargetVersion, start: int, stop: int) -> IndexRow | None:
-        """Return where exactly this block lies, verified, for part(); None where read() is the way.
-
-        So are blocks that are not kept, small ones, those that wait to be written, and all that may be on a server.
-        """
-        key = _block_key(target, version, start, stop)
-        if self._closed or stop - start <= _NOW or not self._layout.local or key in self._waiting:
-            return None
-        row = self._find(key, False)
-        if row is None or row.length != stop - start or not self._try(row, verify):
-            return None
-        with self._lock:
-            self._counts["hits"] += 1
-        return row
 
     def part(self, row: IndexRow, at: int, length: int) -> Buffer | None:
-        """Return bytes of a verified block, from `at` on; None if the kernel has them in memory no longer.
+        """Return bytes of a verified block, from `at` on; None if not all of them are in the page cache.
 
-        Then they would come from the disk again, unverified. Never blocks.
+        Then they would come from the disk again, unverified. Never waits for the disk.
         """
         try:
-            with _opened(self._layout, row, now=True) as (fd, _):
-                data = read_cached(fd, row.offset + at, min(length, row.length - at))
+            with _opened(self._layout, row, now=True) as (fd, due):
+                data = read_cached(fd, row.offset + at, length)
         except (OSError, Damaged):
             return None
-        if len(data) < min(length, row.length - at):
-            return None
-        with self._lock:
-            self._counts["bytes_read"] += len(data)
-        return data
+        if due:
+            self._enqueue(row.segment)
+        return data if len(data) == length else None
 
     def write(self, target: str, version: TargetVersion, start: int, data: Buffer, run: bool = False) -> None:
         """Keep `data`, the bytes of `target` from `start` on, if there is room; later, unless much waits already.
@@ -298,7 +283,9 @@ class DiskCache:
             self._enqueue(row.segment)
         return found
 
-    def _block(self, key: bytes, now: bool, allow: Callable[[int], bool]) -> Buffer | None:
+    def _block(
+        self, key: bytes, now: bool, allow: Callable[[int], bool], stays: bool
+    ) -> Buffer | IndexRow | None:  # fmt: skip
         queued = self._waiting.get(key)
         if queued:
             return queued[-1].data
@@ -307,7 +294,17 @@ class DiskCache:
             return None
         if now and not allow(row.length):
             raise BlockingIOError(errno.EAGAIN, "others have their turn")
+        if stays and row.length > _NOW and self._may_stay(row):
+            return row if self._try(row, verify) else None
         return self._load(row, now)
+
+    def _may_stay(self, row: IndexRow) -> bool:
+        """Return whether part() can open the segment of a row: not on every kernel, nor on every file system."""
+        try:
+            with _opened(self._layout, row, now=True):
+                return True
+        except (OSError, Damaged):
+            return False
 
     def _from_units(
         self, target: str, version: TargetVersion, start: int, stop: int, now: bool, allow: Callable[[int], bool]

@@ -120,6 +120,7 @@ class DestinationDirectory:
         self._doubtful: journal.Spans = []  # when entries were written that a reboot may have lost
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether any entry was placed; shared with forked processes
+        self._own = False  # whether the root's mode and time are ours to set
         self._counter = itertools.count()
         self._lock = threading.Lock()
         self._run = self._note = self._staging = -1
@@ -144,14 +145,7 @@ class DestinationDirectory:
 
     def _begin(self) -> None:
         """Lock the directory, look at what it contains, and make the staging directory of the run."""
-        base = self._base.descriptor
-        look = os.open(b".", OPEN, dir_fd=base)
-        try:
-            empty = not set(os.listdir(look)) - {RESERVED}
-            self._status = os.fstat(look)
-        finally:
-            os.close(look)
-        self._own = self._made or empty  # whether the root's mode and time are ours to set
+        self._status = os.fstat(self._base.descriptor)
         self._take_note()
         if self._share is None:
             journal.remove_abandoned_runs(self._staging)
@@ -192,12 +186,20 @@ class DestinationDirectory:
                 what = "another run" if self._share is None else f"another run of the share {self._share}"
                 raise UsageError(f"{self.path}: {what} is writing to it")
             if os.fstat(self._note).st_nlink:
+                self._own = self._is_empty()  # only now: an earlier run may have filled it until it let the lock go
                 if not fresh and not journal.alone(self._note):
                     raise UsageError(f"{self.path}: its {RESERVED} holds a journal that is not this user's alone")
                 self._read_note(believed=journal.alone(self._staging))
                 return
             self._forget()
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
+
+    def _is_empty(self) -> bool:
+        look = os.open(b".", OPEN, dir_fd=self._base.descriptor)
+        try:
+            return not set(os.listdir(look)) - {RESERVED}
+        finally:
+            os.close(look)
 
     def _open_note(self) -> bool:
         """Open the journal; return whether it is new, and so ours even where root is squashed."""

@@ -174,7 +174,7 @@ class StagedFile:
 
 
 def lock(descriptor: int, timeout: float = 0.0) -> bool | None:
-    """Try to lock a file for `timeout` seconds; return whether it is ours, or None if the file system has no locks."""
+    """Lock a file, within `timeout` seconds; return whether it is ours, or None if the file system has no locks."""
     deadline = time.monotonic() + timeout
     while True:
         try:
