@@ -239,10 +239,13 @@ def test_a_reader_that_leaves_ends_both() -> None:
 
 @pytest.mark.parametrize("client", ["auto", "fsspec"])
 def test_one_answer_in_fifty_is_late(client: str, nginx: Nginx, proxy: FaultProxy) -> None:
-    """By 2 s: with hedged requests no reader in a thousand notices, and few requests are sent twice."""
+    """By 2 s: of forty such answers few readers notice one, and few requests are sent twice.
+
+    The second answer is as often late, of 2,000 requests 0.8 on average; more than six are one run in 48,000.
+    """
     data = publish(nginx.plain.root, "late.bin", 4 << 20)
 
-    def slowest(share: float) -> tuple[float, dict[str, int]]:
+    def noticed(share: float) -> tuple[int, dict[str, int]]:
         times: list[float] = []
         proxy.faults = {}
 
@@ -272,9 +275,9 @@ def test_one_answer_in_fifty_is_late(client: str, nginx: Nginx, proxy: FaultProx
             return found
 
         found = trio.run(main)
-        return sorted(times)[-3], found
+        return sum(took >= 1 for took in times), found
 
-    at_99_9, found = slowest(0.02)
-    assert at_99_9 < 1.0
+    late, found = noticed(0.02)
+    assert late <= 6
     assert found["hedged"] <= 0.05 * found["requests"]
     assert found["hedged_won"] >= 20
