@@ -294,17 +294,10 @@ class DiskCache:
             return None
         if now and not allow(row.length):
             raise BlockingIOError(errno.EAGAIN, "others have their turn")
-        if stays and row.length > _NOW and self._may_stay(row):
-            return row if self._try(row, verify) else None
+        if stays and row.length > _NOW:
+            with contextlib.suppress(BlockingIOError):  # not on every kernel and file system can part() open segments
+                return row if self._try(row, verify) else None
         return self._load(row, now)
-
-    def _may_stay(self, row: IndexRow) -> bool:
-        """Return whether part() can open the segment of a row: not on every kernel, nor on every file system."""
-        try:
-            with _opened(self._layout, row, now=True):
-                return True
-        except (OSError, Damaged):
-            return False
 
     def _from_units(
         self, target: str, version: TargetVersion, start: int, stop: int, now: bool, allow: Callable[[int], bool]
@@ -616,9 +609,12 @@ def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool
 
 
 def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
-    """Verify the bytes that a row leads to; return (their number, as load()). OSError, Damaged."""
+    """Verify the bytes that a row leads to; return (their number, as load()). OSError, Damaged.
+
+    BlockingIOError where the segment cannot be opened without waiting.
+    """
     digest, buffer = xxhash.xxh3_64(), memoryview(unfilled(min(_SCAN, row.length)))
-    with _opened(layout, row) as (fd, due):
+    with _opened(layout, row, now=True) as (fd, due):
         at = 0
         while at < row.length:
             count = os.preadv(fd, [buffer[: row.length - at]], row.offset + at)

@@ -182,7 +182,7 @@ class DestinationDirectory:
                 continue
             except NotADirectoryError:
                 raise UsageError(f"{self.path}: {RESERVED} in it, which is reserved, is no directory") from None
-            if lock(self._note, journal.ENDING) is False:
+            if not journal.lock_note(self._note):
                 what = "another run" if self._share is None else f"another run of the share {self._share}"
                 raise UsageError(f"{self.path}: {what} is writing to it")
             if os.fstat(self._note).st_nlink:

@@ -26,7 +26,7 @@ from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 STAGING, NOTE = os.fsencode(RESERVED), b"note"
 OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # raised by bad notes
-ENDING = 2.0  # seconds: longer than the processes of a killed run, which hold its lock too, take to end
+_ENDING = 2.0  # seconds: longer than the processes of a killed run, which hold its lock too, take to end
 _RUN = re.compile(r"[0-9a-f]{16}")  # names of the runs' directories
 _LARGEST = 1 << 16  # bytes
 _CHANGING = 0.5  # seconds: longer than a run takes to replace its journal
@@ -49,6 +49,11 @@ def write(note: int, text: bytes) -> None:
     """Replace the content of an open note. OSError."""
     os.pwrite(note, text, 0)  # before truncating: even a full disk has room in place
     os.ftruncate(note, len(text))
+
+
+def lock_note(note: int) -> bool:
+    """Lock an open note, waiting for a killed run to end; return False while a run is writing, True without locks."""
+    return lock(note, _ENDING) is not False
 
 
 def changed_now(descriptor: int, after: int = 0) -> int:
@@ -105,7 +110,7 @@ def kept(path: str, mark: str, share: Share | None = None) -> dict[str, Any] | N
     """
     try:
         with _opened(path, share) as (staging, note):
-            return None if lock(note, ENDING) is False else _said(staging, note, mark)
+            return _said(staging, note, mark) if lock_note(note) else None
     except OSError:
         return {}
 
@@ -177,7 +182,7 @@ def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
 def forget(path: str, mark: str, share: Share | None = None) -> bool:
     """Remove the note of runs with `mark` from the directory `path`; return False while a run is writing there."""
     with contextlib.suppress(OSError), _opened(path, share) as (staging, note):
-        if lock(note, ENDING) is False:
+        if not lock_note(note):
             return False
         if _said(staging, note, mark):
             remove_abandoned_runs(staging)
