@@ -214,8 +214,8 @@ class Cluster:
             found += [f"{node}: {place}" for place in self.mounts(node)]
             found += [f"{node}: {pid} {command_of(pid)}" for pid in self.processes(node) if is_zarrfs(pid)]
             for directory in ("/run/zarrfs-jobs", "/run/zarrfs/staged"):
-                place = self.inside(node, directory)
-                found += [f"{node}: {directory}/{name}" for name in (os.listdir(place) if place.exists() else ())]
+                with contextlib.suppress(FileNotFoundError):  # the last mount's end removes it
+                    found += [f"{node}: {directory}/{name}" for name in os.listdir(self.inside(node, directory))]
         return found
 
     def log(self, node: str) -> str:
