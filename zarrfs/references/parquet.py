@@ -8,6 +8,7 @@ not exist stands for absent chunks: fsspec and kerchunk write none if all its ch
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -454,22 +455,17 @@ class ParquetStore(Store):
     async def _warn(self, array: str, number: int) -> None:
         """Warn once that record files are absent, with their number if a listing gives it soon enough."""
         self._warned = True
-        counted = None
-        try:
-            with trio.move_on_after(_COUNTING):
-                counted = await self.absences(ask=False)
-        except ReadError:
-            pass  # warn without a number, as without a listing
-        except trio.Cancelled:
-            self._warned = False
-            raise
         many = "how many record files are not, zarrfs check counts"
-        if counted is not None:
-            many = f"absent record files: {counted.absent:,} of {counted.record_files:,}"
-        log.warning(
-            "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
-            "with -o missing_records=error they are errors", self._shown(array, number), many,
-        )  # fmt: skip
+        try:
+            with trio.move_on_after(_COUNTING), contextlib.suppress(ReadError):
+                counted = await self.absences(ask=False)
+                if counted is not None:
+                    many = f"absent record files: {counted.absent:,} of {counted.record_files:,}"
+        finally:  # a command may end, and cancel this, before they are counted
+            log.warning(
+                "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
+                "with -o missing_records=error they are errors", self._shown(array, number), many,
+            )  # fmt: skip
 
     async def _asked(self, array: str, count: int) -> list[int]:
         """Return the numbers of an array's existing record files, found by reading all."""
