@@ -7,21 +7,21 @@ import ctypes
 import fcntl
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
 
-_LOCK = "/tmp/zarrfs-tests-caches.lock"  # one place, whatever TMPDIR is
-_PATIENCE = 8.0  # seconds
+# one place, whatever TMPDIR is; of who waits for the second, the others wait for the first
+_GATE, _LOCK = "/tmp/zarrfs-tests-caches.gate", "/tmp/zarrfs-tests-caches.lock"
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Keep drop() from dropping caches for a while."""
-    with _lock() as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with contextlib.ExitStack() as stack:
+        with _locked(_GATE, fcntl.LOCK_SH):
+            stack.enter_context(_locked(_LOCK, fcntl.LOCK_SH))
         yield
 
 
@@ -29,13 +29,7 @@ def drop(what: str = "3") -> None:
     """Let the kernel drop pages, names and inodes; root's only."""
     if os.geteuid() != 0:
         return
-    with _lock() as descriptor:
-        deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(0.05)
+    with _locked(_GATE, fcntl.LOCK_EX), _locked(_LOCK, fcntl.LOCK_EX):
         Path("/proc/sys/vm/drop_caches").write_text(what)
 
 
@@ -55,9 +49,10 @@ def pinned(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock() -> Iterator[int]:
-    descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(path: str, how: int) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield descriptor
+        fcntl.flock(descriptor, how)
+        yield
     finally:
         os.close(descriptor)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 _RESERVED: list[socket.socket] = []
 
 

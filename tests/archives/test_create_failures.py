@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,7 +242,12 @@ def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) ->
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        done = run("archive", "create", "file", *arguments, "-O", "new.json", cwd=tmp_path)
+        for _ in range(20):
+            done = run("archive", "create", "file", *arguments, "-O", "new.json", cwd=tmp_path)
+            if done.returncode:
+                break
+            (tmp_path / "new.json").unlink()  # the writer had no turn meanwhile
+            shutil.rmtree(tmp_path / "b", ignore_errors=True)
     finally:
         ended.set()
         writer.join()
@@ -304,5 +310,5 @@ def test_sigterm_with_sigint_ignored(tmp_path: Path) -> None:
     while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
         time.sleep(0.02)
     child.terminate()
-    assert child.wait(20) == 130
+    assert child.wait(60) == 130
     assert not os.listdir(tmp_path)

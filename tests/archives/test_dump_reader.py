@@ -49,7 +49,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 def scanned(path: Path, *blocks: bytes) -> str:
     """Return the error about a tar of such blocks, from a process with a time limit."""
     path.write_bytes(b"".join(block + bytes(-len(block) % 512) for block in blocks) + bytes(1024))
-    done = subprocess.run([sys.executable, "-c", SCAN, path], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([sys.executable, "-c", SCAN, path], capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip()
 
 

@@ -166,7 +166,7 @@ def test_a_tar_in_the_directory_that_it_is_mounted_on(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     made(tmp_path / "tree", place / "job.tar")
-    with mounted(place / "job.tar", place, "read_timeout=5") as mountpoint:
+    with mounted(place / "job.tar", place, "read_timeout=60") as mountpoint:
         assert on_disk(mountpoint) == on_disk(tmp_path / "tree")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import multiprocessing
 import os
@@ -94,10 +95,11 @@ def stopped(processes: list[BaseProcess]) -> Iterator[None]:
 
 
 def test_du_never_exceeds_the_size_while_four_processes_write(tmp_path: Path) -> None:
-    directory, size, most = tmp_path / "c", 24 * MIB, 0
+    directory, size, most, looks = tmp_path / "c", 24 * MIB, 0, 0
     processes = churning(directory, size, 4)
     try:
-        for _ in range(60):
+        end_by = time.monotonic() + 60
+        while (looks := looks + 1) < 60 or (most <= size // 2 and time.monotonic() < end_by):
             time.sleep(0.05)
             with stopped(processes):
                 if directory.exists():
@@ -258,8 +260,10 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
     """After a kill, blocks are right, none counts as damaged, and reserved space is found again."""
     directory, size = tmp_path / "c", 64 * MIB
     seeds = random.Random(4)
-    wrote = 0
-    for turn in range(KILLS):
+    wrote, end_by = 0, time.monotonic() + 40
+    for turn in itertools.count():
+        if turn >= KILLS and (wrote > KILLS or time.monotonic() > end_by):
+            break
         process = FORK.Process(target=churn, args=(str(directory), size, turn % 5, MIB))
         process.start()
         time.sleep(seeds.uniform(0.01, 0.1))
@@ -289,6 +293,9 @@ def test_killed_while_others_write(tmp_path: Path) -> None:
             victim = churning(directory, size, 1)
             time.sleep(random.uniform(0.01, 0.1))
             end(victim, directory)
+        end_by = time.monotonic() + 40
+        while verify(str(directory)).checked <= 20 and time.monotonic() < end_by:
+            time.sleep(0.1)
         assert all(process.is_alive() for process in processes)
     finally:
         end(processes, directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -19,8 +20,10 @@ import trio
 
 from tests.cache.diskblocks import MIB, ONE, content, found, is_fetching, rows, write
 from tests.servers import Faulty
+from zarrfs.cache import blocks
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Layout
+from zarrfs.cache.diskspace import Space
 from zarrfs.cache.fetchlocks import FetchLocks, Lease, Turn
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
@@ -37,6 +40,9 @@ SIZE = 80_000  # bytes: not so small that neighbours share a file
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
+    # else a node that is not scheduled for a moment is one that the others no longer wait for
+    monkeypatch.setattr(Space, "locked", functools.partialmethod(Space.locked, LONG))
+    monkeypatch.setattr(blocks, "_SLOW_LEAST", LONG)
 
 
 def node(directory: Path) -> FetchLocks:

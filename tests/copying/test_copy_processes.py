@@ -141,7 +141,7 @@ def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     """At once, whatever they do: the next run finds nobody who writes."""
-    (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 2000)))
+    (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 4000)))
     command = ["archive", "extract", str(tmp_path / "a.json"), "-C", str(tmp_path / "out"), "--blobs", str(tmp_path)]
     process = subprocess.Popen([PROGRAM, *command, "--jobs", "2"])
     children: list[str] = []
@@ -357,7 +357,7 @@ def test_a_bad_blob_with_a_good_copy_elsewhere_is_reported_once(
 
 def test_a_closed_pipe_of_names_ends_the_run_quietly(tmp_path: Path) -> None:
     """Of names that are written as files appear; that is no fault of the destination."""
-    (tmp_path / "a.json").write_text(json.dumps(small(4000)))
+    (tmp_path / "a.json").write_text(json.dumps(small(12_000)))
     command = f"{PROGRAM} archive extract -v {tmp_path}/a.json -C {tmp_path}/out --jobs 2 | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")

@@ -110,7 +110,7 @@ class Cluster:
         sample = (SCRIPTS / "slurm.conf.sample").read_text().replace("/etc/slurm/zarrfs", str(self.scripts))
         (self.base / "slurm.conf").write_text(text + sample)
         (self.base / "state").mkdir()
-        (self.scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nTIMEOUT=20\n")
+        (self.scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nTIMEOUT=50\n")
 
     def _start_munged(self) -> None:
         directory = self.base / "munge"
@@ -217,6 +217,10 @@ class Cluster:
                 with contextlib.suppress(FileNotFoundError):  # the last mount's end removes it
                     found += [f"{node}: {directory}/{name}" for name in os.listdir(self.inside(node, directory))]
         return found
+
+    def wait_for_nothing_left(self) -> None:
+        """Return when nothing of a job is left: a lazy unmount does not wait for its daemon's end."""
+        wait_for(lambda: not self.left(), "nothing of a job to be left", self.left)
 
     def log(self, node: str) -> str:
         """Return the logs of slurmd, prolog and epilog."""

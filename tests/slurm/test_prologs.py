@@ -66,7 +66,7 @@ def prolog(slurm: Cluster) -> Iterator[Cluster]:
     assert script(slurm, "prolog").returncode == 0
     yield slurm
     assert script(slurm, "epilog").returncode == 0
-    assert slurm.left() == []
+    slurm.wait_for_nothing_left()
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_prolog_that_is_killed_when_it_has_mounted(slurm: Cluster, settings: P
         assert script(slurm, "prolog", variables=wanted).returncode == 0
         assert listed(slurm, "datasets/job") == "job\n"
     script(slurm, "epilog")
-    assert slurm.left() == []
+    slurm.wait_for_nothing_left()
 
 
 @pytest.mark.parametrize("killed", ["the script", "all"])
@@ -169,6 +169,7 @@ def test_one_that_is_killed_while_it_mounts(slurm: Cluster, name: str, killed: s
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
         enter = ["nsenter", "--mount", f"--target={slurm._pid('n0')}", "--"]
         process = subprocess.Popen([*enter, *become, str(slurm.scripts / name)], env=wanted, stdin=subprocess.DEVNULL)
+        silent.settimeout(60)
         asking, _ = silent.accept()
         process.kill()
         process.wait()
@@ -177,7 +178,7 @@ def test_one_that_is_killed_while_it_mounts(slurm: Cluster, name: str, killed: s
         script(slurm, "epilog")
         assert [one for one in slurm.left() if one.count(" ") == 1] == []  # but processes that are about to end
         asking.close()  # else they go on until TIMEOUT
-    wait_for(lambda: not slurm.left(), "the end of processes", slurm.left)
+    slurm.wait_for_nothing_left()
 
 
 def test_a_job_of_root_leaves_nothing(slurm: Cluster) -> None:
@@ -200,4 +201,4 @@ def test_a_job_of_root_that_has_only_staged_by_itself(slurm: Cluster) -> None:
     done = slurm.on_node("n0", PROGRAM, "stage", "-o", options, source, own, SLURM_JOB_ID=NUMBER)
     assert done.returncode == 0, done.stderr
     assert script(slurm, "epilog", variables=job(0)).returncode == 0
-    assert slurm.left() == []
+    slurm.wait_for_nothing_left()

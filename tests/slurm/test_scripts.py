@@ -59,7 +59,7 @@ def test_the_sweep_removes_leftovers_without_an_epilog(job: Cluster) -> None:
     settings.write_text(before)
     assert len(job.mounts("n0")) == 1, done.stderr
     done = job.on_node("n0", job.scripts / "sweep", **environment)
-    assert job.left() == [], done.stderr
+    job.wait_for_nothing_left()
     assert job.on_node("n0", job.scripts / "sweep", **environment).returncode == 0
 
 

@@ -50,7 +50,7 @@ def slurm(started: Cluster) -> Iterator[Cluster]:
     """The cluster, with idle nodes and the data set `job`; nothing is left on it afterwards."""
     (started.scripts / "datasets").write_text(f"# a comment\njob {archive(started)}\n")
     yield started
-    wait_for(lambda: not started.left(), "nothing of a job to be left", started.left)
+    started.wait_for_nothing_left()
     wait_for(lambda: started.states() == {"idle"}, "idle nodes", started.states)
 
 
@@ -191,7 +191,7 @@ def test_a_job_that_is_cancelled_leaves_nothing(slurm: Cluster, killed: str) -> 
         with contextlib.suppress(ProcessLookupError):  # some end with others
             os.kill(pid, signal.SIGKILL)
     assert slurm.user("scancel", job).returncode == 0
-    wait_for(lambda: not slurm.left(), "nothing to be left", slurm.left)
+    slurm.wait_for_nothing_left()
 
 
 def test_small_jobs_back_to_back_leave_nothing(slurm: Cluster) -> None:

@@ -114,7 +114,7 @@ def test_a_fork_has_neither_locks_nor_handlers_of_its_parent(tmp_path: Path) -> 
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
             parent.stdin.close()
-            assert parent.wait(20) == 0  # and its child sleeps on
+            assert parent.wait(60) == 0  # and its child sleeps on
             assert Path(f"/proc/{pid}").exists()
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import PROGRAM
 from tests.mounts.remotevalues import wait_for
 
-ENTRIES = 300_000  # which take seconds
+ENTRIES = 1_000_000  # which take ten seconds
 LEADER = """import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])"""

@@ -143,19 +143,19 @@ def test_the_others_use_the_index_of_the_first(planners: list[Planner], tmp_path
 
 def test_a_killed_compiler_is_succeeded_by_one(planners: list[Planner], tmp_path: Path) -> None:
     planners[0].kill()
-    planners[0].wait(20)
+    planners[0].wait(60)
     said = _end(planners[1:])
     assert sorted(len(text.splitlines()) for text in said) == [1, 2]  # one of both compiled
     assert not list((tmp_path / "index").glob(".*"))
 
 
 def test_a_stopped_compiler_is_not_waited_for_beyond_mount_timeout(tmp_path: Path, settled: Path) -> None:
-    first, *others = _planners(str(settled), tmp_path, mount_timeout=2.0)
+    began = time.monotonic()
+    first, *others = _planners(str(settled), tmp_path, mount_timeout=5.0)
     first.send_signal(signal.SIGSTOP)
     try:
-        began = time.monotonic()
         assert others[0].line() == "compiles"
-        assert 1 < time.monotonic() - began < 20
+        assert 5 <= time.monotonic() - began < 60
         assert all(".index" in text for text in _end(others))
     finally:
         first.send_signal(signal.SIGCONT)
@@ -166,13 +166,13 @@ def test_a_wait_is_reported_once(
     tmp_path: Path, settled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line names the document and the process; there is none with -q."""
-    monkeypatch.setattr(compile_lock, "_REPORTED", 0.1)
+    monkeypatch.setattr(compile_lock, "_REPORTED", 0.0)
     first, *others = _planners(str(settled), tmp_path)
     for level in ("error", "info"):
-        prepare.prepare(str(settled), Options(index_dir=str(tmp_path / "index"), mount_timeout=0.5, log_level=level))
+        prepare.prepare(str(settled), Options(index_dir=str(tmp_path / "index"), mount_timeout=1.5, log_level=level))
         (made,) = (tmp_path / "index").glob("*.index")
         made.unlink()
-    rule = f"waiting for process {first.pid}, which compiles the same document (up to 0.5 s, mount_timeout=)"
+    rule = f"waiting for process {first.pid}, which compiles the same document (up to 1.5 s, mount_timeout=)"
     assert capsys.readouterr().err == f"zarrfs: {settled}: {rule}\n"
     _end([first, *others])
 
