@@ -190,13 +190,27 @@ def check_transcript(
     assert len(outputs) == len(expected) + 1, f"{page.name}: the shell ended at {expected[len(outputs) - 1][0]}"
 
 
+# A daemon writes its log in a thread: this waits until those of the mounts below where the shell begins are written
+WRITTEN = """
+begun=$PWD
+written() {
+    LC_ALL=C.UTF-8 findmnt -ln -o TARGET -t fuse.zarrfs | grep -F "$begun/" | while read -r mnt; do
+        for _ in $(seq 600); do
+            getfattr --only-values -n user.zarrfs.stats "$mnt" | grep -q '"lost": [0-9]*, "waiting": [1-9]' || break
+            sleep 0.1
+        done
+    done 2>/dev/null
+}
+"""
+
+
 def run_script(
     lines: Sequence[str], cwd: Path, names: Mapping[str, str], env: Mapping[str, str] | None = None
 ) -> str:  # fmt: skip
     """Run `lines` (each ends its line) in a shell; return the output, with MARK after each."""
-    script = "exec 2>&1\n"
+    script = f"exec 2>&1\n{WRITTEN}"
     for line in lines:
-        late = "sleep 0.3\n" if re.search(r"\blog\b", line) else ""  # a daemon writes its log in a thread
+        late = "written\n" if re.search(r"\blog\b", line) else ""
         script += f"{late}{as_here(line, names)}echo '{MARK}'\n"
     path = ":".join((os.path.dirname(PROGRAM), os.path.dirname(sys.executable), os.environ["PATH"], "/usr/sbin:/sbin"))
     variables = os.environ | forkserver.variables(path) | {"LC_ALL": "C", "TZ": "UTC"} | dict(env or {})

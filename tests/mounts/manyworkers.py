@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -44,6 +45,16 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped; raise ProcessLookupError if it has ended, and will never be."""
+    try:
+        if (found := state(pid)) != "Z":
+            return found == "T"
+    except FileNotFoundError:
+        pass
+    raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+
+
 def drop_pages(directory: Path) -> None:
     """Drop what the page cache has of the files in a directory of a mount."""
     for path in directory.iterdir():
@@ -57,7 +68,7 @@ def stopped(*pids: int) -> Iterator[None]:
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        until(lambda: all(state(pid) == "T" for pid in pids))  # or it would take one more request, and keep it
+        until(lambda: all(map(_is_stopped, pids)))  # or it would take one more request, and keep it
         yield
     finally:
         for pid in pids:

@@ -51,9 +51,10 @@ def mounted(
         done = run("umount", mountpoint)
         if done.returncode:
             subprocess.run(["umount", "-l", str(mountpoint)], check=False)
-    assert done.returncode == 0, done.stderr
+    late = "but its daemon" in done.stderr  # unmounted, and the daemon takes longer than umount waits
+    assert done.returncode == 0 or late, done.stderr
     assert not mount_lines(mountpoint)
-    assert not alive(pid)
+    until(lambda: not alive(pid))  # a daemon that did not say in time who it is was not waited for
 
 
 def counters_of(mountpoint: Path) -> dict[str, Any]:

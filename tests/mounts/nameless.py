@@ -42,8 +42,9 @@ def main(directory: Path, seconds: float) -> dict[str, object]:
     found: list[bytes] = []
     with mounted(directory / "refs.json", directory / "mnt", "cache=none,prefetch=0B,request_timeout=5s") as root:
         reader = threading.Thread(target=lambda: found.append((root / "v").read_bytes()))
-        began = time.monotonic()
         reader.start()
+        until(lambda: any(host.get("outage") for host in counters_of(root)["remote"]["hosts"].values()))
+        began = time.monotonic()  # a name is not known to be unknown at once
         time.sleep(seconds)
         [out] = [host.get("outage") for host in counters_of(root)["remote"]["hosts"].values()]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:

@@ -144,7 +144,7 @@ def test_the_order_of_arguments_is_not_asked_of_a_mount_that_does_not_answer(tmp
         program = "import sys; from zarrfs.daemon import session; session._check_order(*sys.argv[1:])"
         os.kill(daemon := daemon_pid(root), signal.SIGSTOP)
         try:
-            subprocess.run([sys.executable, "-c", program, tmp_path / "source", root], check=True, timeout=20)
+            subprocess.run([sys.executable, "-c", program, tmp_path / "source", root], check=True, timeout=60)
         finally:
             os.kill(daemon, signal.SIGCONT)
         assert len(mount_lines(root)) == 1
@@ -183,6 +183,6 @@ def test_interrupted_compilation_leaves_nothing(tmp_path: Path) -> None:
     while not index.exists() or not list(index.iterdir()):
         assert mount.poll() is None
     mount.send_signal(signal.SIGINT)
-    assert mount.wait(20) == 130
+    assert mount.wait(60) == 130
     assert list(index.iterdir()) == []
     assert not mount_lines(mnt)

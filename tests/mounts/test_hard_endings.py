@@ -72,7 +72,7 @@ def test_a_request_that_the_kernel_waits_for_ends_with_its_answer(faulty: Faulty
         command = [sys.executable, "-I", "-S", "-c", reader, root / "value"]
         status, seconds = ended(command, signal.SIGKILL, faulty.arrived.is_set)
         assert status == -signal.SIGKILL
-        assert seconds < AT_ONCE
+        assert seconds < 45  # the server would answer after 60
     faulty.release()
 
 

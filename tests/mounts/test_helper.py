@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA
-from tests.mounts.mounting import alive, daemon_pid, mount_lines
+from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
 
 ROOT = Path(__file__).parents[2]
 STORE = DATA / "zarr/v2_hier"
@@ -62,11 +62,7 @@ def test_mount_and_umount(fstype: str, mnt: Path) -> None:
     pid = daemon_pid(mnt)
     assert (mnt / ".zgroup").read_bytes() == (STORE / ".zgroup").read_bytes()
     assert subprocess.run(["umount", str(mnt)], check=False).returncode == 0
-    for _ in range(100):
-        if not alive(pid):
-            break
-        subprocess.run(["sleep", "0.05"], check=True)
-    assert not alive(pid)
+    until(lambda: not alive(pid))  # umount(8) does not wait for it
 
 
 def test_relative_source(mnt: Path) -> None:

@@ -170,13 +170,13 @@ def test_readers_do_not_wait_for_a_full_log_pipe(tmp_path: Path) -> None:
         done = run("mount", source, point, "-o", f"log_file={pipe},log_level=debug")
         assert done.returncode == 0, done.stderr
         pid = daemon_pid(point)
-        assert pace(point) < 20
-        assert pace(point) < 20
+        assert pace(point) < 60
+        assert pace(point) < 60
         assert errors(point)["EIO"] >= 600
         began = time.monotonic()
         assert run("umount", point).returncode == 0
         wait_for(lambda: not alive(pid))
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
     finally:
         os.close(reader)
         subprocess.run(["umount", "-l", point], capture_output=True, check=False)
@@ -193,7 +193,12 @@ def test_lines_lost_to_a_full_disk_are_counted_in_the_log(tmp_path: Path) -> Non
         stack.callback(run, "umount", point)
         for number in range(50):
             assert read(point / f"k/{number}") == errno.EIO
-        wait_for(lambda: counters_of(point)["log"]["lost"] > 0)
+
+        def counted() -> bool:
+            log = counters_of(point)["log"]
+            return log["lost"] > 0 and not log["waiting"]
+
+        wait_for(counted)
         lost = counters_of(point)["log"]["lost"]
         (disk / "filler").unlink()
         assert read(point / "k/55") == errno.EIO
@@ -231,7 +236,7 @@ def foreground(source: Path, point: Path, options: str, **more: Any) -> Iterator
     finally:
         run("umount", point)
         try:
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
         finally:
             subprocess.run(["umount", "-l", point], capture_output=True, check=False)
             process.kill()
@@ -242,7 +247,7 @@ def test_the_foreground_logs_to_stderr(form: str, tmp_path: Path) -> None:
     with foreground(missing(tmp_path, 2), tmp_path / "mnt", f"log_format={form}") as process:
         assert read(tmp_path / "mnt/k/1") == errno.EIO
         assert run("umount", tmp_path / "mnt").returncode == 0
-        lines = process.communicate(timeout=20)[1].decode().splitlines()
+        lines = process.communicate(timeout=60)[1].decode().splitlines()
     assert process.returncode == 0
     says = f"mounted on {tmp_path / 'mnt'}; Ctrl-C unmounts"
     if form == "json":
@@ -274,7 +279,7 @@ def test_a_service_manager_reads_levels(tmp_path: Path) -> None:
             assert read(point / "k/0") == errno.EIO
         finally:
             assert run("umount", point).returncode == 0
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         with ours, ours.makefile() as said:
             lines = said.read().splitlines()
         assert [line.partition("zarrfs[")[0] for line in lines[:2]] == (["<6>", "<3>"] if right else ["", ""])
@@ -282,7 +287,7 @@ def test_a_service_manager_reads_levels(tmp_path: Path) -> None:
 
 def test_readers_do_not_wait_for_a_full_stderr(tmp_path: Path) -> None:
     with foreground(missing(tmp_path, 300), tmp_path / "mnt", "log_level=debug"):
-        assert pace(tmp_path / "mnt") < 20
+        assert pace(tmp_path / "mnt") < 60
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +310,7 @@ def machine() -> Iterator[Machine]:
 def end(process: subprocess.Popen[str]) -> None:
     """End what Machine.start() has started, with its children."""
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
 def entries(machine: Machine, *matches: str) -> list[dict[str, str]]:

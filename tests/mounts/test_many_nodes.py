@@ -88,7 +88,7 @@ def test_a_node_that_is_killed_while_it_fetches(nginx: Nginx, proxy: FaultProxy,
         readers = [subprocess.Popen(["cat", victim / value.key], stderr=subprocess.DEVNULL) for value in values]
         wait_for(lambda: proxy.paths.total() == len(values))
         os.kill(daemon_pid(victim), signal.SIGKILL)
-        assert all(reader.wait(20) for reader in readers)
+        assert all(reader.wait(60) for reader in readers)
         subprocess.run(["umount", "-l", victim], check=True)
         wait_for(lambda: not is_fetching(tmp_path / "blocks"))  # the kernel drops its locks when it has ended
         proxy.release()

@@ -32,7 +32,7 @@ def read(path: Path) -> int:
     """Return the number of bytes read, or minus the errno; leave a read that hangs behind."""
     with subprocess.Popen([sys.executable, "-c", _READ, path], stdout=subprocess.PIPE, text=True) as process:
         try:
-            return int(process.communicate(timeout=20)[0])
+            return int(process.communicate(timeout=60)[0])
         except subprocess.TimeoutExpired:
             _abort_all()
             process.kill()

@@ -18,7 +18,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,16 +44,39 @@ def warnings(root: Path) -> list[str]:
     return [line for line in log_of(root).splitlines() if " WARNING: " in line or " ERROR: " in line]
 
 
+class Logged(NamedTuple):
+    """An outage that has ended, as the log tells of it."""
+
+    server: str
+    reason: str
+    waited: int  # how many requests
+    seconds: float
+
+    def took(self, least: float, most: float) -> bool:
+        """Return whether it took so many seconds; the log rounds them to tenths."""
+        return least - 0.05 <= self.seconds <= most + 0.05
+
+
+def logged(root: Path) -> list[Logged]:
+    """The outages in the log, each of which has two lines; there are no others."""
+    lines, found = warnings(root), []
+    for first, last in zip(lines[::2], lines[1::2], strict=False):
+        begins, ends = re.fullmatch(BEGINS, first), re.fullmatch(ENDS, last)
+        assert begins is not None, first
+        assert ends is not None, last
+        assert begins[1] == ends[1]
+        found.append(Logged(begins[1], begins[2], int(ends[3]), float(ends[2])))
+    return found
+
+
 def check_log(root: Path, server: str, least: float, most: float) -> tuple[str, int]:
-    """(reason, how many waited): an outage of `server` has two lines in the log, and there are no others."""
+    """(reason, how many waited): the log tells of one outage, of `server`."""
     wait_for(lambda: len(warnings(root)) > 1)
-    first, last = warnings(root)
-    begins, ends = re.fullmatch(BEGINS, first), re.fullmatch(ENDS, last)
-    assert begins is not None, first
-    assert ends is not None, last
-    assert begins[1] == ends[1] == server
-    assert least <= float(ends[2]) <= most, last
-    return begins[2], int(ends[3])
+    assert len(warnings(root)) == 2
+    [one] = logged(root)
+    assert one.server == server
+    assert one.took(least, most), one
+    return one.reason, one.waited
 
 
 def values_at(root: Path, url: str, name: str, count: int = 600) -> tuple[Path, list[Value]]:
@@ -138,9 +161,9 @@ def test_nginx_is_stopped_while_a_mount_is_read(threads: int, tmp_path: Path) ->
                 rf"^host +{name}, .* out for \d+ s, since [\d:]+, {threads} waiting: Connection refused$",
                 run("stats", root).stdout, re.MULTILINE,
             )  # fmt: skip
-            said = run("doctor").stdout
-            assert f"{root}: {name} is out for" in said
-            assert f"{threads} waiting: Connection refused: its readers go on when it answers" in said
+            said = f"{threads} waiting: Connection refused: its readers go on when it answers"
+            told = re.compile(rf"{re.escape(str(root))}: {name} is out for .*{said}")
+            wait_for(lambda: bool(told.search(run("doctor").stdout)))  # it leaves out mounts that are slow to answer
             metrics = run("stats", "--prometheus", root).stdout
             assert re.search(r"^zarrfs_host_outage_waiting\{.*\} " + str(threads), metrics, re.MULTILINE)
             time.sleep(AWAY / 2)
@@ -222,8 +245,9 @@ def test_a_server_that_takes_connections_and_says_nothing(nginx: Nginx, proxy: F
             least, right, proxy.faults = waiting.seconds, outcome.right, {}
             wait_for(lambda: outcome.right > right + 50)
         assert outcome.failed == {}
-        reason, waited = check_log(root, name, least, silent.seconds)
-        assert (reason, waited) == ("no answer within 1 s", 4)
+        wanted, most = (name, "no answer within 1 s", 4), silent.seconds
+        # on a busy machine right answers may take more than a second, too: another outage, before or after
+        wait_for(lambda: any(one[:3] == wanted and one.took(least, most) for one in logged(root)))
 
 
 @pytest.mark.promise("S2")
@@ -281,8 +305,10 @@ def test_a_read_ends_with_read_timeout_and_says_why(how: str, faulty: Faulty, tm
         assert 2.9 <= began.seconds <= 20  # the kernel asks for a page twice; a second wait would have a line, too
         reason = "Connection refused" if how == "refused" else "no answer within 1 s"
         [line] = [line for line in warnings(root) if " ERROR: " in line]
-        says = rf"not read within 3 s \(-o read_timeout=\): {name} has been out for [1-4]\.\d s: {reason} \[EIO\]"
-        assert re.search(says, line), line
+        says = rf"not read within 3 s \(-o read_timeout=\): {name} has been out for ([\d.]+) s: {reason} \[EIO\]"
+        found = re.search(says, line)
+        assert found is not None, line
+        assert 0 < float(found[1]) <= began.seconds + 0.05, line  # it is out from the first failure on
     faulty.release()
 
 

@@ -37,7 +37,10 @@ __all__ = ["faulty", "nginx"]
 
 def indexes_of(pid: int) -> list[str]:
     """The indexes that a daemon has open."""
-    links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    links = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return [path for path in links if ".index" in path]
 
 

@@ -97,7 +97,7 @@ def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     log = tmp_path / "log"
-    options = f"log_file={log},attr_timeout=0,entry_timeout=0"
+    options = f"log_file={log},log_level=debug,attr_timeout=0,entry_timeout=0"
     assert run("mount", document, mountpoint, "-o", options).returncode == 0
     pid = daemon_pid(mountpoint)
     with open(mountpoint / "a", "rb") as file:  # open, and not read
@@ -105,14 +105,21 @@ def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
         time.sleep(2.5)
         assert file.read() == b"content"
         holder = subprocess.Popen(["sleep", "60"], cwd=mountpoint)  # asks for nothing
+    looked = [time.monotonic()]
+
+    def in_vain() -> bool:
+        looked.append(time.monotonic())
+        return "idle for " in log.read_text()
+
     try:
-        time.sleep(2.5)
+        until(in_vain)  # it was to be unmounted; the next attempt, which must not see the holder go, is to come
+        os.stat(mountpoint / "a")
         assert mount_lines(mountpoint)
     finally:
         holder.kill()
         holder.wait()
-    began, longest = time.monotonic(), 0.0
-    last = began
+    began = last = time.monotonic()
+    longest = began - looked[-2]
     while last < began + 2.5:  # used
         with contextlib.suppress(FileNotFoundError):
             os.stat(mountpoint / "a")
@@ -121,7 +128,7 @@ def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
     assert mount_lines(mountpoint) or longest > 1  # the machine was busy, and the mount was idle indeed
     until(lambda: not mount_lines(mountpoint))
     until(lambda: not alive(pid))
-    assert "idle" in log.read_text()
+    assert "unmounted, idle for " in log.read_text()
 
 
 def test_statistics_do_not_reset_the_idle_timeout(document: Path, tmp_path: Path) -> None:

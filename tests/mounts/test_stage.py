@@ -304,10 +304,11 @@ def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> Non
     """It waits for somebody to write to a pipe here, before it mounts."""
     dest, pipe = node.path / "input", node.path / "pipe"
     os.mkfifo(pipe)
-    arguments = [PROGRAM, "stage", str(SOURCE), str(dest), "-o", f"warm={pipe}", "--timeout", "2s"]
+    timeout = "60s" if how == "killed" else "2s"
+    arguments = [PROGRAM, "stage", str(SOURCE), str(dest), "-o", f"warm={pipe}", "--timeout", timeout]
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
-    assert eventually(lambda: len(node.processes()) == 2)
     if how == "killed":
+        assert eventually(lambda: len(node.processes()) == 2)
         kill_and_reap(process)
     else:
         assert process.wait() == 124
@@ -320,7 +321,7 @@ def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> Non
 def test_two_at_once_take_it_away_once(node: Node) -> None:
     dest = node.path / "input"
     staged(dest)
-    both = [subprocess.Popen([PROGRAM, "unstage", "--all", "--timeout", "9s"]) for _ in range(2)]
+    both = [subprocess.Popen([PROGRAM, "unstage", "--all", "--timeout", "60s"]) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0]
     assert node.clean()
 

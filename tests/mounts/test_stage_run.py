@@ -110,12 +110,15 @@ def test_background_processes_of_the_command_are_waited_for(node: Node) -> None:
 
 
 def test_a_background_process_that_does_not_end_keeps_its_mount(node: Node) -> None:
-    script = f"setsid sh -c 'echo $$ >{node.path}/pid; sleep 2; cat {{}}/.zgroup >{node.path}/late' >/dev/null 2>&1 &"
+    go = node.path / "go"
+    waits = f"for _ in $(seq 600); do [ -e {go} ] && break; sleep 0.1; done; cat {{}}/.zgroup >{node.path}/late"
+    script = f"setsid sh -c '{waits}' >/dev/null 2>&1 &"
     done = run("run", SOURCE, "--wait", "0.3s", "--", "sh", "-c", script)
     assert (done.returncode, "stays mounted" in done.stderr) == (125, True)
     assert len(node.mounts()) == 1
     assert run("unstage", "--stale").returncode == 0
     assert len(node.mounts()) == 1  # it is still needed
+    go.touch()
     assert eventually(node.clean)
     assert (node.path / "late").read_bytes() == (SOURCE / ".zgroup").read_bytes()
 

@@ -19,7 +19,7 @@ from tests.mounts.mounting import alive
 from tests.mounts.staging import eventually
 
 REFS = json.dumps({"version": 1, "refs": {"a": "hello", "b": ["/srv/data/v2.zarr/.zgroup"]}})
-QUICK = "[Service]\nRestartSec=0.3\nTimeoutStopSec=2\n"  # else as the unit says
+QUICK = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=0.3\n"  # else as the unit says
 OTHERS = "allow_other,allow_path=/srv/data"
 
 
@@ -87,8 +87,12 @@ def test_a_daemon_that_is_killed_is_started_again(machine: Booted) -> None:
 def test_stopping_while_a_reader_has_a_file_open(machine: Booted) -> None:
     """The reader gets an error and no empty directory; the next start clears what is left."""
     unit = configure(machine, "busy")
-    machine.root(f"systemctl start {unit}")
-    script = "exec 3</mnt/busy/a; echo open; sleep 1; cd /mnt/busy; until ! ls >/dev/null 2>&1; do sleep 0.1; done; ls"
+    drop_in = machine.path("/run/systemd/system/zarrfs@busy.service.d/stop.conf")
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nTimeoutStopSec=5\n")  # is waited for
+    machine.root(f"systemctl daemon-reload && systemctl start {unit}")
+    script = "exec 3</mnt/busy/a; echo open; sleep 1; cd /mnt/busy || exec ls /mnt/busy; "
+    script += "until ! ls >/dev/null 2>&1; do sleep 0.1; done; ls"
     reader = machine.start("sh", "-c", script, user="ann")
     assert reader.stdout is not None
     assert reader.stdout.readline() == "open\n"
@@ -111,7 +115,7 @@ def test_a_missing_source_is_retried_and_a_wrong_option_is_not(machine: Booted) 
     assert "did you mean blobs" in journal(machine, unit)
     unit = configure(machine, "late", source="/srv/data/late.json")
     assert machine.run("systemctl", "start", unit).returncode == 1
-    assert shown(machine, unit, "SubState") == "auto-restart"
+    assert eventually(lambda: int(shown(machine, unit, "NRestarts")) > 0)
     machine.path("/srv/data/late.json").write_text(REFS)
     assert eventually(lambda: shown(machine, unit, "SubState") == "running")
     machine.root(f"systemctl stop {unit}; systemctl reset-failed")
@@ -154,7 +158,8 @@ def test_a_line_of_fstab_is_mounted_at_the_first_look(machine: Booted) -> None:
     assert machine.mounts("autofs").count("/mnt/looked") == 1
     assert "/mnt/looked" not in machine.mounts()
     assert machine.run("cat", "/mnt/looked/.zgroup", user="ann").stdout == (DATA / "zarr/v2_hier/.zgroup").read_text()
-    assert "/mnt/looked" in machine.mounts()
+    look = "cat /mnt/looked/.zgroup >/dev/null; findmnt -n -o TARGET -t fuse.zarrfs"  # in one go: it soon expires
+    assert eventually(lambda: "/mnt/looked" in machine.root(look, check=False).split("\n"))
     assert eventually(lambda: "/mnt/looked" not in machine.mounts())
     assert machine.run("ls", "-A", "/mnt/looked", user="ann").stdout  # and again
     machine.root("systemctl stop mnt-looked.automount && : >/etc/fstab && systemctl daemon-reload")

@@ -24,7 +24,7 @@ import zarr
 
 from tests.conftest import run
 from tests.mounts.manyworkers import processes, running, stopped, workers
-from tests.mounts.mounting import mounted, until
+from tests.mounts.mounting import counters_of, mounted, until
 from tests.servers import Nginx, nginx
 
 __all__ = ["nginx"]
@@ -196,9 +196,11 @@ def test_views_of_which_workers_are_killed(view: str, stores: dict[str, Path], t
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     with mounted(stores["set"], tmp_path / "mnt", f"workers={WORKERS}", view, *FRESH) as mountpoint:
         all_run(mountpoint)
+        opened = counters_of(mountpoint)["open"]
         command = [sys.executable, "-I", "-c", READERS, mountpoint, "6", tmp_path / "wanted.json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as readers:
             try:
+                until(lambda: counters_of(mountpoint)["open"] > opened + 20)  # SIGTERM is for those that expect it
                 for _ in range(2):  # not more often, as one that dies again is replaced later each time
                     time.sleep(0.4)
                     until(lambda: len(workers(mountpoint)) == WORKERS - 1)

@@ -195,11 +195,13 @@ def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
         pid = start(source, tmp_path / "mnt", options)
         root = tmp_path / "mnt"
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(write_until_it_fails, root, synced, renamed)
-            until(lambda: (tmp_path / "upper/log").exists())
+            progress = {"renamed": renamed}
+            writing = pool.submit(write_until_it_fails, root, synced, progress)
+            least = renamed + 2  # on a busy machine the time below may be too short for one
+            until(lambda: writing.done() or progress["renamed"] >= least)  # noqa: B023
             time.sleep(chance.uniform(0, 0.2))
             kill(pid, root)
-            synced, renamed = writing.result()
+            synced, renamed = writing.result(), progress["renamed"]
         died += 1
         with mounted(source, root, options):
             data = (root / "log").read_bytes()
@@ -222,22 +224,22 @@ def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
     assert renamed > KILLS
 
 
-def write_until_it_fails(root: Path, synced: int, renamed: int) -> tuple[int, int]:
-    """(records that were fsynced, number of the last file that was renamed)."""
+def write_until_it_fails(root: Path, synced: int, progress: dict[str, int]) -> int:
+    """Return how many records were fsynced; `progress` has the number of the last file that was renamed."""
     try:
         with open(root / "log", "ab", buffering=0) as log:
             while True:
                 log.write(b"%08d" % synced)
                 os.fsync(log.fileno())
                 synced += 1
-                (root / "temporary").write_bytes(b"%08d" % (renamed + 1) * 10_000)
+                (root / "temporary").write_bytes(b"%08d" % (progress["renamed"] + 1) * 10_000)
                 os.rename(root / "temporary", root / "d/small")
-                renamed += 1
+                progress["renamed"] += 1
     except OSError as exc:
         # EIO: what the kernel had of a file can no longer be written; ENOENT: the bare directory, after the unmount
         if exc.errno not in (*DEAD, errno.EIO, errno.ENOENT):
             raise
-    return synced, renamed
+    return synced
 
 
 @pytest.mark.promise("S24")
