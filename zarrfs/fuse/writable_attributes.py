@@ -348,17 +348,23 @@ class AttributeOperations(Operations):
         return None
 
     async def _find(self, inode: int, name: bytes = b"") -> tuple[str, OverlayEntry]:
-        """Find an inode, or its entry `name`: return (key, entry of the overlay). Retry after a concurrent rename."""
+        """Find an inode, or its entry `name`: return (key, entry of the overlay). Retry after a concurrent change."""
         while True:
-            key = self._key_in(inode, name)
+            key, changes = self._key_in(inode, name), self.changes
             try:
                 found = await self.overlay.find(key)
             except (NotFound, NotDirectory):
-                if self._key_in(inode, name) == key:
+                if self._key_in(inode, name) == key and not self._is_outdated(key, None, changes):
                     raise NotFound(key) from None
             else:
-                if self._key_in(inode, name) == key:
+                if self._key_in(inode, name) == key and not self._is_outdated(key, found, changes):
                     return key, found
+
+    def _is_outdated(self, key: str, found: OverlayEntry | None, changes: int) -> bool:
+        """Return whether the upper has, or hides, the entry since the lower store was asked for it."""
+        if (self.changes == changes and not self.under_way) or (found is not None and found.status is not None):
+            return False
+        return self.upper.status(key) is not None or (found is not None and self.upper.covers(key))
 
     def _key_in(self, inode: int, name: bytes = b"") -> str:
         key = self.inodes.key(inode)

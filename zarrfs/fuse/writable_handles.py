@@ -178,22 +178,27 @@ class HandleOperations(AttributeOperations):
         if self.inodes.is_nameless(directory.inode):  # the directory was removed, so it is empty
             return
         prefix = self.inodes.key(directory.inode)
-        entries = directory.entries
-        for position in range(start_id - 2, len(entries)):  # no slice: every reply would copy the rest of the list
-            name, status, info = entries[position]
-            encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), OverlayEntry(status, info)
-            if self.under_way or self.changes != directory.changes:  # perhaps this one
-                try:
-                    key, found = await self._find(directory.inode, encoded)
-                except NotFound:
-                    continue
-            inode = self._looked_up(key, found)
-            if found.status is None and found.info is not None and self._forgot_size(found.info, inode):
-                await self._recall_size(self.overlay, key, inode)
-            entry = self._fill_found(found, inode)
-            if not pyfuse3.readdir_reply(token, encoded, entry, position + 3):
-                await self.forget([(InodeT(inode), 1)])
-                return
+        entries, counted = directory.entries, list[tuple[InodeT, int]]()
+        try:
+            for position in range(start_id - 2, len(entries)):  # no slice: every reply would copy the rest of the list
+                name, status, info = entries[position]
+                encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), OverlayEntry(status, info)
+                if self.under_way or self.changes != directory.changes:  # perhaps this one
+                    try:
+                        key, found = await self._find(directory.inode, encoded)
+                    except NotFound:
+                        continue
+                inode = self._looked_up(key, found)
+                counted.append((InodeT(inode), 1))
+                if found.status is None and found.info is not None and self._forgot_size(found.info, inode):
+                    await self._recall_size(self.overlay, key, inode)
+                entry = self._fill_found(found, inode)
+                if not pyfuse3.readdir_reply(token, encoded, entry, position + 3):
+                    await self.forget(counted[-1:])
+                    return
+        except BaseException:  # the reply is an error: the kernel hears of none of them, and forgets none
+            await self.forget(counted)
+            raise
 
     @handler
     async def releasedir(self, fh: FileHandleT) -> None:

@@ -1,0 +1,87 @@
+"""Lookups of a writable mount while the lower store is asked, and another request changes what is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+import pyfuse3
+import pytest
+import trio
+import trio.testing
+from pyfuse3 import FileNameT, FlagT, InodeT
+
+from zarrfs.config.options import Options
+from zarrfs.fuse.writable import WritableOperations
+from zarrfs.store.api import Info
+from zarrfs.store.directory import FileSystemStore
+from zarrfs.store.overlay import Overlay
+from zarrfs.store.upper import Upper
+
+CONTEXT = cast(pyfuse3.RequestContext, None)
+Change = Callable[[WritableOperations, InodeT], Awaitable[None]]
+
+
+class SlowStore(FileSystemStore):
+    """A store whose info() waits until the test lets it answer."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.may_answer = trio.Event()
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        found = await super().info(key, sized)
+        await self.may_answer.wait()
+        return found
+
+
+async def write(mount: WritableOperations, inode: InodeT) -> None:
+    """Write another value to a file of the lower store."""
+    opened = await mount.open(inode, FlagT(os.O_WRONLY | os.O_TRUNC), CONTEXT)
+    await mount.write(opened.fh, 0, b"new value")
+    await mount.release(opened.fh)
+
+
+async def remove(mount: WritableOperations, _: InodeT) -> None:
+    await mount.unlink(pyfuse3.ROOT_INODE, FileNameT(b"K"), CONTEXT)
+
+
+@pytest.mark.parametrize(("change", "expected"), [(write, b"new value"), (remove, None)])
+def test_a_lookup_that_waits_for_the_lower_store_finds_what_was_changed_meanwhile(
+    change: Change, expected: bytes | None, tmp_path: Path
+) -> None:
+    (tmp_path / "lower").mkdir()
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "lower/K").write_bytes(b"old")
+
+    async def body() -> bytes | None:
+        store = SlowStore(tmp_path / "lower")
+        mount = WritableOperations(Overlay(store, Upper(str(tmp_path / "upper"))), Options(), {}, lambda: None)
+        store.may_answer.set()
+        known = await mount.lookup(pyfuse3.ROOT_INODE, FileNameT(b"K"), CONTEXT)
+        store.may_answer = trio.Event()
+        late = list[pyfuse3.EntryAttributes]()
+
+        async def look() -> None:
+            late.append(await mount.lookup(pyfuse3.ROOT_INODE, FileNameT(b"K"), CONTEXT))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await trio.testing.wait_all_tasks_blocked()
+            waiting, store.may_answer = store.may_answer, trio.Event()
+            store.may_answer.set()
+            await change(mount, known.st_ino)
+            waiting.set()
+        [entry] = late
+        if entry.st_ino == 0:
+            return None
+        assert entry.st_ino == known.st_ino
+        opened = await mount.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
+        found = bytes(await mount.read(opened.fh, 0, 100))
+        await mount.release(opened.fh)
+        await mount.aclose()
+        return found
+
+    assert trio.run(body) == expected
