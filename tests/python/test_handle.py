@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -206,6 +207,27 @@ def test_a_handle_that_is_forgotten_is_closed(tree: Path) -> None:
     while loops() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not loops()
+
+
+def test_calls_that_come_while_the_loop_ends_are_answered() -> None:
+    async def call() -> None:
+        return
+
+    def calls(loop: background.Loop) -> None:
+        with contextlib.suppress(zarrfs.UsageError):
+            while True:
+                loop.call(call)
+
+    for _ in range(20):
+        loop = background.Loop()
+        threads = [threading.Thread(target=calls, args=(loop,), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.003)
+        loop.stop()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_a_call_that_nobody_waits_for_ends() -> None:

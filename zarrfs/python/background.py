@@ -86,7 +86,11 @@ class Loop:
 
         future.add_done_callback(cancel)
         if not future.done():
-            self._nursery.start_soon(_answer, scope, future, function, arguments)
+            try:
+                self._nursery.start_soon(_answer, scope, future, function, arguments)
+            except RuntimeError:  # the nursery has ended since
+                with contextlib.suppress(concurrent.futures.InvalidStateError):
+                    future.set_exception(_ended())
 
 
 async def _answer(
