@@ -111,7 +111,7 @@ class OnLoop:
         except Exception as exc:
             found = failure(exc, where, self._timeout)
             if self._hint and isinstance(found, AccessDenied):
-                found = AccessDenied(found.where, f"{found.reason} {self._hint}")
+                found = AccessDenied(found.where, f"{found.reason} {self._hint}", found.status)
             raise_from(found, exc)
 
 
