@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _NOBODYS = "zarrfs-asks-whether-all-names-exist"
 _LISTING_MAX = 256 << 20  # bytes of a page with links
+_PARSED_AT_ONCE = 64 << 10  # characters of such a page; longer ones are parsed in a thread, while the loop goes on
 _WHOLE = 8 << 20  # bytes for which memory is taken at once; of more, as they come
 _PIECE = 256 << 10  # bytes of an encoded body that are decoded at once
 _RESUMED_MIN = 64 << 10  # bytes after which a body that was cut off is worth to be gone on with
@@ -230,7 +231,10 @@ class HttpSystem:
         from zarrfs.net.webpages import is_titled, listed
 
         page = bytes(body).decode("utf-8", "surrogateescape")
-        found = listed(page, response.hops[-1].url)
+        if len(page) > _PARSED_AT_ONCE:
+            found = await trio.to_thread.run_sync(listed, page, response.hops[-1].url, abandon_on_cancel=True)
+        else:
+            found = listed(page, response.hops[-1].url)
         return None if found is not None and not is_titled(page) and await self._answers_all(url) else found
 
     async def _answers_all(self, url: str) -> bool:
