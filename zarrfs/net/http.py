@@ -24,7 +24,7 @@ from zarrfs.net import identity
 from zarrfs.net.failures import failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.responses import Entry, Fetched, Page, Transient, http_date, too_large
+from zarrfs.net.responses import Entry, Fetched, Transient, Unpaged, http_date, too_large
 from zarrfs.net.transport import Cut
 from zarrfs.net.web import Response, Web
 from zarrfs.system.buffers import Buffer
@@ -43,12 +43,11 @@ RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
-class HttpSystem:
+class HttpSystem(Unpaged):
     """Web servers, all of them: a path is a URL. `anonymous` is Web's."""
 
     immutable = False
     sends_versions = True
-    flat = False
 
     def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
         self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
@@ -75,10 +74,6 @@ class HttpSystem:
         """
         head, mark, query = path.partition("?")
         return await self._call(self._listing, f"{head.rstrip('/')}/{mark}{query}")
-
-    async def page(self, path: str, after: str) -> Page:
-        """As System.page."""
-        raise NotImplementedError
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""

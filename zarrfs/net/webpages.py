@@ -13,9 +13,7 @@ from zarrfs.net.responses import Entry
 # What nginx shows beside a name: the time in UTC, to the minute, and the size, unless that is rounded (12K).
 _BESIDE = re.compile(r"\s+(\d\d-[A-Z][a-z]{2}-\d{4} \d\d:\d\d)\s+(\d{1,18})\s*")
 _TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
-_ATTRIBUTE = re.compile(
-    r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+"""
-)
+_ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+""")
 _CLOSE = re.compile(r"[\s/]*+>")
 _RAW = {tag: re.compile(f"</{tag}", re.IGNORECASE) for tag in ("script", "style")}  # they have no tags
 _HEAD = 16 << 10  # characters of a page in which its title is
