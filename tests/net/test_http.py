@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Awaitable, Callable
 
@@ -357,6 +358,32 @@ def test_a_remembered_redirect_that_is_over_is_asked_for_again(denial: str) -> N
             assert await get(web, server) == PART
         asked = [request.split()[1] for request in server.requests]
         assert asked == ["/v", "/w1", "/w1", "/v", "/w4"]
+
+    run(serve, check)
+
+
+@pytest.mark.parametrize("denial", ["401 No", "403 Forbidden", "404 Not Found", "410 Gone"])
+@pytest.mark.parametrize("to", ["http://localhost:{port}/data/big/0", "http://localhost:{port}/moved/big/0"])
+def test_a_name_that_a_permanent_redirect_does_not_have_is_read_at_its_original_place(denial: str, to: str) -> None:
+    """Also if the redirect seems to be one of the whole server; absent are only names that both places lack."""
+
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            path, elsewhere = request.split()[1], "\r\nHost: localhost" in request
+            if path == "/data/big/0" and not elsewhere:
+                await peer.send(head("301 Away", f"Location: {to.format(port=peer.server.port)}", "Content-Length: 0"))
+            elif path.endswith("/absent") or elsewhere != path.endswith("/big/0"):
+                await peer.send(head(denial if elsewhere else "404 Not Found", "Content-Length: 2") + b"no")
+            else:
+                await peer.send(right(request))
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        for name in ("big/0", "small/1", "small/1", "big/0"):
+            assert await get(web, server, path=f"/data/{name}") == PART
+        hosts = [re.search(r"Host: (\w+)", request) for request in server.requests]
+        assert [match and match[1] for match in hosts] == ["127", "localhost", "localhost", "127", "127", "localhost"]
+        with pytest.raises(TargetMissing, match="404"):
+            await get(web, server, path="/data/absent")
 
     run(serve, check)
 

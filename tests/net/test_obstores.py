@@ -99,6 +99,30 @@ def test_failures_of_s3(client: str, on_s3: tuple[list[str], str]) -> None:
         assert (beyond.data, beyond.total) == (b"", len(VALUE))
 
 
+@pytest.mark.parametrize(
+    ("options", "url", "path"),
+    [
+        ({"s3": {"anon": True}}, "s3://b/v", "/b/v"),
+        ({"gcs": {"token": "anon"}}, "gs://b/v", "/download/storage/v1/b/b/o/v?alt=media"),
+    ],
+)
+def test_what_fsspec_s_clients_say_of_403_has_its_status(
+    faulty: Faulty, options: dict[str, dict[str, object]], url: str, path: str
+) -> None:
+    """It is no failure of the network, and -o missing_status=403 decides."""
+    [(family, given)] = options.items()
+    client = [*told(family, {**given, "endpoint_url": faulty.url}), "client=fsspec"]
+    faulty.put(path, VALUE, forever=403)
+    faulty.head(path, forever=403)
+    with pytest.raises(AccessDenied) as caught:
+        fetch(client, url, 0, 10)
+    assert caught.value.status == 403
+    if family == "s3":
+        with pytest.raises(AccessDenied) as caught:
+            with_system(client, url, lambda system, at: system.stat(at))
+        assert caught.value.status == 403
+
+
 def test_s3_is_read_by_obstore_if_all_options_are_known(on_s3: tuple[list[str], str]) -> None:
     assert loaded([*on_s3[0]], on_s3[1]) == {"obstore"}
 

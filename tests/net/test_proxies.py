@@ -24,7 +24,16 @@ from tests.net.recording import VALUE as TARGET
 from tests.net.recording import recording
 from tests.net.test_reach_web import read as read_target
 from tests.net.test_reach_web import refused, resolving
-from tests.net.test_tls import VALUE, Authority, Server, authority, opened, send_in_pieces, server
+from tests.net.test_tls import (
+    VALUE,
+    Authority,
+    Server,
+    authority,
+    opened,
+    read_while_rewritten,
+    send_in_pieces,
+    server,
+)
 from tests.net.test_weboptions_proxies import Proxy, plain, proxy, read
 from tests.servers import Faulty, free_port
 from zarrfs.errors import AccessDenied, ReadError
@@ -137,6 +146,13 @@ def test_the_server_s_certificate_is_verified_behind_the_proxy(
             f"{server('elsewhere', '192.0.2.1')}/value", f"ca_bundle={authority.file}",
             f"http.proxy=https://joe:a-b_c@{secure}",
         )  # fmt: skip
+
+
+def test_certificates_that_are_rewritten_behind_the_proxy(
+    secure: str, server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    url = f"{server(clients=True, closes=True)}/value"
+    read_while_rewritten(tmp_path, url, authority, "client.pem", f"http.proxy=https://joe:a-b_c@{secure}")
 
 
 @pytest.mark.parametrize("sizes", [(1, 16_384), (5000, 1_000_000), (300_000, 40)])

@@ -316,6 +316,35 @@ def test_many_reads_and_sessions_that_are_resumed(server: Server, authority: Aut
     assert resumed == ([False] + 11 * [True] if closes else [False])
 
 
+def read_while_rewritten(directory: Path, url: str, authority: Authority, renewed: str, *given: str) -> None:
+    """Read ranges of a server that closes connections; the file `renewed` of certificates is replaced in between."""
+    shutil.copy(authority.file, directory / "authority.pem")
+    shutil.copy(authority.certificate("client", "192.0.2.1"), directory / "client.pem")
+    files = [f"ca_bundle={directory}/authority.pem", f"https.client_cert={directory}/client.pem"]
+    options = parse([*files, *given]).options
+
+    async def main() -> None:
+        system = HttpSystem(options, Trust(options), PermanentRedirects())
+        for start in range(0, 6000, 1000):
+            assert bytes((await system.fetch(url, start, start + 500)).data) == VALUE[start : start + 500]
+            if start == 1000:
+                new = directory / "new.pem"
+                new.write_bytes((directory / renewed).read_bytes())
+                os.utime(new, ns=(0, start))
+                new.replace(directory / renewed)
+        await system.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("renewed", ["authority.pem", "client.pem"])
+def test_a_file_of_certificates_that_is_rewritten_between_two_requests(
+    tmp_path: Path, server: Server, authority: Authority, renewed: str
+) -> None:
+    """Sessions of the earlier certificates are not resumed with the new ones."""
+    read_while_rewritten(tmp_path, f"{server(clients=True, closes=True)}/value", authority, renewed)
+
+
 def test_a_server_that_presents_another_certificate_between_two_requests(authority: Authority) -> None:
     """The one in between is refused at once, whatever was resumed before, and the next one is right again."""
     contexts = {}

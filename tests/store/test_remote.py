@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from zarrfs.errors import (
     ReadError,
 )
 from zarrfs.net import http, request_queue, webpages
+from zarrfs.net.responses import Entry
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 
@@ -214,6 +217,58 @@ def test_listings_of_many_servers(server: str) -> None:
 def test_other_pages_are_not_taken_for_listings(page: str) -> None:
     assert webpages.listed(page, "http://h/d/") is None
     assert webpages.listed(page, "http://h/") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "links"),
+    [
+        ("<A HREF = 'x&amp;y'\n>", ["x&y"]),
+        ("<a class=b href=x>b<a/href=y>", ["x", "y"]),
+        ("<a title='a > b' href=\"x\"/>", ["x"]),
+        ("<a href='x' href='y'>", ["x"]),
+        ("<a name=top><abbr href=x>", []),
+        ("<!-- <a href=x> --><!doctype html><?php <a href=y?><a href=z>", ["z"]),
+        ("<script>'<a href=x>'</SCRIPT><style><a href=y></style ><a href=z>", ["z"]),
+        ("1 < 2 <3 </ > </> <a href=x", []),
+        ("<a href=x><!-- <a href=y>", ["x"]),
+    ],
+)
+def test_links_of_a_page(body: str, links: list[str]) -> None:
+    found = webpages.listed(f"<title>Index of d</title>{body}", "http://h/d/")
+    assert found is not None
+    assert [entry.name for entry in found] == links
+
+
+@pytest.mark.parametrize("titled", ["<title>Index of d</title>", "<title>"])
+@pytest.mark.parametrize(
+    "unit", ["<a ", '<a x="', "<!--", '<a href="', "</a", "</", "<![CDATA[", "<?", "< ", "<a x", "&#1"]
+)
+def test_a_hostile_page_takes_linear_time(titled: str, unit: str) -> None:
+    began = time.process_time()
+    webpages.listed(titled + unit * (1_000_000 // len(unit)), "http://h/d/")
+    assert time.process_time() - began < 5
+
+
+def test_a_long_listing_is_parsed_in_a_thread(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on meanwhile."""
+    page = b"<title>Index of d</title>" + b"".join(b"<a href='v%d'>v</a>" % number for number in range(5000))
+    faulty.put("/d/", page, forever="html")
+    threads, parse = [], webpages.listed
+
+    def noted(text: str, base: str) -> list[Entry] | None:
+        threads.append(threading.current_thread())
+        return parse(text, base)
+
+    monkeypatch.setattr(webpages, "listed", noted)
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        assert len(await keys(store, "d")) == 5000
+        await store.aclose()
+
+    trio.run(check)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_listing_that_is_too_long_is_an_error(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:

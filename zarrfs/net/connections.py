@@ -22,7 +22,7 @@ from zarrfs.net.addresses import is_public, not_public
 from zarrfs.net.failures import certificate_refused
 from zarrfs.net.proxies import Proxy, tunnel
 from zarrfs.net.responses import Transient
-from zarrfs.net.tls import Tls, TlsInTls, context_of, encrypted, tls_error, tls_reason
+from zarrfs.net.tls import Resumable, Tls, TlsInTls, context_of, encrypted, tls_error, tls_reason
 from zarrfs.net.transport import Connection
 
 _IDLE = 15.0  # seconds for which a connection is kept, and between two looks for older ones
@@ -59,7 +59,7 @@ class Server:
         self._lookup = trio.Lock()
         self._addresses: list[tuple[socket.AddressFamily, Any]] = []
         self._looked_up = -math.inf
-        self._session: ssl.SSLSession | None = None
+        self._session: Resumable | None = None  # of the connection that was closed last
 
     async def connect(self, where: str, patience: float) -> Connection:
         """Make a new connection. Raises AccessDenied, ReadError, Transient, OSError; `where` is for messages."""
@@ -107,7 +107,7 @@ class Server:
         """Close a connection that has brought an answer; the next one resumes its TLS session."""
         if self.scheme == "https":
             assert isinstance(connection.sock, ssl.SSLSocket | TlsInTls)
-            self._session = connection.sock.session
+            self._session = connection.sock.context, connection.sock.session
         connection.close()
 
     async def _socket(self, where: str, patience: float) -> socket.socket:

@@ -58,7 +58,11 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if kind == "SFTPNoSuchFile":  # of asyncssh
         return TargetMissing(where, "not found")
     if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
-        return AccessDenied(where, _reason(exc))
+        answer = getattr(exc.__cause__, "response", None)  # of botocore, beneath s3fs
+        about = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+        return AccessDenied(where, _reason(exc), about.get("HTTPStatusCode"))
+    if isinstance(exc, OSError) and exc.errno is None and str(exc).startswith("Forbidden: "):  # of gcsfs
+        return AccessDenied(where, _reason(exc), 403)
     status = getattr(exc, "status", None) or getattr(exc, "status_code", None) or getattr(exc, "code", None)
     if isinstance(status, int) and 400 <= status < 600:
         # Azure's library quotes the whole answer in its message

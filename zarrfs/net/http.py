@@ -24,7 +24,7 @@ from zarrfs.net import identity
 from zarrfs.net.failures import failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.responses import Entry, Fetched, Page, Transient, http_date, too_large
+from zarrfs.net.responses import Entry, Fetched, Transient, Unpaged, http_date, too_large
 from zarrfs.net.transport import Cut
 from zarrfs.net.web import Response, Web
 from zarrfs.system.buffers import Buffer
@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _NOBODYS = "zarrfs-asks-whether-all-names-exist"
 _LISTING_MAX = 256 << 20  # bytes of a page with links
+_PARSED_AT_ONCE = 64 << 10  # characters of such a page; longer ones are parsed in a thread, while the loop goes on
 _WHOLE = 8 << 20  # bytes for which memory is taken at once; of more, as they come
 _PIECE = 256 << 10  # bytes of an encoded body that are decoded at once
 _RESUMED_MIN = 64 << 10  # bytes after which a body that was cut off is worth to be gone on with
@@ -42,12 +43,11 @@ RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
-class HttpSystem:
+class HttpSystem(Unpaged):
     """Web servers, all of them: a path is a URL. `anonymous` is Web's."""
 
     immutable = False
     sends_versions = True
-    flat = False
 
     def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
         self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
@@ -74,10 +74,6 @@ class HttpSystem:
         """
         head, mark, query = path.partition("?")
         return await self._call(self._listing, f"{head.rstrip('/')}/{mark}{query}")
-
-    async def page(self, path: str, after: str) -> Page:
-        """As System.page."""
-        raise NotImplementedError
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
@@ -230,7 +226,10 @@ class HttpSystem:
         from zarrfs.net.webpages import is_titled, listed
 
         page = bytes(body).decode("utf-8", "surrogateescape")
-        found = listed(page, response.hops[-1].url)
+        if len(page) > _PARSED_AT_ONCE:
+            found = await trio.to_thread.run_sync(listed, page, response.hops[-1].url, abandon_on_cancel=True)
+        else:
+            found = listed(page, response.hops[-1].url)
         return None if found is not None and not is_titled(page) and await self._answers_all(url) else found
 
     async def _answers_all(self, url: str) -> bool:

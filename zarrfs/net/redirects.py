@@ -2,7 +2,7 @@
 
 Source: RFC 9110, sections 15.4.2 and 15.4.9 (301 and 308). A redirect of one name is applied to all names that it
 would change in the same way: all of the server if the path stays the same, else those below the prefix that it
-replaces. The latter is a guess, so a name that is not found there is requested at its original place.
+replaces. Either is a guess, so a name that is denied or not found there is requested at its original place.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ class PermanentRedirects:
         if prefix != there_prefix:
             self._prefixes.put(prefix, there_prefix)
 
-    def onward(self, url: str) -> tuple[str, bool]:
-        """Return (where to request `url`, whether that is a guess)."""
-        found, guessed = url, False
+    def onward(self, url: str) -> str:
+        """Return where to request `url`: a guess, unless it is `url` itself."""
+        found = url
         for _ in range(_HOPS):
             prefix = self._prefix(found)
             if not prefix or url in self._exceptions:
                 break
-            guessed = guessed or prefix.count("/") > 2
             found = self._prefixes[prefix] + found[len(prefix) :]
-        return found, guessed
+        return found
 
     def stays(self, url: str) -> None:
         """Ask for `url` at its first place from now on."""

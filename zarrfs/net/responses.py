@@ -46,6 +46,16 @@ class Page(NamedTuple):
     within: str = ""  # in this directory, where it is one
 
 
+class Unpaged:
+    """A system without flat listings."""
+
+    flat = False
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        raise NotImplementedError
+
+
 def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where: str, within: str = "") -> Page:
     """Return the page of these keys; ReadError unless they are in order and follow `after`."""
     before = after.encode("utf-8", "surrogateescape")

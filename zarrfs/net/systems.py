@@ -21,7 +21,7 @@ from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import bridge, identity
 from zarrfs.net.failures import failure, raise_from
 from zarrfs.net.http import web_host
-from zarrfs.net.responses import Entry, Fetched, Page, Transient, checked_page, too_large
+from zarrfs.net.responses import Entry, Fetched, Page, Transient, Unpaged, checked_page, too_large
 
 T = TypeVar("T")
 
@@ -86,16 +86,6 @@ class System(Protocol):
         ...
 
 
-class Unpaged:
-    """A system without flat listings."""
-
-    flat = False
-
-    async def page(self, path: str, after: str) -> Page:
-        """As System.page."""
-        raise NotImplementedError
-
-
 class OnLoop:
     """Calls on fsspec's loop: a bounded number at once, each with a deadline."""
 
@@ -111,7 +101,7 @@ class OnLoop:
         except Exception as exc:
             found = failure(exc, where, self._timeout)
             if self._hint and isinstance(found, AccessDenied):
-                found = AccessDenied(found.where, f"{found.reason} {self._hint}")
+                found = AccessDenied(found.where, f"{found.reason} {self._hint}", found.status)
             raise_from(found, exc)
 
 
@@ -260,11 +250,11 @@ class CoroutineSystem:
 class ThreadSystem(Unpaged):
     """An fsspec file system without coroutines: its calls run in worker threads."""
 
+    immutable = False
     sends_versions = False
 
-    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, immutable: bool = False) -> None:
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
-        self.immutable = immutable
         self._threads = trio.CapacityLimiter(_THREADS)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:

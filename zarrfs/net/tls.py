@@ -18,6 +18,7 @@ from zarrfs.net.certificates import check_variables
 from zarrfs.net.responses import Transient
 
 T = TypeVar("T")
+Resumable = tuple[ssl.SSLContext, ssl.SSLSession | None]  # OpenSSL resumes a session in its own context only
 
 WAITS = (BlockingIOError, ssl.SSLWantReadError)  # nothing to be received yet
 _AT_ONCE = 64 << 10  # bytes of the outer connection that are decrypted at once
@@ -47,7 +48,7 @@ class TlsInTls:
     def __init__(
         self, outer: ssl.SSLSocket, context: ssl.SSLContext, server_hostname: str, session: ssl.SSLSession | None
     ) -> None:
-        self.outer = outer
+        self.outer, self.context = outer, context
         self._received, self._made = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._inner = context.wrap_bio(self._received, self._made, server_hostname=server_hostname, session=session)
         self._unsent = b""  # encrypted by the inner TLS
@@ -109,15 +110,17 @@ class TlsInTls:
 
 
 async def encrypted(
-    sock: socket.socket | TlsInTls, tls: Tls, name: str, where: str, session: ssl.SSLSession | None = None
+    sock: socket.socket | TlsInTls, tls: Tls, name: str, where: str, earlier: Resumable | None = None
 ) -> ssl.SSLSocket | TlsInTls:
     """Return TLS to the server `name` over a socket, which it owns from now on; at most the second layer.
 
-    Raises ReadError, and OSError, as ssl.SSLError is.
+    The `earlier` session is resumed unless certificates have been read again since. Raises ReadError, and OSError, as
+    ssl.SSLError is.
     """
     with contextlib.ExitStack() as closing:
         closing.callback(sock.close)
         context = await context_of(tls, where)
+        session = earlier[1] if earlier is not None and earlier[0] is context else None
         made: ssl.SSLSocket | TlsInTls
         assert not isinstance(sock, TlsInTls)
         if isinstance(sock, ssl.SSLSocket):

@@ -38,7 +38,7 @@ _STATUSES = (301, 302, 303, 307, 308)
 _SITES = 256  # places that are remembered
 _FOLLOWED = 60.0  # seconds for which the redirect of a value is followed without asking
 _REMEMBERED = 65_536  # such redirects
-_DENIALS = (401, 403, 404, 410)  # what a place answers when such a redirect is over
+_DENIALS = (401, 403, 404, 410)  # what a place answers when a remembered redirect is over, or does not hold for a name
 _COOKIES = 1024  # that are remembered
 _OURS = ("Accept-Encoding", "Range", "If-Range", "Connection", "Content-Length", "Transfer-Encoding")  # not the user's
 # URLs that are sent as they are written; yarl reads all others.
@@ -133,7 +133,7 @@ class Web:
         where = without_secrets(url)
         first = self._hop(url, None, where)
         hops = [first]
-        moved, guessed = self._moved.onward(url)
+        moved = self._moved.onward(url)
         short = self._redirects.get(url) if method == "GET" else None
         if short is not None and short[1] > time.monotonic():
             hops.append(self._hop(short[0], first, where))
@@ -142,18 +142,18 @@ class Web:
             short = None
         else:
             short = None
+        remembered = len(hops) > 1  # a guess: that redirect may be over, or may never have been one of this name
         redirected, lasting = False, True  # no redirect was followed that must not be remembered
         while True:
             response = await self._send(method, hops, more, where)
             try:
-                if response.status in _DENIALS and (short or (guessed and response.status in (404, 410))):
+                if response.status in _DENIALS and remembered:
                     await response.release()
                     if short:
                         self._redirects.pop(url, None)
                     else:
                         self._moved.stays(url)
-                        guessed = False
-                    short, hops = None, hops[:1]
+                    remembered, hops = False, hops[:1]
                     continue
                 most = first.site.options.redirects
                 onward = self._onward(response, hops, where) if most else None

@@ -55,7 +55,6 @@ class WebOptions(NamedTuple):
     proxy_user: tuple[str, str] | None  # with password; None: those in its URL
     tls: Tls
     redirects: int  # to be followed at most
-    encoded: bool  # URLs are sent as they are written
 
 
 def check_web_options(options: Options) -> None:
@@ -102,7 +101,7 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
     return WebOptions(
         _checked(headers), "; ".join(f"{name}={value}" for name, value in _checked(cookies).items()),
         {str(name): str(value) for name, value in (options.get("params") or {}).items()}, given("proxy"),
-        lines(_checked(options.get("proxy_headers") or {})), proxy_user, tls, redirects, bool(options.get("encoded")),
+        lines(_checked(options.get("proxy_headers") or {})), proxy_user, tls, redirects,
     )  # fmt: skip
 
 

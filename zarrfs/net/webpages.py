@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import calendar
 import datetime
-import html.parser
+import html
 import re
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -12,6 +12,10 @@ from zarrfs.net.responses import Entry
 
 # What nginx shows beside a name: the time in UTC, to the minute, and the size, unless that is rounded (12K).
 _BESIDE = re.compile(r"\s+(\d\d-[A-Z][a-z]{2}-\d{4} \d\d:\d\d)\s+(\d{1,18})\s*")
+_TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
+_ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+""")
+_CLOSE = re.compile(r"[\s/]*+>")
+_RAW = {tag: re.compile(f"</{tag}", re.IGNORECASE) for tag in ("script", "style")}  # they have no tags
 _HEAD = 16 << 10  # characters of a page in which its title is
 _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 
@@ -22,9 +26,7 @@ def listed(text: str, base: str) -> list[Entry] | None:
     A listing has a title that says so; or it names something, and has a link to the directory above, or no links
     but to what is in it. A page that a server shows for every name may have a link to its home, and lists nothing.
     """
-    page = _LinkParser()
-    page.feed(text)
-    page.close()
+    page = _LinkParser(text)
     found: dict[str, Entry] = {}
     here = urlsplit(base)
     prefix = here.path if here.path.endswith("/") else here.path + "/"
@@ -47,47 +49,86 @@ def listed(text: str, base: str) -> list[Entry] | None:
 
 def is_titled(text: str) -> bool:
     """Return whether a page says in its title that it is a listing."""
-    page = _LinkParser()
-    page.feed(text[:_HEAD])
-    page.close()
-    return _TITLE.search(page.title) is not None
+    return _TITLE.search(_LinkParser(text[:_HEAD]).title) is not None
 
 
-class _LinkParser(html.parser.HTMLParser):
-    """The targets of the <a> elements of a page, and its title."""
+class _LinkParser:
+    """The targets of the <a> elements of a page, and its title.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Tags are those of HTML's tokeniser (html.spec.whatwg.org, 13.2.5). No character is read again after what it begins
+    has turned out to be unfinished, as html.parser does, whose time grows with the square of a hostile page's length.
+    """
+
+    def __init__(self, text: str) -> None:
         self.links: list[tuple[str, str]] = []  # and the text that follows each
-        self.title = ""
+        self._title: list[str] = []
         self._in_title = False
         self._link = ""
         self._text: list[str] | None = None  # what follows the last link
+        at = 0
+        while at >= 0:
+            begin = text.find("<", at)
+            self._data(text[at:begin] if begin >= 0 else text[at:])
+            at = begin if begin < 0 else self._markup(text, begin)
+        self._end()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    @property
+    def title(self) -> str:
+        """Return the text of the title."""
+        return "".join(self._title)
+
+    def _markup(self, text: str, begin: int) -> int:
+        """Read what begins with "<"; return where it ends, -1 for the end of the page."""
+        if text.startswith("<!--", begin):
+            last = text.find("-->", begin + 2)
+            return last if last < 0 else last + 3
+        name = _TAG.match(text, begin)
+        if name is None:
+            if text[begin + 1 : begin + 2] in ("!", "?", "/"):
+                return text.find(">", begin) + 1 or -1
+            self._data("<")
+            return begin + 1
+        tag = name[2].lower()
+        if name[1]:
+            self._end_tag(tag)
+            return text.find(">", name.end()) + 1 or -1
+        at, link = name.end(), ""
+        while attribute := _ATTRIBUTE.match(text, at):
+            at = attribute.end()
+            if tag == "a" and not link and attribute[1].lower() == "href":
+                value = attribute[2] or ""
+                link = html.unescape(value[1:-1] if value[:1] in ("'", '"') else value).strip()
+        end = _CLOSE.match(text, at)
+        if end is None:
+            return -1  # of the page, in a tag
+        self._start_tag(tag, link)
+        if end[0].endswith("/>"):
+            self._end_tag(tag)
+        elif tag in _RAW:
+            raw = _RAW[tag].search(text, end.end())
+            return raw.start() if raw else -1
+        return end.end()
+
+    def _start_tag(self, tag: str, link: str) -> None:
         self._in_title = tag == "title"
         if tag == "a":
             self._end()
-            self._link = next((value.strip() for name, value in attrs if name == "href" and value), "")
+            self._link = link
         elif self._text is not None:
             self._text.append("<")  # a page of another kind
 
-    def handle_endtag(self, tag: str) -> None:
+    def _end_tag(self, tag: str) -> None:
         self._in_title = False
         if tag == "a":
             self._text = []
         elif tag == "pre":
             self._end()
 
-    def handle_data(self, data: str) -> None:
+    def _data(self, data: str) -> None:
         if self._in_title:
-            self.title += data.strip()
+            self._title.append(html.unescape(data).strip())
         elif self._text is not None:
-            self._text.append(data)
-
-    def close(self) -> None:
-        super().close()
-        self._end()
+            self._text.append(html.unescape(data))
 
     def _end(self) -> None:
         """Finish the last link."""

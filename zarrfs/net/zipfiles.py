@@ -20,8 +20,7 @@ import trio
 
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, TargetMissing
-from zarrfs.net.responses import Entry, Fetched, too_large
-from zarrfs.net.systems import Unpaged
+from zarrfs.net.responses import Entry, Fetched, Unpaged, too_large
 from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:
