@@ -126,6 +126,28 @@ def test_blocks_without_a_version_are_not_kept_on_disk(faulty: Faulty, tmp_path:
     assert len(faulty.requests) - len(asked) <= 4, "its version is asked for once"
 
 
+def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Last-Modified of the last second is no version, but the size of the value shows that it has changed."""
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    fill(faulty, url, options, 0, size=100)
+
+    async def check(files: RemoteFiles) -> None:
+        assert bytes(await files.read(url, 0, 100, 0, 100)) == VALUE[:100]
+        faulty.put("/v", bytes(400_000))
+        monkeypatch.setattr(faulty, "tell_tags", False)
+        monkeypatch.setattr(faulty, "tell_times", True)
+        await files.prefetch([(url, low, low + 100) for low in range(100_000, 110_000, 500)])
+        with pytest.raises(TargetChanged):
+            await files.read(url, 100_000, 100, 100_000, 100_100)
+
+    using(check, options)
+    with pytest.raises(TargetChanged):
+        read(url, options, 0, 100_000, size=100)
+
+
 def test_cache_none_writes_no_blocks(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     read(url, Options(cache_dir=str(tmp_path), cache="none"), 0)

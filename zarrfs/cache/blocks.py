@@ -487,9 +487,10 @@ class Blocks:
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """Write the merged range of many small reads to the disk in one piece."""
         wanted = BlockRequest(system, path, start, start + len(found.data))
-        if self._disk is not None:
-            if wanted.at not in self._pins:
-                self._pins.put(wanted.at, Pin(found.tag, found.total))
+        if self._disk is None:
+            return
+        pin = self._pins.get(wanted.at) or self._pins.put(wanted.at, Pin(found.tag, found.total))
+        if not differs(pin.tag, pin.size, found):  # else those who wanted its parts compare them, and report it
             self._write(self._disk, wanted, found, run=True)
 
     def _write(self, disk: DiskCache, wanted: BlockRequest, found: Fetched, run: bool = False) -> None:
