@@ -16,6 +16,8 @@ import trio.testing
 from tests.cache.diskblocks import flip, segments
 from tests.servers import Faulty
 from zarrfs.cache import blocks, disk
+from zarrfs.cache.diskfiles import Layout
+from zarrfs.cache.fetchlocks import FetchLocks
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, TargetChanged
 from zarrfs.net import request_queue
@@ -147,6 +149,27 @@ def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
     using(check, options)
     with pytest.raises(TargetChanged):
         read(url, options, 0, 100_000, size=100)
+
+
+def test_a_range_that_is_wanted_twice_leaves_no_lease(faulty: Faulty, tmp_path: Path) -> None:
+    """Two keys of a batch may be one range; another process must not wait for its lease until it loses patience."""
+    url, options = faulty.put("/v", VALUE), Options(cache_dir=str(tmp_path))
+
+    async def check(files: RemoteFiles) -> None:
+        await files.prefetch([(url, 1000, 1100)] * 2)
+        assert bytes(await files.read(url, 1000, 100, 1000, 1100)) == VALUE[1000:1100]
+        system, path = await files.find(url)
+        other = FetchLocks(Layout(str(tmp_path)), lambda: True)
+        with trio.fail_after(60):
+            while True:  # a lease is released once what came is on the disk
+                lease = other.take(system.identity(path), 0, 1 << 20)
+                assert lease is not None
+                if lease.held:
+                    break
+                await trio.sleep(0.01)
+        other.release(lease)
+
+    using(check, options)
 
 
 def test_cache_none_writes_no_blocks(faulty: Faulty, tmp_path: Path) -> None:

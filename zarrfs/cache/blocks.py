@@ -211,7 +211,7 @@ class Blocks:
 
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
-        wanted = [one for one in wanted if not self.cache.has(one.key)]
+        wanted = list({one.key: one for one in wanted if not self.cache.has(one.key)}.values())
         found: dict[Hashable, Block] = {}
         leases: dict[Hashable, Lease] = {}
         if self._disk is not None and wanted:  # one thread for all: neighbours that are missing stay together
