@@ -90,9 +90,9 @@ class Blocks:
             self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free, self._queue)
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
         self._readers = trio.CapacityLimiter(_READERS)
-        ahead = min(options.prefetch, self.cache.max_bytes // 4)
         self._beginning = trio.CapacityLimiter(options.host_requests)
-        self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
+        self._runs = Runs(options.coalesce_gap, options.coalesce_size, 0)
+        self.bound_ahead()
         self._hit_bytes = 0
         self._round = Round(_AT_ONCE)
 
@@ -238,9 +238,14 @@ class Blocks:
         self.ranges.adjust(options)
         self.cache.resize(memory_limit(options) - self._queue)
         self._beginning.total_tokens = options.host_requests
-        self._runs.ahead = min(options.prefetch, self.cache.max_bytes // 4)
+        self.bound_ahead()
         if self._disk is not None:
             self._disk.resize(options.cache_size, options.cache_min_free)
+
+    def bound_ahead(self) -> int:
+        """Bound the read-ahead of a target by the options and the present size of the cache; return its bytes."""
+        self._runs.ahead = min(self._options.prefetch, self.cache.max_bytes // 4)
+        return self._runs.ahead
 
     def _is_paid(self, key: Hashable) -> bool:
         """Return whether the request of a small block that is fetched ahead was sent: then keep it."""
