@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import trio
 import trio.testing
 
 from tests.cache.diskblocks import flip, segments
 from tests.servers import Faulty
-from zarrfs.cache import disk
+from zarrfs.cache import blocks, disk
+from zarrfs.cache.diskfiles import Layout
+from zarrfs.cache.fetchlocks import FetchLocks
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, TargetChanged
 from zarrfs.net import request_queue
@@ -126,6 +129,49 @@ def test_blocks_without_a_version_are_not_kept_on_disk(faulty: Faulty, tmp_path:
     assert len(faulty.requests) - len(asked) <= 4, "its version is asked for once"
 
 
+def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Last-Modified of the last second is no version, but the size of the value shows that it has changed."""
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    fill(faulty, url, options, 0, size=100)
+
+    async def check(files: RemoteFiles) -> None:
+        assert bytes(await files.read(url, 0, 100, 0, 100)) == VALUE[:100]
+        faulty.put("/v", bytes(400_000))
+        monkeypatch.setattr(faulty, "tell_tags", False)
+        monkeypatch.setattr(faulty, "tell_times", True)
+        await files.prefetch([(url, low, low + 100) for low in range(100_000, 110_000, 500)])
+        with pytest.raises(TargetChanged):
+            await files.read(url, 100_000, 100, 100_000, 100_100)
+
+    using(check, options)
+    with pytest.raises(TargetChanged):
+        read(url, options, 0, 100_000, size=100)
+
+
+def test_a_range_that_is_wanted_twice_leaves_no_lease(faulty: Faulty, tmp_path: Path) -> None:
+    """Two keys of a batch may be one range; another process must not wait for its lease until it loses patience."""
+    url, options = faulty.put("/v", VALUE), Options(cache_dir=str(tmp_path))
+
+    async def check(files: RemoteFiles) -> None:
+        await files.prefetch([(url, 1000, 1100)] * 2)
+        assert bytes(await files.read(url, 1000, 100, 1000, 1100)) == VALUE[1000:1100]
+        system, path = await files.find(url)
+        other = FetchLocks(Layout(str(tmp_path)), lambda: True)
+        with trio.fail_after(60):
+            while True:  # a lease is released once what came is on the disk
+                lease = other.take(system.identity(path), 0, 1 << 20)
+                assert lease is not None
+                if lease.held:
+                    break
+                await trio.sleep(0.01)
+        other.release(lease)
+
+    using(check, options)
+
+
 def test_cache_none_writes_no_blocks(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     read(url, Options(cache_dir=str(tmp_path), cache="none"), 0)
@@ -166,6 +212,115 @@ def test_a_changed_version_is_remembered_for_the_next_run(faulty: Faulty, tmp_pa
     with pytest.raises(TargetChanged):
         read(url, options, 0, 50_000)
     assert read(url, options, 0, 50_000) == [other[:10_000], other[50_000:60_000]]
+
+
+async def memory_value(files: RemoteFiles, value: bytes) -> tuple[Any, str]:
+    """Put a value where answers have neither tag nor size; return (its system, path)."""
+    fsspec.filesystem("memory").pipe("/blocks/v", value)
+    return await files.find("memory://blocks/v")
+
+
+def pieces(value: bytes, *lows: int) -> list[bytes]:
+    return [value[low : low + 10_000] for low in lows]
+
+
+@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.parametrize("size", [len(VALUE), 200_000])
+def test_a_change_is_noticed_if_answers_have_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: bool, size: int
+) -> None:
+    monkeypatch.setattr(blocks, "_FRESH", 0.0)
+    options = Options(cache_dir=str(tmp_path)) if disk else Options()
+    url, other = "memory://blocks/v", os.urandom(size)
+
+    async def check(files: RemoteFiles) -> None:
+        await memory_value(files, VALUE)
+        assert bytes(await files.read(url, 0, 10_000, 0, 10_000)) == VALUE[:10_000]
+        await memory_value(files, other)
+        for low in (50_000, 100_000):
+            with pytest.raises(TargetChanged, match="has changed since it was first read"):
+                await files.read(url, low, 10_000, low, low + 10_000)
+
+    using(check, options)
+    assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
+
+
+def test_with_reread_the_new_version_is_read_if_answers_have_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_FRESH", 0.0)
+    options = Options(cache_dir=str(tmp_path), stale="reread")
+    url, other = "memory://blocks/v", os.urandom(len(VALUE))
+
+    async def check(files: RemoteFiles) -> None:
+        await memory_value(files, VALUE)
+        await files.read(url, 0, 10_000, 0, 10_000)
+        await memory_value(files, other)
+        for low in (50_000, 0):
+            assert bytes(await files.read(url, low, 10_000, low, low + 10_000)) == other[low : low + 10_000]
+
+    using(check, options)
+    assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
+
+
+def test_attributes_are_requested_once_a_second_if_answers_have_no_version() -> None:
+    url, stats = "memory://blocks/v", []
+
+    async def check(files: RemoteFiles) -> None:
+        system, _ = await memory_value(files, VALUE)
+        stat = system.stat
+
+        async def counted(path: str) -> Any:
+            stats.append(path)
+            return await stat(path)
+
+        system.stat = counted
+        began = trio.current_time()
+        for low in range(0, 200_000, 20_000):
+            await files.read(url, low, 10_000, low, low + 10_000)
+        assert 1 <= len(stats) <= 1 + trio.current_time() - began
+
+    using(check, Options())
+
+
+def test_what_changes_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) -> None:
+    """Its attributes are the same before and after what is kept, or it may be of either version."""
+    options, url, other = Options(cache_dir=str(tmp_path)), "memory://blocks/v", os.urandom(len(VALUE))
+
+    async def check(files: RemoteFiles) -> None:
+        system, _ = await memory_value(files, VALUE)
+        assert bytes(await files.read(url, 0, 10_000, 0, 10_000)) == VALUE[:10_000]
+        fetch = system.fetch
+
+        async def changed(path: str, start: int, stop: int | None) -> Any:
+            await memory_value(files, other)
+            return await fetch(path, start, stop)
+
+        system.fetch = changed
+        with pytest.raises(TargetChanged):
+            await files.read(url, 50_000, 10_000, 50_000, 60_000)
+
+    using(check, options)
+    assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
+
+
+def test_blocks_of_a_server_whose_answers_have_no_version_are_kept_on_disk(tmp_path: Path) -> None:
+    options, url = Options(cache_dir=str(tmp_path)), "memory://blocks/v"
+    wanted = [(url, low, low + 100) for low in range(0, 4000, 200)] + [(url, 50_000, 150_000)]
+
+    async def check(files: RemoteFiles) -> int:
+        await files.find(url)
+        await files.prefetch(wanted)
+        for _, low, high in wanted:
+            assert bytes(await files.read(url, low, high - low, low, high)) == VALUE[low:high]
+        requests: int = files.stats()["requests"]
+        return requests
+
+    fsspec.filesystem("memory").pipe("/blocks/v", VALUE)
+    for _ in range(100):  # a disk that is busy keeps nothing
+        if not using(check, options):
+            break
+    assert not using(check, options)
 
 
 LARGE = os.urandom(10_000_000)

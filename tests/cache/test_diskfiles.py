@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from zarrfs.cache.diskfiles import Handle, Layout
+import pytest
+
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskfiles import LAYOUT, Handle, Layout
+from zarrfs.net.versions import TargetVersion
 
 
 def test_threads_that_open_a_directory_at_once_share_one_descriptor(tmp_path: Path) -> None:
@@ -24,3 +31,32 @@ def test_threads_that_open_a_directory_at_once_share_one_descriptor(tmp_path: Pa
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda name: layout.folder(name, make=True), ("ab", "ab"))
     assert first is second
+
+
+def test_blocks_are_kept_again_after_another_node_has_removed_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS, what another node has removed is stale, also for who has it open."""
+    fstat = os.fstat
+
+    def stale(fd: int) -> os.stat_result:
+        found = fstat(fd)
+        if not found.st_nlink and os.readlink(f"/proc/self/fd/{fd}").startswith(str(tmp_path)):  # not pytest's own
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return found
+
+    monkeypatch.setattr(os, "fstat", stale)
+    cache, version = DiskCache(str(tmp_path), 1 << 28, 0), TargetVersion("1", 10**6)
+
+    def keeps(start: int) -> bool:
+        cache.write("t", version, start, bytes(1000))
+        cache.flush()
+        return cache.read("t", version, start, start + 1000) is not None
+
+    try:
+        assert any(keeps(start) for start in range(0, 100_000, 1000)), "a disk that is busy keeps nothing"
+        shutil.rmtree(tmp_path / LAYOUT)
+        assert any(keeps(start) for start in range(100_000, 200_000, 1000))
+        assert not cache.stats()["errors"]
+    finally:
+        cache.close()

@@ -173,6 +173,51 @@ def test_failures_reach_all_readers_and_are_not_cached() -> None:
     run(check)
 
 
+def test_a_reader_that_joins_a_failed_read_ahead_fetches_once_itself() -> None:
+    """Read-ahead gives up read_timeout= after it began, whenever its reader came."""
+
+    async def check() -> None:
+        cache, early, late = BlockCache(100), Source(), Source()
+        early.error, got = ReadError("here", "broken"), []
+
+        async def read() -> None:
+            got.append(await cache.get("k", 10, late.fetch))
+
+        assert cache.ahead("k", 10, early.fetch) is not None
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            early.gate.set()
+            await trio.testing.wait_all_tasks_blocked()
+            late.gate.set()
+        assert got == [bytes(10)] * 3
+        assert (early.started, late.started) == (1, 1)
+
+    run(check)
+
+
+def test_a_failure_after_that_of_read_ahead_reaches_all_readers() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(100), Source()
+        source.error, failed = ReadError("here", "broken"), []
+
+        async def read() -> None:
+            with pytest.raises(ReadError, match="broken"):
+                await cache.get("k", 10, source.fetch)
+            failed.append(True)
+
+        assert cache.ahead("k", 10, source.fetch) is not None
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            source.gate.set()
+        assert (len(failed), source.started) == (3, 2)
+
+    run(check)
+
+
 def test_the_least_recently_used_block_goes_first() -> None:
     async def check() -> None:
         cache, source = BlockCache(30), Source()

@@ -1,8 +1,8 @@
-"""SingleFlight: tasks that need the same value share one fetch, and fetch again after a failure."""
+"""SingleFlight: tasks that need the same value share one fetch, and its failure."""
 
 from __future__ import annotations
 
-import contextlib
+import traceback
 
 import pytest
 import trio
@@ -33,23 +33,19 @@ def test_many_tasks_one_fetch() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-@pytest.mark.parametrize("end", ["fails", "cancelled"])
-def test_a_waiter_of_a_fetch_that_came_to_nothing_fetches_itself(end: str) -> None:
+def test_waiters_of_a_cancelled_fetch_share_another_one() -> None:
     async def main() -> None:
         flight, found, fetches = SingleFlight[str](), list[int](), list[int]()
 
         async def fetch() -> int:
             fetches.append(len(fetches))
             await trio.sleep(1)
-            if len(fetches) == 1:
-                raise OSError
             found.append(7)
             return 7
 
         async def first() -> None:
-            with trio.move_on_after(0.5 if end == "cancelled" else 5):
-                with contextlib.suppress(OSError):
-                    await flight.run("a", fetch, lambda: found[0] if found else None)
+            with trio.move_on_after(0.5):
+                await flight.run("a", fetch, lambda: found[0] if found else None)
 
         async def later() -> None:
             await trio.sleep(0.1)
@@ -60,5 +56,35 @@ def test_a_waiter_of_a_fetch_that_came_to_nothing_fetches_itself(end: str) -> No
             for _ in range(5):
                 nursery.start_soon(later)
         assert len(fetches) == 2
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_all_who_wait_get_the_failure_at_once_and_later_tasks_fetch_again() -> None:
+    """One after the other would wait for a silent server as many times as there are waiters."""
+
+    async def main() -> None:
+        flight, fetches, depths = SingleFlight[str](), list[int](), list[int]()
+
+        async def fetch() -> int:
+            fetches.append(len(fetches))
+            await trio.sleep(1)
+            raise OSError
+
+        async def want() -> None:
+            try:
+                await flight.run("a", fetch, lambda: None)
+            except OSError as exc:
+                depths.append(len(traceback.extract_tb(exc.__traceback__)))
+
+        for number in (1, 2):
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for _ in range(6):
+                    nursery.start_soon(want)
+            assert trio.current_time() - began == pytest.approx(1)
+            assert len(fetches) == number
+        assert len(depths) == 12
+        assert max(depths) <= 3, "the traceback of a shared failure grows with its readers"
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

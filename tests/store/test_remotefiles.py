@@ -729,3 +729,21 @@ def test_an_s3_value_beside_keys_below_it(s3: S3) -> None:
         await store.aclose()
 
     trio.run(check)
+
+
+def test_the_bound_of_read_ahead_is_the_same_after_options_change() -> None:
+    """A RemoteFiles for archives takes a quarter of the memory: now, and when options change."""
+
+    def bounds(files: RemoteFiles) -> tuple[int, int, int]:
+        return files.blocks._runs.ahead, files._streams.most, files.blocks.cache.max_bytes // 4
+
+    async def main() -> None:
+        options = Options(memory_limit=64 << 20)
+        files = RemoteFiles(options)
+        files.below()
+        before = bounds(files)
+        files.adjust(options)
+        assert bounds(files) == before == (12 << 20,) * 3
+        await files.aclose()
+
+    trio.run(main)

@@ -1,8 +1,10 @@
 """Blocks: ranges of targets by way of the cache in memory, the one on disk, and requests to servers.
 
 The first bytes received of a target determine its version, by tag and size. From then on, bytes of another version are
-an error, or with stale=reread the target is read again. On disk, the key of a block contains its version. Blocks that
-another process with the same cache directory is fetching are waited for (fetchlocks.py).
+an error, or with stale=reread the target is read again. Where bytes come without tag and size (SFTP, some object
+stores), the attributes of the target are requested: once a second, and before and after what is kept on disk. On disk,
+the key of a block contains its version. Blocks that another process with the same cache directory is fetching are
+waited for (fetchlocks.py).
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.memory import Ahead, BlockCache
 from zarrfs.cache.runs import Runs
 from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import Round
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged
 from zarrfs.net.request_queue import TINY, RequestQueue
 from zarrfs.net.responses import Entry, Fetched
 from zarrfs.net.systems import System
-from zarrfs.net.versions import Pin, TargetVersion, differs, note_unversioned, version_from, version_of
+from zarrfs.net.versions import Pin, TargetVersion, differs, note_unversioned, tag_of, version_from, version_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap, memory_limit
 
@@ -45,6 +48,7 @@ _ON_DISK = 16 << 10  # bytes that a BlockOnDisk counts as in the cache in memory
 _READERS = 16  # threads that read blocks from the disk
 _QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
 _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
+_FRESH = 1.0  # seconds for which a target is assumed unchanged, if its bytes come without a version
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
 
 
@@ -76,6 +80,7 @@ class Blocks:
         self._options = options
         self._pins: LRU[tuple[int, str], Pin] = LRU(_PINS)
         self._targets: LRU[tuple[int, str], str] = LRU(_TARGETS)
+        self._asking: SingleFlight[tuple[int, str]] = SingleFlight()
         self._disk: DiskCache | None = None
         self._queue = 0  # bytes that may wait for the disk
         if options.cache_dir is not None and options.cache != "none":
@@ -85,9 +90,9 @@ class Blocks:
             self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free, self._queue)
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
         self._readers = trio.CapacityLimiter(_READERS)
-        ahead = min(options.prefetch, self.cache.max_bytes // 4)
         self._beginning = trio.CapacityLimiter(options.host_requests)
-        self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
+        self._runs = Runs(options.coalesce_gap, options.coalesce_size, 0)
+        self.bound_ahead()
         self._hit_bytes = 0
         self._round = Round(_AT_ONCE)
 
@@ -206,7 +211,7 @@ class Blocks:
 
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
-        wanted = [one for one in wanted if not self.cache.has(one.key)]
+        wanted = list({one.key: one for one in wanted if not self.cache.has(one.key)}.values())
         found: dict[Hashable, Block] = {}
         leases: dict[Hashable, Lease] = {}
         if self._disk is not None and wanted:  # one thread for all: neighbours that are missing stay together
@@ -233,9 +238,14 @@ class Blocks:
         self.ranges.adjust(options)
         self.cache.resize(memory_limit(options) - self._queue)
         self._beginning.total_tokens = options.host_requests
-        self._runs.ahead = min(options.prefetch, self.cache.max_bytes // 4)
+        self.bound_ahead()
         if self._disk is not None:
             self._disk.resize(options.cache_size, options.cache_min_free)
+
+    def bound_ahead(self) -> int:
+        """Bound the read-ahead of a target by the options and the present size of the cache; return its bytes."""
+        self._runs.ahead = min(self._options.prefetch, self.cache.max_bytes // 4)
+        return self._runs.ahead
 
     def _is_paid(self, key: Hashable) -> bool:
         """Return whether the request of a small block that is fetched ahead was sent: then keep it."""
@@ -305,18 +315,50 @@ class Blocks:
         return found if self._pins.get(wanted.at) is pin else None  # else they may be of two versions
 
     async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
-        system, path = wanted.system, wanted.path
-        found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
-        if len(found.data) >= _LARGE:
-            self._heap.grown()
-        self._check(wanted, found)
-        if self._disk is not None and not (found.part and found.data):
-            pin = self._pins.get(wanted.at)
-            if found.tag is None and pin is not None and not pin.noted:
-                pin.noted = True
-                await self._ask(wanted)  # such a server sends versions only with attributes
-            self._write(self._disk, wanted, found, wanted.run)
+        system, path, at = wanted.system, wanted.path, wanted.at
+        pin = self._pins.get(at)
+        unknown = pin is None or (pin.version is None and self._is_due(pin))
+        if self._disk is not None and unknown and wanted.expected is None and not system.sends_versions:
+            await self._ask(wanted)  # bytes are kept if the version is the same before and after
+        while True:
+            pin = self._pins.get(at)
+            version = None if pin is None else pin.version
+            found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
+            if len(found.data) >= _LARGE:
+                self._heap.grown()
+            self._check(wanted, found)
+            if found.tag is not None or wanted.expected is not None:
+                now = self._pins.get(at)
+                version = None if now is None else now.version
+                break
+            if not await self._is_same(wanted, found):
+                version = None
+            if pin is None or self._pins.get(at) is pin:
+                break  # else it was replaced meanwhile (stale=reread), by what may not be the version of these bytes
+        alone = not (found.part and found.data) or self._is_blind(wanted, found)
+        if self._disk is not None and alone:
+            self._write(self._disk, wanted, found, version, wanted.run)
         return found.data
+
+    def _is_blind(self, wanted: BlockRequest, found: Fetched) -> bool:
+        """Return whether only attributes show the version of bytes that may have changed."""
+        known = found.tag is not None or found.total is not None or wanted.expected is not None
+        return not (known or wanted.system.immutable)
+
+    def _is_due(self, pin: Pin) -> bool:
+        return pin.asked is None or trio.current_time() >= pin.asked + _FRESH
+
+    async def _is_same(self, wanted: BlockRequest, found: Fetched) -> bool:
+        """Return whether the target has the pinned version after bytes have come without a tag. TargetChanged."""
+        pin = self._pins.get(wanted.at)
+        kept = self._disk is not None and (pin is None or pin.kept)
+        if not self._is_blind(wanted, found):  # its size comes with the bytes, or it never changes
+            ask = self._disk is not None and (pin is None or pin.asked is None)
+        else:
+            ask = kept or pin is None or self._is_due(pin)
+        if ask:
+            return await self._ask(wanted)
+        return pin is not None and pin.agreed
 
     def _check(self, wanted: BlockRequest, found: Fetched) -> None:
         """Raise TargetChanged where the bytes are of another version than the one to read."""
@@ -338,7 +380,8 @@ class Blocks:
         if pin is None:
             head = None if wanted.start else found._replace(data=b"")
             self._pins.put(at, Pin(found.tag, found.total, head=head))
-            if found.tag is None and not wanted.system.immutable:
+            blind = self._is_blind(wanted, found)  # then its attributes are requested next
+            if found.tag is None and not (wanted.system.immutable or blind):
                 note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
         else:
             pin.certain = True
@@ -464,19 +507,43 @@ class Blocks:
         return BlockOnDisk(found) if isinstance(found, tuple) else found, False
 
     async def _ask(self, wanted: BlockRequest) -> bool:
-        """Pin the version that the server says it has; False where it does not say."""
-        system, path = wanted.system, wanted.path
+        """Compare a target with its pin, or pin it, by its attributes; False if they show no version. TargetChanged.
+
+        Simultaneous callers share a request that begins after they have called.
+        """
+        began = trio.current_time()
+
+        def answered() -> bool | None:
+            pin = self._pins.get(wanted.at)
+            return None if pin is None or pin.asked is None or pin.asked < began else pin.agreed
+
         try:
-            entry: Entry = await self.ranges.call(system, path, lambda: system.stat(path))
+            return await self._asking.run(wanted.at, functools.partial(self._stat, wanted), answered)
+        except TargetChanged:
+            raise
         except ReadError as exc:
             log.debug("%s", exc)
-            return False
+        pin = self._pins.get(wanted.at)
+        if pin is not None:
+            pin.asked, pin.agreed = trio.current_time(), False
+        return False
+
+    async def _stat(self, wanted: BlockRequest) -> bool:
+        """Do as _ask(). ReadError."""
+        system, path, began = wanted.system, wanted.path, trio.current_time()
+        entry: Entry = await self.ranges.call(system, path, lambda: system.stat(path))
         version = version_of(entry)
-        if version is None or self._disk is None:
+        self._check(wanted, Fetched(b"", tag_of(entry), entry.size, mtime_ns=entry.mtime_ns, html=entry.html))
+        pin = self._pins.get(wanted.at)
+        if pin is None:
             return False
-        self._pins.put(wanted.at, Pin(version.tag, version.size, noted=True))
-        self._disk.remember(self._target(wanted), version)
-        return True
+        if pin.tag is None and not system.immutable:
+            note_unversioned(system.host(path), system.shown(path))
+        pin.asked, pin.agreed = began, version is not None and version == pin.version
+        if self._disk is not None and version is not None and pin.agreed and not pin.noted:
+            pin.noted = True
+            self._disk.remember(self._target(wanted), version)
+        return pin.agreed
 
     def _note(self, wanted: BlockRequest, found: Fetched) -> None:
         """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
@@ -487,19 +554,24 @@ class Blocks:
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """Write the merged range of many small reads to the disk in one piece."""
         wanted = BlockRequest(system, path, start, start + len(found.data))
-        if self._disk is not None:
-            if wanted.at not in self._pins:
-                self._pins.put(wanted.at, Pin(found.tag, found.total))
-            self._write(self._disk, wanted, found, run=True)
+        if self._disk is None:
+            return
+        pin = self._pins.get(wanted.at) or self._pins.put(wanted.at, Pin(found.tag, found.total))
+        if differs(pin.tag, pin.size, found) or self._is_blind(wanted, found):
+            return  # those who wanted its parts compare the versions, and report a change
+        if found.tag is not None or pin.agreed:
+            self._write(self._disk, wanted, found, pin.version, run=True)
 
-    def _write(self, disk: DiskCache, wanted: BlockRequest, found: Fetched, run: bool = False) -> None:
-        """Keep a block on disk, later; not where its version is unknown."""
+    def _write(
+        self, disk: DiskCache, wanted: BlockRequest, found: Fetched, pinned: TargetVersion | None, run: bool = False
+    ) -> None:
+        """Keep a block on disk, later; not where its version is unknown. `pinned`: its version if it came without."""
         pin = None
         if wanted.expected is not None:
             version = version_of(wanted.expected)
         else:
             pin = self._pins.get(wanted.at)
-            version = version_from(found.tag, found.total) or (pin.version if pin else None)
+            version = version_from(found.tag, found.total) or pinned
         if pin is not None:
             pin.kept = version is not None
         if version is None:

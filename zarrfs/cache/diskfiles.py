@@ -46,6 +46,16 @@ def hash_of(*parts: str | int) -> bytes:
     return hashlib.blake2b(b"".join(b"%d:%s" % (len(part), part) for part in text), digest_size=16).digest()
 
 
+def is_removed(file: int) -> bool:
+    """Return whether an open file or directory has been removed: on NFS, what another node has removed is stale."""
+    try:
+        return not os.fstat(file).st_nlink
+    except OSError as exc:
+        if exc.errno != errno.ESTALE:
+            raise
+        return True
+
+
 def segment_name(number: int) -> str:
     """Return the name of a segment's file."""
     return f"{number:016x}.segment"
@@ -102,7 +112,7 @@ class Layout:
 
     def is_gone(self) -> bool:
         """Return whether somebody has removed what is open, and forget it all then."""
-        if all(os.fstat(handle).st_nlink for handle in list(self._open.values())):
+        if not any(is_removed(handle) for handle in list(self._open.values())):
             return False
         self.forget()
         return True

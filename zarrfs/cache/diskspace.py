@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 
-from zarrfs.cache.diskfiles import BLOB, BLOBS, BLOBS_MARK, TEMPORARY, Handle, Layout, segment_name
+from zarrfs.cache.diskfiles import BLOB, BLOBS, BLOBS_MARK, TEMPORARY, Handle, Layout, is_removed, segment_name
 from zarrfs.system.buffers import Buffer, write_parts
 from zarrfs.system.rangelocks import UNSUPPORTED, try_lock, unlock
 
@@ -65,7 +65,7 @@ class Segment:
 
     def is_gone(self) -> bool:
         """Return whether it was evicted."""
-        return not os.fstat(self.file).st_nlink
+        return is_removed(self.file)
 
     def close(self) -> None:
         """Give back what is reserved and not used. Raise OSError."""

@@ -27,13 +27,14 @@ _GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the
 class _Fetch(Generic[V]):
     """A fetch that goes on, and how many wait for it."""
 
-    __slots__ = ("__weakref__", "block", "done", "error", "roomy", "scope", "waiters")
+    __slots__ = ("__weakref__", "ahead", "block", "done", "error", "roomy", "scope", "waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: bool) -> None:
+        self.ahead = ahead  # it began before a reader wanted it, so it may end before the reader's time is up
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiters = 0
-        self.roomy = False  # its bytes are set aside
+        self.roomy = ahead  # its bytes are set aside
         self.block: V | None = None
         self.error: Exception | None = None
 
@@ -58,7 +59,8 @@ class BlockCache(Generic[V]):
 
     A fetch runs in a task of its own: cancelling a reader does not affect the others, and the fetch is cancelled when
     no reader waits any more. A fetch waits until its bytes fit beside those of other fetches; one that is larger than
-    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached.
+    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached; that of a fetch ahead of its
+    readers is not theirs: they share another fetch.
     """
 
     def __init__(self, max_bytes: int, is_paid: Callable[[Hashable], bool] = lambda key: False) -> None:
@@ -105,11 +107,17 @@ class BlockCache(Generic[V]):
         if block is not None:
             return block
         flight = self._flights.get(key)
+        if flight is not None:
+            self._joins += 1
+            try:
+                return await self._land(key, flight)
+            except Exception:
+                if not flight.ahead:
+                    raise
+            flight = self._flights.get(key)
         if flight is None:
             self._misses += 1
             flight = self._start(key, size, fetch)
-        else:
-            self._joins += 1
         return await self._land(key, flight)
 
     async def join(self, key: Hashable) -> V | None:
@@ -130,7 +138,7 @@ class BlockCache(Generic[V]):
         """
         if not self._may_come(key, size) or not self.reserve(size):
             return None
-        flight = self._start(key, size, fetch, reserved=True)
+        flight = self._start(key, size, fetch, ahead=True)
         flight.waiters += 1
         self._note_unused(key, size)
         landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
@@ -210,11 +218,10 @@ class BlockCache(Generic[V]):
     # -- flights
 
     def _start(
-        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], reserved: bool = False
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], ahead: bool = False
     ) -> _Fetch[V]:
-        flight: _Fetch[V] = _Fetch()
+        flight: _Fetch[V] = _Fetch(ahead)
         self._flights[key] = flight
-        flight.roomy = reserved
         in_background(self._fly, key, size, fetch, flight)
         return flight
 

@@ -36,6 +36,8 @@ class Pin:
     noted: bool = False  # on the disk
     kept: bool = True  # no: its server sends no version, so it is not cached on disk
     head: Fetched | None = None  # what came with its first bytes, without these
+    asked: float | None = None  # trio's time at which its attributes were last requested
+    agreed: bool = False  # they had this very version
 
     @property
     def version(self) -> TargetVersion | None:
@@ -43,10 +45,15 @@ class Pin:
         return version_from(self.tag, self.size)
 
 
+def tag_of(entry: Entry) -> str | None:
+    """Return the tag of an entry, or its mtime as one; None if its server sent neither."""
+    mtime = None if entry.mtime_ns is None or entry.rough else f"mtime {entry.mtime_ns}"
+    return entry.tag or mtime
+
+
 def version_of(entry: Entry) -> TargetVersion | None:
     """Return the version of an entry; None if its server sent none."""
-    mtime = None if entry.mtime_ns is None or entry.rough else f"mtime {entry.mtime_ns}"
-    return version_from(entry.tag or mtime, entry.size)
+    return version_from(tag_of(entry), entry.size)
 
 
 def differs(tag: str | None, size: int | None, found: Fetched) -> bool:

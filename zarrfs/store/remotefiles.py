@@ -49,7 +49,7 @@ class RemoteFiles:
         self._below: RemoteFiles | None = None
         self._found: LRU[str, tuple[System, str]] = LRU(_FOUND)
         self._part = max(options.part_size, _PIECE)
-        most = min(options.prefetch, self.blocks.cache.max_bytes // 4)
+        most = self.blocks.bound_ahead()
         self._streams = Streams(min(_WINDOW * self._part, most), most)
 
     # -- by URL
@@ -98,6 +98,7 @@ class RemoteFiles:
             self._below = RemoteFiles(options, self.local, self.trust)
             self.blocks.ranges.beneath = self._below.blocks.ranges
             cache.resize(cache.max_bytes - quarter)
+            self._bound_streams()
         return self._below
 
     # -- by system and path
@@ -188,8 +189,7 @@ class RemoteFiles:
             quarter = cache.max_bytes // 4
             self._below.adjust(dataclasses.replace(options, memory_limit=quarter))
             cache.resize(cache.max_bytes - quarter)
-        most = min(options.prefetch, cache.max_bytes // 4)
-        self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
+        self._bound_streams()
 
     def stats(self) -> dict[str, Any]:
         """Return counters for the log."""
@@ -205,6 +205,11 @@ class RemoteFiles:
             await self.local.aclose()
 
     # -- large values
+
+    def _bound_streams(self) -> None:
+        """Bound read-ahead after the cache was resized."""
+        most = self.blocks.bound_ahead()
+        self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
 
     def _cover(self, read: BlockRequest, low: int, high: int, stream: Stream) -> Iterator[BlockRequest]:
         """Yield the blocks of a read of a large value: parts for a sequential read, else pieces."""
