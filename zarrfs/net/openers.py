@@ -18,6 +18,7 @@ from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, identity, obstores
 from zarrfs.net.certificates import check_variables
+from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
@@ -140,6 +141,8 @@ class Openers:
                 if fs.async_impl:
                     hint = "" if personal else _ANONYMOUSLY
                     self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint)
+                elif family == "ftp":
+                    self._systems[key] = FtpSystem(fs, protocol, timeout, limit)
                 else:
                     self._systems[key] = ThreadSystem(fs, protocol, timeout, limit)
             return self._systems[key]

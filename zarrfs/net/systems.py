@@ -262,10 +262,13 @@ class ThreadSystem(Unpaged):
 
     sends_versions = False
 
-    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, immutable: bool = False) -> None:
+    def __init__(
+        self, fs: Any, protocol: str, timeout: float, limit: int, immutable: bool = False, threads: int = _THREADS
+    ) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
         self.immutable = immutable
-        self._threads = trio.CapacityLimiter(_THREADS)
+        self._threads = trio.CapacityLimiter(threads)
+        self._waiting: set[trio.CancelScope] = set()
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
@@ -308,13 +311,15 @@ class ThreadSystem(Unpaged):
     async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
         try:
             with trio.fail_after(self._timeout) as scope:
-                slot = _Slot(self._threads, scope, self._timeout)
+                slot = _Slot(self._threads, self._waiting, scope, self._timeout)
                 limiter = cast(trio.CapacityLimiter, slot)  # trio takes anything with these two methods
                 return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
         except trio.TooSlowError as exc:
             if slot.taken:
                 raise_from(failure(exc, self.shown(path), self._timeout), exc)
-            rule = f"{_THREADS} calls have no answer yet, and no more are made: none ended within {self._timeout:g} s"
+            total = int(self._threads.total_tokens)
+            calls = "1 call has" if total == 1 else f"{total} calls have"
+            rule = f"{calls} no answer yet, and no more are made: none ended within {self._timeout:g} s"
             raise Transient(rule) from exc
         except Exception as exc:
             raise_from(failure(exc, self.shown(path), self._timeout), exc)
@@ -323,22 +328,31 @@ class ThreadSystem(Unpaged):
 class _Slot:
     """A limiter for one call: a slot of `threads`, kept until its thread ends; the deadline of `scope` begins with it.
 
-    A thread whose caller has timed out goes on, so it counts for as long as it runs.
+    A thread whose caller has timed out goes on, so it counts for as long as it runs. The scopes of `waiting` calls
+    have a full `timeout` again whenever a thread ends: only calls without an answer are a reason to fail others.
     """
 
-    def __init__(self, threads: trio.CapacityLimiter, scope: trio.CancelScope, timeout: float) -> None:
-        self._threads, self._scope, self._timeout = threads, scope, timeout
+    def __init__(
+        self, threads: trio.CapacityLimiter, waiting: set[trio.CancelScope], scope: trio.CancelScope, timeout: float
+    ) -> None:
+        self._threads, self._waiting, self._scope, self._timeout = threads, waiting, scope, timeout
         self.taken = False
 
     async def acquire_on_behalf_of(self, thread: object) -> None:
         """As trio.CapacityLimiter's."""
-        await self._threads.acquire_on_behalf_of(thread)
+        self._waiting.add(self._scope)
+        try:
+            await self._threads.acquire_on_behalf_of(thread)
+        finally:
+            self._waiting.remove(self._scope)
         self.taken = True
         self._scope.deadline = trio.current_time() + self._timeout
 
     def release_on_behalf_of(self, thread: object) -> None:
         """As trio.CapacityLimiter's."""
         self._threads.release_on_behalf_of(thread)
+        for scope in self._waiting:
+            scope.deadline = trio.current_time() + self._timeout
 
 
 def other_host(protocol: str, options: Mapping[str, Any]) -> str:
