@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -437,11 +437,17 @@ class _SignedHandler(http.server.BaseHTTPRequestHandler):
 
 
 class Sftp(NamedTuple):
-    """An SFTP server that shows `root` as its top; `options` are those for fsspec."""
+    """An SFTP server that shows `root` as its top; `options` are those for fsspec, which accept any host key.
+
+    `known_host` is the server's line for a file of known hosts; `passwords` are those that it was given.
+    """
 
     url: str
     root: Path
     options: dict[str, object]
+    known_host: str
+    passwords: list[str]
+    drop: Callable[[], None]  # abort all connections
 
 
 @pytest.fixture(scope="session")
@@ -451,7 +457,13 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
 
     import asyncssh
 
+    connections: list[Any] = []
+    passwords: list[str] = []
+
     class Server(asyncssh.SSHServer):
+        def connection_made(self, connection: Any) -> None:
+            connections.append(connection)
+
         def begin_auth(self, username: str) -> bool:
             return True
 
@@ -459,6 +471,7 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
             return True
 
         def validate_password(self, username: str, password: str) -> bool:
+            passwords.append(password)
             return (username, password) == ("somebody", "secret")
 
     root = tmp_path_factory.mktemp("sftp")
@@ -476,9 +489,15 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
             sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=os.fsencode(root)),
         )  # fmt: skip
 
+    async def abort() -> None:
+        while connections:
+            connections.pop().abort()
+
     server = run(start())
+    port = server.sockets[0].getsockname()[1]
     options: dict[str, object] = {"username": "somebody", "password": "secret", "known_hosts": None}
-    yield Sftp(f"sftp://127.0.0.1:{server.sockets[0].getsockname()[1]}", root, options)
+    known_host = f"[127.0.0.1]:{port} {key.export_public_key().decode()}"
+    yield Sftp(f"sftp://127.0.0.1:{port}", root, options, known_host, passwords, lambda: run(abort()))
     server.close()
     run(server.wait_closed())
     loop.call_soon_threadsafe(loop.stop)

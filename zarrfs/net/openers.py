@@ -36,6 +36,8 @@ _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
+_SSH = ("sftp", "ssh")
+_KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 
 
@@ -130,17 +132,26 @@ class Openers:
             if key not in self._systems:
                 timeout, limit = self._options.request_timeout, self._options.document_limit
                 family = urls.names(protocol)[0]
-                try:
+
+                async def connect() -> Any:
                     with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
-                        fs = await trio.to_thread.run_sync(
+                        return await trio.to_thread.run_sync(
                             _file_system, protocol, family, options, abandon_on_cancel=True
                         )
+
+                try:
+                    fs = await connect()
                 except trio.TooSlowError:
                     rule = f"not ready within {timeout:g} s (-o request_timeout=)"
                     raise ReadError(f"{protocol}://", rule) from None
+                except ReadError:
+                    raise
+                except Exception as exc:
+                    raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
                 if fs.async_impl:
                     hint = "" if personal else _ANONYMOUSLY
-                    self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint)
+                    again = connect if family in _SSH else None
+                    self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint, again)
                 elif family == "ftp":
                     self._systems[key] = FtpSystem(fs, protocol, timeout, limit)
                 else:
@@ -212,11 +223,9 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache
-    uncached = {} if family in ("sftp", "ssh") else {"use_listings_cache": False}
-    try:
-        fs = class_of(protocol, family)(**options, skip_instance_cache=True, **uncached)
-    except Exception as exc:
-        raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
+    defaults: dict[str, Any] = {"keepalive_interval": _KEEPALIVE} if family in _SSH else {"use_listings_cache": False}
+    given = {**defaults, **options, "skip_instance_cache": True}
+    fs = class_of(protocol, family)(**given)
     if family == "s3":
         fs.retries = 1
         importlib.import_module("aiobotocore.session")  # later it would hold up the loop of all requests
