@@ -61,7 +61,9 @@ def of_store(protocol: str, path: str, endpoint: str) -> str:
 
 def of_other(protocol: str, path: str, options: Mapping[str, object]) -> str:
     """Return the identity of `path` in a file system with `options`, such as host and user."""
-    return f"{protocol}://{path}{_digest(_public(options))}"
+    naming = _public(options)
+    naming.pop("known_hosts", None)  # a file of this machine
+    return f"{protocol}://{path}{_digest(naming)}"
 
 
 def endpoint(family: str, options: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem
+from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
 from zarrfs.system.packages import install_command
 
@@ -37,6 +37,7 @@ _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=cre
 _HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _SSH = ("sftp", "ssh")
+_KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 
@@ -223,9 +224,14 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache
-    defaults: dict[str, Any] = {"keepalive_interval": _KEEPALIVE} if family in _SSH else {"use_listings_cache": False}
+    defaults = _ssh_defaults() if family in _SSH else {"use_listings_cache": False}
     given = {**defaults, **options, "skip_instance_cache": True}
-    fs = class_of(protocol, family)(**given)
+    try:
+        fs = class_of(protocol, family)(**given)
+    except Exception as exc:
+        if type(exc).__name__ != "HostKeyNotVerifiable":
+            raise
+        raise _unknown_key(protocol, options) from exc
     if family == "s3":
         fs.retries = 1
         importlib.import_module("aiobotocore.session")  # later it would hold up the loop of all requests
@@ -233,6 +239,23 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if once is not None:  # what repeats a request, for half a minute
         fs._request = functools.partial(once, fs)
     return fs
+
+
+def _ssh_defaults() -> dict[str, Any]:
+    """Return options of asyncssh: without them sshfs accepts any host key, and does not notice a dead connection."""
+    files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
+    return {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE}  # b"": no key is right
+
+
+def _unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
+    host, port, named = options.get("host"), options.get("port"), options.get("known_hosts")
+    files = named if isinstance(named, str) and named else " or ".join(_KNOWN_HOSTS)
+    scan = f"ssh-keyscan {f'-p {port} ' if port else ''}{host}"
+    rule = (
+        f"its host key is not in {files}: if it is the right server, add the key ({scan}), "
+        f"or name a file that has it (-o {protocol}.known_hosts=FILE)"
+    )
+    return ReadError(other_host(protocol, options), rule)
 
 
 def _look_for_metadata_server() -> None:
