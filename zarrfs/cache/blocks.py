@@ -44,6 +44,7 @@ _AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
 _ON_DISK = 16 << 10  # bytes that a BlockOnDisk counts as in the cache in memory
 _READERS = 16  # threads that read blocks from the disk
 _QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
+_BEHIND = 0.02  # seconds between looks at a disk that is slower than the server
 _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
 
@@ -82,7 +83,9 @@ class Blocks:
             from zarrfs.cache.disk import QUEUE, DiskCache
 
             self._queue = min(QUEUE, memory_limit(options) // _QUEUE_SHARE)
-            self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free, self._queue)
+            self._disk = DiskCache(
+                options.cache_dir, options.cache_size, options.cache_min_free, self._queue, not options.fills
+            )
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
         self._readers = trio.CapacityLimiter(_READERS)
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
@@ -90,6 +93,7 @@ class Blocks:
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
         self._hit_bytes = 0
         self._round = Round(_AT_ONCE)
+        self._slow_disk = trio.Lock()  # one waits for all
 
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
         """Return the bytes [offset, offset + length) of a target, all of them in the block `wanted`.
@@ -306,6 +310,10 @@ class Blocks:
 
     async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
         system, path = wanted.system, wanted.path
+        if self._options.fills and self._disk is not None and self._disk.is_behind():
+            async with self._slow_disk:
+                while self._disk.is_behind():  # noqa: ASYNC110  # it is a thread's, and a wait for it has no other end
+                    await trio.sleep(_BEHIND)
         found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
         if len(found.data) >= _LARGE:
             self._heap.grown()
