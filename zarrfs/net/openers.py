@@ -24,6 +24,7 @@ from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
+from zarrfs.system.memory import memory_limit
 from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Openers:
                     opened = RemoteArchive(self._files.below(), archive, name)
                 else:
                     opened = LocalArchive(self._files.local, key[1])
-                self._systems[key] = ZipSystem(opened, self._options.document_limit)
+                self._systems[key] = ZipSystem(opened, self._options.document_limit, memory_limit(self._options))
             return self._systems[key], path
 
 
