@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-_SECRET = re.compile(r"token|key|secret|passw|credential|auth|session|cookie|^sas|anon|cert|^sig", re.IGNORECASE)
+from zarrfs.config.redaction import CREDENTIALS
+
+_SECRET = re.compile(f"{CREDENTIALS}|anon|cert|^sig", re.IGNORECASE)
 
 # Ways to sign a URL: (names that must all be there, names that belong to the signature), in lower case.
 _SIGNED = (
