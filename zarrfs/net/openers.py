@@ -225,10 +225,10 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache
-    defaults = _ssh_defaults() if family in _SSH else {"use_listings_cache": False}
-    given = {**defaults, **options, "skip_instance_cache": True}
+    uncached = {} if family in _SSH else {"use_listings_cache": False}
+    given = {**_ssh_defaults(), **options} if family in _SSH else options
     try:
-        fs = class_of(protocol, family)(**given)
+        fs = class_of(protocol, family)(**given, skip_instance_cache=True, **uncached)
     except Exception as exc:
         if type(exc).__name__ != "HostKeyNotVerifiable":
             raise
