@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -437,11 +437,17 @@ class _SignedHandler(http.server.BaseHTTPRequestHandler):
 
 
 class Sftp(NamedTuple):
-    """An SFTP server that shows `root` as its top; `options` are those for fsspec."""
+    """An SFTP server that shows `root` as its top; `options` are those for fsspec, which accept any host key.
+
+    `known_host` is the server's line for a file of known hosts; `passwords` are those that it was given.
+    """
 
     url: str
     root: Path
     options: dict[str, object]
+    known_host: str
+    passwords: list[str]
+    drop: Callable[[], None]  # abort all connections
 
 
 @pytest.fixture(scope="session")
@@ -451,7 +457,13 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
 
     import asyncssh
 
+    connections: list[Any] = []
+    passwords: list[str] = []
+
     class Server(asyncssh.SSHServer):
+        def connection_made(self, connection: Any) -> None:
+            connections.append(connection)
+
         def begin_auth(self, username: str) -> bool:
             return True
 
@@ -459,6 +471,7 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
             return True
 
         def validate_password(self, username: str, password: str) -> bool:
+            passwords.append(password)
             return (username, password) == ("somebody", "secret")
 
     root = tmp_path_factory.mktemp("sftp")
@@ -476,12 +489,113 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
             sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=os.fsencode(root)),
         )  # fmt: skip
 
+    async def abort() -> None:
+        while connections:
+            connections.pop().abort()
+
     server = run(start())
+    port = server.sockets[0].getsockname()[1]
     options: dict[str, object] = {"username": "somebody", "password": "secret", "known_hosts": None}
-    yield Sftp(f"sftp://127.0.0.1:{server.sockets[0].getsockname()[1]}", root, options)
+    known_host = f"[127.0.0.1]:{port} {key.export_public_key().decode()}"
+    yield Sftp(f"sftp://127.0.0.1:{port}", root, options, known_host, passwords, lambda: run(abort()))
     server.close()
     run(server.wait_closed())
     loop.call_soon_threadsafe(loop.stop)
+
+
+# -- FTP
+
+
+class Ftp:
+    """An FTP server of `values` (name -> bytes) in one directory, without MLST and EPSV, as old ones are.
+
+    The next commands get the replies of `replies`, in turn; after 421 the server hangs up.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.replies: list[str] = []
+        self.logs_in = True
+        self._connections: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"ftp://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def connections(self) -> int:
+        """Return the number of connections since the start."""
+        return len(self._connections)
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        for one in self._connections:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop."""
+        self._listener.close()
+        self.hang_up()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)  # ABOR comes as urgent data
+        with contextlib.suppress(OSError), connection, connection.makefile("rb") as commands:
+            connection.sendall(b"220 ready\r\n")
+            passive, rest = None, 0
+            for line in commands:
+                command, _, argument = line.decode().strip().partition(" ")
+                if command not in ("USER", "PASS") and self.replies:
+                    reply = self.replies.pop(0)
+                elif command == "PASV":
+                    passive = socket.create_server(("127.0.0.1", 0))
+                    high, low = divmod(passive.getsockname()[1], 256)
+                    reply = f"227 (127,0,0,1,{high},{low})"
+                elif command == "REST":
+                    rest, reply = int(argument), "350 ok"
+                elif command in ("RETR", "MLSD"):
+                    reply = self._transfer(connection, passive, command, argument, rest)
+                    passive, rest = None, 0
+                else:
+                    login = "230 ok" if self.logs_in else "530 not for you"
+                    replies = {"USER": "331 ok", "PASS": login, "TYPE": "200 ok", "ABOR": "226 ok"}
+                    reply = replies.get(command, "502 not known")
+                connection.sendall(f"{reply}\r\n".encode())
+                if reply.startswith("421"):
+                    return
+
+    def _transfer(
+        self, connection: socket.socket, passive: socket.socket | None, command: str, path: str, rest: int
+    ) -> str:
+        if passive is None:
+            return "425 no data connection"
+        with passive:
+            lines = (f"type=file;size={len(value)}; {name}\r\n" for name, value in self.values.items())
+            data = self.values.get(path.lstrip("/")) if command == "RETR" else "".join(lines).encode()
+            if data is None:
+                return "550 no such file"
+            connection.sendall(b"150 here it comes\r\n")
+            passive.settimeout(_START_SECONDS)
+            try:
+                with passive.accept()[0] as receiver:
+                    receiver.sendall(data[rest:])
+            except OSError:
+                return "426 aborted"
+        return "226 done"
+
+
+@pytest.fixture
+def ftp() -> Iterator[Ftp]:
+    """An FTP server."""
+    server = Ftp()
+    yield server
+    server.close()
 
 
 # -- Google Cloud Storage

@@ -27,7 +27,7 @@ def test_the_summary_is_printed(source: Path, tmp_path: Path) -> None:
     done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
     assert (done.returncode, done.stdout, done.stderr) == (0, "100 read, 1000 B; 0 absent, 0 failed\n", "")
     done = run("warm", "--json", "--cache-dir", tmp_path / "blocks", source, tmp_path / "reads")
-    assert json.loads(done.stdout) == {"found": 100, "absent": 0, "failed": 0, "bytes": 1000}
+    assert json.loads(done.stdout) == {"found": 100, "absent": 0, "failed": 0, "bytes": 1000, "dropped": 0}
 
 
 def test_failures_set_the_exit_status(source: Path, tmp_path: Path) -> None:
@@ -73,3 +73,16 @@ def test_warmed_blocks_are_read_without_the_server(nginx: Nginx, source: Path, t
     target.unlink()
     done = run("cat", "-o", f"cache_dir={tmp_path}/blocks,retries=0", source, "a/0", "a/50", "a/99")
     assert done.stdout == "000000000\n000000050\n000000099\n", done.stderr
+
+
+def test_blocks_that_are_not_kept_set_the_exit_status(nginx: Nginx, tmp_path: Path) -> None:
+    (nginx.plain.root / "large").write_bytes(bytes(4 << 20))
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"a": [f"{nginx.plain.url}/large"]}}))
+    (tmp_path / "reads").write_text(HEADER + json.dumps(["a", 0, 4 << 20]) + "\n")
+    blocks = tmp_path / "blocks"
+    done = run("warm", "-o", f"cache_dir={blocks},cache_size=1MiB", tmp_path / "refs.json", tmp_path / "reads")
+    assert (done.returncode, done.stdout) == (1, "1 read, 4.0 MiB; 0 absent, 0 failed\n")
+    assert done.stderr == (
+        f"zarrfs: {blocks}: 1 block not kept: the cache has no room, or its disk fails "
+        "(-o cache_size=, cache_min_free=)\n"
+    )

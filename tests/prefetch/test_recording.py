@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.prefetch.keyreaders import RecordingStore
+from tests.servers import Faulty
 from zarrfs import sources
+from zarrfs.cache import diskspace
 from zarrfs.config.options import Options
 from zarrfs.config.shares import Share
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.prefetch.recording import BLOCK, RecordedRead, Recorder, Warmed, read_record, records_to_warm, warm
+from zarrfs.prefetch.recording import (
+    BLOCK,
+    RecordedRead,
+    Recorder,
+    Warmed,
+    read_record,
+    records_to_warm,
+    settle,
+    warm,
+)
 from zarrfs.store.api import Store
+from zarrfs.store.remote import FsspecStore
 from zarrfs.system.buffers import Buffer
 
 HEADER = '{"zarrfs": "record", "version": 1}\n'
@@ -334,3 +347,29 @@ def test_each_share_fetches_its_own(store: Watched, count: int) -> None:
         got.append([key for key, *_ in store.got])
     assert sorted(itertools.chain(*got)) == sorted([*(key for key, *_ in records), "big"])
     assert all(len(keys) > 150 for keys in got)
+
+
+def test_a_disk_that_is_slower_than_the_server_gets_all_blocks(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = diskspace.Segment.append
+
+    def slowly(segment: diskspace.Segment, parts: Sequence[memoryview], sync: bool = False) -> int:
+        time.sleep(sum(map(len, parts)) / (40 << 20))
+        return append(segment, parts, sync)
+
+    monkeypatch.setattr(diskspace.Segment, "append", slowly)
+    for number in range(20):
+        faulty.put(f"/slow/{number}", bytes([number]) * (1 << 20))
+
+    async def main() -> tuple[Warmed, dict[str, int]]:
+        store = FsspecStore(f"{faulty.url}/slow", Options(cache_dir=str(tmp_path), memory_limit=32 << 20, fills=True))
+        done = await warm(store, [RecordedRead(str(number), 0, BLOCK) for number in range(20)])
+        await settle(store, done)
+        disk = store.stats()["remote"]["disk"]
+        await store.aclose()
+        return done, disk
+
+    done, disk = trio.run(main)
+    assert done == Warmed(20, 0, 0, 20 << 20, dropped=0)
+    assert disk["bytes_written"] >= 20 << 20

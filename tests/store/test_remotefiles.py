@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import dataclasses
 import os
+import queue
 import random
 import sys
 import threading
@@ -585,6 +586,33 @@ def test_calls_that_never_end_take_no_more_threads_than_there_are(monkeypatch: p
         trio.run(main)
     finally:
         go.set()
+
+
+def test_a_call_that_waits_while_others_end_does_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a slow server with one connection, a call may wait for its turn longer than a call may take."""
+    fs, began = fsspec.filesystem("memory", skip_instance_cache=True), queue.Queue[threading.Event]()
+
+    def info(path: str, **_: Any) -> dict[str, Any]:
+        go = threading.Event()
+        began.put(go)
+        go.wait(90)
+        return {"name": path, "type": "file", "size": 1}
+
+    monkeypatch.setattr(fs, "info", info)
+    system = ThreadSystem(fs, "memory", 1.0, 1, threads=1)
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(system.stat, f"/v{number}")
+            for _ in range(4):
+                go = await trio.to_thread.run_sync(began.get, True, 60)
+                clock.jump(0.9)
+                await trio.testing.wait_all_tasks_blocked()
+                go.set()
+
+    trio.run(main, clock=clock)
 
 
 def test_an_archive_may_have_any_name(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

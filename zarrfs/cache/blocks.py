@@ -47,6 +47,7 @@ _AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
 _ON_DISK = 16 << 10  # bytes that a BlockOnDisk counts as in the cache in memory
 _READERS = 16  # threads that read blocks from the disk
 _QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
+_BEHIND = 0.02  # seconds between looks at a disk that is slower than the server
 _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
 _FRESH = 1.0  # seconds for which a target is assumed unchanged, if its bytes come without a version
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
@@ -87,7 +88,9 @@ class Blocks:
             from zarrfs.cache.disk import QUEUE, DiskCache
 
             self._queue = min(QUEUE, memory_limit(options) // _QUEUE_SHARE)
-            self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free, self._queue)
+            self._disk = DiskCache(
+                options.cache_dir, options.cache_size, options.cache_min_free, self._queue, not options.fills
+            )
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
         self._readers = trio.CapacityLimiter(_READERS)
         self._beginning = trio.CapacityLimiter(options.host_requests)
@@ -95,6 +98,7 @@ class Blocks:
         self.bound_ahead()
         self._hit_bytes = 0
         self._round = Round(_AT_ONCE)
+        self._slow_disk = trio.Lock()  # one waits for all
 
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
         """Return the bytes [offset, offset + length) of a target, all of them in the block `wanted`.
@@ -320,6 +324,10 @@ class Blocks:
         unknown = pin is None or (pin.version is None and self._is_due(pin))
         if self._disk is not None and unknown and wanted.expected is None and not system.sends_versions:
             await self._ask(wanted)  # bytes are kept if the version is the same before and after
+        if self._options.fills and self._disk is not None and self._disk.is_behind():
+            async with self._slow_disk:
+                while self._disk.is_behind():  # noqa: ASYNC110  # it is a thread's, and a wait for it has no other end
+                    await trio.sleep(_BEHIND)
         while True:
             pin = self._pins.get(at)
             version = None if pin is None else pin.version

@@ -81,11 +81,15 @@ class DiskCache:
     log; then nothing is written for a while, and reading goes on.
     """
 
-    def __init__(self, directory: str, size: int, min_free: int, queue: int = QUEUE) -> None:
+    def __init__(
+        self, directory: str, size: int, min_free: int, queue: int = QUEUE, bounded: bool = True
+    ) -> None:  # fmt: skip
         """Keep at most `size` bytes, let `min_free` bytes of the disk be free, and `queue` bytes wait for it.
 
-        Nothing on the disk is touched yet.
+        Unless `bounded`, more may wait, and the caller slows down while is_behind(). Nothing on the disk is touched
+        yet.
         """
+        self._bounded = bounded
         self._layout = Layout(directory)
         self._space = Space(self._layout, size, min_free)
         self._index: Index | None = None
@@ -200,6 +204,10 @@ class DiskCache:
             self._enqueue(lease)
         else:
             self.leases.release(lease)
+
+    def is_behind(self) -> bool:
+        """Return whether more than half of the queue is taken."""
+        return 2 * self._queued > self._queue_max
 
     def flush(self, seconds: float = 60.0) -> bool:
         """Wait until everything is written; False if that takes longer than `seconds`."""
@@ -343,7 +351,7 @@ class DiskCache:
         size = len(job.data) if isinstance(job, _Put) else 0
         with self._lock:
             if isinstance(job, _Put):
-                room = not self._queued or self._queued + size <= self._queue_max
+                room = not self._bounded or not self._queued or self._queued + size <= self._queue_max
                 if self._closed or time.monotonic() < self._until or not room or not self._space.fits(size):
                     self._counts["dropped"] += not self._closed
                     return

@@ -31,27 +31,33 @@ def warm(source: str, file: str, as_json: bool, shard: str | None, parsed: Parse
     """Fetch the keys in FILE from SOURCE into the cache on disk (-o cache_dir=).
 
     FILE was written by a mount with -o record=. Keys that SOURCE no longer has are skipped; the exit status is 1 if
-    others cannot be read.
+    others cannot be read, or if the cache has no room for a block or its disk fails.
     """
     from zarrfs.documents.plan import Plan
-    from zarrfs.prefetch.recording import Warmed, read_record, warm
+    from zarrfs.prefetch.recording import Warmed, read_record, settle, warm
     from zarrfs.store.api import Store
 
     share = common.share(shard)
     if parsed.options.cache_dir is None or parsed.options.cache == "none":
         raise UsageError("needs a cache on disk: give -o cache_dir=DIR")
     records, done = read_record(file), Warmed()
+    parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, fills=True))
 
     async def body(store: Store, plan: Plan) -> None:
         with meter.displayed(lambda: meter.Counts(done.found, done.bytes), parsed.options.log_level == "error"):
             await warm(store, records, done, share)
+            await settle(store, done)
         if as_json:
             sys.stdout.write(json.dumps(dataclasses.asdict(done)) + "\n")
         else:
             sys.stdout.write(
                 f"{done.found:,} read, {human(done.bytes)}; {done.absent:,} absent, {done.failed:,} failed\n"
             )
-        if done.failed:
+        if done.dropped:
+            count = f"{done.dropped:,} block{'s' * (done.dropped > 1)}"
+            rule = "the cache has no room, or its disk fails (-o cache_size=, cache_min_free=)"
+            common.say(f"{parsed.options.cache_dir}: {count} not kept: {rule}")
+        if done.failed or done.dropped:
             raise SystemExit(1)
 
     common.run_on_store(source, parsed, body)

@@ -443,6 +443,8 @@ class Options:
     names_since: float = 0.0
     # likewise: outages that are waited for until read_timeout: "none", of a server that has "answered", or "all"
     patience: str = "answered"
+    # likewise: blocks are fetched for the cache on disk, and wait for it rather than being dropped
+    fills: bool = False
     # likewise: the process with whose end the mount ends, too; 0: none
     owner: int = 0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key

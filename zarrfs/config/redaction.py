@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 HIDDEN = "***"  # in place of a value
 
 _SEPARATOR = re.compile(r"://(?:[^/?#\[\]]*@)?\[[^\]/?#]*\]|::")
-_SECRET = re.compile(
-    r"sig|token|key|secret|passw|pwd|credential|x-amz-|x-goog-|policy|auth|session|cookie|bearer|jwt|connection_string",
-    re.IGNORECASE,
-)
+# Names of credentials. What is hidden, too, but may decide which bytes are read (a connection string, a header of S3)
+# is not among them: net/identity.py leaves credentials out of identities.
+CREDENTIALS = "token|key|secret|passw|pwd|credential|auth|session|cookie|bearer|jwt|^sas"
+_SECRET = re.compile(f"{CREDENTIALS}|sig|x-amz-|x-goog-|policy|connection_string", re.IGNORECASE)
 _USERS = ("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webdavs", "dav", "davs")  # have user@host
 _PASSWORD = re.compile(r"(?<=://)[^/?#@\s]*:[^/?#@\s]*@")
 _PARAMETER = re.compile(  # without "key", which is a path's name in some stores

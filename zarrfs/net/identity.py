@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-_SECRET = re.compile(r"token|key|secret|passw|credential|auth|session|cookie|^sas|anon|cert|^sig", re.IGNORECASE)
+from zarrfs.config.redaction import CREDENTIALS
+
+_SECRET = re.compile(f"{CREDENTIALS}|anon|cert|^sig", re.IGNORECASE)
 
 # Ways to sign a URL: (names that must all be there, names that belong to the signature), in lower case.
 _SIGNED = (
@@ -61,7 +63,9 @@ def of_store(protocol: str, path: str, endpoint: str) -> str:
 
 def of_other(protocol: str, path: str, options: Mapping[str, object]) -> str:
     """Return the identity of `path` in a file system with `options`, such as host and user."""
-    return f"{protocol}://{path}{_digest(_public(options))}"
+    naming = _public(options)
+    naming.pop("known_hosts", None)  # a file of this machine
+    return f"{protocol}://{path}{_digest(naming)}"
 
 
 def endpoint(family: str, options: Mapping[str, Any]) -> str:

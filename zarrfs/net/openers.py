@@ -18,11 +18,13 @@ from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, identity, obstores
 from zarrfs.net.certificates import check_variables
+from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem
+from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
+from zarrfs.system.memory import memory_limit
 from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
+_SSH = ("sftp", "ssh")
+_KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
+_KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 
 
@@ -129,17 +134,28 @@ class Openers:
             if key not in self._systems:
                 timeout, limit = self._options.request_timeout, self._options.document_limit
                 family = urls.names(protocol)[0]
-                try:
+
+                async def connect() -> Any:
                     with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
-                        fs = await trio.to_thread.run_sync(
+                        return await trio.to_thread.run_sync(
                             _file_system, protocol, family, options, abandon_on_cancel=True
                         )
+
+                try:
+                    fs = await connect()
                 except trio.TooSlowError:
                     rule = f"not ready within {timeout:g} s (-o request_timeout=)"
                     raise ReadError(f"{protocol}://", rule) from None
+                except ReadError:
+                    raise
+                except Exception as exc:
+                    raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
                 if fs.async_impl:
                     hint = "" if personal else _ANONYMOUSLY
-                    self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint)
+                    again = connect if family in _SSH else None
+                    self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint, again)
+                elif family == "ftp":
+                    self._systems[key] = FtpSystem(fs, protocol, timeout, limit)
                 else:
                     self._systems[key] = ThreadSystem(fs, protocol, timeout, limit)
             return self._systems[key]
@@ -166,7 +182,7 @@ class Openers:
                     opened = RemoteArchive(self._files.below(), archive, name)
                 else:
                     opened = LocalArchive(self._files.local, key[1])
-                self._systems[key] = ZipSystem(opened, self._options.document_limit)
+                self._systems[key] = ZipSystem(opened, self._options.document_limit, memory_limit(self._options))
             return self._systems[key], path
 
 
@@ -209,11 +225,14 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache
-    uncached = {} if family in ("sftp", "ssh") else {"use_listings_cache": False}
+    uncached = {} if family in _SSH else {"use_listings_cache": False}
+    given = {**_ssh_defaults(), **options} if family in _SSH else options
     try:
-        fs = class_of(protocol, family)(**options, skip_instance_cache=True, **uncached)
+        fs = class_of(protocol, family)(**given, skip_instance_cache=True, **uncached)
     except Exception as exc:
-        raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
+        if type(exc).__name__ != "HostKeyNotVerifiable":
+            raise
+        raise _unknown_key(protocol, options) from exc
     if family == "s3":
         fs.retries = 1
         importlib.import_module("aiobotocore.session")  # later it would hold up the loop of all requests
@@ -221,6 +240,23 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if once is not None:  # what repeats a request, for half a minute
         fs._request = functools.partial(once, fs)
     return fs
+
+
+def _ssh_defaults() -> dict[str, Any]:
+    """Return options of asyncssh: without them sshfs accepts any host key, and does not notice a dead connection."""
+    files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
+    return {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE}  # b"": no key is right
+
+
+def _unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
+    host, port, named = options.get("host"), options.get("port"), options.get("known_hosts")
+    files = named if isinstance(named, str) and named else " or ".join(_KNOWN_HOSTS)
+    scan = f"ssh-keyscan {f'-p {port} ' if port else ''}{host}"
+    rule = (
+        f"its host key is not in {files}: if it is the right server, add the key ({scan}), "
+        f"or name a file that has it (-o {protocol}.known_hosts=FILE)"
+    )
+    return ReadError(other_host(protocol, options), rule)
 
 
 def _look_for_metadata_server() -> None:

@@ -110,10 +110,15 @@ class CoroutineSystem:
 
     immutable = False
 
-    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "") -> None:
-        self._fs, self._protocol, self._limit = fs, protocol, limit
+    def __init__(
+        self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "",
+        connect: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """Read by `fs`; `connect` makes another one where `fs` has a connection that may be lost."""
+        self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
         self._family = urls.names(protocol)[0]
         self._loop = OnLoop(timeout, hint)
+        self._connect, self._lost, self._connecting = connect, False, trio.Lock()
 
     @property
     def sends_versions(self) -> bool:
@@ -123,19 +128,18 @@ class CoroutineSystem:
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
         if self.sends_versions:
-            return await self._loop.call(self.shown(path), self._fetch_s3, path, start, stop)
+            return await self._call(path, self._fetch_s3, path, start, stop)
         if self._protocol in ("sftp", "ssh") and stop is not None:
-            return await self._loop.call(self.shown(path), self._fetch_sftp, path, start, stop)
-        return Fetched(await self._loop.call(self.shown(path), self._cat, path, start, stop))
+            return await self._call(path, self._fetch_sftp, path, start, stop)
+        return Fetched(await self._call(path, self._cat, path, start, stop))
 
     async def stat(self, path: str) -> Entry:
         """As System.stat."""
-        return entry(await self._loop.call(self.shown(path), self._fs._info, path))
+        return entry(await self._call(path, self._info, path))
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
-        found = await self._loop.call(self.shown(path), self._fs._ls, path, True)
-        return listed(path, found)
+        return listed(path, await self._call(path, self._ls, path))
 
     @property
     def flat(self) -> bool:
@@ -145,7 +149,7 @@ class CoroutineSystem:
     async def page(self, path: str, after: str) -> Page:
         """As System.page."""
         page = self._page_gcs if self._family == "gcs" else self._page
-        return await self._loop.call(self.shown(path), page, path, after)
+        return await self._call(path, page, path, after)
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
@@ -170,6 +174,40 @@ class CoroutineSystem:
 
     async def aclose(self) -> None:
         """Do nothing: fsspec's finalizers close sessions."""
+
+    async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Return `function(*args)`, a method of this object; after one that lost the connection, first make another.
+
+        A connection that cannot be made is Transient, too: the queue waits for the end of the outage.
+        """
+        if self._lost:
+            await self._reconnect(path)
+        fs = self._fs
+        try:
+            return await self._loop.call(self.shown(path), function, *args)
+        except Exception as exc:
+            if self._connect is None or not _is_lost(exc.__cause__ or exc):
+                raise
+            self._lost = self._lost or fs is self._fs  # else another call has already replaced it
+            raise Transient("the connection is lost") from exc
+
+    async def _reconnect(self, path: str) -> None:
+        assert self._connect is not None
+        async with self._connecting:
+            if self._lost:
+                try:
+                    self._fs = await self._connect()
+                except Exception as exc:
+                    raise_from(failure(exc, self.shown(path), self._timeout), exc)
+                self._lost = False
+
+    async def _info(self, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self._fs._info(path)
+        return found
+
+    async def _ls(self, path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self._fs._ls(path, True)
+        return found
 
     async def _cat(self, path: str, start: int, stop: int | None) -> bytes:
         whole = start == 0 and stop is None
@@ -247,15 +285,27 @@ class CoroutineSystem:
         return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
 
 
+_NO_CONNECTION = ("DisconnectError", "ChannelOpenError", "SFTPNoConnection", "SFTPConnectionLost")  # of asyncssh
+
+
+def _is_lost(exc: BaseException) -> bool:
+    """Return whether a failure of sshfs means that its connection, or the channel that it goes on using, is gone."""
+    kinds = {kind.__name__ for kind in type(exc).__mro__}
+    if isinstance(exc, ConnectionError) or kinds.intersection(_NO_CONNECTION):
+        return True
+    return isinstance(exc, ValueError) and "any SFTP connections" in str(exc)
+
+
 class ThreadSystem(Unpaged):
     """An fsspec file system without coroutines: its calls run in worker threads."""
 
     immutable = False
     sends_versions = False
 
-    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, threads: int = _THREADS) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
-        self._threads = trio.CapacityLimiter(_THREADS)
+        self._threads = trio.CapacityLimiter(threads)
+        self._waiting: set[trio.CancelScope] = set()
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
@@ -298,13 +348,15 @@ class ThreadSystem(Unpaged):
     async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
         try:
             with trio.fail_after(self._timeout) as scope:
-                slot = _Slot(self._threads, scope, self._timeout)
+                slot = _Slot(self._threads, self._waiting, scope, self._timeout)
                 limiter = cast(trio.CapacityLimiter, slot)  # trio takes anything with these two methods
                 return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
         except trio.TooSlowError as exc:
             if slot.taken:
                 raise_from(failure(exc, self.shown(path), self._timeout), exc)
-            rule = f"{_THREADS} calls have no answer yet, and no more are made: none ended within {self._timeout:g} s"
+            total = int(self._threads.total_tokens)
+            calls = "1 call has" if total == 1 else f"{total} calls have"
+            rule = f"{calls} no answer yet, and no more are made: none ended within {self._timeout:g} s"
             raise Transient(rule) from exc
         except Exception as exc:
             raise_from(failure(exc, self.shown(path), self._timeout), exc)
@@ -313,22 +365,31 @@ class ThreadSystem(Unpaged):
 class _Slot:
     """A limiter for one call: a slot of `threads`, kept until its thread ends; the deadline of `scope` begins with it.
 
-    A thread whose caller has timed out goes on, so it counts for as long as it runs.
+    A thread whose caller has timed out goes on, so it counts for as long as it runs. The scopes of `waiting` calls
+    have a full `timeout` again whenever a thread ends: only calls without an answer are a reason to fail others.
     """
 
-    def __init__(self, threads: trio.CapacityLimiter, scope: trio.CancelScope, timeout: float) -> None:
-        self._threads, self._scope, self._timeout = threads, scope, timeout
+    def __init__(
+        self, threads: trio.CapacityLimiter, waiting: set[trio.CancelScope], scope: trio.CancelScope, timeout: float
+    ) -> None:
+        self._threads, self._waiting, self._scope, self._timeout = threads, waiting, scope, timeout
         self.taken = False
 
     async def acquire_on_behalf_of(self, thread: object) -> None:
         """As trio.CapacityLimiter's."""
-        await self._threads.acquire_on_behalf_of(thread)
+        self._waiting.add(self._scope)
+        try:
+            await self._threads.acquire_on_behalf_of(thread)
+        finally:
+            self._waiting.remove(self._scope)
         self.taken = True
         self._scope.deadline = trio.current_time() + self._timeout
 
     def release_on_behalf_of(self, thread: object) -> None:
         """As trio.CapacityLimiter's."""
         self._threads.release_on_behalf_of(thread)
+        for scope in self._waiting:
+            scope.deadline = trio.current_time() + self._timeout
 
 
 def other_host(protocol: str, options: Mapping[str, Any]) -> str:

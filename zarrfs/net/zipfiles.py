@@ -35,6 +35,10 @@ _IDLE = 8  # compressed members kept open
 _THREADS = 8
 _BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError, UnicodeError)
 _BUFFER = 256 << 10  # bytes that zipfile reads at once
+_END = 128 << 10  # bytes: more than what follows the index, its comment included
+_MEMORY_OF_INDEX = 8  # bytes that each byte of the index takes in memory: zipfile has an object for each member
+_LEAST = 256 << 20  # bytes: a process may have a small share of memory_limit=, and stores many members
+_MEMORY_OF_DIRECTORY = 300  # bytes, beside its name
 _AHEAD = 8 << 20  # bytes: what RemoteFiles fetches whole
 
 
@@ -128,13 +132,15 @@ class ZipSystem(Unpaged):
     immutable = True
     sends_versions = False
 
-    def __init__(self, archive: Archive, limit: int) -> None:
-        self._archive, self._limit = archive, limit
+    def __init__(self, archive: Archive, limit: int, memory: int) -> None:
+        """Read whole members up to `limit` bytes; the index may take about `memory` bytes, or _LEAST."""
+        self._archive, self._limit, self._memory = archive, limit, max(memory, _LEAST)
         self._lock = trio.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
         self._zip: zipfile.ZipFile | None = None
         self._starts: list[int] = []  # where members begin, and where the index does
         self._directories: dict[str, set[str]] = {"": set()}
+        self._room = 0  # bytes that more directories may take
         self._idle: list[tuple[str, Any]] = []
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -207,7 +213,14 @@ class ZipSystem(Unpaged):
         return self._zip
 
     def _read_index(self, size: int) -> zipfile.ZipFile:
-        found = zipfile.ZipFile(io.BufferedReader(_ArchiveIO(self._read_blocking, size), _BUFFER))
+        file = _BoundedReader(_ArchiveIO(self._read_blocking, size), _BUFFER)
+        file.most = max(self._memory // _MEMORY_OF_INDEX, _END)  # zipfile reads the index in one piece
+        try:
+            found = zipfile.ZipFile(file)
+        except _TooLong as exc:
+            raise self._too_large(f"{exc} bytes") from None
+        file.most = None
+        self._room = self._memory - _MEMORY_OF_INDEX * (size - found.start_dir)
         for info in found.infolist():
             name = info.filename.rstrip("/")
             if {"", ".", ".."}.isdisjoint(name.split("/")):  # other names are nobody's key
@@ -216,16 +229,30 @@ class ZipSystem(Unpaged):
         self._starts = sorted({0, found.start_dir, *offsets, size})
         return found
 
+    def _too_large(self, what: str) -> ReadError:
+        rule = f"its index, of {what}, would take more than {self._memory} bytes of memory (-o memory_limit=)"
+        return ReadError(self._archive.shown, rule)
+
     def _add(self, name: str, directory: bool) -> None:
         if directory:
-            self._directories.setdefault(name, set())
+            self._directory(name)
         while name:
             parent, _, last = name.rpartition("/")
             known = parent in self._directories
-            self._directories.setdefault(parent, set()).add(last)
+            self._directory(parent).add(last)
             if known:
                 return
             name = parent
+
+    def _directory(self, name: str) -> set[str]:
+        """Return the names in a directory; ReadError if there is no memory for a new one."""
+        found = self._directories.get(name)
+        if found is None:
+            self._room -= _MEMORY_OF_DIRECTORY + len(name)
+            if self._room < 0:
+                raise self._too_large("deep directories")
+            found = self._directories[name] = set()
+        return found
 
     async def _member(self, path: str) -> zipfile.ZipInfo:
         try:
@@ -311,6 +338,22 @@ def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
         return calendar.timegm(info.date_time) * 1_000_000_000
     except ValueError:
         return None
+
+
+class _TooLong(Exception):
+    """A read of more bytes than a _BoundedReader gives; str() is how many."""
+
+
+class _BoundedReader(io.BufferedReader):
+    """A file that reads no more than `most` bytes at once."""
+
+    most: int | None = None
+
+    def read(self, size: int | None = -1) -> bytes:
+        """As io.BufferedReader's. _TooLong, before anything is read or allocated."""
+        if self.most is not None and size is not None and size > self.most:
+            raise _TooLong(size)
+        return super().read(size)
 
 
 class _ArchiveIO(io.RawIOBase):

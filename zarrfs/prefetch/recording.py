@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BLOCK = 4 << 20  # bytes: reads are recorded in whole blocks
 _INTERVAL = 1.0  # seconds from one write to the next
+_SETTLE = 0.05  # seconds between looks at the disk
 _NOTED_MAX = 5_000_000  # blocks in one record: they are held in memory
 _LINE_MAX = 1 << 20  # characters
 _BATCH = 256  # small values fetched in one call
@@ -232,6 +233,7 @@ class Warmed:
     absent: int = 0  # removed since
     failed: int = 0
     bytes: int = 0
+    dropped: int = 0  # blocks that the cache on disk has not kept: see settle()
 
 
 async def warm(
@@ -264,6 +266,13 @@ async def warm(
     if failure is not None:
         raise failure
     return warmed
+
+
+async def settle(store: Store, warmed: Warmed) -> None:
+    """Wait until everything that was fetched is in the cache on disk, and count what was not kept there."""
+    while (disk := store.stats().get("remote", {}).get("disk", {})).get("queued"):  # noqa: ASYNC110
+        await trio.sleep(_SETTLE)
+    warmed.dropped = disk.get("dropped", 0)
 
 
 async def _units(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from zarrfs.archives.dump_reader import document, run_remote, split_member
+from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
 from zarrfs.documents.compilation import ReadingProgress
@@ -60,8 +61,9 @@ def read_document(
     async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
         return await _read_document(files, url, options, directory, known)
 
-    small = dataclasses.replace(options, memory_limit=min(memory_limit(options), _MEMORY))
-    return run(url, small, read)
+    if len(urls.protocols(url)) < 2:  # the index of an archive may need more
+        options = dataclasses.replace(options, memory_limit=min(memory_limit(options), _MEMORY))
+    return run(url, options, read)
 
 
 def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:

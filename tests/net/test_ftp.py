@@ -1,0 +1,109 @@
+"""FTP: one connection at a time carries all requests, and is replaced when the server ends it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from tests.servers import Ftp
+from zarrfs.config.options import Options
+from zarrfs.errors import AccessDenied, NotFound, TargetMissing
+from zarrfs.store.remote import FsspecStore
+from zarrfs.store.remotefiles import RemoteFiles
+
+VALUE = b"".join(struct.pack(">I", number) for number in range(250_000))
+OPTIONS = Options(allow=("ftp",), patience="all")
+
+
+def using(check: Callable[[RemoteFiles], Awaitable[None]], options: Options = OPTIONS) -> None:
+    """Run `check` on a RemoteFiles."""
+
+    async def main() -> None:
+        files = RemoteFiles(options)
+        try:
+            await check(files)
+        finally:
+            await files.aclose()
+
+    trio.run(main)
+
+
+def test_many_reads_at_once(ftp: Ftp) -> None:
+    """Replies to one are not taken for those to another."""
+    ftp.values["v"] = VALUE
+
+    async def check(files: RemoteFiles) -> None:
+        async def one(low: int) -> None:
+            assert bytes(await files.read(f"{ftp.url}/v", low, 400, low, low + 400)) == VALUE[low : low + 400]
+
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                nursery.start_soon(one, number * 60_000)
+
+    using(check)
+
+
+def test_a_name_is_found_beside_absent_ones(ftp: Ftp) -> None:
+    ftp.values["there"] = VALUE
+
+    async def main() -> None:
+        store = FsspecStore(f"{ftp.url}/", OPTIONS)
+
+        async def absent(key: str) -> None:
+            with pytest.raises(NotFound):
+                await store.info(key)
+
+        async def present() -> None:
+            assert (await store.info("there")).size == len(VALUE)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(present)
+            for key in ("a", "b", "c", "z"):
+                nursery.start_soon(absent, key)
+        await store.aclose()
+
+    trio.run(main)
+
+
+def test_a_connection_that_the_server_ends_is_replaced(ftp: Ftp) -> None:
+    ftp.values["v"] = VALUE
+
+    async def check(files: RemoteFiles) -> None:
+        await files.read(f"{ftp.url}/v", 0, 100, 0, 100)
+        ftp.hang_up()
+        assert bytes(await files.read(f"{ftp.url}/v", 500, 100, 500, 600)) == VALUE[500:600]
+        assert ftp.connections == 2
+
+    using(check)
+
+
+@pytest.mark.parametrize("reply", ["421 idle for too long", "425 no data connection", "450 busy"])
+def test_a_passing_error_is_not_an_absent_name(ftp: Ftp, reply: str) -> None:
+    ftp.values["v"] = VALUE
+
+    async def check(files: RemoteFiles) -> None:
+        assert await files.read_all(f"{ftp.url}/v") == VALUE
+        system, path = await files.find(f"{ftp.url}/v")
+        ftp.replies = [reply]
+        assert (await files.stat_at(system, path)).size == len(VALUE)
+        ftp.replies = [reply]
+        assert await files.read_all_at(system, path) == VALUE
+
+    using(check)
+
+
+def test_errors_that_last(ftp: Ftp) -> None:
+    ftp.values["v"] = VALUE
+
+    async def check(files: RemoteFiles) -> None:
+        with pytest.raises(TargetMissing):
+            await files.read(f"{ftp.url}/none", 0, 100, 0, 100)
+        ftp.hang_up()
+        ftp.logs_in = False
+        with pytest.raises(AccessDenied, match=rf"^{ftp.url}/v: 530 not for you$"):
+            await files.read(f"{ftp.url}/v", 0, 100, 0, 100)
+
+    using(check)

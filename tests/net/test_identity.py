@@ -1,0 +1,24 @@
+"""Identities hold no credentials, and those of different values differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from zarrfs.net.identity import of_other, of_web
+
+
+@pytest.mark.parametrize("name", ["password", "passwd", "pwd", "jwt", "bearer", "api_key", "session_id", "sas"])
+def test_credentials_are_no_part_of_an_identity(name: str) -> None:
+    """With a new password, or in another user's hands, what is on the disk is found again."""
+    plain = of_other("smb", "/v", {"host": "h"})
+    assert of_other("smb", "/v", {"host": "h", name: "geheim"}) == plain
+    headers = of_web("https://h/v", {"headers": {f"X-{name}": "geheim"}})
+    assert name == "sas" or headers == of_web("https://h/v", {})
+    query = of_web(f"https://h/v?{name}=geheim", {})
+    assert "geheim" not in query
+    assert query != of_web(f"https://h/v?{name}=anders", {})
+
+
+@pytest.mark.parametrize("name", ["connection_string", "policy", "x-amz-version-id", "design"])
+def test_options_that_may_name_other_bytes_are_part_of_it(name: str) -> None:
+    assert of_other("box", "/v", {name: "one"}) != of_other("box", "/v", {name: "two"})

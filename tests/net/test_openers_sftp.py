@@ -1,0 +1,105 @@
+"""SFTP: host keys are verified before a password is sent, and a lost connection is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.servers import Sftp
+from zarrfs.config.options import Options, parse
+from zarrfs.errors import ReadError
+from zarrfs.store.remotefiles import RemoteFiles
+
+VALUE = bytes(range(256)) * 40
+
+
+def using(check: Callable[[RemoteFiles], Awaitable[None]], options: Options) -> None:
+    """Run `check` on a RemoteFiles."""
+
+    async def main() -> None:
+        files = RemoteFiles(options)
+        try:
+            await check(files)
+        finally:
+            await files.aclose()
+
+    trio.run(main)
+
+
+@pytest.fixture
+def url(sftp: Sftp) -> str:
+    (sftp.root / "v").write_bytes(VALUE)
+    return f"{sftp.url}/v"
+
+
+def test_a_lost_connection_is_replaced(sftp: Sftp, url: str) -> None:
+    """Twice, and by one new connection for many readers."""
+
+    async def check(files: RemoteFiles) -> None:
+        async def read(low: int) -> None:
+            assert bytes(await files.read(url, low, 100, low, low + 100)) == VALUE[low : low + 100]
+
+        await read(0)
+        for begin in (1000, 5000):
+            await trio.to_thread.run_sync(sftp.drop)
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(read, begin + 200 * number)
+
+    using(check, Options(storage={"sftp": sftp.options}, patience="all"))
+
+
+def test_an_attribute_and_a_listing_over_a_lost_connection(sftp: Sftp, url: str) -> None:
+    async def check(files: RemoteFiles) -> None:
+        system, path = await files.find(url)
+        await files.stat_at(system, path)
+        await trio.to_thread.run_sync(sftp.drop)
+        assert (await files.stat_at(system, path)).size == len(VALUE)
+        await trio.to_thread.run_sync(sftp.drop)
+        listing = await files.listing_at(system, "/")
+        assert listing is not None
+        assert "v" in [one.name for one in listing]
+
+    using(check, Options(storage={"sftp": sftp.options}, patience="all"))
+
+
+def read_with(url: str, *options: str) -> None:
+    async def check(files: RemoteFiles) -> None:
+        assert bytes(await files.read(url, 0, 100, 0, 100)) == VALUE[:100]
+
+    using(check, parse(["sftp.username=somebody", "sftp.password=secret", *options]).options)
+
+
+def test_an_unknown_host_key_is_refused(
+    sftp: Sftp, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sftp.passwords.clear()
+    port = sftp.url.rpartition(":")[2]
+    with pytest.raises(ReadError) as caught:
+        read_with(url)
+    assert str(caught.value) == (
+        f"{sftp.url}: its host key is not in ~/.ssh/known_hosts or /etc/ssh/ssh_known_hosts: "
+        "if it is the right server, "
+        f"add the key (ssh-keyscan -p {port} 127.0.0.1), or name a file that has it (-o sftp.known_hosts=FILE)"
+    )
+    other = tmp_path / "other"
+    other.write_text(sftp.known_host.replace("127.0.0.1", "127.0.0.2"))
+    with pytest.raises(ReadError, match=f"its host key is not in {other}: "):
+        read_with(url, f"sftp.known_hosts={other}")
+    with pytest.raises(ReadError, match="its host key is not in"):
+        read_with(url, "sftp.known_hosts=")
+    assert sftp.passwords == []
+
+
+def test_a_known_host_key(sftp: Sftp, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file").write_text(sftp.known_host)
+    read_with(url, f"sftp.known_hosts={tmp_path}/file")
+    read_with(url, "sftp.known_hosts=null")
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/known_hosts").write_text(sftp.known_host)
+    read_with(url)

@@ -1,0 +1,78 @@
+"""Zip files whose index is large, or is forged to take more memory than there may be."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+import trio
+
+from zarrfs.config.options import Options
+from zarrfs.errors import ReadError
+from zarrfs.net import zipfiles
+from zarrfs.store.remotefiles import RemoteFiles
+
+MEMORY = 8 << 20
+
+
+@pytest.fixture(autouse=True)
+def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfiles, "_LEAST", 0)
+
+
+def archive(path: Path, names: list[bytes]) -> Path:
+    """A zip file of empty members without headers of their own, with these names in its index."""
+    about = struct.Struct("<4s4B4HL2L5H2L")
+    index = b"".join(
+        about.pack(b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name for name in names
+    )
+    count = len(names) & 0xFFFF
+    path.write_bytes(index + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(index), 0, 0))
+    return path
+
+
+def stat(path: Path, name: str) -> tuple[int, int]:
+    """(the size of a member, the bytes that this took at most)"""
+
+    async def main() -> int:
+        files = RemoteFiles(Options(memory_limit=MEMORY))
+        system, at = await files.find(f"zip://{name}::{path}")
+        try:
+            return (await system.stat(at)).size or 0
+        finally:
+            await files.aclose()
+
+    tracemalloc.start()
+    try:
+        return trio.run(main), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_index_is_bounded_by_the_memory(tmp_path: Path) -> None:
+    names = [b"%08x" % number for number in range(MEMORY // 8 // 54)]
+    fits = archive(tmp_path / "fits.zip", names[:-1])
+    size, taken = stat(fits, "00000001")
+    assert size == 0
+    assert taken < 1.5 * MEMORY
+    large = archive(tmp_path / "large.zip", [*names, b"another", b"one more"])
+    rule = rf"^{large}: its index, of \d+ bytes, would take more than {MEMORY} bytes of memory \(-o memory_limit=\)$"
+    with pytest.raises(ReadError, match=rule):
+        stat(large, "00000001")
+
+
+def test_directories_in_directories_are_bounded_by_the_memory(tmp_path: Path) -> None:
+    """A name of 64 KiB may have 32,000 parents, with names of 32 KiB on average: a gigabyte."""
+    deep = archive(tmp_path / "deep.zip", [b"a/" * 32_000 + b"a"])
+    with pytest.raises(ReadError, match="deep directories, would take more than"):
+        stat(deep, "a")
+
+
+def test_members_of_a_file_that_needs_little_are_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "small.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a/b/c", bytes(4 << 20))
+        file.comment = b"x" * 65_535
+    assert stat(tmp_path / "small.zip", "a/b/c")[0] == 4 << 20
