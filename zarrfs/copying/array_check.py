@@ -68,6 +68,7 @@ class ArrayChecks:
         self._store, self._decode, self._memory = store, decode, memory
         self._budget = MemoryBudget(memory)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self._objects = trio.CapacityLimiter(1)  # the memory for objects is known only when they are decoded
         self.see: Callable[[str, int, Buffer], None] | None = None  # called with every piece that is read
         self._sharding: dict[str, Sharding] = {}  # by the path of the array
         self._places: dict[str, ArrayCheck] = {}  # by the directory of their chunks
@@ -216,7 +217,7 @@ class ArrayChecks:
         sharding = sharding_of(array)
         if sharding is not None:
             self._sharding[node.path] = sharding
-        if _takes(array if sharding is None else sharding.inner, 0) > self._memory and self._decode:
+        if self._decode and _takes(array if sharding is None else sharding.inner, 0) > self._memory:
             found.note = f"chunks of {array.chunk_bytes} bytes do not fit in memory_limit=: they are only read"
 
     def _is_chunk(self, array: ArrayMetadata | None, rest: str) -> bool:
@@ -226,10 +227,11 @@ class ArrayChecks:
         from zarrfs.zarr.codecs import decode_chunk
 
         try:
-            if array.chunk_bytes + len(data) <= _INLINE:
+            if array.dtype.itemsize and array.chunk_bytes + len(data) <= _INLINE:
                 decode_chunk(array, data)
             else:
-                await trio.to_thread.run_sync(decode_chunk, array, data, limiter=self._threads)
+                limiter = self._threads if array.dtype.itemsize else self._objects
+                await trio.to_thread.run_sync(decode_chunk, array, data, limiter=limiter)
         except MetadataError as exc:
             raise Unsound(UNDECODED, str(exc)) from exc
 
@@ -286,5 +288,10 @@ def _digest(document: Any) -> bytes:
 
 
 def _takes(array: ArrayMetadata, size: int) -> int:
-    """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies."""
-    return size + 2 * array.chunk_bytes
+    """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies.
+
+    That of objects is not known before, and not counted.
+    """
+    from zarrfs.zarr.codecs import decoder_of
+
+    return size + 2 * decoder_of(array).limit if array.dtype.itemsize else size

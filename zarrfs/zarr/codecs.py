@@ -107,6 +107,11 @@ class Decoder:
             current = current.longer(0)
         self._steps, self._untyped, self.encoded = steps[::-1], context.untyped, current
 
+    @property
+    def limit(self) -> int:
+        """The most bytes that a codec returns: those of the chunk, or of a longer form of it such as JSON."""
+        return max((step.decoded.limit for step in self._steps), default=self.encoded.limit)
+
     def check_stored(self, size: int) -> None:
         """Raise CodecError if no stored chunk can have `size` bytes."""
         limit = self.encoded.limit
