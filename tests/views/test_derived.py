@@ -16,6 +16,7 @@ import numcodecs
 import numpy as np
 import pytest
 import trio
+import xarray
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -264,6 +265,28 @@ def test_a_filter_of_items_of_another_type_gets_their_bytes(
     assert shown == {"form": form}
     read = np.asarray(zarr.open_array(memory(tree), mode="r")[...])
     assert read.tolist() == values.tolist() == zarrfs.read_array(root).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "values"),
+    [
+        ("<U2", "", ["ab", "c"]), ("|S3", "AAAA", [b"ab", b"c"]), ("<M8[s]", 0, [5, 6]), ("<m8[s]", 0, [5, 6]),
+        ("|b1", False, [True, True]), ("<i2", 1, [5, 6]), ("<c16", [0.0, 0.0], [5, 6]),
+    ],
+)  # fmt: skip
+def test_xarray_opens_a_data_set_with_arrays_of_any_type(tmp_path: Path, dtype: str, fill: Any, values: Any) -> None:
+    """It refuses the attribute _FillValue of text, bytes and dates."""
+    items = np.array(values, dtype)
+    attributes = json.dumps({"_ARRAY_DIMENSIONS": ["t"]}).encode()
+    tree = {".zgroup": GROUP_2, "a/.zattrs": attributes, "a/0": items.tobytes(), "b/.zattrs": attributes}
+    tree["b/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["t"], "_FillValue": fill}).encode()
+    tree["a/.zarray"] = v2(shape=[2], chunks=[2], dtype=dtype, fill_value=fill)
+    tree["b/.zarray"] = v2(shape=[2], chunks=[2], dtype=dtype, fill_value=None)
+    root = written(tmp_path, tree | {"b/0": items.tobytes()})
+    found = xarray.open_zarr(memory(seen(root, 3)[0]), consolidated=False)
+    as_it_is = xarray.open_zarr(root, consolidated=False)
+    for name in "a", "b":
+        assert found[name].values.tolist() == as_it_is[name].values.tolist() == np.array(values, dtype).tolist()
 
 
 # -- failures
