@@ -244,6 +244,19 @@ def test_old_and_odd_arrays(tmp_path: Path) -> None:
     assert as_v2["pickle/0"] == tree["pickle/0"]
 
 
+@pytest.mark.parametrize("labels", [["male", "female"], []])
+@pytest.mark.parametrize("fill", ["unknown", "male", "", None])
+def test_absent_chunks_of_labels_are_the_fill_value(tmp_path: Path, labels: list[str], fill: str | None) -> None:
+    category = numcodecs.Categorize(labels, dtype=object)
+    about = v2(shape=[4], chunks=[2], dtype="|O", fill_value=fill, filters=[category.get_config()])
+    root = written(tmp_path, {".zarray": about, "0": bytes([1, 2])})
+    for version in 2, 3:
+        tree, form = seen(root, version)  # type: ignore[arg-type]
+        read = zarr.open_array(memory(tree), mode="r", zarr_format=version)[...]  # type: ignore[arg-type]
+        assert form == {"form": "decoded"}
+        assert np.asarray(read).tolist() == (labels or ["", ""]) + [fill or ""] * 2
+
+
 @pytest.mark.parametrize(
     ("dtype", "codec", "form"),
     [
