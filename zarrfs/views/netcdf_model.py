@@ -7,12 +7,10 @@ equal headers. Sources: NetCDF-4 file format specification (names, dimensions, c
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import math
 import re
-import struct
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,6 +21,7 @@ from zarrfs.store.api import join_key, split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf_items import NOT_A_TIME, Form, forms_of
+from zarrfs.zarr import fillvalues
 from zarrfs.zarr.codecs import check_codecs
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
@@ -284,7 +283,7 @@ def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
     value = array.attributes.get("_FillValue")
     if value is not None:
         if dtype.kind == "f" and isinstance(value, str):
-            value = _float_of(value)
+            value = fillvalues.float_of(value)
         cast = _cast(value, form.dtype)
         if cast is not None and cast.ndim == 0:
             return cast.tobytes()
@@ -294,17 +293,6 @@ def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
 def _none(form: Form) -> bytes:
     """Return NaT as an element of int64."""
     return NOT_A_TIME.to_bytes(8, "big" if form.dtype[0] == ">" else "little", signed=True)
-
-
-def _float_of(text: str) -> JSON:
-    """Decode a float as xarray encodes it: base64 of a little-endian double, or the names of JSON's missing ones."""
-    known = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(text)
-    if known is not None:
-        return known
-    try:
-        return struct.unpack("<d", base64.b64decode(text, validate=True))[0]
-    except (ValueError, struct.error):
-        return text
 
 
 def _cast(value: JSON, dtype: str) -> np.ndarray[Any, Any] | None:

@@ -28,7 +28,6 @@ _ARRAY_MEMBERS = {
     "codecs", "storage_transformers", "dimension_names",
 }  # fmt: skip
 _NESTED_MAX = 8  # shards within shards, and key encodings within key encodings
-_FILL_ATTRIBUTE = "_FillValue"  # of the CF conventions; in v2 arrays, xarray uses the fill_value for it
 _WITH_FILL_ATTRIBUTE = "biufcT"  # kinds of data types; of all others, xarray opens no data set that has one
 
 
@@ -277,11 +276,11 @@ def _dimensions(array: ArrayMetadata) -> tuple[tuple[str | None, ...] | None, di
     if not isinstance(names, list) or len(names) != array.ndim or not all(isinstance(name, str) for name in names):
         return None, attributes
     del attributes[v2.DIMENSIONS]
-    fill = attributes.pop(_FILL_ATTRIBUTE, None)
+    fill = attributes.pop(v2.FILL_ATTRIBUTE, None)  # in v2, xarray uses the fill_value for it
     if array.fill is not None:
         fill = fillvalues.as_v2(array)
     if fill is not None and array.dtype.kind in _WITH_FILL_ATTRIBUTE:
-        attributes[_FILL_ATTRIBUTE] = _fill_attribute(fill, array.dtype.kind)
+        attributes[v2.FILL_ATTRIBUTE] = _fill_attribute(fill, array.dtype.kind)
     return tuple(names), attributes
 
 
