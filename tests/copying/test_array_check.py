@@ -201,6 +201,24 @@ def test_a_node_that_only_consolidated_metadata_has(hier: Path) -> None:
     assert all("is not there" in bad.reason for bad in report.bad)
 
 
+def test_no_attributes_and_empty_ones_are_the_same(tmp_path: Path) -> None:
+    """zarr-python 3 consolidates a .zattrs for every node, also where there is none."""
+    zarr.create_array(str(tmp_path / "a"), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)[:] = 1
+    zarr.create_group(str(tmp_path), zarr_format=2)
+    attributes, consolidated = tmp_path / "a/.zattrs", tmp_path / ".zmetadata"
+    attributes.unlink(missing_ok=True)
+    zarr.consolidate_metadata(str(tmp_path), zarr_format=2)
+    known = json.loads(consolidated.read_text())
+    assert known["metadata"]["a/.zattrs"] == {}
+    assert checked(tmp_path)[0].clean
+    attributes.write_text("{}")
+    del known["metadata"]["a/.zattrs"]
+    consolidated.write_text(json.dumps(known))
+    assert checked(tmp_path)[0].clean
+    attributes.write_text('{"units": "K"}')
+    assert "does not have it" in only_bad(tmp_path)[2]
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("{", ""), ("[]", ""), ('{"zarr_format": 2, "shape": [-1]}', ""), ('{"zarr_format": 7}', "zarr_format")],

@@ -198,8 +198,9 @@ class ArrayChecks:
 
     def missing(self, report: CheckReport) -> None:
         """Tell `report` of documents that consolidated metadata names, and that are not there."""
-        for key, (said_by, _digest) in self._said.items():
-            report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
+        for key, (said_by, digest) in self._said.items():
+            if not _is_absence(key, digest):
+                report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
 
     # -- parts
 
@@ -279,15 +280,20 @@ class ArrayChecks:
 
     def _compare(self, key: str, data: Buffer) -> None:
         """Compare a document with its copy in consolidated metadata."""
-        if key not in self._said:
-            raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
-        said_by, digest = self._said[key]
         try:
             own = _digest(load_json(data))
         except MetadataError as exc:
             raise Unsound(BAD_METADATA, str(exc)) from exc
-        if own != digest:
+        said_by, digest = self._said.get(key, ("", None))
+        if digest is None and not _is_absence(key, own):
+            raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
+        if digest is not None and own != digest:
             raise Unsound(BAD_METADATA, f"differs from {said_by}")
+
+
+def _is_absence(key: str, digest: bytes) -> bool:
+    """Return whether a document means the same as none: attributes that are empty."""
+    return split_key(key)[1] == ".zattrs" and digest == _digest({})
 
 
 def _digest(document: Any) -> bytes:
