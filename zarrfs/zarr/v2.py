@@ -9,7 +9,7 @@ from __future__ import annotations
 from zarrfs.zarr import dtypes, fillvalues
 from zarrfs.zarr.common import check_format, data_type, is_order_f, regular_grid, required
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON, strict_json
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import BLOSC_SHUFFLES, PREFIX, pipeline_from_v2
@@ -59,13 +59,8 @@ def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Array
 # -- writing
 
 
-def array_document(array: ArrayMetadata) -> bytes:
-    """Serialise an array as a `.zarray`. Raises MetadataError with the reason if v2 cannot express it."""
-    return strict_json(array_json(array))
-
-
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `.zarray` of an array. Raises MetadataError as array_document() does.
+    """Return the members of the `.zarray` of an array. Raises MetadataError if v2 cannot express it.
 
     Storage transformers are left out: those of an ArrayMetadata need not be understood.
     """

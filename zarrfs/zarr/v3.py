@@ -17,7 +17,7 @@ from zarrfs.zarr import dtypes, fillvalues, v2
 from zarrfs.zarr.common import check_format, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON, strict_json
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import PREFIX, check_v3_order
@@ -198,13 +198,8 @@ def _storage_transformers(value: JSON) -> tuple[JSON, ...]:
 # -- writing
 
 
-def array_document(array: ArrayMetadata) -> bytes:
-    """Serialise an array as a `zarr.json`. Raises MetadataError with the reason if v3 cannot express it."""
-    return strict_json(array_json(array))
-
-
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `zarr.json` of an array. Raises MetadataError as array_document() does."""
+    """Return the members of the `zarr.json` of an array. Raises MetadataError if v3 cannot express it."""
     names, attributes = _dimensions(array)
     document: dict[str, JSON] = {
         "zarr_format": 3,
