@@ -370,6 +370,16 @@ def test_malformed_blobvec(blobvec: Any, rule: str) -> None:
     refused({"f": file(blobvec, encoding="blobvec", size=10)}, "f", rule)
 
 
+def test_a_region_that_later_ones_cover_is_ignored_with_one_warning() -> None:
+    """Nothing reads its blob, and so nothing checks it."""
+    covered, other = "sha1-" + "0" * 40, "sha1-" + "1" * 40
+    regions = [[1, 4, covered], [0, 3, SHA1], [3, 3, SHA1], [6, 2, other], [0, 0, covered]]
+    warning = "f: a region that later ones cover: its blob is not read or checked"
+    for blobvec, warned in (regions, True), (regions[1:], False), ([[0, 4, covered], [0, 3, SHA1]], False):
+        with opened({"f": file(blobvec, encoding="blobvec", size=10)}) as (_store, plan):
+            assert (warning in plan.warnings) is warned
+
+
 def test_a_blobvec_needs_its_size() -> None:
     refused({"f": file([], encoding="blobvec")}, "f", "a blobvec without size")
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 import trio
 import zarr
 from click.testing import CliRunner
 
+import zarrfs
 from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
@@ -197,6 +201,24 @@ def test_a_node_that_only_consolidated_metadata_has(hier: Path) -> None:
     assert all("is not there" in bad.reason for bad in report.bad)
 
 
+def test_no_attributes_and_empty_ones_are_the_same(tmp_path: Path) -> None:
+    """zarr-python 3 consolidates a .zattrs for every node, also where there is none."""
+    zarr.create_array(str(tmp_path / "a"), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)[:] = 1
+    zarr.create_group(str(tmp_path), zarr_format=2)
+    attributes, consolidated = tmp_path / "a/.zattrs", tmp_path / ".zmetadata"
+    attributes.unlink(missing_ok=True)
+    zarr.consolidate_metadata(str(tmp_path), zarr_format=2)
+    known = json.loads(consolidated.read_text())
+    assert known["metadata"]["a/.zattrs"] == {}
+    assert checked(tmp_path)[0].clean
+    attributes.write_text("{}")
+    del known["metadata"]["a/.zattrs"]
+    consolidated.write_text(json.dumps(known))
+    assert checked(tmp_path)[0].clean
+    attributes.write_text('{"units": "K"}')
+    assert "does not have it" in only_bad(tmp_path)[2]
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("{", ""), ("[]", ""), ('{"zarr_format": 2, "shape": [-1]}', ""), ('{"zarr_format": 7}', "zarr_format")],
@@ -268,6 +290,35 @@ def test_a_shard_that_does_not_fit_in_memory_is_decoded_in_parts(tmp_path: Path)
     data[5:9] = b"\xff\xff\xff\xff"
     shard.write_bytes(data)
     assert only_bad(path, memory=1 << 18)[:2] == ("c/0", "undecodable")
+
+
+def test_a_chunk_that_is_cut_at_the_edge_of_the_array(tmp_path: Path) -> None:
+    """Views read it; an uncompressed one is of a wrong size."""
+    about = {"zarr_format": 2, "shape": [5], "chunks": [3], "dtype": "<i4", "fill_value": 0, "order": "C",
+             "filters": None}  # fmt: skip
+    for name, compressor in ("zlib", {"id": "zlib", "level": 1}), ("raw", None):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".zarray").write_text(json.dumps(about | {"compressor": compressor}))
+        for number, size in enumerate((12, 8)):
+            data = bytes(range(size))
+            (tmp_path / name / str(number)).write_bytes(zlib.compress(data) if compressor else data)
+    assert only_bad(tmp_path)[:2] == ("raw/1", "undecodable")
+    assert zarrfs.read_array(tmp_path / "zlib").tobytes() == bytes(range(12)) + bytes(range(8))
+    (tmp_path / "zlib/0").write_bytes(zlib.compress(bytes(8)))
+    assert only_bad(tmp_path, key="zlib")[:2] == ("zlib/0", "undecodable")
+
+
+@pytest.mark.parametrize("memory", [LIMIT, 1 << 18])
+def test_a_shard_whose_index_leads_out_of_it(tmp_path: Path, memory: int) -> None:
+    path = tmp_path / "a"
+    zarr.create_array(str(path), shape=(1 << 18,), chunks=(1 << 16,), shards=(1 << 18,), dtype="u1")[:] = 1
+    data = bytearray((path / "c/0").read_bytes())
+    index = struct.pack("<QQ", 1 << 40, 5) + data[-52:-4]
+    data[-68:] = index + google_crc32c.value(bytes(index)).to_bytes(4, "little")
+    (path / "c/0").write_bytes(data)
+    key, kind, reason = only_bad(path, memory=memory)
+    assert (key, kind) == ("c/0", "undecodable")
+    assert "inner chunk 0 lies at" in reason
 
 
 # -- the command

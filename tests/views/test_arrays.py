@@ -76,18 +76,6 @@ class TestContract(StoreContract):
     file: ClassVar[str] = "b.npy"
     trees = PATHS.map(without_conflicts).map(tree_of)
     examples = 10
-    sorted_by_name = False
-
-    def order(self, tree: Tree, prefix: str) -> list[str]:
-        """Return attributes of the group, then the entries of each node in the order of the source."""
-        start = prefix + "/" if prefix else ""
-        names = {key[len(start) :].split("/")[0] for key in tree if key.startswith(start)}
-        nodes: dict[str, list[str]] = {}
-        for name in sorted(names - {".attributes.json"}):
-            is_file = start + name in tree
-            nodes.setdefault(name.rpartition(".")[0] if is_file else name, []).append(name)
-        first = [".attributes.json"] if ".attributes.json" in names else []
-        return first + [name for node in sorted(nodes) for name in nodes[node]]
 
     @contextlib.asynccontextmanager
     async def open(self, tree: Tree) -> AsyncIterator[Any]:
@@ -139,6 +127,25 @@ def test_names_that_clash(tmp_path: Path) -> None:
         assert await view.left_out("y") == {}
 
     with_view(tmp_path, check)
+
+
+def test_a_listing_is_sorted_and_goes_on_after_any_name(tmp_path: Path) -> None:
+    """Also where a name that follows another one comes before the files of that one: "a b" before "a.json"."""
+    group = zarr.create_group(tmp_path, zarr_format=3, attributes={"title": "x"})
+    for name in ("a", "a b", "a-b", "attributes", "b", "b!", *(f"a {number}" for number in range(40))):
+        small(group, name)
+
+    async def main() -> None:
+        view = ArraysView(FileSystemStore(str(tmp_path)), False, 1 << 20)
+        found = await names(view)
+        assert len(found) == 46 * 2 + 1  # with the attributes of the group
+        assert found == sorted(set(found))
+        for at, name in enumerate(found):
+            assert [info.name async for info in view.list_dir("", name)] == found[at + 1 :]
+        assert [info.name async for info in view.list_dir("", "a c")] == [name for name in found if name > "a c"]
+        await view.aclose()
+
+    trio.run(main)
 
 
 def test_arrays_no_file_can_represent_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

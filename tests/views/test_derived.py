@@ -16,6 +16,7 @@ import numcodecs
 import numpy as np
 import pytest
 import trio
+import xarray
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from numcodecs.abc import Codec
 from trio.testing import MockClock
 from zarr.core.buffer import default_buffer_prototype
 
+import zarrfs
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError, TargetChanged
@@ -240,6 +242,64 @@ def test_old_and_odd_arrays(tmp_path: Path) -> None:
         assert np.asarray(group[name][...]).tolist() == ROWS.tolist()  # type: ignore[index]
     assert np.asarray(group["long"][...]).view("<f16").tolist() == [1.5, 2.5]  # type: ignore[index]
     assert as_v2["pickle/0"] == tree["pickle/0"]
+
+
+@pytest.mark.parametrize("labels", [["male", "female"], []])
+@pytest.mark.parametrize("fill", ["unknown", "male", "", None])
+def test_absent_chunks_of_labels_are_the_fill_value(tmp_path: Path, labels: list[str], fill: str | None) -> None:
+    category = numcodecs.Categorize(labels, dtype=object)
+    about = v2(shape=[4], chunks=[2], dtype="|O", fill_value=fill, filters=[category.get_config()])
+    root = written(tmp_path, {".zarray": about, "0": bytes([1, 2])})
+    for version in 2, 3:
+        tree, form = seen(root, version)  # type: ignore[arg-type]
+        read = zarr.open_array(memory(tree), mode="r", zarr_format=version)[...]  # type: ignore[arg-type]
+        assert form == {"form": "decoded"}
+        assert np.asarray(read).tolist() == (labels or ["", ""]) + [fill or ""] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec", "form"),
+    [
+        (">i4", numcodecs.Delta("<i4"), "decoded"), ("<f4", numcodecs.Delta("<i4"), "decoded"),
+        ("|S4", numcodecs.Delta("<i4"), "decoded"),
+        ("<M8[ns]", numcodecs.AsType("<i8", "<M8[s]"), "decoded"),
+        ("<u4", numcodecs.Delta("<i4"), "rewritten in metadata"),
+        ("<M8[ns]", numcodecs.Delta("<i8"), "rewritten in metadata"),
+    ],
+)  # fmt: skip
+def test_a_filter_of_items_of_another_type_gets_their_bytes(
+    tmp_path: Path, dtype: str, codec: Codec, form: str
+) -> None:
+    """As in Zarr v2; a reader of v3 would take its numbers for those of the array."""
+    values = np.array([1, 1000, 3, 2**30, 0], "<u4" if np.dtype(dtype).itemsize == 4 else "<i8").view(dtype)
+    about = v2(shape=[5], chunks=[5], dtype=dtype, fill_value=None, filters=[codec.get_config()])
+    root = written(tmp_path, {".zarray": about, "0": np.asarray(codec.encode(values)).tobytes()})
+    tree, shown = seen(root, 3)
+    assert shown == {"form": form}
+    read = np.asarray(zarr.open_array(memory(tree), mode="r")[...])
+    assert read.tolist() == values.tolist() == zarrfs.read_array(root).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "values"),
+    [
+        ("<U2", "", ["ab", "c"]), ("|S3", "AAAA", [b"ab", b"c"]), ("<M8[s]", 0, [5, 6]), ("<m8[s]", 0, [5, 6]),
+        ("|b1", False, [True, True]), ("<i2", 1, [5, 6]), ("<c16", [0.0, 0.0], [5, 6]),
+    ],
+)  # fmt: skip
+def test_xarray_opens_a_data_set_with_arrays_of_any_type(tmp_path: Path, dtype: str, fill: Any, values: Any) -> None:
+    """It refuses the attribute _FillValue of text, bytes and dates."""
+    items = np.array(values, dtype)
+    attributes = json.dumps({"_ARRAY_DIMENSIONS": ["t"]}).encode()
+    tree = {".zgroup": GROUP_2, "a/.zattrs": attributes, "a/0": items.tobytes(), "b/.zattrs": attributes}
+    tree["b/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["t"], "_FillValue": fill}).encode()
+    tree["a/.zarray"] = v2(shape=[2], chunks=[2], dtype=dtype, fill_value=fill)
+    tree["b/.zarray"] = v2(shape=[2], chunks=[2], dtype=dtype, fill_value=None)
+    root = written(tmp_path, tree | {"b/0": items.tobytes()})
+    found = xarray.open_zarr(memory(seen(root, 3)[0]), consolidated=False)
+    as_it_is = xarray.open_zarr(root, consolidated=False)
+    for name in "a", "b":
+        assert found[name].values.tolist() == as_it_is[name].values.tolist() == np.array(values, dtype).tolist()
 
 
 # -- failures

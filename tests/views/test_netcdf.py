@@ -154,16 +154,18 @@ def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: p
         "words": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "fill_value": ""}, "bad": {"shape": [-1]},
         "fields": {"dtype": [["a", "<i4"]], "fill_value": None}, "deep": {"shape": [1] * 33, "chunks": [1] * 33},
         "quad": {"dtype": "<f16"}, "atto": {"dtype": "<M8[as]"}, "huge": {"shape": [2**61], "dtype": "<f8"},
-        "lacking": {"compressor": {"id": "nowhere"}},
+        "lacking": {"compressor": {"id": "nowhere"}}, "weeks": {"dtype": "<M8[W]", "fill_value": 2**62},
+        "years": {"dtype": "<M8[Y]", "fill_value": -(10**17)},
     }.items():  # fmt: skip
         (tmp_path / "z" / name).mkdir()
         document = json.loads((tmp_path / "z/good/.zarray").read_text()) | change
         (tmp_path / "z" / name / ".zarray").write_text(json.dumps(document))
     left_out = converted(tmp_path / "z", tmp_path / "x.nc")
-    assert set(left_out) == {"words", "bad", "fields", "deep", "quad", "atto", "huge", "lacking"}
+    assert set(left_out) == {"words", "bad", "fields", "deep", "quad", "atto", "huge", "lacking", "weeks", "years"}
+    assert left_out["weeks"] == "fill_value: a time that is out of the range of NetCDF's int64"
     assert left_out["lacking"] == "nowhere: numcodecs has no such codec here"
     assert "NetCDF-4 has no such type" in left_out["quad"]
-    assert len([record for record in caplog.records if "left out" in record.message]) == 8
+    assert len([record for record in caplog.records if "left out" in record.message]) == 10
     with netCDF4.Dataset(tmp_path / "x.nc") as file:
         assert list(file.variables) == ["good"]
 

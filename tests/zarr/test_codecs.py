@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -332,6 +333,22 @@ def test_v3_filters_get_values_in_any_byte_order() -> None:
 def test_damaged_filter_output_is_an_error(dtype: str, codec: tuple[str, Any], data: bytes, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         decode_chunk(array_of(dtype, (3,), codec, generation="v2"), data)
+
+
+@pytest.mark.parametrize("codec", [numcodecs.JSON(), numcodecs.JSON(encoding="utf-32", indent=2)])
+@pytest.mark.parametrize("dtype", ["<f2", "<f8", "|i1", "<U2"])
+def test_json_of_numbers_is_bounded_by_their_count(codec: Any, dtype: str) -> None:
+    """Parsed, a text takes up to 26 times its bytes."""
+    value = {"U": "\U0001f600,", "f": -1 / 3, "i": -99}[dtype[1]]
+    values = np.full((50, 1, 40, 1), value).astype(dtype)
+    configuration = {name: value for name, value in codec.get_config().items() if name != "id"}
+    array = array_of(dtype, values.shape, ("numcodecs.json2", configuration), generation="v2")
+    assert decode_chunk(array, codec.encode(values)).tolist() == values.tolist()
+    one = array_of(dtype, (1,), ("numcodecs.json2", {}), ("numcodecs.zlib", {}), generation="v2")
+    with pytest.raises(CodecError, match="zlib: "):
+        decode_chunk(one, zlib.compress(b"[" + b"[]," * 10_000_000 + b"1]"))
+    with pytest.raises(CodecError, match="json2: more than 10 values where 1 of "):
+        decode_chunk(one, zlib.compress(b"[" + b"[]," * 20_000 + b"1]"))
 
 
 def test_an_id_in_the_configuration_does_not_select_the_codec() -> None:

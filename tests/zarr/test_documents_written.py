@@ -20,6 +20,7 @@ from zarrfs.zarr import v2 as zarr_v2
 from zarrfs.zarr import v3 as zarr_v3
 from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import strict_json
 from zarrfs.zarr.model import ArrayMetadata
 
 OBJECTS = {"dtype": "|O", "fill_value": None}
@@ -33,11 +34,11 @@ def parsed(name: str, data: bytes, attributes: bytes | None = None) -> ArrayMeta
 
 
 def as_v3(data: bytes, name: str = ".zarray", attributes: bytes | None = None) -> Any:
-    return json.loads(zarr_v3.array_document(parsed(name, data, attributes)), parse_constant=pytest.fail)
+    return json.loads(strict_json(zarr_v3.array_json(parsed(name, data, attributes))), parse_constant=pytest.fail)
 
 
 def as_v2(data: bytes, name: str = "zarr.json") -> Any:
-    return json.loads(zarr_v2.array_document(parsed(name, data)), parse_constant=pytest.fail)
+    return json.loads(strict_json(zarr_v2.array_json(parsed(name, data))), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def as_v2(data: bytes, name: str = "zarr.json") -> Any:
 def test_features_missing_in_v3_are_refused(about: dict[str, Any]) -> None:
     array = parsed(".zarray", v2(**{"fill_value": None} | about))
     with pytest.raises(MetadataError) as raised:
-        zarr_v3.array_document(array)
+        zarr_v3.array_json(array)
     assert str(raised.value)
 
 
@@ -85,7 +86,7 @@ def test_features_missing_in_v3_are_refused(about: dict[str, Any]) -> None:
 def test_features_missing_in_v2_are_refused(about: dict[str, Any]) -> None:
     array = parsed("zarr.json", v3(**about))
     with pytest.raises(MetadataError):
-        zarr_v2.array_document(array)
+        zarr_v2.array_json(array)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,22 @@ def test_conventions_of_xarray() -> None:
     assert as_v3(v2(), attributes=plain)["attributes"] == json.loads(plain)
     array = parsed("zarr.json", v3(dimension_names=["y", "x"], attributes={"units": "m"}))
     assert zarr_v2.attributes_json(array) == {"units": "m", "_ARRAY_DIMENSIONS": ["y", "x"]}
+
+
+def test_fill_attributes_of_xarray_are_numbers_in_v2() -> None:
+    half, none = (base64.b64encode(struct.pack("<d", value)).decode() for value in (-9.5, math.nan))
+    for data_type, fill, attribute, expected in [
+        ("float32", 0.0, half, -9.5), ("float64", 0.0, none, "NaN"), ("float64", 0.0, "NaN", "NaN"),
+        ("float32", 0.0, "of another form", "of another form"), ("int16", 0, -9999, -9999),
+        ("complex128", [0.0, 0.0], [half, half], [-9.5, -9.5]), ("complex64", [0.0, 0.0], half, half),
+    ]:  # fmt: skip
+        about = v3(
+            data_type=data_type, fill_value=fill, dimension_names=["y", None], attributes={"_FillValue": attribute}
+        )
+        found = strict_json(zarr_v2.attributes_json(parsed("zarr.json", about)))
+        assert json.loads(found) == {"_FillValue": expected}
+    nameless = parsed("zarr.json", v3(data_type="float32", fill_value=0.0, attributes={"_FillValue": half}))
+    assert zarr_v2.attributes_json(nameless) == {"_FillValue": half}
 
 
 def test_attributes_are_strict_json() -> None:
@@ -218,7 +235,7 @@ def test_v3_fill_values_survive_v2_or_are_refused(name: str, data: st.DataObject
     codec = {"string": "vlen-utf8", "bytes": "vlen-bytes"}.get(name, _named("bytes", endian=endian))
     array = parsed("zarr.json", v3(data_type=data_type, fill_value=fill, codecs=[codec]))
     try:
-        document = zarr_v2.array_document(array)
+        document = strict_json(zarr_v2.array_json(array))
     except MetadataError as exc:
         rule = "a NaN with a sign" if name.startswith(("float", "complex")) else "a date without a unit"
         assert rule in str(exc)  # noqa: PT017

@@ -296,7 +296,10 @@ class _Archive:
         elif fields.get("encoding") == "blobvec":
             if size is None:
                 raise self._refuse(entry.shown, "a blobvec without size")
-            regions = apart(list(self._regions(entry, size)))
+            given = list(self._regions(entry, size))
+            regions = apart(given)
+            if {region.url for region in given if region.length} - {region.url for region in regions}:
+                self._odd("a region that later ones cover: its blob is not read or checked", entry.shown)
             self._with_blobs += bool(regions)
             self._writer.regions(key, size, regions, entry.mode, entry.mtime_ns)
         else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
-import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,7 @@ class ArrayChecks:
         self._store, self._decode, self._memory = store, decode, memory
         self._budget = MemoryBudget(memory)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self._objects = trio.CapacityLimiter(1)  # the memory for objects is known only when they are decoded
         self.see: Callable[[str, int, Buffer], None] | None = None  # called with every piece that is read
         self._sharding: dict[str, Sharding] = {}  # by the path of the array
         self._places: dict[str, ArrayCheck] = {}  # by the directory of their chunks
@@ -114,14 +115,16 @@ class ArrayChecks:
     async def look(self, key: str, size: int, report: CheckReport) -> None:
         """Read a file whole and check its content. Raises Unsound, and the errors of Store.get()."""
         found, rest = self.of(key)
-        if found is None or found.array is None or not self._is_chunk(found.array, rest):
+        array = None if found is None else found.array
+        index = None if array is None else array.keys.index(rest, array.grid)
+        if found is None or array is None or index is None:
             self._compare(key, await self._read(key, 0, size, report))
             return
         sharding = self._sharding.get(found.path)
-        if sharding is not None and _takes(found.array, size) > self._memory:
-            await self._look_at_shard(key, size, sharding, report)
+        if sharding is not None and _takes(array, size) > self._memory:
+            await self._look_at_shard(key, size, sharding, index, report)
         else:
-            await self._look_at_chunk(key, (0, size), found.array, report)
+            await self._look_at_chunk(key, (0, size), array, index, report)
         found.decoded += 1
 
     async def _read(self, key: str, start: int, length: int, report: CheckReport) -> Buffer:
@@ -132,8 +135,10 @@ class ArrayChecks:
             self.see(key, start, data)
         return data
 
-    async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: CheckReport) -> None:
-        """Decode a shard that does not fit in memory, chunk by chunk."""
+    async def _look_at_shard(
+        self, key: str, size: int, sharding: Sharding, at: tuple[int, ...], report: CheckReport
+    ) -> None:
+        """Decode the shard `at` that does not fit in memory, chunk by chunk."""
         length = min(sharding.index_length, size)
         if length > self._memory:
             raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
@@ -142,21 +147,27 @@ class ArrayChecks:
             index = sharding.read_index(data, size)
         except MetadataError as exc:
             raise Unsound(UNDECODED, str(exc)) from exc
-        for place in range(math.prod(sharding.per_shard)):
-            where = index[place]
+        places = itertools.product(*map(range, sharding.per_shard))
+        for number, place in enumerate(places):
+            try:
+                where = index[number]
+            except MetadataError as exc:
+                raise Unsound(UNDECODED, str(exc)) from exc
             if where is not None:
-                await self._look_at_chunk(key, where, sharding.inner, report)
+                steps = zip(at, sharding.per_shard, place, strict=True)
+                inner = tuple(shard * count + within for shard, count, within in steps)
+                await self._look_at_chunk(key, where, sharding.inner, inner, report)
 
     async def _look_at_chunk(
-        self, key: str, where: tuple[int, int], array: ArrayMetadata, report: CheckReport
+        self, key: str, where: tuple[int, int], array: ArrayMetadata, index: tuple[int, ...], report: CheckReport
     ) -> None:
-        """Decode the chunk that lies at (start, length) of a file."""
+        """Decode the chunk `index` that lies at (start, length) of a file."""
         takes = _takes(array, where[1])
         if takes > self._memory:
             raise Unsound(UNDECODED, f"{where[1]} bytes of a chunk of {array.chunk_bytes}: memory_limit= is too low")
         taken = await self._budget.take(takes)
         try:
-            await self._decoded(array, await self._read(key, *where, report))
+            await self._decoded(array, await self._read(key, *where, report), index)
         finally:
             self._budget.give(taken)
 
@@ -187,8 +198,9 @@ class ArrayChecks:
 
     def missing(self, report: CheckReport) -> None:
         """Tell `report` of documents that consolidated metadata names, and that are not there."""
-        for key, (said_by, _digest) in self._said.items():
-            report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
+        for key, (said_by, digest) in self._said.items():
+            if not _is_absence(key, digest):
+                report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
 
     # -- parts
 
@@ -216,20 +228,21 @@ class ArrayChecks:
         sharding = sharding_of(array)
         if sharding is not None:
             self._sharding[node.path] = sharding
-        if _takes(array if sharding is None else sharding.inner, 0) > self._memory and self._decode:
+        if self._decode and _takes(array if sharding is None else sharding.inner, 0) > self._memory:
             found.note = f"chunks of {array.chunk_bytes} bytes do not fit in memory_limit=: they are only read"
 
     def _is_chunk(self, array: ArrayMetadata | None, rest: str) -> bool:
         return array is not None and array.keys.index(rest, array.grid) is not None
 
-    async def _decoded(self, array: ArrayMetadata, data: Buffer) -> None:
-        from zarrfs.zarr.codecs import decode_chunk
+    async def _decoded(self, array: ArrayMetadata, data: Buffer, index: tuple[int, ...]) -> None:
+        from zarrfs.zarr.codecs import decode_chunk_at
 
         try:
-            if array.chunk_bytes + len(data) <= _INLINE:
-                decode_chunk(array, data)
+            if array.dtype.itemsize and array.chunk_bytes + len(data) <= _INLINE:
+                decode_chunk_at(array, data, index)
             else:
-                await trio.to_thread.run_sync(decode_chunk, array, data, limiter=self._threads)
+                limiter = self._threads if array.dtype.itemsize else self._objects
+                await trio.to_thread.run_sync(decode_chunk_at, array, data, index, limiter=limiter)
         except MetadataError as exc:
             raise Unsound(UNDECODED, str(exc)) from exc
 
@@ -267,15 +280,20 @@ class ArrayChecks:
 
     def _compare(self, key: str, data: Buffer) -> None:
         """Compare a document with its copy in consolidated metadata."""
-        if key not in self._said:
-            raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
-        said_by, digest = self._said[key]
         try:
             own = _digest(load_json(data))
         except MetadataError as exc:
             raise Unsound(BAD_METADATA, str(exc)) from exc
-        if own != digest:
+        said_by, digest = self._said.get(key, ("", None))
+        if digest is None and not _is_absence(key, own):
+            raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
+        if digest is not None and own != digest:
             raise Unsound(BAD_METADATA, f"differs from {said_by}")
+
+
+def _is_absence(key: str, digest: bytes) -> bool:
+    """Return whether a document means the same as none: attributes that are empty."""
+    return split_key(key)[1] == ".zattrs" and digest == _digest({})
 
 
 def _digest(document: Any) -> bytes:
@@ -286,5 +304,10 @@ def _digest(document: Any) -> bytes:
 
 
 def _takes(array: ArrayMetadata, size: int) -> int:
-    """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies."""
-    return size + 2 * array.chunk_bytes
+    """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies.
+
+    That of objects is not known before, and not counted.
+    """
+    from zarrfs.zarr.codecs import decoder_of
+
+    return size + 2 * decoder_of(array).limit if array.dtype.itemsize else size

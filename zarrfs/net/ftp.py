@@ -18,9 +18,8 @@ class FtpSystem(ThreadSystem):
     """An FTP server.
 
     fsspec's FTPFileSystem sends every command over its one connection, without a lock: two threads would read each
-    other's replies. So there is one thread. Of the classes that fsspec has or knows (`known_implementations`, read
-    for what a call changes of its object), the others make a connection for each request, or their library locks
-    theirs: requests (webhdfs, dbfs, jupyter, github), smbprotocol, pyarrow (hdfs).
+    other's replies. So there is one thread. The other classes without coroutines that fsspec has make a connection for
+    each request, or leave that to a library (smbprotocol, pyarrow).
     """
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:

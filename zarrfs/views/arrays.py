@@ -87,29 +87,25 @@ class ArraysView(DecodedView):
         entry = await self._find(prefix)
         if entry.text is not None:
             raise NotDirectory(prefix)
-        own = self._own_files(entry.node)
-        skipped = not after
-        for name, file in own:
-            if skipped:
-                yield self._info(name, file)
-            skipped = skipped or name == after
         names = [] if entry.node.leaf else [info.name async for info in self._hierarchy.children(entry.node)]
         taken = {name for name in names if name.endswith(self._suffixes)}
-        if not skipped:
-            child = await self._child_of(prefix, after)
-            names = names[names.index(child) :] if child in names else []
+        # the entries of a child are its name and longer ones: those of a child before `after` may follow it
+        names = sorted(name for name in names if name >= after or after.startswith(name))
+        ahead = {name: self._info(name, file) for name, file in self._own_files(entry.node)}
         for start in range(0, len(names), _AT_ONCE):
-            found: dict[str, list[Info]] = {}
-
-            async def look(name: str, found: dict[str, list[Info]] = found) -> None:
-                found[name] = await self._entries_of(entry.node, name, taken)
-
             batch = names[start : start + _AT_ONCE]
-            await at_once(look, batch)
-            for info in (info for name in batch for info in found[name]):
-                if skipped:
+            for name in sorted(name for name in ahead if name < batch[0]):
+                info = ahead.pop(name)
+                if name > after:
                     yield info
-                skipped = skipped or info.name == after
+
+            async def look(name: str) -> None:
+                ahead.update((info.name, info) for info in await self._entries_of(entry.node, name, taken))
+
+            await at_once(look, batch)
+        for name in sorted(ahead):
+            if name > after:
+                yield ahead[name]
 
     async def open(self, key: str) -> Value:
         info = await self.info(key)
@@ -192,11 +188,6 @@ class ArraysView(DecodedView):
         if group.problem is not None:
             self._leave_out(group, group.problem)
         return [(ATTRIBUTES, _ViewEntry(group, _json(dict(attributes))))] if attributes else []
-
-    async def _child_of(self, prefix: str, name: str) -> str:
-        """Return the child of a group that the entry `name` belongs to."""
-        entry = await self._find(join_key(prefix, name))
-        return split_key(entry.node.path)[1]
 
     async def _entries_of(self, group: Node, name: str, taken: set[str]) -> list[Info]:
         """Return the entries of the child `name` of a group; `taken`: children that its files may clash with."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +21,7 @@ from zarrfs.zarr.codecs import (
     ShardIndex,
     Sharding,
     check_codecs,
-    decode_chunk,
+    decode_chunk_at,
     decoder_of,
     inner_array,
     sharding_of,
@@ -86,7 +85,6 @@ class Chunks:
         self._finish = finish
         self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # bytes
         self._external, self._ready = takes_child(self._stored), False
-        self._short: dict[tuple[int, ...], ArrayMetadata] = {}  # the metadata that decodes short chunks, by shape
         self._token = next(_tokens)
         self._notes = notes and not store.immutable
         self._read: dict[str, Hashable] = {}  # versions of stored values read so far, of a mutable store
@@ -235,7 +233,7 @@ class Chunks:
 
     def _decode(self, key: str, data: Buffer, index: tuple[int, ...]) -> Array:
         try:
-            chunk = self._decoded_or_short(data, index)
+            chunk = decode_chunk_at(self._stored, data, index)
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
         chunk = chunk.T if self.fortran else chunk
@@ -245,37 +243,6 @@ class Chunks:
         if self._finish is not None:
             return self._finish(chunk)
         return chunk.view(self.item) if self.itemsize else chunk
-
-    def _decoded_or_short(self, data: Buffer, index: tuple[int, ...]) -> Array:
-        """Decode a chunk. Pad one at the edge that is stored as its part of the array alone. MetadataError."""
-        array = self._stored
-        try:
-            chunk: Array = decode_chunk(array, data)
-        except MetadataError:
-            extents = zip(index, array.grid.chunks, array.shape, strict=True)
-            part = tuple(min(step, extent - at * step) for at, step, extent in extents)
-            if part == array.grid.chunks or not self.itemsize or decoder_of(array).encoded.exact:
-                raise
-            short = self._decoded_short(part, data)
-            if short is None:
-                raise
-        else:
-            return chunk
-        padded = np.empty(array.grid.chunks, short.dtype)
-        padded[...] = np.frombuffer(array.fill, short.dtype)[0] if array.fill else np.zeros((), short.dtype)
-        part_of(padded, tuple(slice(0, extent) for extent in part))[...] = short
-        return padded
-
-    def _decoded_short(self, part: tuple[int, ...], data: Buffer) -> Array | None:
-        """Decode a chunk of the shape `part`; None if that is not its shape either."""
-        array = self._short.get(part)
-        if array is None:
-            array = self._short[part] = dataclasses.replace(self._stored, grid=Grid(part, part))
-        try:
-            found: Array = decode_chunk(array, data)
-        except MetadataError:
-            return None
-        return found
 
     async def _get_ready(self) -> None:
         """Make the decoder of a codec that runs in a child process: starting that takes long."""

@@ -7,30 +7,30 @@ equal headers. Sources: NetCDF-4 file format specification (names, dimensions, c
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import math
 import re
-import struct
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zarrfs.store.api import join_key, split_key
+from zarrfs.errors import ReadError
+from zarrfs.store.api import split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf_items import NOT_A_TIME, Form, forms_of
+from zarrfs.zarr import fillvalues
 from zarrfs.zarr.codecs import check_codecs
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
+from zarrfs.zarr.v2 import DIMENSIONS
 
 LAYOUT = 1  # changes whenever equal documents get another header
 ROOT = "array"  # the name of an array that is the whole store
-_DIMENSIONS = "_ARRAY_DIMENSIONS"
 _NAME_MAX = 240  # bytes, of 256 (NC_MAX_NAME) and 255 of a Zarr name; the rest is for suffixes
 _RANK_MAX = 32  # H5S_MAX_RANK
 _SIZE_MAX = 1 << 62  # bytes of all variables of a file
@@ -168,6 +168,8 @@ class _Group:
                 forms = forms_of(array.dtype)
                 if array.ndim + (forms[0].width > 0) > _RANK_MAX:
                     raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
+                for form in forms:
+                    fill_of(array, form)
                 for reason in check_codecs(array):  # its chunks would be errors, and a small file not be opened at all
                     raise MetadataError(reason)  # noqa: TRY301
             except MetadataError as exc:
@@ -247,7 +249,7 @@ def _variable(array: ArrayMetadata, form: Form, name: str, shown: str, dims: Seq
         fixed.append(("missing_value", form.dtype, NOT_A_TIME))
     attributes = {
         key: value for key, value in array.attributes.items()
-        if key != _DIMENSIONS and not key.lower().startswith("_nc") and not (key == "_FillValue" and fill is not None)
+        if key != DIMENSIONS and not key.lower().startswith("_nc") and not (key == "_FillValue" and fill is not None)
     }  # fmt: skip
     return {
         "name": shown, "dims": dims, "dtype": form.dtype, "fill": None if fill is None else fill.hex(),
@@ -259,7 +261,7 @@ def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
     """Return the names of an array's dimensions, None for those without one."""
     given: Any = array.dimension_names
     if given is None:
-        given = array.attributes.get(_DIMENSIONS)
+        given = array.attributes.get(DIMENSIONS)
     if isinstance(given, list | tuple) and len(given) == array.ndim:
         return tuple(name if isinstance(name, str) and name else None for name in given)
     return (None,) * array.ndim
@@ -271,20 +273,22 @@ def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
 def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
     """Return `_FillValue` by xarray's rules, as one element; None if the variable has none.
 
-    Of v2 and older that is `fill_value`, else the attribute; of v3 the attribute alone.
+    Of v2 and older that is `fill_value`, else the attribute; of v3 the attribute alone. Raises MetadataError for a
+    date that is out of range.
     """
     if not form.masks:
         return None
     dtype = array.dtype
     if array.fill is not None and array.generation not in ("v3", "v3-draft"):
         item = np.frombuffer(array.fill, dtype.numpy())
-        if form.convert is not None:
-            item = form.convert(item)
-        return item.tobytes()
+        try:
+            return (item if form.convert is None else form.convert(item)).tobytes()
+        except ReadError as exc:
+            raise MetadataError(f"fill_value: {exc.reason}") from None
     value = array.attributes.get("_FillValue")
     if value is not None:
         if dtype.kind == "f" and isinstance(value, str):
-            value = _float_of(value)
+            value = fillvalues.float_of(value)
         cast = _cast(value, form.dtype)
         if cast is not None and cast.ndim == 0:
             return cast.tobytes()
@@ -294,17 +298,6 @@ def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
 def _none(form: Form) -> bytes:
     """Return NaT as an element of int64."""
     return NOT_A_TIME.to_bytes(8, "big" if form.dtype[0] == ">" else "little", signed=True)
-
-
-def _float_of(text: str) -> JSON:
-    """Decode a float as xarray encodes it: base64 of a little-endian double, or the names of JSON's missing ones."""
-    known = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(text)
-    if known is not None:
-        return known
-    try:
-        return struct.unpack("<d", base64.b64decode(text, validate=True))[0]
-    except (ValueError, struct.error):
-        return text
 
 
 def _cast(value: JSON, dtype: str) -> np.ndarray[Any, Any] | None:
@@ -384,9 +377,3 @@ def _value(name: str, value: JSON, dtype: str | None) -> tuple[str, JSON]:
                 return "text", json.dumps(value)
             return "<f8", value
     return "text", json.dumps(value)
-
-
-def group_file(path: str) -> str:
-    """Return the key of the file that shows the group at `path` with -o netcdf=groups."""
-    above, name = split_key(path)
-    return join_key(above, f"{name}.nc")

@@ -40,6 +40,31 @@ def decode_chunk(array: ArrayMetadata, data: Buffer) -> Array:
     return chunk
 
 
+def decode_chunk_at(array: ArrayMetadata, data: Buffer, index: tuple[int, ...]) -> Array:
+    """Decode the stored chunk `index` as decode_chunk() does, also if it is cut at the edge of the array.
+
+    Some writers compress only the part of a chunk that is inside the array: the rest is the fill value.
+    """
+    try:
+        return decode_chunk(array, data)
+    except CodecError:
+        extents = zip(index, array.grid.chunks, array.shape, strict=True)
+        part = tuple(min(step, extent - at * step) for at, step, extent in extents)
+        inside = all(extent > 0 for extent in part) and part != array.grid.chunks
+        if not inside or not array.dtype.itemsize or decoder_of(array).encoded.exact:
+            raise
+        try:
+            short: Array = decoder_of(array, part).decode(data)
+        except CodecError:
+            short = np.empty(0)
+        if short.shape != part:
+            raise
+    padded = np.empty(array.grid.chunks, short.dtype)
+    padded[...] = np.frombuffer(array.fill, short.dtype)[0] if array.fill else np.zeros((), short.dtype)
+    padded[tuple(slice(0, extent) for extent in part)] = short
+    return padded
+
+
 def check_codecs(array: ArrayMetadata) -> list[str]:
     """Return the reason why no chunk of `array` can be decoded, in a list; an empty list if there is none."""
     try:
@@ -57,20 +82,25 @@ def takes_child(array: ArrayMetadata) -> bool:
     )
 
 
-_decoders: dict[int, tuple[ArrayMetadata, Decoder]] = {}  # by id() of the array, which an entry keeps alive
+# by id() of the array, which an entry keeps alive, and shape of chunks
+_decoders: dict[tuple[int, tuple[int, ...]], tuple[ArrayMetadata, Decoder]] = {}
 _lock = threading.Lock()
 
 
-def decoder_of(array: ArrayMetadata) -> Decoder:
-    """Return the decoder of chunks of `array`, made once per array. Raises CodecError if a codec is not available."""
-    found = _decoders.get(id(array))
+def decoder_of(array: ArrayMetadata, shape: tuple[int, ...] | None = None) -> Decoder:
+    """Return the decoder of chunks of `array`, or of chunks of another `shape`, made once per array and shape.
+
+    Raises CodecError if a codec is not available.
+    """
+    shape = array.grid.chunks if shape is None else shape
+    found = _decoders.get((id(array), shape))
     if found is None:
         context = PipelineContext(array.generation != "v3", array.fill, array.fill_object)
-        decoder = Decoder(array.codecs, Representation.array(array.dtype.numpy(), array.grid.chunks), context)
+        decoder = Decoder(array.codecs, Representation.array(array.dtype.numpy(), shape), context)
         with _lock:
             while len(_decoders) >= _CACHED:
                 del _decoders[next(iter(_decoders))]
-            found = _decoders[id(array)] = array, decoder
+            found = _decoders[id(array), shape] = array, decoder
     return found[1]
 
 
@@ -106,6 +136,11 @@ class Decoder:
             steps.append(_Step("bytes", lambda data: data, current))
             current = current.longer(0)
         self._steps, self._untyped, self.encoded = steps[::-1], context.untyped, current
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that a codec returns: those of the chunk, or of a longer form of it such as JSON."""
+        return max((step.decoded.limit for step in self._steps), default=self.encoded.limit)
 
     def check_stored(self, size: int) -> None:
         """Raise CodecError if no stored chunk can have `size` bytes."""

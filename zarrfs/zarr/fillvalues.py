@@ -6,6 +6,7 @@ bytes); numpy 1 for v0 and v1; what zarr-python 2.18 and 3.1 write.
 
 from __future__ import annotations
 
+import base64
 import binascii
 import math
 import re
@@ -106,6 +107,20 @@ def as_v3(array: ArrayMetadata) -> JSON:
 
 
 # -- to bytes
+
+
+def float_of(text: str) -> float | str:
+    """Decode a float as xarray encodes it in attributes of v3: base64 of a little-endian double; or a name of JSON's.
+
+    Other text is returned as it is.
+    """
+    if text in _TOKENS:
+        return _TOKENS[text]
+    try:
+        found: float = struct.unpack("<d", base64.b64decode(text, validate=True))[0]
+    except (ValueError, struct.error):
+        return text
+    return found
 
 
 def _wrong(value: JSON, dtype: DataType) -> MetadataError:

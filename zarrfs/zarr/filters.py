@@ -7,6 +7,7 @@ core and its registered codecs; the documentation of numcodecs.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,8 @@ from zarrfs.zarr.representation import OBJECTS_LIMIT, Array, Codec, CodecFactory
 
 _NUMBERS = "biufcmM"  # kinds of dtypes that filters convert
 _OBJECT = np.dtype(object)
+_JSON_OBJECTS_LIMIT = OBJECTS_LIMIT >> 3  # bytes of JSON text; parsed, it takes up to 26 times as much
+_ESCAPE, _STRING = re.compile(r"\\.", re.DOTALL), re.compile(r'"[^"]*"')  # of JSON; strings without escapes
 _FIXED = {"vlen-utf8": "U", "vlen-bytes": "S"}  # kinds of a fixed length that zarr-python 3.0 wrote in v2 with these
 
 
@@ -146,6 +149,7 @@ def variable(name: str) -> CodecFactory:
         if fixed is None:
             _require_objects(name, decoded)
         items, codec = decoded.items, numcodecs.get_codec({**configuration, "id": name})
+        limit = OBJECTS_LIMIT if fixed is None else 4 + items * (4 + fixed.itemsize) + (64 << 10)
         if name == "vlen-array" and codec.dtype.kind not in _NUMBERS:
             raise CodecError(name, f"dtype {codec.dtype} is not one of numbers")
 
@@ -155,7 +159,7 @@ def variable(name: str) -> CodecFactory:
             found: Array = codec.decode(value)
             return found if fixed is None else found.astype(fixed)
 
-        return decode, Representation(None, (), OBJECTS_LIMIT, False)
+        return decode, Representation(None, (), limit, False)
 
     return build
 
@@ -182,9 +186,13 @@ def json_list(name: str) -> CodecFactory:
         if decoded.dtype is None:
             raise CodecError(name, "made for arrays, not for bytes")
         encoding, item = configuration.get("encoding", "utf-8"), decoded.dtype
+        most = decoded.items + len(decoded.shape) + 8  # values of a fixed size, dtype and shape
 
         def decode(data: Any) -> Array:
-            values = json.loads(str(data, encoding), strict=bool(configuration.get("strict", True)))
+            text = str(data, encoding)
+            if not item.hasobject and _STRING.sub("", _ESCAPE.sub("", text)).count(",") > most:
+                raise CodecError(name, f"more than {most} values where {decoded.items} of {item} are expected")
+            values = json.loads(text, strict=bool(configuration.get("strict", True)))
             shape = values.pop() if name == "json2" else list(decoded.shape)
             dtype = values.pop()
             if not isinstance(shape, list) or np.prod(shape, dtype=object) != decoded.items or dtype != item.str:
@@ -200,9 +208,18 @@ def json_list(name: str) -> CodecFactory:
                 found[at] = value
             return found
 
-        return decode, Representation(None, (), OBJECTS_LIMIT, False)
+        return decode, Representation(None, (), _json_limit(decoded, bool(configuration.get("indent"))), False)
 
     return build
+
+
+def _json_limit(decoded: Representation, indented: bool) -> int:
+    """Return the bytes of JSON text that a chunk has at most, in any encoding and with many dimensions."""
+    assert decoded.dtype is not None
+    if decoded.dtype.hasobject:
+        return _JSON_OBJECTS_LIMIT
+    lines = 1 + len(decoded.shape) if indented else 1
+    return min(OBJECTS_LIMIT, (64 + 12 * decoded.dtype.itemsize) * decoded.items * lines + (64 << 10))
 
 
 def _require_objects(name: str, decoded: Representation) -> None:

@@ -31,11 +31,19 @@ def unread_codec(array: ArrayMetadata, version: int) -> str | None:
 
 
 def _reinterpreting(array: ArrayMetadata) -> str | None:
-    """Return the reason if the first filter is for items of another size: in v2 it gets the bytes of all items."""
+    """Return the reason if the first filter is for items of another type: in v2 it gets the bytes of all items.
+
+    A reader of v3 takes the filter's numbers instead. Integers of the same size and byte order have the same bytes.
+    """
     specs = [spec for spec in array.codecs if spec.name != "transpose"]
     configuration = specs[0].configuration if specs else {}
     text = configuration.get("decode_dtype", configuration.get("dtype"))
-    if not array.dtype.itemsize or not isinstance(text, str) or parse_v2(text).itemsize == array.dtype.itemsize:
+    own = array.dtype
+    if not own.itemsize or not isinstance(text, str):
+        return None
+    made = parse_v2(text)
+    alike = made.kind in "iu" and own.kind in "iumM" and (made.itemsize, made.endian) == (own.itemsize, own.endian)
+    if made.text == own.text or alike:
         return None
     return f"codec {specs[0].name.removeprefix(PREFIX)} for items of {text}, which the array does not have"
 

@@ -97,7 +97,9 @@ def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
     if dtype.kind in _ANY_LENGTH:
         return dataclasses.replace(array, codecs=(CodecSpec(_ANY_LENGTH[dtype.kind]),))
     if not dtype.itemsize:
-        dtype, fill = _labels(array), None
+        text = array.fill_object if isinstance(array.fill_object, str) else None
+        dtype = _labels(array, len(text or ""))
+        fill = None if text is None else text.encode("utf-32-le", "surrogatepass").ljust(dtype.itemsize, b"\0")
     elif dtype.fields and (dtype.mixed or dtype.endian == "big") and (version == 3 or dtype.name):
         dtype = dtypes.little_endian(dtype)
         fill = fill and _converted(fill, array.dtype, dtype)
@@ -147,14 +149,17 @@ def _opaque(array: ArrayMetadata) -> ArrayMetadata:
     return dataclasses.replace(array, dtype=raw, codecs=codecs, attributes=attributes)
 
 
-def _labels(array: ArrayMetadata) -> DataType:
-    """Return the type of text that holds every label of a categorised array. MetadataError for other objects."""
+def _labels(array: ArrayMetadata, length: int) -> DataType:
+    """Return the type of text of `length` or more that holds every label of a categorised array.
+
+    Raises MetadataError for other objects.
+    """
     for spec in array.codecs:
         labels = spec.configuration.get("labels")
         if spec.name != f"{PREFIX}categorize" or not isinstance(labels, list):
             continue
         if all(isinstance(label, str) for label in labels):
-            return dtypes.text_of(max(map(len, labels), default=0))
+            return dtypes.text_of(max([length, *map(len, labels)]))
     raise MetadataError("objects that are neither text nor bytes")
 
 

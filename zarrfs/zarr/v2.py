@@ -9,12 +9,13 @@ from __future__ import annotations
 from zarrfs.zarr import dtypes, fillvalues
 from zarrfs.zarr.common import check_format, data_type, is_order_f, regular_grid, required
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON, strict_json
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import BLOSC_SHUFFLES, PREFIX, pipeline_from_v2
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names
+FILL_ATTRIBUTE = "_FillValue"  # of the CF conventions
 GROUP_DOCUMENT: dict[str, JSON] = {"zarr_format": 2}
 
 _KEYS = {None: FLAT, ".": FLAT, "/": NESTED}  # by dimension_separator
@@ -58,13 +59,8 @@ def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Array
 # -- writing
 
 
-def array_document(array: ArrayMetadata) -> bytes:
-    """Serialise an array as a `.zarray`. Raises MetadataError with the reason if v2 cannot express it."""
-    return strict_json(array_json(array))
-
-
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `.zarray` of an array. Raises MetadataError as array_document() does.
+    """Return the members of the `.zarray` of an array. Raises MetadataError if v2 cannot express it.
 
     Storage transformers are left out: those of an ArrayMetadata need not be understood.
     """
@@ -87,11 +83,21 @@ def array_json(array: ArrayMetadata) -> dict[str, JSON]:
 
 
 def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
-    """Return the members of the `.zattrs` of a node, with its dimension names; empty if it needs no such document."""
+    """Return the members of the `.zattrs` of a node; empty if it needs no such document.
+
+    xarray's conventions for v3 become those for v2: dimension names are an attribute, and a _FillValue is a number.
+    """
     attributes = dict(node.attributes)
-    names = node.dimension_names if isinstance(node, ArrayMetadata) else None
-    if names is not None and DIMENSIONS not in attributes and all(name is not None for name in names):
+    if not isinstance(node, ArrayMetadata) or node.dimension_names is None:
+        return attributes
+    names = node.dimension_names
+    if DIMENSIONS not in attributes and all(name is not None for name in names):
         attributes[DIMENSIONS] = list(names)
+    value = attributes.get(FILL_ATTRIBUTE)
+    if node.dtype.kind == "f" and isinstance(value, str):
+        attributes[FILL_ATTRIBUTE] = fillvalues.float_of(value)
+    elif node.dtype.kind == "c" and isinstance(value, list):
+        attributes[FILL_ATTRIBUTE] = [fillvalues.float_of(part) if isinstance(part, str) else part for part in value]
     return attributes
 
 

@@ -17,7 +17,7 @@ from zarrfs.zarr import dtypes, fillvalues, v2
 from zarrfs.zarr.common import check_format, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON, strict_json
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import PREFIX, check_v3_order
@@ -28,7 +28,7 @@ _ARRAY_MEMBERS = {
     "codecs", "storage_transformers", "dimension_names",
 }  # fmt: skip
 _NESTED_MAX = 8  # shards within shards, and key encodings within key encodings
-_FILL_ATTRIBUTE = "_FillValue"  # of the CF conventions; in v2 arrays, xarray uses the fill_value for it
+_WITH_FILL_ATTRIBUTE = "biufcT"  # kinds of data types; of all others, xarray opens no data set that has one
 
 
 class Experimental(MetadataError):
@@ -198,13 +198,8 @@ def _storage_transformers(value: JSON) -> tuple[JSON, ...]:
 # -- writing
 
 
-def array_document(array: ArrayMetadata) -> bytes:
-    """Serialise an array as a `zarr.json`. Raises MetadataError with the reason if v3 cannot express it."""
-    return strict_json(array_json(array))
-
-
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `zarr.json` of an array. Raises MetadataError as array_document() does."""
+    """Return the members of the `zarr.json` of an array. Raises MetadataError if v3 cannot express it."""
     names, attributes = _dimensions(array)
     document: dict[str, JSON] = {
         "zarr_format": 3,
@@ -276,9 +271,11 @@ def _dimensions(array: ArrayMetadata) -> tuple[tuple[str | None, ...] | None, di
     if not isinstance(names, list) or len(names) != array.ndim or not all(isinstance(name, str) for name in names):
         return None, attributes
     del attributes[v2.DIMENSIONS]
-    fill = attributes.pop(_FILL_ATTRIBUTE, None) if array.fill is None else fillvalues.as_v2(array)
-    if fill is not None:
-        attributes[_FILL_ATTRIBUTE] = _fill_attribute(fill, array.dtype.kind)
+    fill = attributes.pop(v2.FILL_ATTRIBUTE, None)  # in v2, xarray uses the fill_value for it
+    if array.fill is not None:
+        fill = fillvalues.as_v2(array)
+    if fill is not None and array.dtype.kind in _WITH_FILL_ATTRIBUTE:
+        attributes[v2.FILL_ATTRIBUTE] = _fill_attribute(fill, array.dtype.kind)
     return tuple(names), attributes
 
 
