@@ -142,6 +142,26 @@ def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize("command", [["zarrfs", "mount"], ["zarrfs", "mount", "-o", "workers=4"], ["mount.zarrfs"]])
+def test_a_command_that_a_signal_ends_before_its_mount_is_ready_leaves_none(
+    command: list[str], number: str, tmp_path: Path
+) -> None:
+    """The signal comes after mount(2). Without an order of its own, the kernel asks the daemon to end (SIGKILL)."""
+    mnt, pids = tmp_path / "mnt", tmp_path / "pids"
+    mnt.mkdir()
+    program = Path(__file__).with_name("interrupted_mount.py")
+    words = [sys.executable, str(program), number, str(pids), *command, str(DATA / "zarr/v2_hier"), str(mnt)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    expected = 8 if command == ["mount.zarrfs"] else 130
+    assert done.returncode == (-signal.SIGKILL if number == "SIGKILL" else expected), done.stderr
+    daemon = int(pids.read_text())
+    if number == "SIGKILL":  # nobody waits for the daemon
+        until(lambda: not alive(daemon) and not mount_lines(mnt))
+    assert not alive(daemon)
+    assert not mount_lines(mnt)
+
+
 def test_a_stat_call_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of df. Here one lasts from before the first try until after it: the daemon is stopped."""
     mnt, refusals, refusal = tmp_path / "mnt", [], mounts._refusal

@@ -16,7 +16,7 @@ import signal
 import stat
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
@@ -33,6 +33,8 @@ from zarrfs.system.processes import close_descriptors, end_with_parent, readable
 log = logging.getLogger(__name__)
 
 READY = b"\n"
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_UNMOUNTS = 10.0  # seconds that the daemon has to unmount when the command that started it is interrupted
 
 
 def mount(
@@ -197,22 +199,28 @@ def _try_file(path: str) -> None:
 
 
 def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
-    """Fork a daemon that mounts; return once the mount answers. Raise MountError with the daemon's reason."""
+    """Fork a daemon that mounts; return once the mount answers. Raise MountError with the daemon's reason.
+
+    Whatever else is raised here, as by Ctrl-C, ends the daemon first, and its mount.
+    """
     read_end, write_end = os.pipe()
     parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until both processes can handle them
     pid = os.fork()
     if pid == 0:
-        end_with_parent(parent, signal.SIGKILL)  # until the mount is ready
-        _daemon(plan, mountpoint, options, kernel, write_end)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb", buffering=0) as pipe:
-        report = _await_report(pipe.fileno(), options.mount_timeout)
+        _daemon(plan, mountpoint, options, kernel, write_end, parent, before)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb", buffering=0) as pipe:
+            report = _await_report(pipe.fileno(), options.mount_timeout)
+    except BaseException:
+        _end_daemon(pid, mountpoint, _UNMOUNTS)
+        raise
     if report == READY:
         return
     if report is None:
-        os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(MountError):
-            mounts.unmount(mountpoint, lazy=True)
+        _end_daemon(pid, mountpoint, 0)
         report = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
@@ -220,6 +228,21 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
         mounts.clear_dead(mountpoint)  # it may have mounted already
     reason = report.decode(errors="replace").strip() or "the daemon ended before the mount was ready"
     raise MountError(f"{mountpoint}: {reason}")
+
+
+def _end_daemon(pid: int, mountpoint: str, patience: float) -> None:
+    """End a daemon that is not ready, and its mount; it has `patience` seconds to unmount in order."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if not mounts.wait_for_end(pid, patience):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(MountError):
+            mounts.unmount(mountpoint, lazy=True)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    with contextlib.suppress(MountError):
+        mounts.clear_dead(mountpoint)
 
 
 def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
@@ -251,8 +274,9 @@ def _await_report(descriptor: int, timeout: float) -> bytes | None:
 
 
 def _daemon(
-    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int
-) -> NoReturn:
+    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int, parent: int,
+    mask: Iterable[int],
+) -> NoReturn:  # fmt: skip
     """Serve the mount in the child; never return."""
     from zarrfs.daemon.serve import serve
 
@@ -263,11 +287,15 @@ def _daemon(
         reported = True
         end_with_parent(None)
         os.dup2(1, 2)  # closes stderr, for whose end a shell's $(mount ...) waits
-        os.write(pipe, READY)
+        with contextlib.suppress(OSError):  # our parent was interrupted, and ends this process by a signal
+            os.write(pipe, READY)
         os.close(pipe)
 
     status = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until serve() blocks it, which then unmounts
+        end_with_parent(parent, signal.SIGTERM)  # until the mount is ready
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.chdir("/")
         close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
         logs.configure(options, False, mountpoint, plan.source)

@@ -86,7 +86,7 @@ def create(
     Files that are small are in the document, larger ones in blobs, which are shared with those that Flux makes. Holes
     stay holes. Times are kept in whole seconds; owners, hard links and extended attributes are not kept.
     """
-    from zarrfs.cli.refs.running import orderly_end
+    from zarrfs.system.signals import orderly_end
 
     level = common.verbosity()
     with common.report_errors(debug=level == "debug"), orderly_end():

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from zarrfs.cli import common
-from zarrfs.cli.refs.running import orderly_end
 from zarrfs.config.options import Parsed
 from zarrfs.errors import SourceError
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
