@@ -25,7 +25,7 @@ from zarrfs.daemon.idle import unmount_when_idle
 from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import MountError
+from zarrfs.errors import MountError, reason_of
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
@@ -182,17 +182,26 @@ def _set_mode(directory: int, mode: int) -> None:
         raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
 
 
+def _for_all_to_read(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o644)  # of a writable mount, the umask is 0
+
+
 def _announce(options: Options, ready: Callable[[], None]) -> None:
     """Write the pid file and notify all that wait for the mount. Must not raise."""
-    try:
-        if options.pid_file is not None:
-            with open(options.pid_file, "w") as file:
+    if options.pid_file is not None:
+        try:
+            with open(options.pid_file, "w", opener=_for_all_to_read) as file:
                 file.write(f"{os.getpid()}\n")
-        if options.notify_pipe is not None:
-            os.write(options.notify_pipe, b"\n")
-            os.close(options.notify_pipe)
-    except OSError as exc:
-        log.warning("notify_pipe=: cannot be written to: %s", exc)
+        except OSError as exc:
+            log.warning("pid_file=%s: cannot be written: %s", options.pid_file, reason_of(exc))
+    if options.notify_pipe is not None:
+        try:
+            try:
+                os.write(options.notify_pipe, b"\n")
+            finally:
+                os.close(options.notify_pipe)  # else its reader would wait for as long as the mount lives
+        except OSError as exc:
+            log.warning("notify_pipe=%d: cannot be written to: %s", options.notify_pipe, reason_of(exc))
     notify.notify_manager("READY=1")
     ready()
 
