@@ -95,37 +95,41 @@ def serve(
     except BaseException:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         raise
-    mount = mounts.mount_at(mountpoint)
-    device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
-    OTHER_MOUNTS.device = device
-    if detach:
-        os.setsid()  # after the mount: autofs does not trigger on its own process group
-    team, waiting = None, None
-    if several:
-        from zarrfs.daemon import workers
-
-        team = workers.Team.of(served, device_file, device, mountpoint, about, options, plan, of_store)
-        if team is not None:
-            of_store = team.options
-        store = open_plan(plan if team is None else team.plan, of_store)
-        if team is None:
-            operations = _operations(store, options, about, announce)
-        else:
-            operations, waiting = team.first(store, announce)
-        served.operations = operations
-    if device is not None:
-        store.forbid_device(device)
-    operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
-    kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
-    refresher = Refresher(operations, plan, of_store, kernel_names, device, team)
-    gc.collect()
-    freeze_garbage_collector()
+    team, waiting, refresher = None, None, None
     try:
+        mount = mounts.mount_at(mountpoint)
+        device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
+        OTHER_MOUNTS.device = device
+        if detach:
+            os.setsid()  # after the mount: autofs does not trigger on its own process group
+        if several:
+            from zarrfs.daemon import workers
+
+            team = workers.Team.of(served, device_file, device, mountpoint, about, options, plan, of_store)
+            if team is not None:
+                of_store = team.options
+            store = open_plan(plan if team is None else team.plan, of_store)
+            if team is None:
+                operations = _operations(store, options, about, announce)
+            else:
+                operations, waiting = team.first(store, announce)
+            served.operations = operations
+        if device is not None:
+            store.forbid_device(device)
+        operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
+        kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
+        refresher = Refresher(operations, plan, of_store, kernel_names, device, team)
+        gc.collect()
+        freeze_garbage_collector()
         arguments = mountpoint, options, records, watch, team, waiting, several
         trio.run(_main, operations, refresher, *arguments)
+    except BaseException:
+        if team is not None:
+            team.kill()  # its processes would keep the mount from being dead, which the caller unmounts
+        raise
     finally:
         pyfuse3.close(unmount=False)
-        if several:  # any of them may have had to open its index until now
+        if several and refresher is not None:  # any of them may have had to open its index until now
             refresher.discard_plan()
 
 

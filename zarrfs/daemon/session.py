@@ -160,7 +160,7 @@ def _lies_in(path: str, directory: str) -> bool:
 
 
 def _check_files(options: Options) -> None:
-    """Raise UsageError for a log file, pid file or descriptor that the daemon could not write to."""
+    """Raise UsageError for a log file, pid file, record or descriptor that the daemon could not write to."""
     for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
         try:
             if path is not None:
@@ -169,6 +169,10 @@ def _check_files(options: Options) -> None:
             raise UsageError(f"option {name}={path}: {(exc.strerror or str(exc)).lower()}") from None
     if options.pid_file is not None and not _is_pid_file(options.pid_file):
         raise UsageError(f"option pid_file={options.pid_file}: exists and is not a pid file: not replaced")
+    if options.record is not None:
+        from zarrfs.prefetch.recording import check_record
+
+        check_record(options.record)
     try:
         if options.notify_pipe is not None:
             os.fstat(options.notify_pipe)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -20,13 +21,14 @@ import trio
 
 from zarrfs.config.options import Options
 from zarrfs.config.shares import Share
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError, reason_of
 from zarrfs.store.api import Kind, Store, key_rule
 from zarrfs.store.division import Division
 
 log = logging.getLogger(__name__)
 
 BLOCK = 4 << 20  # bytes: reads are recorded in whole blocks
+_NO_FILE = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # how to open a pipe or a terminal
 _INTERVAL = 1.0  # seconds from one write to the next
 _NOTED_MAX = 5_000_000  # blocks in one record: they are held in memory
 _LINE_MAX = 1 << 20  # characters
@@ -120,11 +122,28 @@ class Recorder:
                 self._descriptor, self._full = -1, True
 
 
+def check_record(path: str) -> None:
+    """Raise UsageError if a Recorder could not write to `path`. Nothing is created or replaced."""
+    place = os.path.realpath(path)
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            os.close(os.open(path, _NO_FILE))
+            return
+        if not _replaceable(place):
+            raise UsageError(f"option record={path}: is no record of reads, and is not replaced")
+        directory = os.path.dirname(place)
+        os.stat(f"{directory}/")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as exc:
+        raise UsageError(f"option record={path}: {reason_of(exc)}") from None
+
+
 def _new_file(path: str, header: dict[str, Any]) -> int:
     """Create the file `path` with its first line, replacing an older one; return a descriptor for appending."""
     line = json.dumps(header).encode() + b"\n"
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal: never wait for its reader
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+        descriptor = os.open(path, _NO_FILE)
         os.write(descriptor, line)
         return descriptor
     path = os.path.realpath(path)
