@@ -69,7 +69,9 @@ def serve(
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, options, ready)
-    several = options.workers != 1
+    several = options.workers != 1 and not plan.alone
+    if not several:
+        of_store = dataclasses.replace(of_store, workers=1)
     if several:
         from zarrfs.fuse.workerloop import Front
 

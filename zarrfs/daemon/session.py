@@ -66,7 +66,7 @@ def mount(
         tell(f"warning: {plan.source}: {warning}")
     if options.workers != 1 and (why := _one_process(plan, options)):
         tell(f"warning: workers={written('workers', options.workers)}: {why}: one process answers the mount")
-        options = dataclasses.replace(options, workers=1)
+        plan = dataclasses.replace(plan, alone=True)  # options stay as given: a remount compares fstab's with them
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
         tell(f"warning: {plan.source}: local targets are refused, as root mounts for others: give allow_path=")
@@ -92,7 +92,7 @@ def mount(
     except BaseException:
         discard(plan)
         raise
-    if options.workers == 1:  # of several processes the first one discards it
+    if options.workers == 1 or plan.alone:  # of several processes the first one discards it
         discard(plan)
 
 
