@@ -91,9 +91,14 @@ class Record:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         with contextlib.suppress(OSError):
-            os.rmdir(self.directory)
-            if not os.environ.get(VARIABLE):
-                os.rmdir(os.path.dirname(self.directory))
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is adding a record
+                os.rmdir(self.directory)
+                if not os.environ.get(VARIABLE):
+                    os.rmdir(os.path.dirname(self.directory))
+            finally:
+                os.close(descriptor)
 
     def exists(self) -> bool:
         """Return whether the record file still exists."""
