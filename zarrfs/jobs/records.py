@@ -85,6 +85,16 @@ class Record:
         except OSError as exc:
             raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
 
+    def update(self) -> bool:
+        """Write the record file anew unless it was removed meanwhile; return whether it was there. MountError."""
+        if not self.exists():  # locked() would make the directory
+            return False
+        with locked():
+            there = self.exists()
+            if there:
+                self.save()
+            return there
+
     def remove(self) -> None:
         """Remove the record file, and directories of records that are empty then."""
         for path in (self._path(), f"{self._path()}.new"):
