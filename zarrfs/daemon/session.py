@@ -24,7 +24,7 @@ from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.options import Options, Parsed, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import MountError, UsageError, ZarrfsError
+from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.metrics import logs
 from zarrfs.sources import absolute_source, discard, plan_source
 from zarrfs.system import mounts, requirements
@@ -166,7 +166,7 @@ def _check_files(options: Options) -> None:
             if path is not None:
                 _try_file(path)
         except OSError as exc:
-            raise UsageError(f"option {name}={path}: {(exc.strerror or str(exc)).lower()}") from None
+            raise UsageError(f"option {name}={path}: {reason_of(exc)}") from None
     if options.pid_file is not None and not _is_pid_file(options.pid_file):
         raise UsageError(f"option pid_file={options.pid_file}: exists and is not a pid file: not replaced")
     if options.record is not None:

@@ -63,7 +63,7 @@ class Recorder:
         try:
             self._descriptor = _new_file(path, {"zarrfs": "record", "version": 1, "source": source})
         except OSError as exc:
-            raise UsageError(f"option record={path}: {(exc.strerror or str(exc)).lower()}") from exc
+            raise UsageError(f"option record={path}: {reason_of(exc)}") from exc
 
     def read(self, key: str, start: int, stop: int) -> None:
         """Record a read of the bytes [start, stop) of a value; a repeated read costs less than a microsecond."""
@@ -117,7 +117,7 @@ class Recorder:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError as exc:
-                log.warning("%s: the record ends here: %s", self._path, (exc.strerror or str(exc)).lower())
+                log.warning("%s: the record ends here: %s", self._path, reason_of(exc))
                 os.close(self._descriptor)
                 self._descriptor, self._full = -1, True
 
@@ -183,7 +183,7 @@ def read_record(path: str) -> Iterator[RecordedRead]:
     try:
         file = open(path, encoding="utf-8", errors="strict", newline="\n")  # noqa: SIM115 - the generator closes it
     except OSError as exc:
-        raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+        raise SourceError(path, reason_of(exc)) from exc
     try:
         _check_header(path, _line(path, 1, file))
     except BaseException:
@@ -217,7 +217,7 @@ def _line(path: str, number: int, file: IO[str]) -> str:
     except UnicodeDecodeError:
         raise SourceError(path, "not UTF-8", f"line {number}") from None
     except OSError as exc:
-        raise SourceError(path, (exc.strerror or str(exc)).lower(), f"line {number}") from exc
+        raise SourceError(path, reason_of(exc), f"line {number}") from exc
     if len(line) == _LINE_MAX:
         raise SourceError(path, f"a line of more than {_LINE_MAX} characters", f"line {number}")
     return line if line.endswith("\n") else ""

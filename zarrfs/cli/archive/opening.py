@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zarrfs.cli import common
 from zarrfs.config.options import Parsed
-from zarrfs.errors import SourceError
+from zarrfs.errors import SourceError, reason_of
 from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def given(source: str) -> Iterator[str]:
             shutil.copyfileobj(sys.stdin.buffer, file)
             file.flush()
         except OSError as exc:
-            reason = (exc.strerror or str(exc)).lower()
+            reason = reason_of(exc)
             raise SourceError("standard input", f"cannot be kept in a temporary file: {reason}") from exc
         try:
             yield file.name

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")  # as stage.output
+# those of references.output, which --help does not import; a test compares them
+FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
 _QUIET_FOR = 1.0  # seconds before progress is shown,
 _EVERY = 0.2  # and between one line and the next
 _LOOK = 4096  # references between two looks at the clock
