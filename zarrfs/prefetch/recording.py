@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import logging
 import os
@@ -134,7 +133,7 @@ def check_record(path: str) -> None:
         directory = os.path.dirname(place)
         os.stat(f"{directory}/")
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise PermissionError("permission denied")
     except OSError as exc:
         raise UsageError(f"option record={path}: {reason_of(exc)}") from None
 
