@@ -24,11 +24,23 @@ good_name() { # a name of a directory, and nothing else
 
 reason() { # STATUS FILE: why `within` has failed, of what went to FILE
     case $1 in
+        137) [ $(($(uptime_seconds) - began)) -ge "$TIMEOUT" ] || set -- killed "$2" ;;
+    esac
+    case $1 in
         124 | 137) echo "not mounted within $TIMEOUT seconds" ;;
-        *) sed -n 's/^zarrfs: //; $p' "$2" ;;
+        killed) echo "zarrfs stage was killed (SIGKILL), perhaps for want of memory" ;;
+        *)
+            said=$(sed -n 's/^zarrfs: //; $p' "$2") || said=
+            echo "${said:-zarrfs stage ended with status $1, without a word}"
+            ;;
     esac
 }
 
+uptime_seconds() { # a clock that nobody sets
+    cut -d. -f1 /proc/uptime
+}
+
 within() { # COMMAND...: it is ended after TIMEOUT seconds, killed 5 seconds later
+    began=$(uptime_seconds)
     timeout -k 5 "$TIMEOUT" "$@" </dev/null
 }

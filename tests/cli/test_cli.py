@@ -22,13 +22,13 @@ from tests.conftest import DATA, PROGRAM, run
 from tests.copying.test_check import Targets
 from zarrfs import sources
 from zarrfs.cli import COMMANDS, common, main, meter, show
-from zarrfs.cli.refs import running
 from zarrfs.config import options
 from zarrfs.config.values import human
 from zarrfs.errors import NotFound, SourceError, UsageError
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
+from zarrfs.system.signals import orderly_end
 
 MTIME = 1_700_000_000 * 10**9
 
@@ -316,9 +316,9 @@ def test_what_code_makes_of_a_signal_is_an_interrupt(number: signal.Signals) -> 
             os.kill(os.getpid(), number)
         raise ImportError("failed to import")
 
-    with pytest.raises(KeyboardInterrupt), running.orderly_end():
+    with pytest.raises(KeyboardInterrupt), orderly_end():
         start_module()
-    with pytest.raises(ImportError), running.orderly_end():
+    with pytest.raises(ImportError), orderly_end():
         raise ImportError
 
 

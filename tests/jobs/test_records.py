@@ -147,3 +147,16 @@ def test_names_in_tmp_that_are_not_uids_are_ignored(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "listdir", names.__getitem__)
     with mock.patch.object(records, "_owner", {"/tmp/zarrfs-7": 7}.get):
         assert records.users_with_records() == [7]
+
+
+def test_the_last_record_goes_while_another_is_added(tmp_path: Path) -> None:
+    """The directory stays for as long as another process has it locked."""
+    first = add_record("/x")
+    with records.locked():
+        first.remove()
+        assert (tmp_path / "state/staged").is_dir()
+        second = Record("copy", "s", "/y", "/y", records.process_here(), directory=first.directory)
+        second.save()
+    assert records.found() == [second]
+    second.remove()
+    assert not (tmp_path / "state/staged").exists()

@@ -36,3 +36,11 @@ def test_whiteouts_in_the_staging_directory_are_not_deletions(tmp_path: Path) ->
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     assert stageout.deleted(str(tmp_path)) == ["a", "d/b"]
+
+
+def test_a_directory_that_was_removed_and_made_again_has_deletions(tmp_path: Path) -> None:
+    """Also a file that a directory replaces; a file that was written anew is no deletion, but a change."""
+    for path in (".wh.air", "air/0", ".wh.f", "f/new", ".wh.g", "g", "sub/.wh.d", "sub/d/x"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert stageout.deleted(str(tmp_path)) == ["air/", "f/", "sub/d/"]

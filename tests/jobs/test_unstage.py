@@ -154,3 +154,26 @@ def test_uses_that_nobody_can_share(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "--join: is for mounts with --for PID" in done.stderr or "--for: is for DEST" in done.stderr
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_mode_of_a_replaced_directory_is_given_to_it_alone(
+    link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who may write to its parent puts a link to another file there as soon as it exists."""
+    dest, place, shadow, mkdir = tmp_path / "dest", tmp_path / "place", tmp_path / "shadow", os.mkdir
+    shadow.mkdir(mode=0o700)
+    dest.symlink_to(place)
+    record = add_record(str(dest), place=str(place), link=True, replaced=0o755)
+
+    def swapped(path: str, mode: int = 0o777, **more: int) -> None:
+        mkdir(path, mode, **more)
+        if path == str(dest) and link:
+            os.rmdir(path)
+            os.symlink(shadow, path)
+
+    monkeypatch.setattr(os, "mkdir", swapped)
+    assert unstage.unstage(record, UnstageOptions())
+    assert shadow.stat().st_mode & 0o777 == 0o700
+    assert dest.is_symlink() == link
+    assert link or dest.stat().st_mode & 0o777 == 0o755

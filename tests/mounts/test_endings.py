@@ -131,6 +131,41 @@ def test_a_daemon_that_fails_before_it_answers_leaves_nothing_mounted(tmp_path: 
     assert not mount_lines(mnt)
 
 
+@pytest.mark.parametrize("options", ["foreground", "foreground,workers=2"])
+def test_a_mount_in_the_foreground_that_fails_before_it_answers_is_gone(options: str, tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    program = Path(__file__).with_name("broken_opening.py")
+    command = [sys.executable, str(program), str(DATA / "archives/flux-list.json"), str(mnt), options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        assert done.returncode == 1
+        assert "a fault of the test" in done.stderr
+        assert not mount_lines(mnt)
+    finally:
+        if mount_lines(mnt):
+            subprocess.run(["umount", "-l", str(mnt)], check=True)
+
+
+@pytest.mark.parametrize("foreground", [[], ["--foreground"]])
+def test_a_record_that_cannot_be_written_is_an_error_before_the_mount(foreground: list[str], tmp_path: Path) -> None:
+    mnt, thesis = tmp_path / "mnt", tmp_path / "thesis"
+    mnt.mkdir()
+    thesis.write_text("mine")
+    for record, reason in (
+        (tmp_path / "none/record", "no such file or directory"), (tmp_path, "is a directory"),
+        (thesis, "is no record of reads, and is not replaced"),
+    ):  # fmt: skip
+        done = run("mount", *foreground, DATA / "archives/flux-list.json", mnt, "-o", f"record={record}")
+        try:
+            assert (done.returncode, done.stderr) == (2, f"zarrfs: option record={record}: {reason}\n")
+            assert not mount_lines(mnt)
+        finally:
+            if mount_lines(mnt):
+                subprocess.run(["umount", "-l", str(mnt)], check=True)
+    assert thesis.read_text() == "mine"
+
+
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_path: Path) -> None:
     mnt = tmp_path / "mnt"
@@ -140,6 +175,26 @@ def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert not mount_lines(mnt)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize("command", [["zarrfs", "mount"], ["zarrfs", "mount", "-o", "workers=4"], ["mount.zarrfs"]])
+def test_a_command_that_a_signal_ends_before_its_mount_is_ready_leaves_none(
+    command: list[str], number: str, tmp_path: Path
+) -> None:
+    """The signal comes after mount(2). Without an order of its own, the kernel asks the daemon to end (SIGKILL)."""
+    mnt, pids = tmp_path / "mnt", tmp_path / "pids"
+    mnt.mkdir()
+    program = Path(__file__).with_name("interrupted_mount.py")
+    words = [sys.executable, str(program), number, str(pids), *command, str(DATA / "zarr/v2_hier"), str(mnt)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    expected = 8 if command == ["mount.zarrfs"] else 130
+    assert done.returncode == (-signal.SIGKILL if number == "SIGKILL" else expected), done.stderr
+    daemon = int(pids.read_text())
+    if number == "SIGKILL":  # nobody waits for the daemon
+        until(lambda: not alive(daemon) and not mount_lines(mnt))
+    assert not alive(daemon)
+    assert not mount_lines(mnt)
 
 
 def test_a_stat_call_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from tests.conftest import PROGRAM, run
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
 from tests.mounts.refreshing import write_set
 from tests.servers import Faulty, faulty
+from zarrfs.config.options import parse
 
 __all__ = ["faulty"]
 HELPER = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
@@ -222,6 +224,40 @@ def test_an_idle_mount_keeps_the_mount_on_top_of_it(tmp_path: Path) -> None:
         finally:
             subprocess.run(["umount", root], check=True)
         assert (root / "a").read_text() == "x"
+
+
+def test_files_of_a_writable_mount_are_written_by_its_user_alone(document: Path, tmp_path: Path) -> None:
+    """Its daemon has umask 0, as the kernel applies the umask of each process that creates a file in the mount."""
+    (tmp_path / "upper").mkdir()
+    names = {"pid_file": "pid", "record": "record", "metrics": "metrics"}
+    options = ",".join(f"{option}={tmp_path / name}" for option, name in names.items())
+    with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'},{options}"):
+        for name in names.values():
+            until((tmp_path / name).exists)
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o644, name
+
+
+def test_the_notify_pipe_is_written_without_a_pid_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from zarrfs.daemon import serve
+
+    read, write = os.pipe()
+    called: list[bool] = []
+    options = parse([f"pid_file={tmp_path}/none/pid", f"notify_pipe={write}"]).options
+    with open(read, "rb") as pipe:
+        serve._announce(options, lambda: called.append(True))
+        assert (pipe.read(), called) == (b"\n", [True])
+    assert f"pid_file={tmp_path}/none/pid: cannot be written: no such file or directory" in caplog.text
+
+
+def test_a_notify_pipe_that_nobody_reads_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    from zarrfs.daemon import serve
+
+    read, write = os.pipe()
+    os.close(read)
+    serve._announce(parse([f"notify_pipe={write}"]).options, lambda: None)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(write)
+    assert f"notify_pipe={write}: cannot be written to: broken pipe" in caplog.text
 
 
 def test_a_file_that_holds_no_process_number_is_not_replaced(tmp_path: Path) -> None:

@@ -169,3 +169,13 @@ def test_changes_go_to_the_upper(node: Node) -> None:
     assert run("run", SOURCE, "-o", f"upperdir={upper}", "--", "sh", "-c", "echo new >{}/new").returncode == 0
     assert (upper / "new").read_text() == "new\n"
     assert node.clean()
+
+
+@pytest.mark.parametrize("left", ["", "sleep 5 & "])
+def test_a_source_that_is_unstaged_meanwhile_does_not_change_the_status(left: str, node: Node) -> None:
+    """As by `zarrfs unstage --all` of another job of the user: there is no record any more."""
+    script = f'{left}"$0" unstage --all && exit 7'
+    done = run("run", SOURCE, "--wait", "0.1s", "--", "sh", "-c", script, PROGRAM)
+    assert done.returncode == 7, done.stderr
+    assert "cannot be written" not in done.stderr
+    assert node.clean()

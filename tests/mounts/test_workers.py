@@ -29,6 +29,7 @@ from tests.servers import Nginx, nginx
 
 __all__ = ["nginx"]
 
+HELPER = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
 WORKERS = 3
 FILES, LARGE = 300, 8 << 20
 
@@ -400,6 +401,11 @@ def test_a_source_that_several_cannot_answer_has_one_process(
         assert why in done.stderr
         assert "one process answers the mount" in done.stderr
         assert not children(daemon_pid(mountpoint))
+        for line, status in ((options, 0), ("workers=3", 1)):  # that of fstab, and another one
+            remount = [*HELPER, str(tmp_path / "set.json"), str(mountpoint), "-o", f"remount,{line}"]
+            done = subprocess.run(remount, capture_output=True, text=True, check=False)
+            said = "cannot change while mounted" in done.stderr
+            assert (done.returncode, said) == (status, bool(status)), done.stderr
     finally:
         assert run("umount", mountpoint).returncode == 0
 

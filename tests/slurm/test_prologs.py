@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAM
-from tests.slurm.cluster import NOBODY, Cluster, command_of, is_zarrfs, unavailable, wait_for
+from tests.slurm.cluster import NOBODY, SCRIPTS, Cluster, command_of, is_zarrfs, unavailable, wait_for
 from tests.slurm.test_slurm import archive
 from tests.slurm.test_slurm import slurm as slurm
 from tests.slurm.test_slurm import started as started
@@ -104,6 +104,34 @@ def test_requests_of_a_job_may_have_comments_and_blank_lines(prolog: Cluster) ->
     assert task(prolog, f"\n# of last week\n\t\n  #in /nowhere\n  in {archive(prolog)}  \n\n#") == good(prolog)
     assert listed(prolog, "user") == "in\n"
     assert listed(prolog, "user/in") == "job\n"
+
+
+def test_a_task_waits_for_another_one_as_long_as_all_sources_may_take(prolog: Cluster, settings: Path) -> None:
+    """Each has TIMEOUT, after up to 20 seconds for looking at what is there and removing what is dead."""
+    waits = prolog.base / "waits"
+    waits.touch()
+    waits.chmod(0o666)
+    settings.write_text(f'{settings.read_text()}TIMEOUT=60\nflock() {{ echo "$*" >{waits}; command flock "$@"; }}\n')
+    assert task(prolog, f"# two\n\none {archive(prolog)}\ntwo {archive(prolog)}") == good(prolog)
+    assert waits.read_text() == "-w 160 9\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("kill -9 $$", "zarrfs stage was killed (SIGKILL), perhaps for want of memory"),
+        ("exit 139", "zarrfs stage ended with status 139, without a word"),
+        ("echo zarrfs: x: no such file >&2; exit 1", "x: no such file"),
+    ],
+)
+def test_a_reason_is_never_empty_and_a_killed_command_did_not_take_too_long(
+    command: str, said: str, tmp_path: Path
+) -> None:
+    code = '. "${0%/*}/common.sh"; TIMEOUT=100; within sh -c "$1" 2>"$2" || reason $? "$2"'
+    program = SCRIPTS / "task_prolog"
+    words = ["sh", "-euc", code, str(program), command, str(tmp_path / "errors")]
+    done = subprocess.run(words, env={"SLURM_JOB_ID": NUMBER}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{said}\n"
 
 
 @pytest.mark.parametrize("killed", ["", "bin/zarrfs "])

@@ -26,6 +26,7 @@ from zarrfs.cache.diskspace import Busy, Segment, Space
 from zarrfs.cache.fetchlocks import FetchLocks, Lease
 from zarrfs.concurrency.lru import LRU
 from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import reason_of
 from zarrfs.net.versions import TargetVersion
 from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import read_cached
@@ -581,7 +582,7 @@ class DiskCache:
         self._report(exc, "nothing is cached for now")
 
     def _report(self, exc: OSError, outcome: str) -> None:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         now = time.monotonic()
         with self._lock:
             news = now - self._reported.get(reason, -REPORT_AGAIN) >= REPORT_AGAIN

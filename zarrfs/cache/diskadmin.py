@@ -15,7 +15,7 @@ from zarrfs.cache.disk import Damaged, load, parse_record
 from zarrfs.cache.diskfiles import BLOBS, Layout, segment_name
 from zarrfs.cache.diskindex import Index, IndexRow
 from zarrfs.cache.diskspace import Busy, Space, size_of
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, reason_of
 
 LOCK_PATIENCE = 5.0  # seconds to wait for a writer
 BLOBS_SOURCE = "archives"  # what blobs are of
@@ -123,7 +123,7 @@ def _opened(directory: str) -> Iterator[Layout]:
         os.listdir(directory)
         yield Layout(directory, foreign=True)
     except OSError as exc:
-        raise UsageError(f"option cache_dir={directory}: {(exc.strerror or str(exc)).lower()}") from None
+        raise UsageError(f"option cache_dir={directory}: {reason_of(exc)}") from None
 
 
 def _files(layout: Layout) -> Iterator[_File]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common, meter, show
-from zarrfs.cli.refs import running
 from zarrfs.config import values as optionvalues
 from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -83,5 +83,5 @@ def commit(
             lambda tree: meter.displayed(lambda: meter.Counts(tree.files, tree.bytes), quiet),
         )  # fmt: skip
 
-    with running.orderly_end():
+    with orderly_end():
         common.run_on_store(source, parsed, body)

@@ -221,7 +221,7 @@ def _output_failure() -> str:
         sys.stdout.flush()
     except OSError as exc:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return f"standard output: {(exc.strerror or str(exc)).lower()}"
+        return f"standard output: {reason_of(exc)}"
     return ""
 
 

@@ -35,8 +35,8 @@ TABLE = (
     Row("other", ("run",), "that of COMMAND; 128 + N if signal N ended it"),
     Row(
         "130", (),
-        "interrupted by Ctrl-C; commands that write files end so on SIGTERM and SIGHUP, too. These signals end others "
-        "directly, which a shell reports as 143 and 129",
+        "interrupted by Ctrl-C; mount and commands that write files end so on SIGTERM and SIGHUP, too. These end "
+        "others directly, which a shell reports as 143 and 129",
     ),
     Row("141", (), "the reader of standard output closed it, as in `zarrfs ls SOURCE | head`"),
 )  # fmt: skip

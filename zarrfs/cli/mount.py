@@ -32,8 +32,10 @@ def mount(parsed: Parsed, source: str, mountpoint: str) -> None:
     """
     from zarrfs.daemon import session
     from zarrfs.metrics import logs
+    from zarrfs.system.signals import orderly_end
 
     quiet = parsed.options.log_level == "error"
-    session.mount(source, mountpoint, parsed, lambda text: None if quiet else say(text))
+    with orderly_end():
+        session.mount(source, mountpoint, parsed, lambda text: None if quiet else say(text))
     if not quiet and sys.stderr.isatty() and (note := logs.note(parsed.options)):  # scripts need no such line
         say(f"{mountpoint}: {note}")

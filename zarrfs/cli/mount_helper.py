@@ -17,7 +17,7 @@ from zarrfs.config.effective import settings
 from zarrfs.config.options import TABLE, Parsed, parse, split_commas
 from zarrfs.config.redaction import cleaned, without_secrets
 from zarrfs.errors import MountError, UsageError, ZarrfsError, behind, internal_error, message_line, reason_of
-from zarrfs.system.signals import raise_again
+from zarrfs.system.signals import orderly_end, raise_again
 
 # Options that mount(8) does not pass to its helpers, and those that it passes if they are off
 _NOT_PASSED = {
@@ -98,7 +98,8 @@ def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
     from zarrfs.daemon.session import mount
 
     parsed.writable = False  # mount(8) adds rw whenever ro is absent
-    mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
+    with orderly_end():
+        mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
     if verbose:
         print(f"mount.zarrfs: {message_line(f'{without_secrets(source)} mounted on {mountpoint}')}")
 

@@ -7,9 +7,9 @@ import sys
 import click
 
 from zarrfs.cli import common
-from zarrfs.cli.refs import running
 from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
+from zarrfs.system.signals import orderly_end
 
 EPILOG = """\b
 Examples:
@@ -48,7 +48,7 @@ def run(source: str, command: tuple[str, ...], at: str | None, wait: float, pars
         raise UsageError("option foreground: not for run, whose COMMAND runs in the foreground")
     what = Command(source, command, at, wait)
     try:
-        with running.orderly_end():
+        with orderly_end():
             status = run_it(what, parsed, lambda text: None if quiet else common.say(text))
     except ZarrfsError as exc:
         common.say(str(exc))

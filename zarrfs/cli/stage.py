@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli import common, meter, show
-from zarrfs.cli.refs import running
 from zarrfs.config.options import Parsed
 from zarrfs.errors import TimedOut, UsageError, first_cause
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -118,7 +118,7 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     to, began = reports.place(given["report"]), time.monotonic()
     status, deadline = 1, Deadline(given["timeout"])
     try:
-        with running.orderly_end(), deadline.armed():
+        with orderly_end(), deadline.armed():
             status = (_mount if how == "mount" else _copy)(request, parsed, given, report, deadline)
     except TimedOut as exc:
         common.say(f"{dest}: {exc}")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli import common, meter, show
-from zarrfs.cli.refs import running
 from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError, first_cause
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.jobs.stageout import StageOutReport, Tree
@@ -60,7 +60,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
     to = reports.place(given["report"])
     kept, began, error = stageout.StageOutReport(), time.monotonic(), None
     try:
-        with running.orderly_end(), stageout.opened(dest, upper, given["merged"]) as tree:
+        with orderly_end(), stageout.opened(dest, upper, given["merged"]) as tree:
             if not given["merged"]:
                 kept.deleted = stageout.deleted(tree.upper, given["to"] is not None and given["keep_going"])
             _write(tree, output, parsed, given, kept)

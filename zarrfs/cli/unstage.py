@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from zarrfs.cli import common
-from zarrfs.cli.refs import running
 from zarrfs.errors import MountError, UsageError
+from zarrfs.system.signals import orderly_end
 
 EPILOG = """\b
 Examples:
@@ -66,7 +66,7 @@ def unstage(dest: str | None, **given: Any) -> None:
             raise UsageError("nothing to take away: give DEST, --job ID, --stale or --all")
         if given["owner"] and (given["stale"] or given["record"]):
             raise UsageError("--for: is for DEST, --job and --all")
-        with running.orderly_end():  # a mount that was to be taken away, and is not, is kept in use again
+        with orderly_end():  # a mount that was to be taken away, and is not, is kept in use again
             status = _unstage(dest, given)
         sys.exit(status)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas
 from zarrfs.config.redaction import links
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
     from zarrfs.config.file import ConfigFile, Section
@@ -124,7 +124,7 @@ def _look(path: str, kind: str) -> tuple[FileLookup, ConfigFile | None]:
     try:
         return FileLookup(path, kind, "read"), read_file(path, owned=kind == "user")
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
     if kind == "system" and not os.access(path, os.R_OK):
         return FileLookup(path, kind, f"not for this user: {reason}"), None
     raise UsageError(f"{path}: {reason}")

@@ -25,7 +25,7 @@ from zarrfs.config.values import (
     statuses,
     user_id,
 )  # fmt: skip
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, reason_of
 
 SECTIONS = ("options", "storage", "source")
 # Options of one invocation, not of a machine or a user.
@@ -72,7 +72,7 @@ def read_file(path: str, owned: bool) -> ConfigFile:
     except (FileNotFoundError, PermissionError):
         raise
     except OSError as exc:
-        raise UsageError(f"{path}: {(exc.strerror or str(exc)).lower()}") from None
+        raise UsageError(f"{path}: {reason_of(exc)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise UsageError(f"{path}: not TOML: {exc}") from None
     except ValueError as exc:

@@ -541,11 +541,10 @@ REMOUNT_ONLY = frozenset(("user_id", "group_id", "rootmode", "fd", "subtype", "d
 
 @dataclasses.dataclass
 class Parsed:
-    """The outcome of parse(): our options, flags for the kernel, and whether `remount` was given."""
+    """The outcome of parse(): our options, and flags for the kernel."""
 
     options: Options
     kernel: list[str]
-    remount: bool = False
     writable: bool = False  # "rw" was given
 
 
@@ -559,7 +558,6 @@ class Assignments:
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     storage: dict[str, dict[str, object]] = dataclasses.field(default_factory=dict)
     kernel: list[str] = dataclasses.field(default_factory=list)
-    remount: bool = False
     writable: bool = False
 
 
@@ -617,7 +615,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
         elif name in KERNEL_FLAGS:
             given.kernel.append(name)
         elif name == "remount":
-            given.remount = True
+            pass  # mount.zarrfs looks for it itself
         elif not equals and (list_ := _list_of(name)) in given.values:  # "-o allow=file,private" is split already
             put(given, list_, name)
         elif not equals and naming and name not in IGNORED | REMOUNT_ONLY and not name.startswith(("x_", "x-")):
@@ -648,7 +646,6 @@ def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = N
         for place, options in one.storage.items():
             storage.setdefault(place, {}).update(options)
         outcome.kernel += one.kernel
-        outcome.remount |= one.remount
         outcome.writable |= one.writable
     if values.get("allow_other") and values.get("allow_root"):
         raise UsageError("options allow_other and allow_root exclude each other")

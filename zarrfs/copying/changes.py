@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from zarrfs.errors import SourceError
+from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.destination import remove_tree
 from zarrfs.store.overlay import Change
 from zarrfs.store.upper import RECORD, Upper
@@ -51,7 +51,7 @@ def discard(path: str, agreed: Callable[[int], bool]) -> bool:
         for name in names:
             remove_tree(os.path.join(path, name))
     except OSError as exc:
-        raise SourceError(exc.filename or path, f"cannot be deleted: {(exc.strerror or str(exc)).lower()}") from exc
+        raise SourceError(exc.filename or path, f"cannot be deleted: {reason_of(exc)}") from exc
     finally:
         upper.close()
     return True

@@ -8,7 +8,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
-from zarrfs.errors import SourceError, ZarrfsError
+from zarrfs.errors import SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.values import open_sized
@@ -202,7 +202,7 @@ def _reading(place: str, key: str) -> Iterator[None]:
     except ZarrfsError as exc:
         raise SourceError(place, str(exc), key or "/") from exc
     except OSError as exc:
-        raise SourceError(place, (exc.strerror or str(exc)).lower(), key or "/") from exc
+        raise SourceError(place, reason_of(exc), key or "/") from exc
 
 
 def _unchanged(key: str, info: Info) -> MergedNode:

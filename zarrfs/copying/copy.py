@@ -33,7 +33,7 @@ from zarrfs.copying.destination_directory import (
     broken_rule,
     ends_all,
 )
-from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError
+from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.division import Division
@@ -97,7 +97,7 @@ async def copy_store(
             listing = None if division is None else division.listing
             await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished, listing)
         except OSError as exc:
-            raise SourceError(destination, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+            raise SourceError(destination, f"cannot be written: {reason_of(exc)}") from exc
     except BaseException:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(filling.abandon)
@@ -532,7 +532,7 @@ def _source_error(destination: str, key: str, exc: Exception) -> ZarrfsError:
     elif isinstance(exc, ZarrfsError):
         rule = str(exc)
     elif isinstance(exc, OSError):
-        rule = f"cannot be written: {(exc.strerror or str(exc)).lower()}"
+        rule = f"cannot be written: {reason_of(exc)}"
     else:
         rule = f"{type(exc).__name__}: {exc}"
     return SourceError(destination, rule, key or "/")

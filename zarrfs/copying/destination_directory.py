@@ -128,12 +128,12 @@ class DestinationDirectory:
             self._make()
             self._base = BaseDirectory(path)
         except OSError as exc:
-            raise UsageError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
+            raise UsageError(f"{path}: {reason_of(exc)}") from exc
         try:
             self._begin()
         except OSError as exc:
             self.close()
-            raise UsageError(f"{path}: cannot be written to: {(exc.strerror or str(exc)).lower()}") from exc
+            raise UsageError(f"{path}: cannot be written to: {reason_of(exc)}") from exc
         except BaseException:
             self.close()
             raise
@@ -355,7 +355,7 @@ class DestinationDirectory:
             try:
                 os.rmdir(name, dir_fd=directory)
             except OSError as exc:
-                raise InTheWay(f"a directory is there already: {(exc.strerror or str(exc)).lower()}") from exc
+                raise InTheWay(f"a directory is there already: {reason_of(exc)}") from exc
         elif self._existing == "refuse":
             if not _within(status, self._doubtful):
                 raise InTheWay("is there already")

@@ -25,7 +25,7 @@ from zarrfs.daemon.idle import unmount_when_idle
 from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import MountError
+from zarrfs.errors import MountError, reason_of
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
@@ -69,7 +69,9 @@ def serve(
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, options, ready)
-    several = options.workers != 1
+    several = options.workers != 1 and not plan.alone
+    if not several:
+        of_store = dataclasses.replace(of_store, workers=1)
     if several:
         from zarrfs.fuse.workerloop import Front
 
@@ -95,37 +97,41 @@ def serve(
     except BaseException:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         raise
-    mount = mounts.mount_at(mountpoint)
-    device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
-    OTHER_MOUNTS.device = device
-    if detach:
-        os.setsid()  # after the mount: autofs does not trigger on its own process group
-    team, waiting = None, None
-    if several:
-        from zarrfs.daemon import workers
-
-        team = workers.Team.of(served, device_file, device, mountpoint, about, options, plan, of_store)
-        if team is not None:
-            of_store = team.options
-        store = open_plan(plan if team is None else team.plan, of_store)
-        if team is None:
-            operations = _operations(store, options, about, announce)
-        else:
-            operations, waiting = team.first(store, announce)
-        served.operations = operations
-    if device is not None:
-        store.forbid_device(device)
-    operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
-    kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
-    refresher = Refresher(operations, plan, of_store, kernel_names, device, team)
-    gc.collect()
-    freeze_garbage_collector()
+    team, waiting, refresher = None, None, None
     try:
+        mount = mounts.mount_at(mountpoint)
+        device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
+        OTHER_MOUNTS.device = device
+        if detach:
+            os.setsid()  # after the mount: autofs does not trigger on its own process group
+        if several:
+            from zarrfs.daemon import workers
+
+            team = workers.Team.of(served, device_file, device, mountpoint, about, options, plan, of_store)
+            if team is not None:
+                of_store = team.options
+            store = open_plan(plan if team is None else team.plan, of_store)
+            if team is None:
+                operations = _operations(store, options, about, announce)
+            else:
+                operations, waiting = team.first(store, announce)
+            served.operations = operations
+        if device is not None:
+            store.forbid_device(device)
+        operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
+        kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
+        refresher = Refresher(operations, plan, of_store, kernel_names, device, team)
+        gc.collect()
+        freeze_garbage_collector()
         arguments = mountpoint, options, records, watch, team, waiting, several
         trio.run(_main, operations, refresher, *arguments)
+    except BaseException:
+        if team is not None:
+            team.kill()  # its processes would keep the mount from being dead, which the caller unmounts
+        raise
     finally:
         pyfuse3.close(unmount=False)
-        if several:  # any of them may have had to open its index until now
+        if several and refresher is not None:  # any of them may have had to open its index until now
             refresher.discard_plan()
 
 
@@ -182,17 +188,26 @@ def _set_mode(directory: int, mode: int) -> None:
         raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
 
 
+def _for_all_to_read(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o644)  # of a writable mount, the umask is 0
+
+
 def _announce(options: Options, ready: Callable[[], None]) -> None:
     """Write the pid file and notify all that wait for the mount. Must not raise."""
-    try:
-        if options.pid_file is not None:
-            with open(options.pid_file, "w") as file:
+    if options.pid_file is not None:
+        try:
+            with open(options.pid_file, "w", opener=_for_all_to_read) as file:
                 file.write(f"{os.getpid()}\n")
-        if options.notify_pipe is not None:
-            os.write(options.notify_pipe, b"\n")
-            os.close(options.notify_pipe)
-    except OSError as exc:
-        log.warning("notify_pipe=: cannot be written to: %s", exc)
+        except OSError as exc:
+            log.warning("pid_file=%s: cannot be written: %s", options.pid_file, reason_of(exc))
+    if options.notify_pipe is not None:
+        try:
+            try:
+                os.write(options.notify_pipe, b"\n")
+            finally:
+                os.close(options.notify_pipe)  # else its reader would wait for as long as the mount lives
+        except OSError as exc:
+            log.warning("notify_pipe=%d: cannot be written to: %s", options.notify_pipe, reason_of(exc))
     notify.notify_manager("READY=1")
     ready()
 

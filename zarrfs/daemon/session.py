@@ -16,7 +16,7 @@ import signal
 import stat
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
@@ -24,7 +24,7 @@ from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.options import Options, Parsed, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import MountError, UsageError, ZarrfsError
+from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.metrics import logs
 from zarrfs.sources import absolute_source, discard, plan_source
 from zarrfs.system import mounts, requirements
@@ -33,6 +33,8 @@ from zarrfs.system.processes import close_descriptors, end_with_parent, readable
 log = logging.getLogger(__name__)
 
 READY = b"\n"
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_UNMOUNTS = 10.0  # seconds that the daemon has to unmount when the command that started it is interrupted
 
 
 def mount(
@@ -64,7 +66,7 @@ def mount(
         tell(f"warning: {plan.source}: {warning}")
     if options.workers != 1 and (why := _one_process(plan, options)):
         tell(f"warning: workers={written('workers', options.workers)}: {why}: one process answers the mount")
-        options = dataclasses.replace(options, workers=1)
+        plan = dataclasses.replace(plan, alone=True)  # options stay as given: a remount compares fstab's with them
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
         tell(f"warning: {plan.source}: local targets are refused, as root mounts for others: give allow_path=")
@@ -90,7 +92,7 @@ def mount(
     except BaseException:
         discard(plan)
         raise
-    if options.workers == 1:  # of several processes the first one discards it
+    if options.workers == 1 or plan.alone:  # of several processes the first one discards it
         discard(plan)
 
 
@@ -158,15 +160,19 @@ def _lies_in(path: str, directory: str) -> bool:
 
 
 def _check_files(options: Options) -> None:
-    """Raise UsageError for a log file, pid file or descriptor that the daemon could not write to."""
+    """Raise UsageError for a log file, pid file, record or descriptor that the daemon could not write to."""
     for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
         try:
             if path is not None:
                 _try_file(path)
         except OSError as exc:
-            raise UsageError(f"option {name}={path}: {(exc.strerror or str(exc)).lower()}") from None
+            raise UsageError(f"option {name}={path}: {reason_of(exc)}") from None
     if options.pid_file is not None and not _is_pid_file(options.pid_file):
         raise UsageError(f"option pid_file={options.pid_file}: exists and is not a pid file: not replaced")
+    if options.record is not None:
+        from zarrfs.prefetch.recording import check_record
+
+        check_record(options.record)
     try:
         if options.notify_pipe is not None:
             os.fstat(options.notify_pipe)
@@ -197,22 +203,28 @@ def _try_file(path: str) -> None:
 
 
 def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
-    """Fork a daemon that mounts; return once the mount answers. Raise MountError with the daemon's reason."""
+    """Fork a daemon that mounts; return once the mount answers. Raise MountError with the daemon's reason.
+
+    Whatever else is raised here, as by Ctrl-C, ends the daemon first, and its mount.
+    """
     read_end, write_end = os.pipe()
     parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until both processes can handle them
     pid = os.fork()
     if pid == 0:
-        end_with_parent(parent, signal.SIGKILL)  # until the mount is ready
-        _daemon(plan, mountpoint, options, kernel, write_end)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb", buffering=0) as pipe:
-        report = _await_report(pipe.fileno(), options.mount_timeout)
+        _daemon(plan, mountpoint, options, kernel, write_end, parent, before)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb", buffering=0) as pipe:
+            report = _await_report(pipe.fileno(), options.mount_timeout)
+    except BaseException:
+        _end_daemon(pid, mountpoint, _UNMOUNTS)
+        raise
     if report == READY:
         return
     if report is None:
-        os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(MountError):
-            mounts.unmount(mountpoint, lazy=True)
+        _end_daemon(pid, mountpoint, 0)
         report = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
@@ -220,6 +232,21 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
         mounts.clear_dead(mountpoint)  # it may have mounted already
     reason = report.decode(errors="replace").strip() or "the daemon ended before the mount was ready"
     raise MountError(f"{mountpoint}: {reason}")
+
+
+def _end_daemon(pid: int, mountpoint: str, patience: float) -> None:
+    """End a daemon that is not ready, and its mount; it has `patience` seconds to unmount in order."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if not mounts.wait_for_end(pid, patience):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(MountError):
+            mounts.unmount(mountpoint, lazy=True)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    with contextlib.suppress(MountError):
+        mounts.clear_dead(mountpoint)
 
 
 def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
@@ -251,8 +278,9 @@ def _await_report(descriptor: int, timeout: float) -> bytes | None:
 
 
 def _daemon(
-    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int
-) -> NoReturn:
+    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int, parent: int,
+    mask: Iterable[int],
+) -> NoReturn:  # fmt: skip
     """Serve the mount in the child; never return."""
     from zarrfs.daemon.serve import serve
 
@@ -263,11 +291,15 @@ def _daemon(
         reported = True
         end_with_parent(None)
         os.dup2(1, 2)  # closes stderr, for whose end a shell's $(mount ...) waits
-        os.write(pipe, READY)
+        with contextlib.suppress(OSError):  # our parent was interrupted, and ends this process by a signal
+            os.write(pipe, READY)
         os.close(pipe)
 
     status = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until serve() blocks it, which then unmounts
+        end_with_parent(parent, signal.SIGTERM)  # until the mount is ready
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.chdir("/")
         close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
         logs.configure(options, False, mountpoint, plan.source)

@@ -28,6 +28,7 @@ class Plan:
     blobs: tuple[str, ...] = ()  # places of blobs unless -o blobs= names others
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of a repository: what `info` says of it
     named: str = ""  # of a mount: the source as the user named it, to plan it again from any directory; never shown
+    alone: bool = False  # of a mount: one process answers it, whatever workers= says
 
 
 def discard(plan: Plan) -> None:

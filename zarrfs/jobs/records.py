@@ -85,15 +85,30 @@ class Record:
         except OSError as exc:
             raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
 
+    def update(self) -> bool:
+        """Write the record file anew unless it was removed meanwhile; return whether it was there. MountError."""
+        if not self.exists():  # locked() would make the directory
+            return False
+        with locked():
+            there = self.exists()
+            if there:
+                self.save()
+            return there
+
     def remove(self) -> None:
         """Remove the record file, and directories of records that are empty then."""
         for path in (self._path(), f"{self._path()}.new"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         with contextlib.suppress(OSError):
-            os.rmdir(self.directory)
-            if not os.environ.get(VARIABLE):
-                os.rmdir(os.path.dirname(self.directory))
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is adding a record
+                os.rmdir(self.directory)
+                if not os.environ.get(VARIABLE):
+                    os.rmdir(os.path.dirname(self.directory))
+            finally:
+                os.close(descriptor)
 
     def exists(self) -> bool:
         """Return whether the record file still exists."""

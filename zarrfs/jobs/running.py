@@ -55,7 +55,8 @@ def run(command: Command, parsed: Parsed, notify: Callable[[str], None]) -> int:
         status = _run(record, pipe, command.words, before, notify)
         left = _wait_for(_find_left(record, others), command.wait, notify)
         record.owners = left
-        record.save()
+        if not record.update():  # it was unstaged meanwhile, by another process
+            return status
         if not left:
             try:
                 unstage(record, UnstageOptions(command.wait, notify=notify))
@@ -76,7 +77,7 @@ def _run(
     def add_owner(process: Process) -> None:
         mount_holder.add_owner(pipe, process)
         record.owners.append(process)
-        record.save()
+        record.update()
 
     words = [word.replace("{}", record.place) for word in words]
     try:

@@ -137,6 +137,7 @@ def files(tree: Tree, report: StageOutReport, links: bool, keep_going: bool = Fa
 def deleted(upper: str, keep_going: bool = False) -> list[str]:
     """Return the keys of the source that an upper directory hides, sorted; "DIR/" for everything that was in DIR.
 
+    "DIR/" also stands for a file that a directory replaces: only the source could tell which of them was there.
     Raises SourceError for a directory that cannot be read; with `keep_going` it is left out, as files() reports it.
     """
 
@@ -154,7 +155,9 @@ def deleted(upper: str, keep_going: bool = False) -> list[str]:
             gone.append(prefix)
         for name in names:
             hidden = hidden_name(name)
-            if hidden is not None and not os.path.lexists(os.path.join(path, hidden)):
+            if hidden is not None and hidden in directories:
+                gone.append(f"{prefix}{hidden}/")
+            elif hidden is not None and hidden not in names:
                 gone.append(prefix + hidden)
     return sorted(gone)
 

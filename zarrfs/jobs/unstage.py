@@ -206,7 +206,7 @@ def _remove(record: Record, options: UnstageOptions) -> None:
         if record.replaced is not None:
             with contextlib.suppress(OSError):
                 os.mkdir(record.dest)
-                os.chmod(record.dest, record.replaced)
+                _set_mode(record.dest, record.replaced)
     if record.manifest:  # the unfinished one of a killed command
         with contextlib.suppress(OSError):
             os.unlink(record.unfinished(record.manifest))
@@ -229,6 +229,16 @@ def _remove(record: Record, options: UnstageOptions) -> None:
     for path in reversed([*record.made, *([record.local] if record.local else [])]):
         with contextlib.suppress(OSError):  # not empty: files of others stay
             os.rmdir(path)
+
+
+def _set_mode(directory: str, mode: int) -> None:
+    """Set the mode of a directory of this user. Others may put a link there meanwhile, which is not followed."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
 
 
 def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import trio
 
 from zarrfs.config.values import address
-from zarrfs.errors import MountError
+from zarrfs.errors import MountError, reason_of
 from zarrfs.failures import FAILURES
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class TextfileExporter:
             os.close(descriptor)
             os.unlink(path)
         except OSError as exc:
-            raise MountError(f"metrics={where}: {(exc.strerror or str(exc)).lower()}") from None
+            raise MountError(f"metrics={where}: {reason_of(exc)}") from None
 
     async def run(self, text: Text) -> None:
         """As Exporter.run."""
@@ -190,7 +190,7 @@ def _not_replaced(where: str) -> str:
     except FileNotFoundError:
         return ""
     except OSError as exc:
-        return (exc.strerror or str(exc)).lower()
+        return reason_of(exc)
     return "" if begun in (b"", _MARK) else "is there already, and has no metrics of zarrfs"
 
 
@@ -226,4 +226,4 @@ def _listening(host: str, port: int) -> list[socket.socket]:
 def _why(exc: OSError) -> str:
     if exc.errno == errno.EADDRINUSE:
         return "the port is in use: each mount has its own"
-    return (exc.strerror or str(exc)).lower()
+    return reason_of(exc)

@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from zarrfs.errors import MountError
+from zarrfs.errors import MountError, reason_of
 from zarrfs.metrics.counters import value_at
 from zarrfs.system import mounts
 
@@ -68,7 +68,7 @@ def mount_of(path: str) -> str:
         try:
             above = _above(os.path.realpath(text, strict=True))
         except OSError as exc:
-            raise MountError(f"{path}: {(exc.strerror or str(exc)).lower()}") from None
+            raise MountError(f"{path}: {reason_of(exc)}") from None
     if above.fstype != mounts.FSTYPE:
         raise MountError(f"{path}: not in a mount of zarrfs but of type {above.fstype}")
     return above.mountpoint
@@ -85,4 +85,4 @@ def why(mountpoint: str, exc: OSError) -> str:
     """Return why a daemon does not answer, in words."""
     if not still_there(mountpoint):
         return "no longer mounted"
-    return _WHY.get(exc.errno or 0, (exc.strerror or str(exc)).lower())
+    return _WHY.get(exc.errno or 0, reason_of(exc))

@@ -20,13 +20,14 @@ import trio
 
 from zarrfs.config.options import Options
 from zarrfs.config.shares import Share
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError, reason_of
 from zarrfs.store.api import Kind, Store, key_rule
 from zarrfs.store.division import Division
 
 log = logging.getLogger(__name__)
 
 BLOCK = 4 << 20  # bytes: reads are recorded in whole blocks
+_NO_FILE = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # how to open a pipe or a terminal
 _INTERVAL = 1.0  # seconds from one write to the next
 _SETTLE = 0.05  # seconds between looks at the disk
 _NOTED_MAX = 5_000_000  # blocks in one record: they are held in memory
@@ -62,7 +63,7 @@ class Recorder:
         try:
             self._descriptor = _new_file(path, {"zarrfs": "record", "version": 1, "source": source})
         except OSError as exc:
-            raise UsageError(f"option record={path}: {(exc.strerror or str(exc)).lower()}") from exc
+            raise UsageError(f"option record={path}: {reason_of(exc)}") from exc
 
     def read(self, key: str, start: int, stop: int) -> None:
         """Record a read of the bytes [start, stop) of a value; a repeated read costs less than a microsecond."""
@@ -116,16 +117,33 @@ class Recorder:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError as exc:
-                log.warning("%s: the record ends here: %s", self._path, (exc.strerror or str(exc)).lower())
+                log.warning("%s: the record ends here: %s", self._path, reason_of(exc))
                 os.close(self._descriptor)
                 self._descriptor, self._full = -1, True
+
+
+def check_record(path: str) -> None:
+    """Raise UsageError if a Recorder could not write to `path`. Nothing is created or replaced."""
+    place = os.path.realpath(path)
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            os.close(os.open(path, _NO_FILE))
+            return
+        if not _replaceable(place):
+            raise UsageError(f"option record={path}: is no record of reads, and is not replaced")
+        directory = os.path.dirname(place)
+        os.stat(f"{directory}/")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError("permission denied")
+    except OSError as exc:
+        raise UsageError(f"option record={path}: {reason_of(exc)}") from None
 
 
 def _new_file(path: str, header: dict[str, Any]) -> int:
     """Create the file `path` with its first line, replacing an older one; return a descriptor for appending."""
     line = json.dumps(header).encode() + b"\n"
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal: never wait for its reader
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+        descriptor = os.open(path, _NO_FILE)
         os.write(descriptor, line)
         return descriptor
     path = os.path.realpath(path)
@@ -165,7 +183,7 @@ def read_record(path: str) -> Iterator[RecordedRead]:
     try:
         file = open(path, encoding="utf-8", errors="strict", newline="\n")  # noqa: SIM115 - the generator closes it
     except OSError as exc:
-        raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+        raise SourceError(path, reason_of(exc)) from exc
     try:
         _check_header(path, _line(path, 1, file))
     except BaseException:
@@ -199,7 +217,7 @@ def _line(path: str, number: int, file: IO[str]) -> str:
     except UnicodeDecodeError:
         raise SourceError(path, "not UTF-8", f"line {number}") from None
     except OSError as exc:
-        raise SourceError(path, (exc.strerror or str(exc)).lower(), f"line {number}") from exc
+        raise SourceError(path, reason_of(exc), f"line {number}") from exc
     if len(line) == _LINE_MAX:
         raise SourceError(path, f"a line of more than {_LINE_MAX} characters", f"line {number}")
     return line if line.endswith("\n") else ""

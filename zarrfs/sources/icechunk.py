@@ -13,7 +13,7 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import protocols
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError, reason_of
 from zarrfs.icechunk import files
 from zarrfs.icechunk.files import MAGIC
 from zarrfs.icechunk.flatbuffers import Damaged
@@ -61,7 +61,7 @@ def plan_local(path: str, options: Options) -> Plan:
         except (FileNotFoundError, NotADirectoryError):
             raise TargetMissing(where, "is not there") from None
         except OSError as exc:
-            raise SourceError(path, (exc.strerror or str(exc)).lower(), name) from exc
+            raise SourceError(path, reason_of(exc), name) from exc
         if len(data) > options.document_limit:
             raise SourceError(path, f"more than {options.document_limit} bytes (-o document_limit=)", name)
         return data

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.config.options import Options
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.indexfile import read_notes
 
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
@@ -65,7 +65,7 @@ class IndexCache:
             if not os.access(self.directory, os.W_OK):
                 self._problem = "not writable"
         except OSError as exc:
-            self._problem = f"cannot be made: {(exc.strerror or str(exc)).lower()}"
+            self._problem = f"cannot be made: {reason_of(exc)}"
 
     def recall(self, stamp: str) -> tuple[str, dict[str, str]] | None:
         """Return what find() would, if remember() has noted an index for that stamp and nothing changed since."""
@@ -315,7 +315,7 @@ def cached_files(options: Options) -> list[CachedFile]:
     try:
         names = os.listdir(directory)
     except OSError as exc:
-        raise UsageError(f"{directory}: {(exc.strerror or str(exc)).lower()}") from None
+        raise UsageError(f"{directory}: {reason_of(exc)}") from None
     used: dict[str, float] = {}
     for _, index, when in _remembered(directory):
         used[index] = max(used.get(index, 0.0), when)

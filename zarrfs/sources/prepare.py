@@ -33,7 +33,7 @@ from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan, discard
-from zarrfs.errors import SourceError, UsageError, message_line
+from zarrfs.errors import SourceError, UsageError, message_line, reason_of
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import APART
 from zarrfs.sources.compile_lock import compiling
@@ -131,7 +131,7 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
     except IsADirectoryError:
         raise SourceError(path, "is a directory; a document is a file") from None
     except OSError as exc:
-        raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+        raise SourceError(path, reason_of(exc)) from exc
     if is_zip(head):
         from zarrfs.sources.zarrstore import plan_remote
 
@@ -160,7 +160,7 @@ def _member(path: str, file: int, member: str, options: Options) -> bytes:
     try:
         return run_local(document(os.fstat(file).st_size, member, path, options.document_limit), file)
     except OSError as exc:
-        raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+        raise SourceError(path, reason_of(exc)) from exc
 
 
 def fetch_remote(url: str, options: Options, deadline: float, until_compiled: contextlib.ExitStack) -> Document | Plan:

@@ -13,7 +13,7 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
-from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing
+from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing, reason_of
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
 
@@ -39,7 +39,7 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
         with os.scandir(path):
             pass
     except OSError as exc:
-        raise SourceError(source, (exc.strerror or str(exc)).lower()) from exc
+        raise SourceError(source, reason_of(exc)) from exc
     if options.type != "zarr":
         document, mtime_ns = _document_of_set(os.path.join(path, DOCUMENT), options.document_limit)
         if is_parquet_layout(document):
@@ -111,7 +111,7 @@ def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
             file.seek(0)
             return file.read(status.st_size), status.st_mtime_ns  # an argument of `limit` would allocate that much
         except OSError as exc:
-            raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+            raise SourceError(path, reason_of(exc)) from exc
 
 
 def _holds(file: IO[bytes], wanted: bytes) -> bool:

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.staging import lock
 from zarrfs.system.renaming import EXCHANGE, rename
 
@@ -123,7 +123,7 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
             raise UsageError(f"{shown}: names a directory; {form} is a file") from None
         return
     except OSError as exc:
-        raise UsageError(f"{shown}: {(exc.strerror or str(exc)).lower()}") from exc
+        raise UsageError(f"{shown}: {reason_of(exc)}") from exc
     if stat.S_ISDIR(status.st_mode):
         if form not in _DIRECTORIES:
             raise UsageError(f"{shown}: is a directory; {form} is a file")
@@ -133,7 +133,7 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
             if form == "parquet":
                 _check_set(shown, path)
         except OSError as exc:
-            raise UsageError(f"{shown}: {exc.filename}: {(exc.strerror or str(exc)).lower()}") from exc
+            raise UsageError(f"{shown}: {exc.filename}: {reason_of(exc)}") from exc
     elif form in _DIRECTORIES:
         raise UsageError(f"{shown}: is a file; {_DIRECTORIES[form]} is a directory")
     elif not stat.S_ISREG(status.st_mode):

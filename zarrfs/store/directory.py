@@ -32,6 +32,7 @@ from zarrfs.errors import (
     SourceError,
     StoreError,
     TargetMissing,
+    reason_of,
 )
 from zarrfs.store.api import (
     BlockingReader,
@@ -92,7 +93,7 @@ class FileSystemStore(WritableStore):
         try:
             self._base = BaseDirectory(path)
         except OSError as exc:
-            raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+            raise SourceError(path, reason_of(exc)) from exc
         self._staging: Staging | None = None
 
     @property
@@ -590,7 +591,7 @@ def _answers(key: str, writing: bool = False) -> Iterator[None]:
         raise
     except OSError as exc:
         code = exc.errno or errno.EIO
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         if code in _ANSWERS:
             raise _ANSWERS[code](key) from exc
         if code == errno.EXDEV:

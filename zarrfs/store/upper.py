@@ -22,7 +22,7 @@ from typing import Any
 
 import trio
 
-from zarrfs.errors import SourceError
+from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.system.beneath import BaseDirectory
@@ -87,7 +87,7 @@ class Upper:
         except OSError as exc:
             missing = isinstance(exc, FileNotFoundError)
             remedy = f"; make the directory: mkdir {shlex.quote(path)}" if missing else ""
-            raise SourceError(path, f"no upper directory: {(exc.strerror or str(exc)).lower()}{remedy}") from exc
+            raise SourceError(path, f"no upper directory: {reason_of(exc)}{remedy}") from exc
         self._locked = -1
         try:
             if not plain and over is not None:
@@ -122,7 +122,7 @@ class Upper:
                 self._write_record({"zarrfs_upper": _VERSION, **self._over})
             except OSError as exc:
                 hint = " (it lies in another mount of zarrfs)" if exc.errno == errno.EINVAL else ""  # a reserved name
-                rule = f"no upper directory: cannot write there: {(exc.strerror or str(exc)).lower()}{hint}"
+                rule = f"no upper directory: cannot write there: {reason_of(exc)}{hint}"
                 raise SourceError(self.path, rule) from exc
 
     def close(self) -> None:

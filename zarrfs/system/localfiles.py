@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
+from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, reason_of
 from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
@@ -256,7 +256,7 @@ def _read_and_stat(descriptor: int, offset: int, length: int) -> tuple[bytes, os
 
 
 def _read_error(path: str, exc: OSError, opened: bool = False) -> ReadError:
-    reason = (exc.strerror or str(exc)).lower()
+    reason = reason_of(exc)
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return TargetMissing(path, reason)
     if exc.errno in (errno.EACCES, errno.EPERM):

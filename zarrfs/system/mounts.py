@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from zarrfs.errors import MountError
+from zarrfs.errors import MountError, reason_of
 from zarrfs.system.processes import close_descriptors, readable
 
 FSTYPE = "fuse.zarrfs"
@@ -84,7 +84,7 @@ def check_mountpoint(mountpoint: str) -> str | None:
         make = f"make the directory: mkdir {shlex.quote(mountpoint)}"
         raise MountError(f"{mountpoint}: no such file or directory; {make}") from None
     except OSError as exc:
-        raise MountError(f"{mountpoint}: {(exc.strerror or str(exc)).lower()}") from None
+        raise MountError(f"{mountpoint}: {reason_of(exc)}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise MountError(f"{mountpoint}: not a directory; a mount point is an existing directory")
     return note

@@ -14,7 +14,7 @@ import stat
 from typing import NamedTuple
 
 from zarrfs.config.options import Options
-from zarrfs.errors import MountError, UsageError
+from zarrfs.errors import MountError, UsageError, reason_of
 from zarrfs.system import mounts
 
 DEVICE = "/dev/fuse"
@@ -201,4 +201,4 @@ def _status(name: str) -> str:
 
 
 def _reason(exc: OSError) -> str:
-    return (exc.strerror or str(exc)).lower()
+    return reason_of(exc)

@@ -7,8 +7,10 @@ may run there as anywhere, and then Ctrl-C had no effect. Source: sys.unraisable
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 from zarrfs.errors import TimedOut
@@ -34,6 +36,35 @@ class End(SystemExit):
 
     def __del__(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, _LATER, ALARM_AGAIN)
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP unless that is ignored, end what is inside as Ctrl-C does."""
+    ends = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) has it
+        ends.append(signal.SIGHUP)
+    came = False
+
+    def end(*_: object) -> None:
+        nonlocal came
+        came = True
+        signal.raise_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, end) for number in ends}
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.SIG_IGN:  # as scripts start what goes on behind them (cmd &): SIGTERM would be, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except Exception as exc:  # what code made of the signal's exception, or a consequence of it
+        if came:
+            raise KeyboardInterrupt from exc
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def raise_again() -> None:

@@ -17,7 +17,7 @@ import click
 from zarrfs.cli import common
 from zarrfs.config import options
 from zarrfs.config import values as optionvalues
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.errors import SourceError, UsageError, reason_of
 
 if TYPE_CHECKING:
     from zarrfs.archives.pack_tree import CreateOptions
@@ -86,7 +86,7 @@ def create(
     Files that are small are in the document, larger ones in blobs, which are shared with those that Flux makes. Holes
     stay holes. Times are kept in whole seconds; owners, hard links and extended attributes are not kept.
     """
-    from zarrfs.cli.refs.running import orderly_end
+    from zarrfs.system.signals import orderly_end
 
     level = common.verbosity()
     with common.report_errors(debug=level == "debug"), orderly_end():
@@ -135,7 +135,7 @@ def _listed(path: str, null: bool) -> Iterator[str]:
                 if name:
                     yield os.fsdecode(name)
     except OSError as exc:
-        raise UsageError(f"--files-from {path}: {(exc.strerror or str(exc)).lower()}") from exc
+        raise UsageError(f"--files-from {path}: {reason_of(exc)}") from exc
 
 
 @contextlib.contextmanager
@@ -152,7 +152,7 @@ def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[I
         except BrokenPipeError:
             raise
         except OSError as exc:
-            raise SourceError("standard output", f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+            raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
         return
     form = archive_form(output, dumps=True)
     # a tar has blobs, which wait for no disk elsewhere either, but what it replaces must not be lost
@@ -205,7 +205,7 @@ def made(blobs: str | None) -> Iterator[None]:
     except FileExistsError:
         blobs = None
     except OSError as exc:
-        raise UsageError(f"--blobs {blobs}: {(exc.strerror or str(exc)).lower()}") from exc
+        raise UsageError(f"--blobs {blobs}: {reason_of(exc)}") from exc
     try:
         yield
     except BaseException:

@@ -12,9 +12,9 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.cli.archive import opening
-from zarrfs.cli.refs.running import orderly_end
 from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.copying.diff import Difference

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from zarrfs.cli import common
-from zarrfs.cli.refs.running import orderly_end
 from zarrfs.config.options import Parsed
-from zarrfs.errors import SourceError
+from zarrfs.errors import SourceError, reason_of
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -60,7 +60,7 @@ def given(source: str) -> Iterator[str]:
             shutil.copyfileobj(sys.stdin.buffer, file)
             file.flush()
         except OSError as exc:
-            reason = (exc.strerror or str(exc)).lower()
+            reason = reason_of(exc)
             raise SourceError("standard input", f"cannot be kept in a temporary file: {reason}") from exc
         try:
             yield file.name

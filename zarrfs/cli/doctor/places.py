@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Finding, size_text
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import cleaned
-from zarrfs.errors import MountError
+from zarrfs.errors import MountError, reason_of
 from zarrfs.jobs import nodelocal
 from zarrfs.system import mounts
 
@@ -167,7 +167,7 @@ def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> 
     try:
         status, disk = os.stat(place), os.statvfs(place)
     except OSError as exc:
-        yield Finding(check, state, f"{path}: {(exc.strerror or str(exc)).lower()}", advice)
+        yield Finding(check, state, f"{path}: {reason_of(exc)}", advice)
         return
     made = "" if place == path else " (not there yet)"
     if not stat.S_ISDIR(status.st_mode):

@@ -12,7 +12,7 @@ from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Check, Finding
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import cleaned, links, without_secrets
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import AccessDenied, ReadError, StoreError, ZarrfsError
+from zarrfs.errors import AccessDenied, ReadError, StoreError, ZarrfsError, reason_of
 from zarrfs.net.storeoptions import proxied
 from zarrfs.sources import discard, open_plan, plan_source
 from zarrfs.store.api import Kind, Store, join_key
@@ -103,7 +103,7 @@ def _server(url: str) -> Iterator[Finding]:
     try:
         socket.create_connection((host, port), timeout=5).close()
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+        reason = reason_of(exc)
         yield Finding("server", PROBLEM, f"{host} ({address}) port {port}: {reason}", advice_for("connect", url))
         return
     yield Finding("server", OK, f"{host} ({address}) port {port} answers")

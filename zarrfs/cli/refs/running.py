@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zarrfs.cli import common
+from zarrfs.system.signals import orderly_end
 from zarrfs.system.terminal import shows_progress
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")  # as stage.output
+# those of references.output, which --help does not import; a test compares them
+FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
 _QUIET_FOR = 1.0  # seconds before progress is shown,
 _EVERY = 0.2  # and between one line and the next
 _LOOK = 4096  # references between two looks at the clock
@@ -105,35 +106,6 @@ def opened(to: Output) -> Iterator[ReferenceWriter]:
     """Open `to`, so that SIGTERM leaves nothing behind, as Ctrl-C does."""
     with orderly_end(), to.opened() as writer:
         yield writer
-
-
-@contextlib.contextmanager
-def orderly_end() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless that is ignored, end what is inside as Ctrl-C does."""
-    ends = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) has it
-        ends.append(signal.SIGHUP)
-    came = False
-
-    def end(*_: object) -> None:
-        nonlocal came
-        came = True
-        signal.raise_signal(signal.SIGINT)
-
-    before = {number: signal.signal(number, end) for number in ends}
-    interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt is signal.SIG_IGN:  # as scripts start what goes on behind them (cmd &): SIGTERM would be, too
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    except Exception as exc:  # what code made of the signal's exception, or a consequence of it
-        if came:
-            raise KeyboardInterrupt from exc
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.signal(signal.SIGINT, interrupt)
 
 
 async def progress(items: AsyncIterator[R], parsed: Parsed, what: str = "references") -> AsyncIterator[R]:
