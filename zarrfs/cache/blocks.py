@@ -351,7 +351,8 @@ class Blocks:
     def _is_blind(self, wanted: BlockRequest, found: Fetched) -> bool:
         """Return whether only attributes show the version of bytes that may have changed."""
         known = found.tag is not None or found.total is not None or wanted.expected is not None
-        return not (known or wanted.system.immutable)
+        refused = wanted.system.sends_versions and not found.data  # beyond the end: such an answer has no version
+        return not (known or refused or wanted.system.immutable)
 
     def _is_due(self, pin: Pin) -> bool:
         return pin.asked is None or trio.current_time() >= pin.asked + _FRESH
