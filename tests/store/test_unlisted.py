@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tests.conftest import DATA
+from tests.conftest import DATA, run
 from tests.servers import Faulty, Nginx
 from tests.sources.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
 from tests.store.contract import Tree, directories, keys, listed
@@ -281,6 +282,53 @@ def test_only_chunks_that_the_server_has(faulty: Faulty) -> None:
                 assert name in names(await listed(store, prefix)), key
 
     with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def refused(server: Faulty, *paths: str, status: int = 403) -> None:
+    for path in paths:
+        server.put(path, b"", forever=status)
+        server.head(path, forever=status)
+
+
+def test_a_refused_chunk_is_listed(faulty: Faulty) -> None:
+    """Left out, it would be absent from checks and copies, whose readers would get the fill value."""
+    url = put_exact(faulty, "refusing", {".zarray": two([3]), "0": b"0", "1": b"1", "2": b"2"})
+    refused(faulty, "/refusing/1", "/refusing/.zattrs")
+
+    async def check(store: Store, plan: Any) -> None:
+        shown = await listed(store, "")
+        assert names(shown) == [".zarray", "0", "1", "2"]
+        assert [info.size for info in shown] == [len(two([3])), 1, None, 1]
+        assert "403" in shown[2].unreadable
+
+    async def absent(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == [".zarray", "0", "2"]
+
+    with_store(url, check)
+    with_store(url, absent, Options(retries=0, missing_status=(404, 403)))
+
+
+def test_a_refused_chunk_fails_checks_and_copies(faulty: Faulty, tmp_path: Path) -> None:
+    url = put_exact(faulty, "half", {".zarray": two([3]), "0": b"0", "2": b"2"})
+    refused(faulty, "/half/1")
+    checked = run("check", url)
+    assert checked.returncode == 1
+    assert "unreadable: 1: " in checked.stdout
+    assert run("stage", "--copy", url, str(tmp_path / "copy")).returncode != 0
+
+
+@pytest.mark.parametrize("denied", [True, False])
+def test_refused_chunks_choose_no_names_over_readable_ones(faulty: Faulty, denied: bool) -> None:
+    """Some servers refuse what they do not have."""
+    flat, nested = ["0.0", "1.1", "3.3"], ["0/0", "1/1", "3/3"]
+    name = f"silent-{denied}"
+    url = put_exact(faulty, name, {".zarray": two([4, 4])} | ({"0/0": b"1"} if denied else {}))
+    refused(faulty, *(f"/{name}/{key}" for key in (flat if denied else nested)))
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == [".zarray", *ALL]
+
+    with_store(url, check, Options(retries=0, grid="list"))
 
 
 def test_no_chunks_are_listed(faulty: Faulty) -> None:

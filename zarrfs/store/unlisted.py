@@ -334,8 +334,12 @@ class UnlistedStore(Store):
         return await self._there(prefix, names)
 
     async def _there(self, prefix: str, names: Iterable[str]) -> list[Info]:
-        """Return those of `names` in a directory that the server has."""
+        """Return those of `names` in a directory that the server has, or refuses to show.
+
+        Many servers refuse what they do not have. So a refused document counts only if consolidated metadata names it.
+        """
         found: list[Info] = []
+        named = (await self._consolidated()).get(prefix, ())
 
         async def look(name: str) -> None:
             key = join_key(prefix, name)
@@ -343,8 +347,12 @@ class UnlistedStore(Store):
                 if name in DOCUMENTS and await self._is_no_document(prefix, name):
                     return
                 info = await self._store.info(key)
-            except (NotFound, AccessDenied):
+            except NotFound:
                 return
+            except AccessDenied as exc:  # no answer for a chunk: left out, it would be read as the fill value
+                if name in DOCUMENTS and name not in named:
+                    return
+                info = Info(name, Kind.FILE, None, unreadable=exc.reason)
             if info.kind is Kind.FILE:
                 found.append(info)
 
@@ -360,7 +368,7 @@ class UnlistedStore(Store):
             if self._grid == "ask" and files:
                 there = {info.name: info for info in await self._there(prefix, files)}
                 batch = [there.get(info.name, info) for info in batch]
-                batch = [info for info in batch if info.size is not None]
+                batch = [info for info in batch if info.size is not None or info.unreadable]
             else:
                 await trio.lowlevel.checkpoint()
             for info in batch:
@@ -372,12 +380,15 @@ class UnlistedStore(Store):
         first, *others = node.templates
         if not others or not node.grid.size:
             return first
-        last = node.grid.size - 1
+        last, refused = node.grid.size - 1, []
         for template in node.templates:
             keys = {template.key(node.grid.index(number)) for number in (0, last // 2, last)}
-            if await self._there(array, keys):
+            found = await self._there(array, keys)
+            if not all(info.unreadable for info in found):
                 return template
-        return first
+            if found:
+                refused.append(template)
+        return refused[0] if refused else first
 
 
 def node_of(name: str, data: bytes) -> NodeLayout | None:
