@@ -15,7 +15,7 @@ from tests.servers import Faulty, Nginx
 from tests.sources.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
 from tests.store.contract import Tree, directories, keys, listed
 from zarrfs.config.options import Options
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.unlisted import UnlistedStore, node_of
 
@@ -181,6 +181,41 @@ def test_a_group_that_only_consolidated_metadata_knows(faulty: Faulty) -> None:
             await store.info("b")
 
     with_store(put_exact(faulty, "implicit", tree), check)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_an_array_without_its_document_is_no_empty_directory(faulty: Faulty, status: int) -> None:
+    name, array = f"lost-{status}", two([4, 4], dimension_separator="/")
+    tree = {
+        ".zgroup": b'{"zarr_format": 2}', "a/.zarray": array, "a/0/0": b"1", "empty/.zgroup": b'{"zarr_format": 2}',
+        ".zmetadata": b'{"metadata": {".zgroup": {}, "empty/.zgroup": {}, "a/.zarray": ' + array + b"}}",
+    }  # fmt: skip
+    url = put_exact(faulty, name, tree)
+    refused(faulty, f"/{name}/a/.zarray", status=status)
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a", "empty"]
+        assert names(await listed(store, "empty")) == [".zgroup"]
+        assert (await store.info("a")).kind is Kind.DIRECTORY
+        error, message = (AccessDenied, "403") if status == 403 else (ReadError, "says what is in it")
+        with pytest.raises(error, match=message):
+            await listed(store, "a")
+        assert bytes(await store.get("a/0/0")) == b"1"
+        # nobody can tell whether that leads to chunks: absent, its chunks would be read as fill values
+        with pytest.raises(AccessDenied if status == 403 else NotFound):
+            await store.info("a/0")
+
+    with_store(url, check)
+
+
+def test_a_member_without_a_document_is_no_empty_directory(faulty: Faulty) -> None:
+    url = put_exact(faulty, "unfounded", {"zarr.json": GROUP, "a/c/0": b"1"})
+
+    async def check(store: Store, plan: Any) -> None:
+        with pytest.raises(ReadError, match="members="):
+            await listed(store, "a")
+
+    with_store(url, check, Options(retries=0, members=("a",)))
 
 
 def test_a_server_that_answers_everything_with_a_page(faulty: Faulty) -> None:

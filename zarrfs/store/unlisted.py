@@ -11,6 +11,7 @@ are completed by the metadata documents with such names.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Sequence
@@ -40,6 +41,10 @@ _ASKED = 256  # names that are requested at a time
 _UNKNOWN = (
     "its server shows no listing, and nothing says what is in it: -o members=a,b names groups and arrays, as "
     "consolidated metadata does; exact names work"
+)
+_UNREADABLE = (
+    "consolidated metadata or -o members= names it, but its server has no metadata document that says what is in it; "
+    "exact names work"
 )
 _BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # named like a chunk
 # of chunks of an array that nobody here understands
@@ -127,8 +132,12 @@ class UnlistedStore(Store):
             if not rest and not (shown is not None and self._shows_all(shown)):
                 for info in await self._documents(prefix, found):
                     found[info.name] = info
-            if shown is None and node is None and prefix not in await self._consolidated():
-                raise ReadError(prefix or "/", _UNKNOWN)
+            if shown is None and node is None:
+                if prefix not in await self._consolidated():
+                    raise ReadError(prefix or "/", _UNKNOWN)
+                if not any(map(_tells_members, found.values())):
+                    await self._ask_for_node(prefix)
+                    raise ReadError(prefix or "/", _UNREADABLE)
             for name in sorted(found):
                 if name > after:
                     yield found[name]
@@ -237,8 +246,25 @@ class UnlistedStore(Store):
             return False
         node, rest = await self._array(key)
         if node is None:
-            return await self._node(key) is not None
+            if await self._node(key) is not None:
+                return True
+            await self._ask_for_node(key)  # it could be an array whose chunk keys lead through `key`
+            return False
         return not rest or node.leads(rest)
+
+    async def _ask_for_node(self, key: str) -> None:
+        """Raise AccessDenied if the server refuses the document of the node at or above `key`.
+
+        That holds for a document that consolidated metadata names: many servers refuse what they do not have.
+        """
+        named = await self._consolidated()
+        while key and key not in named:
+            key = split_key(key)[0]
+        if await self._node(key) is None:
+            for name in named.get(key, ()):
+                if name in NODE_DOCUMENTS:
+                    with contextlib.suppress(NotFound):
+                        await self._store.info(join_key(key, name))
 
     async def _array(self, key: str) -> tuple[NodeLayout | None, str]:
         """Return (the array at or above `key`, the rest of the key), or (None, "")."""
@@ -428,6 +454,11 @@ def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
             node = split_key(node)[0]
             named.setdefault(node, ())
     return named
+
+
+def _tells_members(info: Info) -> bool:
+    """Return whether an entry of a directory is a node below it, or the document of its own node."""
+    return info.kind is Kind.DIRECTORY or (info.name in NODE_DOCUMENTS and not info.unreadable)
 
 
 def _has(node: NodeLayout, directory: str, name: str) -> bool:
