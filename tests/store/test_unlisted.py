@@ -218,6 +218,48 @@ def test_a_member_without_a_document_is_no_empty_directory(faulty: Faulty) -> No
     with_store(url, check, Options(retries=0, members=("a",)))
 
 
+def of_two(*arrays: str) -> Tree:
+    """A store of version 2 with consolidated metadata of `arrays`."""
+    named = b"".join(b', "%s/.zarray": %s' % (name.encode(), two([1])) for name in arrays)
+    nodes = {f"{name}/.zarray": two([1]) for name in arrays} | {f"{name}/0": b"1" for name in arrays}
+    group = b'{"zarr_format": 2}'
+    return {".zgroup": group, ".zmetadata": b'{"metadata": {".zgroup": ' + group + named + b"}}"} | nodes
+
+
+def test_consolidated_metadata_is_read_again_after_its_time(faulty: Faulty) -> None:
+    url = put_exact(faulty, "growing", of_two("a"))
+
+    async def check(store: Store, plan: Any) -> None:
+        assert "b" not in names(await listed(store, ""))
+        grown = of_two("a", "b") | {"a/.zattrs": b"{}"}
+        grown[".zmetadata"] = grown[".zmetadata"].removesuffix(b"}}") + b', "a/.zattrs": {}}}'
+        for key, value in grown.items():
+            faulty.put(f"/growing/{key}", value, tag="2")
+        await trio.sleep(0.3)
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a", "b"]
+        assert names(await listed(store, "a")) == [".zarray", ".zattrs", "0"]
+        assert bytes(await store.get("b/0")) == b"1"
+
+    with_store(url, check, Options(retries=0, metadata_ttl=0.2))
+
+
+def test_consolidated_metadata_that_was_refused_is_requested_again(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zarrfs.store.unlisted._REFUSED", 0.0)
+    tree = of_two("a")
+    url = put_exact(faulty, "late", tree)
+    refused(faulty, "/late/.zmetadata")
+
+    async def check(store: Store, plan: Any) -> None:
+        with pytest.raises(ReadError, match="nothing says what is in it"):
+            await listed(store, "")
+        faulty.put("/late/.zmetadata", tree[".zmetadata"])
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a"]
+
+    with_store(url, check)
+
+
 def test_a_server_that_answers_everything_with_a_page(faulty: Faulty) -> None:
     """A page is no metadata, so it makes no directory."""
     tree = {"zarr.json": GROUP, "a/zarr.json": b"<html>", "b/.zarray": b"[]", "c/meta": b"{}"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -37,6 +38,7 @@ from zarrfs.zarr.model import ArrayMetadata, nested
 T = TypeVar("T")
 
 _KNOWN = 65_536  # names whose nature is remembered
+_REFUSED = 10.0  # seconds for which refused consolidated metadata is not requested again
 _ASKED = 256  # names that are requested at a time
 _UNKNOWN = (
     "its server shows no listing, and nothing says what is in it: -o members=a,b names groups and arrays, as "
@@ -80,7 +82,8 @@ class UnlistedStore(Store):
         self._store, self._lists, self._grid, self._members = store, lists, grid, members
         self._nodes: LRU[str, tuple[float, NodeLayout | None]] = LRU(_KNOWN)
         self._natures: LRU[str, tuple[float, bool]] = LRU(_KNOWN)  # of keys that are no file: a directory?
-        self._named: dict[str, tuple[str, ...]] | None = None
+        self._named: dict[str, tuple[str, ...]] = {}
+        self._named_until = -math.inf
         self._complete = False  # _named has all documents of the nodes
         self._lock = trio.Lock()
 
@@ -283,7 +286,10 @@ class UnlistedStore(Store):
         found: dict[str, NodeLayout] = {}
 
         async def look(name: str) -> None:
-            data = await self._document(join_key(key, name))
+            try:
+                data = await self._document(join_key(key, name))
+            except AccessDenied:  # some servers refuse what they do not have
+                return
             node = None if data is None else node_of(name, data)
             if node is not None:
                 found[name] = node
@@ -302,13 +308,16 @@ class UnlistedStore(Store):
         return node
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
-        """Read the nodes in consolidated metadata at the root, and their documents; only once."""
+        """Return the nodes in consolidated metadata at the root, and their documents; read for metadata_ttl= once."""
         async with self._lock:
-            if self._named is None:
+            if self._named_until <= trio.current_time():
                 named: dict[str, tuple[str, ...]] = {}
-                whole = True
+                whole, until = True, trio.current_time() + self._store.names.ttl
                 for name in CONSOLIDATED:
-                    data = await self._document(name)
+                    try:
+                        data = await self._document(name)
+                    except AccessDenied:
+                        data, until = None, min(until, trio.current_time() + _REFUSED)
                     if data is not None:
                         found = _named_by(name, data)
                         named |= found
@@ -320,10 +329,11 @@ class UnlistedStore(Store):
                         path = split_key(path)[0]
                 if self._members:
                     named.setdefault("", ())
-                self._named = named
-        return self._named
+                self._named, self._named_until = named, until
+            return self._named
 
     async def _document(self, key: str) -> bytes | None:
+        """Return the bytes of a document, None if it is absent. AccessDenied, ReadError."""
         try:
             await self._store.find()
             data = self._store.names.document(key)
@@ -331,7 +341,7 @@ class UnlistedStore(Store):
                 await self._store.look(key, page=True)
                 data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
                 self._store.names.put_document(key, data)
-        except (NotFound, AccessDenied, IsDirectory):
+        except (NotFound, IsDirectory):
             return None
         return data
 
