@@ -19,7 +19,6 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import FOREVER
 from zarrfs.errors import (
     AccessDenied,
@@ -82,11 +81,6 @@ class FsspecStore(Store):
         self._reached: LRU[str, tuple[str, float]] = LRU(2 * _AHEAD)  # by directory: its last name so, and when
         self._walked = 0  # directories listed one after the other, each within one that was listed
         self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
-
-    @property
-    def uri(self) -> str:
-        """The URL, without credentials."""
-        return without_secrets(self._url)
 
     # -- the Store protocol
 
