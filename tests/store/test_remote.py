@@ -76,7 +76,6 @@ def test_the_location_of_a_value_has_no_secrets(faulty: Faulty) -> None:
     async def check() -> None:
         store = FsspecStore(url, OPTIONS)
         assert await store.locate("a b/v") == {"url": faulty.url + "/a%20b/v"}
-        assert store.uri == faulty.url
         assert "secret" not in json.dumps(await store.locate("a b/v"))
         await store.aclose()
 

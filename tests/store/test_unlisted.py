@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tests.conftest import DATA
+from tests.conftest import DATA, run
 from tests.servers import Faulty, Nginx
 from tests.sources.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
 from tests.store.contract import Tree, directories, keys, listed
 from zarrfs.config.options import Options
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.unlisted import UnlistedStore, node_of
 
@@ -182,6 +183,83 @@ def test_a_group_that_only_consolidated_metadata_knows(faulty: Faulty) -> None:
     with_store(put_exact(faulty, "implicit", tree), check)
 
 
+@pytest.mark.parametrize("status", [403, 404])
+def test_an_array_without_its_document_is_no_empty_directory(faulty: Faulty, status: int) -> None:
+    name, array = f"lost-{status}", two([4, 4], dimension_separator="/")
+    tree = {
+        ".zgroup": b'{"zarr_format": 2}', "a/.zarray": array, "a/0/0": b"1", "empty/.zgroup": b'{"zarr_format": 2}',
+        ".zmetadata": b'{"metadata": {".zgroup": {}, "empty/.zgroup": {}, "a/.zarray": ' + array + b"}}",
+    }  # fmt: skip
+    url = put_exact(faulty, name, tree)
+    refused(faulty, f"/{name}/a/.zarray", status=status)
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a", "empty"]
+        assert names(await listed(store, "empty")) == [".zgroup"]
+        assert (await store.info("a")).kind is Kind.DIRECTORY
+        error, message = (AccessDenied, "403") if status == 403 else (ReadError, "says what is in it")
+        with pytest.raises(error, match=message):
+            await listed(store, "a")
+        assert bytes(await store.get("a/0/0")) == b"1"
+        # nobody can tell whether that leads to chunks: absent, its chunks would be read as fill values
+        with pytest.raises(AccessDenied if status == 403 else NotFound):
+            await store.info("a/0")
+
+    with_store(url, check)
+
+
+def test_a_member_without_a_document_is_no_empty_directory(faulty: Faulty) -> None:
+    url = put_exact(faulty, "unfounded", {"zarr.json": GROUP, "a/c/0": b"1"})
+
+    async def check(store: Store, plan: Any) -> None:
+        with pytest.raises(ReadError, match="members="):
+            await listed(store, "a")
+
+    with_store(url, check, Options(retries=0, members=("a",)))
+
+
+def of_two(*arrays: str) -> Tree:
+    """A store of version 2 with consolidated metadata of `arrays`."""
+    named = b"".join(b', "%s/.zarray": %s' % (name.encode(), two([1])) for name in arrays)
+    nodes = {f"{name}/.zarray": two([1]) for name in arrays} | {f"{name}/0": b"1" for name in arrays}
+    group = b'{"zarr_format": 2}'
+    return {".zgroup": group, ".zmetadata": b'{"metadata": {".zgroup": ' + group + named + b"}}"} | nodes
+
+
+def test_consolidated_metadata_is_read_again_after_its_time(faulty: Faulty) -> None:
+    url = put_exact(faulty, "growing", of_two("a"))
+
+    async def check(store: Store, plan: Any) -> None:
+        assert "b" not in names(await listed(store, ""))
+        grown = of_two("a", "b") | {"a/.zattrs": b"{}"}
+        grown[".zmetadata"] = grown[".zmetadata"].removesuffix(b"}}") + b', "a/.zattrs": {}}}'
+        for key, value in grown.items():
+            faulty.put(f"/growing/{key}", value, tag="2")
+        await trio.sleep(0.3)
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a", "b"]
+        assert names(await listed(store, "a")) == [".zarray", ".zattrs", "0"]
+        assert bytes(await store.get("b/0")) == b"1"
+
+    with_store(url, check, Options(retries=0, metadata_ttl=0.2))
+
+
+def test_consolidated_metadata_that_was_refused_is_requested_again(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zarrfs.store.unlisted._REFUSED", 0.0)
+    tree = of_two("a")
+    url = put_exact(faulty, "late", tree)
+    refused(faulty, "/late/.zmetadata")
+
+    async def check(store: Store, plan: Any) -> None:
+        with pytest.raises(ReadError, match="nothing says what is in it"):
+            await listed(store, "")
+        faulty.put("/late/.zmetadata", tree[".zmetadata"])
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a"]
+
+    with_store(url, check)
+
+
 def test_a_server_that_answers_everything_with_a_page(faulty: Faulty) -> None:
     """A page is no metadata, so it makes no directory."""
     tree = {"zarr.json": GROUP, "a/zarr.json": b"<html>", "b/.zarray": b"[]", "c/meta": b"{}"}
@@ -281,6 +359,53 @@ def test_only_chunks_that_the_server_has(faulty: Faulty) -> None:
                 assert name in names(await listed(store, prefix)), key
 
     with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def refused(server: Faulty, *paths: str, status: int = 403) -> None:
+    for path in paths:
+        server.put(path, b"", forever=status)
+        server.head(path, forever=status)
+
+
+def test_a_refused_chunk_is_listed(faulty: Faulty) -> None:
+    """Left out, it would be absent from checks and copies, whose readers would get the fill value."""
+    url = put_exact(faulty, "refusing", {".zarray": two([3]), "0": b"0", "1": b"1", "2": b"2"})
+    refused(faulty, "/refusing/1", "/refusing/.zattrs")
+
+    async def check(store: Store, plan: Any) -> None:
+        shown = await listed(store, "")
+        assert names(shown) == [".zarray", "0", "1", "2"]
+        assert [info.size for info in shown] == [len(two([3])), 1, None, 1]
+        assert "403" in shown[2].unreadable
+
+    async def absent(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == [".zarray", "0", "2"]
+
+    with_store(url, check)
+    with_store(url, absent, Options(retries=0, missing_status=(404, 403)))
+
+
+def test_a_refused_chunk_fails_checks_and_copies(faulty: Faulty, tmp_path: Path) -> None:
+    url = put_exact(faulty, "half", {".zarray": two([3]), "0": b"0", "2": b"2"})
+    refused(faulty, "/half/1")
+    checked = run("check", url)
+    assert checked.returncode == 1
+    assert "unreadable: 1: " in checked.stdout
+    assert run("stage", "--copy", url, str(tmp_path / "copy")).returncode != 0
+
+
+@pytest.mark.parametrize("denied", [True, False])
+def test_refused_chunks_choose_no_names_over_readable_ones(faulty: Faulty, denied: bool) -> None:
+    """Some servers refuse what they do not have."""
+    flat, nested = ["0.0", "1.1", "3.3"], ["0/0", "1/1", "3/3"]
+    name = f"silent-{denied}"
+    url = put_exact(faulty, name, {".zarray": two([4, 4])} | ({"0/0": b"1"} if denied else {}))
+    refused(faulty, *(f"/{name}/{key}" for key in (flat if denied else nested)))
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == [".zarray", *ALL]
+
+    with_store(url, check, Options(retries=0, grid="list"))
 
 
 def test_no_chunks_are_listed(faulty: Faulty) -> None:

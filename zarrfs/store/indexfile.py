@@ -17,11 +17,11 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import quote
 
 from zarrfs.config import urls
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind, name_rule
+from zarrfs.store.uri import file_uri
 from zarrfs.system.buffers import Buffer
 
 ROOT = 1  # the id of the root; every other directory has a larger one than its parent
@@ -186,9 +186,7 @@ _Row = _Full | tuple[int, str, int, int, int]
 def open_database(path: str) -> sqlite3.Connection:
     """Open a read-only connection to an index; SourceError for any other file."""
     try:
-        db = sqlite3.connect(
-            f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode=ro&immutable=1", uri=True, check_same_thread=False
-        )
+        db = sqlite3.connect(f"{file_uri(path)}?mode=ro&immutable=1", uri=True, check_same_thread=False)
         try:
             _check_database(db, path)
         except BaseException:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.net.responses import Entry
 from zarrfs.store.api import join_key, split_key
+from zarrfs.store.uri import file_uri
 
 _FILE, _DIRECTORY, _ABSENT = range(3)
 _MEMORY = 8 << 20  # bytes of the table that are in memory
@@ -293,7 +294,7 @@ class NameTable:
                 os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 self._database.execute("DELETE FROM spans")
                 self._database.executemany("INSERT INTO spans VALUES (?, ?, ?)", self._spans)
-                self._database.execute("VACUUM INTO ?", (scratch,))
+                self._database.execute("VACUUM INTO ?", (file_uri(scratch),))  # a bare path has to be UTF-8
                 os.rename(scratch, self.path)
                 self._changed = False
             finally:
@@ -316,7 +317,7 @@ class NameTable:
 
     def _new(self) -> sqlite3.Connection:
         place = ":memory:" if self._in_memory else ""
-        database = sqlite3.connect(place, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(place, isolation_level=None, check_same_thread=False, uri=True)
         database.execute("PRAGMA journal_mode = OFF")
         database.execute(f"PRAGMA cache_size = -{_MEMORY >> 10}")
         database.execute(f"PRAGMA max_page_count = {(_MOST_IN_MEMORY if self._in_memory else _MOST) // 4096}")
@@ -332,7 +333,7 @@ class NameTable:
             status = os.lstat(path)
             if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
                 return True
-            with contextlib.closing(sqlite3.connect(f"file:{_quoted(path)}?mode=ro&immutable=1", uri=True)) as kept:
+            with contextlib.closing(sqlite3.connect(f"{file_uri(path)}?mode=ro&immutable=1", uri=True)) as kept:
                 if kept.execute("PRAGMA user_version").fetchone() != (_LAYOUT,):
                     return True
                 kept.backup(database)
@@ -444,7 +445,3 @@ def _known(row: tuple[Any, ...]) -> Known:
         return Known(Entry(text, True, None, mtime_ns), None, seen)
     entry = Entry(text, False, size, mtime_ns, tag, False, bool(flags & _STRONG), bool(flags & _ROUGH))
     return Known(entry, identity, seen)
-
-
-def _quoted(path: str) -> str:
-    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")

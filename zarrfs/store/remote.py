@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import trio
 
@@ -18,7 +19,6 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import FOREVER
 from zarrfs.errors import (
     AccessDenied,
@@ -35,6 +35,7 @@ from zarrfs.errors import (
 from zarrfs.net.responses import Entry, Page
 from zarrfs.net.systems import System
 from zarrfs.net.versions import note_unversioned
+from zarrfs.net.weboptions import from_netrc
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, keys_below, name_rule, split_key
 from zarrfs.store.name_table import Emptied, Known, NameTable, encoded, span_of
 from zarrfs.store.pages import Pages
@@ -69,6 +70,7 @@ class FsspecStore(Store):
         self.files = RemoteFiles(options) if files is None else files
         self._owns_files, self._directory = files is None, names
         self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
+        self._storage = options.storage
         self._found: tuple[System, str] | None = None
         since = max(options.asked_since, options.names_since)
         self.names = NameTable(*self._ttls(options), since, options.cache == "none")
@@ -79,11 +81,6 @@ class FsspecStore(Store):
         self._reached: LRU[str, tuple[str, float]] = LRU(2 * _AHEAD)  # by directory: its last name so, and when
         self._walked = 0  # directories listed one after the other, each within one that was listed
         self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
-
-    @property
-    def uri(self) -> str:
-        """The URL, without credentials."""
-        return without_secrets(self._url)
 
     # -- the Store protocol
 
@@ -274,9 +271,18 @@ class FsspecStore(Store):
         if self._found is None:
             found = await self.files.find(self._url)
             if self._directory is not None and not self.immutable:
-                about = repr((_NAMES, found[0].identity(found[1]), self._missing)).encode("utf-8", "surrogateescape")
-                self.names.path = os.path.join(self._directory, f"{hashlib.sha256(about).hexdigest()}.names")
+                about = repr((_NAMES, found[0].identity(found[1]), self._missing, *self._credentials()))
+                digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
+                self.names.path = os.path.join(self._directory, f"{digest}.names")
             self._found = found
+
+    def _credentials(self) -> tuple[object, ...]:
+        """Return what a server may know a client by: many report as absent what a client must not see."""
+        family = urls.names(next(reversed(urls.protocols(self._url)), ""))[0]
+        prefix = {"s3": "AWS_", "gcs": "GOOGLE_", "abfs": "AZURE_"}.get(family)
+        variables = sorted(item for item in os.environ.items() if prefix and item[0].startswith(prefix))
+        personal = from_netrc(urlsplit(self._url).hostname or "") if family == "http" else ""
+        return self._url, sorted(self._storage.items()), variables, personal
 
     async def _place(self, key: str) -> tuple[System, str]:
         """Return (system, path in it) of a key."""

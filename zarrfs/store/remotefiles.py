@@ -59,10 +59,6 @@ class RemoteFiles:
         system, path = self._found.get(url) or await self.find(url)
         return await self.read_at(system, path, offset, length, low, high)
 
-    async def read_all(self, url: str) -> bytes:
-        """Return all bytes of `url`; as read_all_at()."""
-        return await self.read_all_at(*await self.find(url))
-
     async def size(self, url: str, begin: bool = False) -> int:
         """Return the size of `url` in bytes; with `begin`, fetch the first bytes as well."""
         system, path = await self.find(url)

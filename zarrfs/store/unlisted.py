@@ -11,7 +11,9 @@ are completed by the metadata documents with such names.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -36,10 +38,15 @@ from zarrfs.zarr.model import ArrayMetadata, nested
 T = TypeVar("T")
 
 _KNOWN = 65_536  # names whose nature is remembered
+_REFUSED = 10.0  # seconds for which refused consolidated metadata is not requested again
 _ASKED = 256  # names that are requested at a time
 _UNKNOWN = (
     "its server shows no listing, and nothing says what is in it: -o members=a,b names groups and arrays, as "
     "consolidated metadata does; exact names work"
+)
+_UNREADABLE = (
+    "consolidated metadata or -o members= names it, but its server has no metadata document that says what is in it; "
+    "exact names work"
 )
 _BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # named like a chunk
 # of chunks of an array that nobody here understands
@@ -75,7 +82,8 @@ class UnlistedStore(Store):
         self._store, self._lists, self._grid, self._members = store, lists, grid, members
         self._nodes: LRU[str, tuple[float, NodeLayout | None]] = LRU(_KNOWN)
         self._natures: LRU[str, tuple[float, bool]] = LRU(_KNOWN)  # of keys that are no file: a directory?
-        self._named: dict[str, tuple[str, ...]] | None = None
+        self._named: dict[str, tuple[str, ...]] = {}
+        self._named_until = -math.inf
         self._complete = False  # _named has all documents of the nodes
         self._lock = trio.Lock()
 
@@ -127,8 +135,12 @@ class UnlistedStore(Store):
             if not rest and not (shown is not None and self._shows_all(shown)):
                 for info in await self._documents(prefix, found):
                     found[info.name] = info
-            if shown is None and node is None and prefix not in await self._consolidated():
-                raise ReadError(prefix or "/", _UNKNOWN)
+            if shown is None and node is None:
+                if prefix not in await self._consolidated():
+                    raise ReadError(prefix or "/", _UNKNOWN)
+                if not any(map(_tells_members, found.values())):
+                    await self._ask_for_node(prefix)
+                    raise ReadError(prefix or "/", _UNREADABLE)
             for name in sorted(found):
                 if name > after:
                     yield found[name]
@@ -237,8 +249,25 @@ class UnlistedStore(Store):
             return False
         node, rest = await self._array(key)
         if node is None:
-            return await self._node(key) is not None
+            if await self._node(key) is not None:
+                return True
+            await self._ask_for_node(key)  # it could be an array whose chunk keys lead through `key`
+            return False
         return not rest or node.leads(rest)
+
+    async def _ask_for_node(self, key: str) -> None:
+        """Raise AccessDenied if the server refuses the document of the node at or above `key`.
+
+        That holds for a document that consolidated metadata names: many servers refuse what they do not have.
+        """
+        named = await self._consolidated()
+        while key and key not in named:
+            key = split_key(key)[0]
+        if await self._node(key) is None:
+            for name in named.get(key, ()):
+                if name in NODE_DOCUMENTS:
+                    with contextlib.suppress(NotFound):
+                        await self._store.info(join_key(key, name))
 
     async def _array(self, key: str) -> tuple[NodeLayout | None, str]:
         """Return (the array at or above `key`, the rest of the key), or (None, "")."""
@@ -257,7 +286,10 @@ class UnlistedStore(Store):
         found: dict[str, NodeLayout] = {}
 
         async def look(name: str) -> None:
-            data = await self._document(join_key(key, name))
+            try:
+                data = await self._document(join_key(key, name))
+            except AccessDenied:  # some servers refuse what they do not have
+                return
             node = None if data is None else node_of(name, data)
             if node is not None:
                 found[name] = node
@@ -276,13 +308,16 @@ class UnlistedStore(Store):
         return node
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
-        """Read the nodes in consolidated metadata at the root, and their documents; only once."""
+        """Return the nodes in consolidated metadata at the root, and their documents; read for metadata_ttl= once."""
         async with self._lock:
-            if self._named is None:
+            if self._named_until <= trio.current_time():
                 named: dict[str, tuple[str, ...]] = {}
-                whole = True
+                whole, until = True, trio.current_time() + self._store.names.ttl
                 for name in CONSOLIDATED:
-                    data = await self._document(name)
+                    try:
+                        data = await self._document(name)
+                    except AccessDenied:
+                        data, until = None, min(until, trio.current_time() + _REFUSED)
                     if data is not None:
                         found = _named_by(name, data)
                         named |= found
@@ -294,10 +329,11 @@ class UnlistedStore(Store):
                         path = split_key(path)[0]
                 if self._members:
                     named.setdefault("", ())
-                self._named = named
-        return self._named
+                self._named, self._named_until = named, until
+            return self._named
 
     async def _document(self, key: str) -> bytes | None:
+        """Return the bytes of a document, None if it is absent. AccessDenied, ReadError."""
         try:
             await self._store.find()
             data = self._store.names.document(key)
@@ -305,7 +341,7 @@ class UnlistedStore(Store):
                 await self._store.look(key, page=True)
                 data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
                 self._store.names.put_document(key, data)
-        except (NotFound, AccessDenied, IsDirectory):
+        except (NotFound, IsDirectory):
             return None
         return data
 
@@ -334,8 +370,12 @@ class UnlistedStore(Store):
         return await self._there(prefix, names)
 
     async def _there(self, prefix: str, names: Iterable[str]) -> list[Info]:
-        """Return those of `names` in a directory that the server has."""
+        """Return those of `names` in a directory that the server has, or refuses to show.
+
+        Many servers refuse what they do not have. So a refused document counts only if consolidated metadata names it.
+        """
         found: list[Info] = []
+        named = (await self._consolidated()).get(prefix, ())
 
         async def look(name: str) -> None:
             key = join_key(prefix, name)
@@ -343,8 +383,12 @@ class UnlistedStore(Store):
                 if name in DOCUMENTS and await self._is_no_document(prefix, name):
                     return
                 info = await self._store.info(key)
-            except (NotFound, AccessDenied):
+            except NotFound:
                 return
+            except AccessDenied as exc:  # no answer for a chunk: left out, it would be read as the fill value
+                if name in DOCUMENTS and name not in named:
+                    return
+                info = Info(name, Kind.FILE, None, unreadable=exc.reason)
             if info.kind is Kind.FILE:
                 found.append(info)
 
@@ -360,7 +404,7 @@ class UnlistedStore(Store):
             if self._grid == "ask" and files:
                 there = {info.name: info for info in await self._there(prefix, files)}
                 batch = [there.get(info.name, info) for info in batch]
-                batch = [info for info in batch if info.size is not None]
+                batch = [info for info in batch if info.size is not None or info.unreadable]
             else:
                 await trio.lowlevel.checkpoint()
             for info in batch:
@@ -372,12 +416,15 @@ class UnlistedStore(Store):
         first, *others = node.templates
         if not others or not node.grid.size:
             return first
-        last = node.grid.size - 1
+        last, refused = node.grid.size - 1, []
         for template in node.templates:
             keys = {template.key(node.grid.index(number)) for number in (0, last // 2, last)}
-            if await self._there(array, keys):
+            found = await self._there(array, keys)
+            if not all(info.unreadable for info in found):
                 return template
-        return first
+            if found:
+                refused.append(template)
+        return refused[0] if refused else first
 
 
 def node_of(name: str, data: bytes) -> NodeLayout | None:
@@ -417,6 +464,11 @@ def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
             node = split_key(node)[0]
             named.setdefault(node, ())
     return named
+
+
+def _tells_members(info: Info) -> bool:
+    """Return whether an entry of a directory is a node below it, or the document of its own node."""
+    return info.kind is Kind.DIRECTORY or (info.name in NODE_DOCUMENTS and not info.unreadable)
 
 
 def _has(node: NodeLayout, directory: str, name: str) -> bool:

@@ -1,0 +1,30 @@
+"""The table of names is kept in a directory of any name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from zarrfs.net.responses import Entry
+from zarrfs.store.name_table import NameTable
+
+
+@pytest.mark.parametrize("name", [b"plain", b"c\xff", b"c\xc3\xa9 %41?#&;", b"new\nline"])
+def test_a_table_is_kept_in_any_directory(name: bytes, tmp_path: Path) -> None:
+    path = os.path.join(tmp_path, os.fsdecode(name), "t.names")
+    entry = Entry("k", False, 5, None, '"1"')
+    for _ in range(2):
+        table = NameTable(300.0, 300.0)
+        table.path = path
+        table.put("a/k", entry)
+        table.keep()
+        table.close()
+    assert os.listdir(os.path.dirname(path)) == ["t.names"]
+    again = NameTable(300.0, 300.0)
+    again.path = path
+    known = again.get("a/k")
+    again.close()
+    assert known is not None
+    assert known.entry == entry
