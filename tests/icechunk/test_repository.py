@@ -17,14 +17,14 @@ import pytest
 import trio
 
 from tests.icechunk.repositories import NUMBERS, Repository, contents, write, write_virtual
-from tests.servers import GCS, S3, Azure, Nginx, azure, gcs, nginx, s3
+from tests.servers import GCS, S3, Azure, Faulty, Nginx, azure, faulty, gcs, nginx, s3
 from zarrfs.config.options import parse
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
 from zarrfs.sources import open_source
 
-__all__ = ["azure", "gcs", "nginx", "s3"]
+__all__ = ["azure", "faulty", "gcs", "nginx", "s3"]
 FORMAT2 = Path(__file__).parents[1] / "data/icechunk/format2"  # written by icechunk 2.3
 
 
@@ -251,6 +251,18 @@ def test_a_repository_on_a_server(shared: Repository, place: Place) -> None:
         get(url, "virtual/c/0", *place.options)
     with pytest.raises(SourceError, match="no branch 'nope'"):
         read(url, *place.options, "branch=nope")
+
+
+@pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b"])
+def test_chunks_of_a_repository_need_the_query_of_its_url(own: Path, faulty: Faulty, rest: str) -> None:
+    query = rest if rest.startswith("?") else ""
+    for file in own.rglob("*"):
+        if file.is_file():
+            faulty.put(f"/ice/{file.relative_to(own)}{query}", file.read_bytes())
+    assert get(f"{faulty.url}/ice{rest}", "rain/c/1/0") == get(own, "rain/c/1/0")
+    asked = [path for method, path, _ in faulty.requests if method == "GET" and "/chunks/" in path]
+    assert asked
+    assert all(path.endswith(query) for path in asked)
 
 
 @pytest.mark.parametrize("place", ["s3", "az", "gs"], indirect=True)  # icechunk 1 drops the ports of URLs

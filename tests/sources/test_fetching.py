@@ -23,6 +23,19 @@ OPTIONS = Options(retries=0)
 TIME_NS = 1_234_567_890 * 10**9
 
 
+def value(url: str, key: str) -> bytes:
+    """Return one value of the document at `url`."""
+
+    async def main() -> bytes:
+        store = open_plan(plan_source(url, OPTIONS), OPTIONS)
+        try:
+            return bytes(await store.get(key))
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "kind", "found"),
     [
@@ -57,6 +70,14 @@ def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
     time = s3.client.head_object(Bucket=s3.bucket, Key="set.json")["LastModified"].timestamp()
     plan = plan_source(f"s3://{s3.bucket}/set.json", Options(retries=0, storage={"s3": s3.options}))
     assert plan.mtime_ns == int(time) * 10**9
+
+
+@pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b", "?sig=a/b#c/d"])
+def test_relative_targets_lie_beside_the_document_whatever_its_query(faulty: Faulty, rest: str) -> None:
+    faulty.put("/set/data.bin", b"GOODDATA")
+    url = faulty.put(f"/set/set.json{rest.partition('#')[0]}", b'{"version": 1, "refs": {"x/0": ["data.bin", 0, 8]}}')
+    assert value(url.partition("#")[0].partition("?")[0] + rest, "x/0") == b"GOODDATA"
+    assert ("GET", "/set/data.bin", "bytes=0-7") in faulty.requests
 
 
 def test_urls_without_a_document(nginx: Nginx) -> None:

@@ -9,9 +9,9 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
+from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import protocols
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError
 from zarrfs.icechunk import files
@@ -116,10 +116,9 @@ async def plan_remote(
     if not newer and not await _begins(fetch, _MAIN, b"{"):
         return None
     shown = without_secrets(url)
-    local = not protocols(url) or protocols(url)[-1] in ("file", "local", "memory")
     try:
         selected = await select(shown, options, fetch, newer)
-        plan = Plan(shown, KIND, url=url, base=url.rstrip("/") + "/", origin="" if local else shown)
+        plan = Plan(shown, KIND, url=url, base=urls.directory(url), origin="" if urls.is_here(url) else shown)
         return await _indexed(plan, system.identity(path), selected, options, fetch)
     except ReadError as exc:
         raise SourceError(shown, exc.reason, exc.where) from exc
