@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.fakeflux import dump_tar
 from tests.servers import S3, Faulty, Nginx, free_port
 from tests.sources.zarrstores import put
 from zarrfs.config.options import Options
@@ -163,6 +164,29 @@ def test_a_known_document_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None
     faulty.put("/again.json", b'{"a": "other"}')
     faulty.head("/again.json", forever="changed")  # another ETag
     assert plan_source(url, options).index != first.index
+
+
+@pytest.mark.parametrize("step", [1, fetching._STEP])
+def test_a_document_replaced_since_its_version_was_requested_is_not_remembered_as_that(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(fetching, "_STEP", step)
+    options = Options(index_dir=str(tmp_path), retries=0)
+    url = faulty.put("/raced.json", b'{"a": "new"}')
+    faulty.head("/raced.json", "changed", "changed")  # the answer of the version before
+    newer = plan_source(url, options)
+    faulty.put("/raced.json", b'{"a": "old"}', tag="2")
+    older = plan_source(url, options)
+    assert older.index != newer.index
+    assert older == plan_source(url, options)  # which is remembered
+
+
+def test_a_tar_replaced_since_its_version_was_requested_has_no_name(faulty: Faulty, tmp_path: Path) -> None:
+    dump_tar(tmp_path / "dump.tar", {"main": ([], [])})
+    url = faulty.put("/dump.tar", (tmp_path / "dump.tar").read_bytes())
+    faulty.head("/dump.tar", "changed")
+    found = [read_document(url, OPTIONS) for _ in range(2)]
+    assert [bool(one and one.stamp) for one in found] == [False, True]
 
 
 def test_a_reference_set_over_http_as_a_source(nginx: Nginx) -> None:
