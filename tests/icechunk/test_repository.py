@@ -292,6 +292,27 @@ def test_virtual_chunks_on_a_server(place: Place, tmp_path: Path) -> None:
     trio.run(twice)
 
 
+@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize("name", [b"nl\n7", b"dat\xff.bin", b"per%0Acent"])
+def test_virtual_chunks_in_files_of_unusual_names(tmp_path: Path, name: bytes, versioned: bool) -> None:
+    file = os.fsencode(tmp_path) + b"/" + name
+    Path(os.fsdecode(file)).write_bytes(NUMBERS.tobytes())
+    (tmp_path / "nl").write_bytes(bytes(80))  # what comes before the line break is the name of another
+    status = os.stat(file)
+    tag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}" if versioned else None
+    write_virtual(tmp_path / "repo", "file://" + urllib.parse.quote(file), tag)
+    assert get(tmp_path / "repo", "virtual/c/0") == NUMBERS[:10].tobytes()
+    assert get(tmp_path / "repo", "virtual/zarr.json")
+
+
+@pytest.mark.parametrize("name", ["nl%0A7", "dat%FF.bin"])
+def test_a_virtual_chunk_in_a_key_that_no_client_reads_is_an_error_of_its_own(tmp_path: Path, name: str) -> None:
+    write_virtual(tmp_path / "repo", f"s3://bucket/{name}", None)
+    assert get(tmp_path / "repo", "virtual/zarr.json")
+    with pytest.raises(ReadError, match=rf"s3://bucket/{name}: its key is not UTF-8, or has a line break"):
+        get(tmp_path / "repo", "virtual/c/0")
+
+
 def test_locations_in_containers_are_errors_that_say_so(tmp_path: Path) -> None:
     written = write_virtual(tmp_path / "repo", "vcc://archive/numbers.bin", "1")
     with pytest.raises(ReadError, match=r"vcc://archive/numbers\.bin: is relative to a virtual chunk container"):
