@@ -342,3 +342,16 @@ def test_damaged_buffers_are_damaged_and_nothing_else(shared: Repository) -> Non
                         assert sum(1 for _ in references) < 1 << 20
             except Damaged:
                 pass
+
+
+def test_a_tag_on_a_server_that_denies_absent_names(own: Path, faulty: Faulty) -> None:
+    for file in own.rglob("*"):
+        if file.is_file():
+            faulty.put(f"/denies/{file.relative_to(own)}", file.read_bytes())
+    for name in ("repo", "refs/tag.v1/ref.json.deleted"):
+        faulty.put(f"/denies/{name}", b"", forever=403)
+    url = f"{faulty.url}/denies"
+    with pytest.raises(SourceError, match=r"ref\.json\.deleted: HTTP status 403"):
+        get(url, "rain/zarr.json", "tag=v1")
+    denied = "missing_status=404,403"
+    assert get(url, "rain/zarr.json", "tag=v1", denied) == get(own, "rain/zarr.json", "tag=v1")

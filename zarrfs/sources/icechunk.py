@@ -111,6 +111,10 @@ async def plan_remote(
             return await remote.read_all_at(system, where)
         except (NotADirectoryError, FileNotFoundError):
             raise TargetMissing(system.shown(where), "is not there") from None
+        except AccessDenied as exc:
+            if exc.status in options.missing_status:  # so that a tag may lack the file that says it is deleted
+                raise TargetMissing(exc.where, exc.reason, exc.status) from exc
+            raise
 
     newer = await _begins(fetch, "repo", MAGIC)
     if not newer and not await _begins(fetch, _MAIN, b"{"):
