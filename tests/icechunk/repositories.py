@@ -55,8 +55,8 @@ def write(directory: Path) -> Repository:
     return Repository(path, first, commit(path, 5), numbers)
 
 
-def write_virtual(path: Path, url: str, tag: str) -> Path:
-    """Write a repository whose array `virtual` is the two halves of `url`, which must have the ETag `tag`."""
+def write_virtual(path: Path, url: str, tag: str | None) -> Path:
+    """Write a repository whose array `virtual` is the two halves of `url`, which must have the ETag `tag`, if any."""
     repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     session = repo.writable_session("main")
     group = zarr.open_group(session.store, mode="w")

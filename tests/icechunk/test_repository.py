@@ -17,14 +17,14 @@ import pytest
 import trio
 
 from tests.icechunk.repositories import NUMBERS, Repository, contents, write, write_virtual
-from tests.servers import GCS, S3, Azure, Nginx, azure, gcs, nginx, s3
+from tests.servers import GCS, S3, Azure, Faulty, Nginx, azure, faulty, gcs, nginx, s3
 from zarrfs.config.options import parse
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
 from zarrfs.sources import open_source
 
-__all__ = ["azure", "gcs", "nginx", "s3"]
+__all__ = ["azure", "faulty", "gcs", "nginx", "s3"]
 FORMAT2 = Path(__file__).parents[1] / "data/icechunk/format2"  # written by icechunk 2.3
 
 
@@ -253,6 +253,18 @@ def test_a_repository_on_a_server(shared: Repository, place: Place) -> None:
         read(url, *place.options, "branch=nope")
 
 
+@pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b"])
+def test_chunks_of_a_repository_need_the_query_of_its_url(own: Path, faulty: Faulty, rest: str) -> None:
+    query = rest if rest.startswith("?") else ""
+    for file in own.rglob("*"):
+        if file.is_file():
+            faulty.put(f"/ice/{file.relative_to(own)}{query}", file.read_bytes())
+    assert get(f"{faulty.url}/ice{rest}", "rain/c/1/0") == get(own, "rain/c/1/0")
+    asked = [path for method, path, _ in faulty.requests if method == "GET" and "/chunks/" in path]
+    assert asked
+    assert all(path.endswith(query) for path in asked)
+
+
 @pytest.mark.parametrize("place", ["s3", "az", "gs"], indirect=True)  # icechunk 1 drops the ports of URLs
 def test_virtual_chunks_on_a_server(place: Place, tmp_path: Path) -> None:
     """Read while they have the ETag that the repository notes, and never after."""
@@ -278,6 +290,27 @@ def test_virtual_chunks_on_a_server(place: Place, tmp_path: Path) -> None:
             await store.aclose()
 
     trio.run(twice)
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize("name", [b"nl\n7", b"dat\xff.bin", b"per%0Acent"])
+def test_virtual_chunks_in_files_of_unusual_names(tmp_path: Path, name: bytes, versioned: bool) -> None:
+    file = os.fsencode(tmp_path) + b"/" + name
+    Path(os.fsdecode(file)).write_bytes(NUMBERS.tobytes())
+    (tmp_path / "nl").write_bytes(bytes(80))  # what comes before the line break is the name of another
+    status = os.stat(file)
+    tag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}" if versioned else None
+    write_virtual(tmp_path / "repo", "file://" + urllib.parse.quote(file), tag)
+    assert get(tmp_path / "repo", "virtual/c/0") == NUMBERS[:10].tobytes()
+    assert get(tmp_path / "repo", "virtual/zarr.json")
+
+
+@pytest.mark.parametrize("name", ["nl%0A7", "dat%FF.bin"])
+def test_a_virtual_chunk_in_a_key_that_no_client_reads_is_an_error_of_its_own(tmp_path: Path, name: str) -> None:
+    write_virtual(tmp_path / "repo", f"s3://bucket/{name}", None)
+    assert get(tmp_path / "repo", "virtual/zarr.json")
+    with pytest.raises(ReadError, match=rf"s3://bucket/{name}: its key is not UTF-8, or has a line break"):
+        get(tmp_path / "repo", "virtual/c/0")
 
 
 def test_locations_in_containers_are_errors_that_say_so(tmp_path: Path) -> None:
@@ -309,3 +342,16 @@ def test_damaged_buffers_are_damaged_and_nothing_else(shared: Repository) -> Non
                         assert sum(1 for _ in references) < 1 << 20
             except Damaged:
                 pass
+
+
+def test_a_tag_on_a_server_that_denies_absent_names(own: Path, faulty: Faulty) -> None:
+    for file in own.rglob("*"):
+        if file.is_file():
+            faulty.put(f"/denies/{file.relative_to(own)}", file.read_bytes())
+    for name in ("repo", "refs/tag.v1/ref.json.deleted"):
+        faulty.put(f"/denies/{name}", b"", forever=403)
+    url = f"{faulty.url}/denies"
+    with pytest.raises(SourceError, match=r"ref\.json\.deleted: HTTP status 403"):
+        get(url, "rain/zarr.json", "tag=v1")
+    denied = "missing_status=404,403"
+    assert get(url, "rain/zarr.json", "tag=v1", denied) == get(own, "rain/zarr.json", "tag=v1")

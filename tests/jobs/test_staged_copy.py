@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import trio
 
 from zarrfs.config.options import Options
+from zarrfs.errors import TargetMissing
 from zarrfs.jobs import records, staged_copy
 from zarrfs.jobs.records import Record
+from zarrfs.sources import open_source
 from zarrfs.store.directory import FileSystemStore
 
 
@@ -44,3 +47,23 @@ def test_a_slow_file_server_does_not_block_the_loop(tmp_path: Path, monkeypatch:
 
     assert trio.run(link) == str(source / "a")
     assert waited == [True]
+
+
+def test_a_percent_encoded_target_is_linked_as_the_file_that_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a b?").write_text("read")
+    (tmp_path / "c%20d").write_text("read")
+    (tmp_path / "c d").write_text("not read")
+    urls = {"one": f"file://{tmp_path}/a%20b%3F", "other": f"file://{tmp_path}/c%20d", "none": f"file://{tmp_path}/no%"}
+    (tmp_path / "set.json").write_text(json.dumps({key: [url] for key, url in urls.items()}))
+    record = Record("link", "set", str(tmp_path / "to/d"), str(tmp_path / "to/d"), records.process_here())
+
+    async def link() -> list[str | None]:
+        store = open_source(str(tmp_path / "set.json"), Options())
+        links = staged_copy._Linking(store, record, Options())
+        found = [await links.link(key, await store.info(key)) for key in ("one", "other")]
+        with pytest.raises(TargetMissing):
+            await links.link("none", await store.info("one"))
+        await store.aclose()
+        return found
+
+    assert trio.run(link) == [str(tmp_path / "a b?"), str(tmp_path / "c%20d")]

@@ -76,6 +76,28 @@ def test_s3_is_the_same_with_either_client(on_s3: tuple[list[str], str]) -> None
     assert one_name == other_name
 
 
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_in_a_bucket_that_is_gone_nothing_is_absent(s3: S3, client: str) -> None:
+    """Readers of an absent chunk see fill values."""
+    s3.client.create_bucket(Bucket="going")
+    s3.client.put_object(Bucket="going", Key="store/a", Body=VALUE)
+    options = [*told("s3", s3.options), f"client={client}"]
+
+    async def check(system: System, path: str) -> None:
+        assert bytes((await system.fetch(path, 0, 4)).data) == VALUE[:4]
+        assert (await system.page("going/store", "")).entries
+        s3.client.delete_object(Bucket="going", Key="store/a")
+        with pytest.raises(TargetMissing):
+            await system.fetch(path, 0, 4)
+        s3.client.delete_bucket(Bucket="going")
+        for question in (lambda: system.fetch(path, 0, 4), lambda: system.page("going/store", "")):
+            with pytest.raises(ReadError, match="the bucket does not exist") as found:
+                await question()
+            assert type(found.value) is ReadError
+
+    with_system(options, "s3://going/store/a", check)
+
+
 def test_sizes_and_listings_of_s3_are_the_same(on_s3: tuple[list[str], str]) -> None:
     options, url = on_s3
 

@@ -19,8 +19,9 @@ from tests.conftest import open_descriptors
 from tests.net.recording import VALUE, Recorder, recording
 from tests.servers import S3
 from zarrfs.config.options import Options, parse
-from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.net.reach import Trust
+from zarrfs.sources import plan_source
 from zarrfs.store.targets import Targets
 from zarrfs.system.localfiles import LocalFiles
 
@@ -312,3 +313,13 @@ def test_a_bucket_that_refuses_strangers_says_what_may_be_done(asked: Recorder) 
     with pytest.raises(AccessDenied, match=r"Forbidden$"):
         read("s3://theirs/private", options=said(*options, "s3://theirs.anon=true"))
     assert read("s3://theirs/private", options=said(*options, "s3://theirs.anon=false")) == VALUE[3:11]
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[::1]x/", "https://user:secret@/x"])
+@pytest.mark.parametrize("form", ["{}", "zip://x::{}"])
+def test_urls_without_a_host_are_read_errors(url: str, form: str) -> None:
+    with pytest.raises(ReadError, match="not a URL: ") as found:
+        read(form.format(url))
+    assert "secret" not in str(found.value)
+    with pytest.raises(SourceError, match="not a URL: "):
+        plan_source(form.format(url), Options(retries=0), child=False)

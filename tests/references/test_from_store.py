@@ -56,6 +56,18 @@ def shown(path: Path | str, *options: str) -> dict[str, bytes]:
     return {key: stream.read(size) for key, size in sizes.items()}
 
 
+@pytest.mark.parametrize("name", ["year=2020.zarr", "my store.zarr", "100%25.zarr"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_chunks_of_shards_in_directories_of_unusual_names(tmp_path: Path, name: str, relative: bool) -> None:
+    group = zarr.open_group(str(tmp_path / name), mode="w")
+    group.create_array("a", shape=(100,), chunks=(10,), shards=(50,), dtype="i4", compressors=None)[:] = np.arange(100)
+    options = ["--relative"] if relative else []
+    done("from-store", tmp_path / name, "-O", tmp_path / "set.json", *options, "--view", "v2")
+    expected = shown(tmp_path / name, "-o", "view=v2")
+    assert len(expected) > 10
+    assert shown(tmp_path / "set.json") == expected
+
+
 def test_the_set_shows_the_same_tree(tree: Path, tmp_path: Path) -> None:
     done("from-store", tree, "-O", tmp_path / "set.json")
     found = entries(tmp_path / "set.json")

@@ -417,3 +417,14 @@ def test_json_extensions_are_accepted() -> None:
     text = b'{"a": {"fill_value": NaN}, "b": "\\ud800", "c": "x"}'
     with compiled(text) as made:
         assert made.tree() == {"a": b'{"fill_value":NaN}', "c": b"x"}
+
+
+@pytest.mark.parametrize("padding", [10, 40_000])  # documents of over a megabyte are not parsed as a whole
+@pytest.mark.parametrize("form", ["{%s}", '{"version": 1, "refs": {%s}}'])
+def test_a_later_entry_that_is_bad_leaves_none_of_its_key(form: str, padding: int) -> None:
+    entries = ['".zgroup": "{}"', '"d/x": "old"', '"d/y": "kept"', '"d/x": null', '"d/y": "new"', '"e/z": null']
+    entries[3:3] = [f'"p/{number}": ["file:///tmp/target", {number}, 100]' for number in range(padding)]
+    with compiled((form % ", ".join(entries)).encode()) as made:
+        assert {*made.keys()} == {".zgroup", "d/y", *(f"p/{number}" for number in range(padding))}
+        assert made.get("d/y") == b"new"
+        assert len(made.warnings) == 2

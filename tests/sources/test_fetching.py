@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.fakeflux import dump_tar
 from tests.servers import S3, Faulty, Nginx, free_port
 from tests.sources.zarrstores import put
 from zarrfs.config.options import Options
@@ -21,6 +22,19 @@ from zarrfs.sources.zarrstore import plan_remote
 
 OPTIONS = Options(retries=0)
 TIME_NS = 1_234_567_890 * 10**9
+
+
+def value(url: str, key: str) -> bytes:
+    """Return one value of the document at `url`."""
+
+    async def main() -> bytes:
+        store = open_plan(plan_source(url, OPTIONS), OPTIONS)
+        try:
+            return bytes(await store.get(key))
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +71,14 @@ def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
     time = s3.client.head_object(Bucket=s3.bucket, Key="set.json")["LastModified"].timestamp()
     plan = plan_source(f"s3://{s3.bucket}/set.json", Options(retries=0, storage={"s3": s3.options}))
     assert plan.mtime_ns == int(time) * 10**9
+
+
+@pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b", "?sig=a/b#c/d"])
+def test_relative_targets_lie_beside_the_document_whatever_its_query(faulty: Faulty, rest: str) -> None:
+    faulty.put("/set/data.bin", b"GOODDATA")
+    url = faulty.put(f"/set/set.json{rest.partition('#')[0]}", b'{"version": 1, "refs": {"x/0": ["data.bin", 0, 8]}}')
+    assert value(url.partition("#")[0].partition("?")[0] + rest, "x/0") == b"GOODDATA"
+    assert ("GET", "/set/data.bin", "bytes=0-7") in faulty.requests
 
 
 def test_urls_without_a_document(nginx: Nginx) -> None:
@@ -142,6 +164,29 @@ def test_a_known_document_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None
     faulty.put("/again.json", b'{"a": "other"}')
     faulty.head("/again.json", forever="changed")  # another ETag
     assert plan_source(url, options).index != first.index
+
+
+@pytest.mark.parametrize("step", [1, fetching._STEP])
+def test_a_document_replaced_since_its_version_was_requested_is_not_remembered_as_that(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(fetching, "_STEP", step)
+    options = Options(index_dir=str(tmp_path), retries=0)
+    url = faulty.put("/raced.json", b'{"a": "new"}')
+    faulty.head("/raced.json", "changed", "changed")  # the answer of the version before
+    newer = plan_source(url, options)
+    faulty.put("/raced.json", b'{"a": "old"}', tag="2")
+    older = plan_source(url, options)
+    assert older.index != newer.index
+    assert older == plan_source(url, options)  # which is remembered
+
+
+def test_a_tar_replaced_since_its_version_was_requested_has_no_name(faulty: Faulty, tmp_path: Path) -> None:
+    dump_tar(tmp_path / "dump.tar", {"main": ([], [])})
+    url = faulty.put("/dump.tar", (tmp_path / "dump.tar").read_bytes())
+    faulty.head("/dump.tar", "changed")
+    found = [read_document(url, OPTIONS) for _ in range(2)]
+    assert [bool(one and one.stamp) for one in found] == [False, True]
 
 
 def test_a_reference_set_over_http_as_a_source(nginx: Nginx) -> None:

@@ -13,10 +13,12 @@ import fsspec
 import pytest
 
 from tests.conftest import DATA
-from tests.servers import S3, Nginx, free_port
+from tests.references.parquetsets import write_set, zarray
+from tests.servers import S3, Faulty, Nginx, free_port
 from tests.sources.zarrstores import OPTIONS, SAMPLES, put, tree_of, with_store
 from tests.store.contract import children, directories, keys, listed
 from zarrfs.config.options import Options
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import NotDirectory, NotFound, SourceError
 from zarrfs.sources import open_plan, plan_source
 from zarrfs.sources.fetching import read_document
@@ -50,6 +52,20 @@ def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
     assert plan_directory(str(tmp_path), str(tmp_path), OPTIONS).kind == "zarr"
     with pytest.raises(SourceError, match=r"has the Parquet layout: a \.zmetadata with record_size"):
         plan_directory(str(tmp_path), str(tmp_path), Options(type="references"))
+
+
+@pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b"])
+def test_relative_targets_of_a_parquet_set_need_its_query(tmp_path: Path, faulty: Faulty, rest: str) -> None:
+    root = write_set(tmp_path / "set", {"x/.zarray": zarray([8], [8])}, {"x": [["./data.bin", 0, 8]]})
+    query = rest if rest.startswith("?") else ""
+    for key, value in {**tree_of(root), "data.bin": b"GOODDATA"}.items():
+        faulty.put(f"/signed/{key}{query}", value)
+
+    async def check(store: Store, _: Plan) -> bytes:
+        return bytes(await store.get("x/0"))
+
+    assert with_store(f"{faulty.url}/signed{rest}", check) == b"GOODDATA"
+    assert ("GET", f"/signed/data.bin{query}", "bytes=0-7") in faulty.requests
 
 
 def test_a_document_that_is_no_regular_file(tmp_path: Path) -> None:

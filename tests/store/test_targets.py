@@ -80,7 +80,13 @@ def test_local_forms(base: Path, url: str, path: str, form: str) -> None:
     url = url.format(base=base)
     assert read(targets, url) == DATA[3:8]
     assert trio.run(targets.size, url) == len(DATA)
-    assert os.path.samefile(targets.resolve(url).replace("%20b", " b"), base / path)
+    assert os.path.samefile(targets.resolve(url), base / path)
+
+
+def test_a_percent_encoded_file_is_shown_as_its_url_until_it_was_found(base: Path) -> None:
+    targets = Targets(Options(), f"{base}/")
+    assert targets.resolve("file://a%20b") == f"file://{base}/a%20b"
+    assert targets.resolve(f"{base}/c%20d") == f"{base}/c%20d"  # a path is not decoded
 
 
 def test_relative_to_the_directory_of_the_process(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import run
 from zarrfs.errors import UsageError
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.uri import path_of_uri
@@ -20,7 +22,6 @@ from zarrfs.store.uri import path_of_uri
         ("ab:c", "ab:c"),
         ("./a::b", "./a::b"),
         ("/a/b::c", "/a/b::c"),
-        ("", ""),
         ("file:///my%20data", "/my data"),
         ("file://localhost/x", "/x"),
         ("FILE://LOCALHOST/x", "/x"),
@@ -48,6 +49,17 @@ def test_file_uris_that_name_no_local_path(source: str) -> None:
     with pytest.raises(UsageError) as caught:
         path_of_uri(source)
     assert source in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [["ls"], ["mount", "{}/mnt"], ["stage", "{}/to"], ["cat", "x"], ["check"]])
+def test_an_empty_source_is_an_error(tmp_path: Path, command: list[str]) -> None:
+    """As of a shell's variable that is not set; it was the current directory."""
+    (tmp_path / "mnt").mkdir()
+    name, *more = (word.format(tmp_path) for word in command)
+    done = run(name, "", *more, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "an empty name of a source" in done.stderr
+    assert not os.path.ismount(tmp_path / "mnt")
 
 
 @pytest.mark.parametrize("name", ["my data", "100%", "é", "a?b#c", "\udcff", "a:b"])

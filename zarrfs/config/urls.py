@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -75,19 +74,65 @@ def protocols(url: str) -> list[str]:
     return [match[1].lower() if match else "file" for match in found]
 
 
+def is_here(url: str) -> bool:
+    """Return whether what a URL names is on this machine or in this process; of a chain, where its last link leads."""
+    found = protocols(url)
+    return not found or found[-1] in ("file", "local", "memory")
+
+
 def file_path(url: str) -> str:
     """Return the path of a file: or local: URL as written; other text unchanged."""
     return _FILE.sub("", url, count=1)
 
 
+def _split(url: str) -> tuple[str, str]:
+    """Return (URL without query and fragment, "?query" or ""); only in HTTP are these no part of the path."""
+    if names(url.partition("://")[0].lower())[0] != "http":
+        return url, ""
+    url = url.partition("#")[0]
+    head, mark, query = url.partition("?")
+    return head, mark + query
+
+
+def without_fragment(url: str) -> str:
+    """Return an HTTP URL without its fragment, which servers never see; other URLs unchanged."""
+    return "".join(_split(url))
+
+
+def directory(url: str) -> str:
+    """Return the URL of a directory with "/" at the end of its path.
+
+    A query stays behind that, as it may grant access to what is in the directory (net.http.child()); a fragment goes.
+    """
+    head, query = _split(url)
+    return f"{head.rstrip('/')}/{query}"
+
+
+def parent(url: str) -> str:
+    """Return the URL of the directory that holds a document, without the document's query."""
+    return _split(url)[0].rpartition("/")[0] + "/"
+
+
 def join(base: str, relative: str) -> str | None:
-    """Resolve `relative` against the directory URL `base`; return None if `base` is a chain or no URL."""
-    head, slashes, rest = base.partition("://")
+    """Resolve `relative` against the directory URL `base`; return None if `base` is a chain or no URL.
+
+    What has no query of its own gets that of `base`. Empty segments stay: "a//c" and "a/c" are two keys of a bucket.
+    """
+    head, slashes, _ = base.partition("://")
     if len(links(base)) > 1 or not slashes:
         return None
-    host, _, directory = rest.partition("/")
-    path = posixpath.normpath(f"/{directory}/{relative}")
-    return f"{head}://{host}/{path.lstrip('/')}"
+    base, query = _split(base)
+    if names(head.lower())[0] == "http":
+        relative, mark, own = relative.partition("?")
+        query = mark + own if mark else query
+    host, _, path = base.partition("://")[2].partition("/")
+    found: list[str] = []
+    for segment in f"{path.removesuffix('/')}/{relative}".split("/") if path else relative.split("/"):
+        if segment == "..":
+            del found[-1:]
+        elif segment != ".":
+            found.append(segment)
+    return f"{head}://{host}/{'/'.join(found)}{query}"
 
 
 def same_server(one: str, other: str) -> bool:

@@ -13,7 +13,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, TargetMissing
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
-from zarrfs.icechunk.targets import target
+from zarrfs.icechunk.targets import UNDECODED, target
 from zarrfs.store.api import key_rule
 from zarrfs.store.indexfile import IndexWriter
 
@@ -185,18 +185,32 @@ class _Chunks:
 
 
 def virtual_url(location: str) -> str:
-    """Return the URL or path of a virtual chunk's file: keys of buckets and paths are percent-encoded in locations."""
+    """Return the URL or path of a virtual chunk's file: keys of buckets and paths are percent-encoded in locations.
+
+    What cannot be decoded in an index (other bytes than UTF-8, or a line break, which ends the URL of a target) stays
+    encoded: the reader decodes the file: URL of a path, and refuses a key.
+    """
     scheme, mark, rest = location.partition("://")
     scheme = scheme.lower()
     if not mark or "\n" in location or "\0" in location:
         raise Damaged(f"damaged: a virtual chunk at {location[:80]!r}, which is no URL")
     if scheme == "file":
-        path = unquote(re.split("[?#]", rest)[0], errors="surrogateescape")
-        return "/" + path.partition("/")[2]
+        encoded = "/" + re.split("[?#]", rest)[0].partition("/")[2]
+        path = _decoded(encoded)
+        return f"file://{encoded}" if path is None else path
     if scheme in _BUCKETS:
         bucket, slash, key = rest.partition("/")
-        return f"{scheme}://{bucket}{slash}{unquote(re.split('[?#]', key)[0])}"
+        decoded = _decoded(re.split("[?#]", key)[0])
+        return f"{UNDECODED}{location}" if decoded is None else f"{scheme}://{bucket}{slash}{decoded}"
     return f"{scheme}://{rest}"
+
+
+def _decoded(path: str) -> str | None:
+    try:
+        found = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        return None
+    return None if "\n" in found else found
 
 
 def _payload(data: bytes, kind: int, options: Options) -> bytes:

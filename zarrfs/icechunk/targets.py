@@ -21,6 +21,7 @@ from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
 _CONTAINER = "vcc://"  # NAME/PATH: only the configuration of the repository tells where that is
+UNDECODED = "undecoded+"  # before the location of a key whose decoded form an index cannot hold
 _REMEMBERED = 65_536  # targets whose version was compared
 
 
@@ -53,6 +54,9 @@ class RepositoryTargets(Targets):
         if url.startswith(_CONTAINER):
             rule = "is relative to a virtual chunk container, which zarrfs does not read: rewrite it as a whole URL"
             raise ReadError(_parts(url)[0], rule)
+        if url.startswith(UNDECODED):
+            rule = "its key is not UTF-8, or has a line break: give the file another name"
+            raise ReadError(without_secrets(_parts(url)[0].removeprefix(UNDECODED)), rule)
         try:
             if "\n" not in url:
                 return await super().read(url, offset, length, low, high)

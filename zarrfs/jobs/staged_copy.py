@@ -118,11 +118,11 @@ class _Linking:
         import trio
 
         where = await self._store.locate(key)
-        path = path_of_uri(where["url"]) if set(where) == {"url"} else None
-        if path is None or not path.startswith("/"):
+        if set(where) != {"url"} or not where["url"].startswith(("/", "file:")):
             return None
         await self._store.info(key)  # raises if it may not be read, or does not exist
-        if not await trio.to_thread.run_sync(self._stays, path):
+        path = path_of_uri((await self._store.locate(key))["url"])  # a percent-encoded URL is resolved by now
+        if path is None or not await trio.to_thread.run_sync(self._stays, path):
             return None
         self.count += 1
         return path

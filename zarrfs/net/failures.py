@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import time
 from typing import NoReturn
 
@@ -15,6 +16,9 @@ from zarrfs.net.responses import Transient, http_date
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
 _CUT = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")  # of libraries
+_NO_BUCKETS = ("NoSuchBucket", "ContainerNotFound")  # of S3 and Google's XML interface, and of Azure
+_NO_BUCKET = re.compile(f"<Code>(?:{'|'.join(_NO_BUCKETS)})</Code>")
+_BUCKET_RULE = "the bucket does not exist"
 _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
 
 
@@ -28,6 +32,15 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
     if status >= 500 or status in _BUSY:
         raise Transient(what, _seconds_until(retry_after), status)
     raise ReadError(where, what, status)
+
+
+def check_bucket(answer: str, where: str) -> None:
+    """Raise ReadError if an object store's answer in XML says that it has no such bucket.
+
+    No value of the bucket is absent then: a reader would take fill values for those that were lost.
+    """
+    if _NO_BUCKET.search(answer):
+        raise ReadError(where, _BUCKET_RULE)
 
 
 def _seconds_until(retry_after: str) -> float:
@@ -50,6 +63,8 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if isinstance(exc, TimeoutError | trio.TooSlowError):
         return Transient(f"no answer within {timeout:g} s")
     if isinstance(exc, FileNotFoundError):
+        if _code(exc.__cause__) in _NO_BUCKETS:
+            return ReadError(where, _BUCKET_RULE)
         return TargetMissing(where, "not found")
     certificate = _certificate(exc)
     if certificate:
@@ -95,6 +110,14 @@ _NETWORK = (
 def _package(exc: BaseException) -> str:
     """Return the package that defines the type of an exception."""
     return type(exc).__module__.partition(".")[0]
+
+
+def _code(exc: BaseException | None) -> object:
+    """Return the code of an error of botocore or of Azure's library."""
+    response = getattr(exc, "response", None)
+    if isinstance(response, dict):
+        return response.get("Error", {}).get("Code")
+    return getattr(exc, "error_code", None)
 
 
 def _certificate(exc: BaseException) -> str:

@@ -21,7 +21,7 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import identity
-from zarrfs.net.failures import failure, raise_for_status, raise_from
+from zarrfs.net.failures import check_bucket, failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.responses import Entry, Fetched, Transient, Unpaged, http_date, too_large
@@ -38,6 +38,7 @@ _LISTING_MAX = 256 << 20  # bytes of a page with links
 _PARSED_AT_ONCE = 64 << 10  # characters of such a page; longer ones are parsed in a thread, while the loop goes on
 _WHOLE = 8 << 20  # bytes for which memory is taken at once; of more, as they come
 _PIECE = 256 << 10  # bytes of an encoded body that are decoded at once
+_ERROR_MAX = 8 << 10  # bytes of an answer that says why there is no value
 _RESUMED_MIN = 64 << 10  # bytes after which a body that was cut off is worth to be gone on with
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
@@ -144,6 +145,9 @@ class HttpSystem(Unpaged):
         if status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", headers.get("Content-Range"))
             return Fetched(b"", tag(response), int(match[1]) if match else None if start else 0)
+        if status == 404 and "xml" in headers.get("Content-Type"):
+            answer = bytes((await _part(response, 0, _ERROR_MAX))[0])
+            check_bucket(answer.decode("utf-8", "replace"), without_secrets(url))
         _check_status(response, url)
         return with_attributes(await self._cut_out(response, url, start, stop), response, start)
 

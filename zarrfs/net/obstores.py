@@ -23,7 +23,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net import identity
-from zarrfs.net.failures import certificate_refused, raise_for_status
+from zarrfs.net.failures import certificate_refused, check_bucket, raise_for_status
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
@@ -465,6 +465,7 @@ def _status(exc: Exception) -> int:
 def raise_for(exc: Exception, where: str) -> NoReturn:
     """Raise the error that a failure of obstore stands for, in one line without what the server sent."""
     text = str(exc)
+    check_bucket(text, where)
     found = _STATUS.search(text)
     if found:
         raise_for_status(int(found[1]), where, found[2].strip())

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links
-from zarrfs.errors import AccessDenied
+from zarrfs.config.redaction import links, without_secrets
+from zarrfs.errors import AccessDenied, ReadError
 
 LOCAL = ("file", "local")
 # Enabled without being named by the user.
@@ -99,13 +99,16 @@ class Trust:
         return roots, f"lies not beneath {' or '.join(roots)} (-o allow_path=DIR)"
 
     def given(self, url: str, redirected: bool = False) -> Given:
-        """Return the options for `url` (no chain); `redirected`: another server redirected there."""
+        """Return the options for `url` (no chain); `redirected`: another server redirected there. ReadError."""
         protocol = url.partition("://")[0].lower()
         family = urls.names(protocol)[0]
         wide: dict[str, Any] = {}
         for name in urls.names(protocol):
             wide.update(self._options.storage.get(name, {}))
-        at = urls.place(url)
+        try:
+            at = urls.place(url)
+        except ValueError as exc:
+            raise ReadError(without_secrets(url), f"not a URL: {exc}") from None
         named = self._named.get(at)
         stranger = self.remote or redirected
         if stranger and named is None and at not in (self._own, self._base) and not self._allows("credentials"):

@@ -14,6 +14,7 @@ from zarrfs.references.relocate import NOT_UTF8, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.traversal import walk, with_sizes
+from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -71,9 +72,10 @@ async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_t
         return Reference(key, None, await _url_of(store, plan, key, relative_to), 0, size)
     if "url" not in where:
         return Reference(key, bytes(await store.get(key)))
-    url, path = where["url"], local_path(where["url"])
-    if plan.kind == "zarr" and path is not None:
-        url = _url_of_path(path, plan, key, relative_to)
+    url: str = where["url"]
+    if plan.kind == "zarr":
+        path = path_of_uri(url) if url.startswith("file:") else local_path(url)
+        url = url if path is None else _url_of_path(path, plan, key, relative_to)
     return Reference(key, None, url, where.get("offset", 0), where.get("length", size))
 
 

@@ -275,8 +275,7 @@ class _Entries:
                 self._directories[parent] = self._writer.directory_id(parent)
         except _Bad as bad:
             compilation.skip(entry, f"{bad}{suffix}")
-            if gen:
-                self._writer.discard(key)
+            self._writer.discard(key)  # an earlier one of the same key, which this one would have replaced
         except TemplateError as exc:
             compilation.fault(f"url {value[0]!r:.80}: {exc.rule}", entry)
 

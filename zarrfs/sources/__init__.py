@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zarrfs.config.options import Options
+from zarrfs.config.urls import directory
 from zarrfs.documents.plan import Plan
 from zarrfs.documents.plan import discard as discard
 from zarrfs.errors import ReadError, SourceError, UsageError
@@ -102,7 +103,7 @@ def _finished(plan: Plan, options: Options) -> Plan:
     if options.base is None or plan.kind in ("zarr", "icechunk"):
         return plan
     base = options.base if "://" in options.base else os.path.abspath(options.base)
-    return dataclasses.replace(plan, base=base.rstrip("/") + "/")
+    return dataclasses.replace(plan, base=directory(base))
 
 
 def absolute_source(source: str) -> str:

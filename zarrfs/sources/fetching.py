@@ -18,8 +18,9 @@ from zarrfs.config.redaction import links, without_secrets
 from zarrfs.documents.compilation import ReadingProgress
 from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.documents.data_files import why_no_source
-from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
-from zarrfs.net.responses import Entry, too_large
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, TargetMissing
+from zarrfs.net.responses import Entry, Fetched, too_large
+from zarrfs.net.versions import differs
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.system.memory import memory_limit
 
@@ -100,7 +101,13 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
     """Read the first bytes of a file."""
-    return bytes((await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, _PEEK))).data)
+    return bytes((await _fetch(files, system, path, _PEEK)).data)
+
+
+async def _fetch(files: RemoteFiles, system: System, path: str, stop: int | None) -> Fetched:
+    """Fetch the first `stop` bytes of a file, or all of it, uncached."""
+    found: Fetched = await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, stop))
+    return found
 
 
 async def _read_document(
@@ -124,16 +131,23 @@ async def _read_document(
     if (doubtful or options.type == "archive") and not _name(url).endswith(".json"):
         if entry.html and options.type is None:
             return None
-        start = await head(files, system, path)
+        beginning = await _fetch(files, system, path, _PEEK)
+        start = bytes(beginning.data)
         if is_tar(start):
+            in_tar = "" if differs(entry.tag, entry.size, beginning) else in_tar
             return FetchedDocument(await _from_dump(files, url, member, options), entry.mtime_ns, in_tar, dump=True)
         if wrong := why_no_source(start):
             raise SourceError(without_secrets(url), wrong)
         json = start.lstrip()[:1] in (b"{", b"[")
         if doubtful and not json and not is_compressed(start) and not start.startswith(MAGIC):
             return None
-    data = None if entry.size is None else await _download(files, system, path, entry.size, options, directory)
-    return FetchedDocument(await files.read_all_at(system, path) if data is None else data, entry.mtime_ns, stamp)
+    data = None if entry.size is None else await _download(files, system, path, entry, options, directory)
+    if data is not None:
+        return FetchedDocument(data, entry.mtime_ns, stamp)
+    whole = await _fetch(files, system, path, None)
+    # The file may have been replaced since, and a cache on the way may answer HEAD with another version than GET.
+    stamp = "" if differs(entry.tag, entry.size, whole) else stamp
+    return FetchedDocument(bytes(whole.data), entry.mtime_ns, stamp)
 
 
 async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options) -> bytes:
@@ -155,23 +169,28 @@ def _stamp(url: str, entry: Entry) -> str:
 
 
 async def _download(
-    files: RemoteFiles, system: System, path: str, size: int, options: Options, directory: str | None
+    files: RemoteFiles, system: System, path: str, entry: Entry, options: Options, directory: str | None
 ) -> int | None:
-    """Download `size` bytes to an unlinked file; return its descriptor, or None if one request is better."""
+    """Download a file to an unlinked file; return its descriptor, or None if one request is better.
+
+    That is so if the server has another version than `entry`, too.
+    """
+    size = entry.size or 0
     if size > options.document_limit:
         raise too_large(system.shown(path), options.document_limit)
     if size <= _STEP:
         return None
-    if not (await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, _PEEK))).ranged:
+    if not (await _fetch(files, system, path, _PEEK)).ranged:
         return None  # the server ignores ranges: every step would transfer the whole
     shown = ReadingProgress(without_secrets(system.shown(path)), size, options.log_level == "error", "fetching")
-    with contextlib.suppress(OSError), shown, tempfile.TemporaryFile(dir=directory) as file:
+    expected = entry if entry.tag else None  # else all steps are of the version of the first
+    with contextlib.suppress(OSError, TargetChanged), shown, tempfile.TemporaryFile(dir=directory) as file:
         for start in range(0, size, _STEP):
             shown(start)
-            file.write(await files.read_at(system, path, start, min(_STEP, size - start), 0, size))
+            file.write(await files.read_at(system, path, start, min(_STEP, size - start), 0, size, expected))
         file.flush()
         return os.dup(file.fileno())
-    return None  # no room on the disk: memory may have some
+    return None  # no room on the disk, which memory may have, or another version
 
 
 def _name(url: str) -> str:

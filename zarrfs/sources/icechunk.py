@@ -9,9 +9,9 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
+from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import protocols
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError, reason_of
 from zarrfs.icechunk import files
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KIND = "icechunk"
 _COMPLETED = 64 << 20  # bytes of a repository file that shell completion reads
-_LAYOUT = 1  # of indexes that this module writes
+_LAYOUT = 2  # of indexes that this module writes
 _MAIN = "refs/branch.main/ref.json"  # every repository of format 1 has it
 NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.main/ref.json there"
 
@@ -111,15 +111,18 @@ async def plan_remote(
             return await remote.read_all_at(system, where)
         except (NotADirectoryError, FileNotFoundError):
             raise TargetMissing(system.shown(where), "is not there") from None
+        except AccessDenied as exc:
+            if exc.status in options.missing_status:  # so that a tag may lack the file that says it is deleted
+                raise TargetMissing(exc.where, exc.reason, exc.status) from exc
+            raise
 
     newer = await _begins(fetch, "repo", MAGIC)
     if not newer and not await _begins(fetch, _MAIN, b"{"):
         return None
     shown = without_secrets(url)
-    local = not protocols(url) or protocols(url)[-1] in ("file", "local", "memory")
     try:
         selected = await select(shown, options, fetch, newer)
-        plan = Plan(shown, KIND, url=url, base=url.rstrip("/") + "/", origin="" if local else shown)
+        plan = Plan(shown, KIND, url=url, base=urls.directory(url), origin="" if urls.is_here(url) else shown)
         return await _indexed(plan, system.identity(path), selected, options, fetch)
     except ReadError as exc:
         raise SourceError(shown, exc.reason, exc.where) from exc

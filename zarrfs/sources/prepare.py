@@ -26,7 +26,7 @@ from zarrfs.archives.dump_reader import document, run_local, split_member
 from zarrfs.archives.source_kinds import DUMP, FLUX, helper_fault, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import protocols, same_server
+from zarrfs.config.urls import parent, protocols, same_server
 from zarrfs.documents.compilation import Compilation, ReadingProgress, Validation
 from zarrfs.documents.compressed import is_tar, is_zip
 from zarrfs.documents.data_files import why_no_source
@@ -191,7 +191,7 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
     blobs = places if found.dump else ()
-    base = url.rpartition("/")[0] + "/"
+    base = parent(url)
     if found.data is None:
         return Document(shown, b"", base, found.mtime_ns, origin, found.stamp, blobs, known)
     return Document(shown, found.data, base, found.mtime_ns, origin, found.stamp, blobs)

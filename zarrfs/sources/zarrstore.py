@@ -126,7 +126,7 @@ def _holds(file: IO[bytes], wanted: bytes) -> bool:
 
 def plan_remote(url: str, options: Options) -> Plan:
     """Plan the store at `url`: check that it exists and whether its server lists. SourceError if it does not exist."""
-    return run(url, options, _plan_remote)
+    return run(urls.without_fragment(url), options, _plan_remote)
 
 
 def open_remote(plan: Plan, options: Options) -> Store:
@@ -215,10 +215,9 @@ async def _plan_set(
     shown = without_secrets(url)
     warnings = _checked_set(system.shown(system.child(path, DOCUMENT)), document, options)
     entry = await files.stat_at(system, system.child(path, DOCUMENT))
-    local = not urls.protocols(url) or urls.protocols(url)[-1] in ("file", "local", "memory")
     return Plan(
-        shown, "references", url=url, base=url.rstrip("/") + "/", mtime_ns=entry.mtime_ns, warnings=warnings,
-        origin="" if local else shown,
+        shown, "references", url=url, base=urls.directory(url), mtime_ns=entry.mtime_ns, warnings=warnings,
+        origin="" if urls.is_here(url) else shown,
     )  # fmt: skip
 
 

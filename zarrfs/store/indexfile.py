@@ -67,6 +67,19 @@ class Directories:
             self._forget()
         return ident
 
+    def get(self, key: str) -> int | None:
+        """Return the id of the directory `key`; None if it was not added."""
+        ident = self.known.get(key)
+        if ident is not None or self._all_known:
+            return ident
+        ident = ROOT
+        for name in key.split("/"):
+            row = self._db.execute("SELECT id FROM directory WHERE parent=? AND name=?", (ident, name)).fetchone()
+            if row is None:
+                return None
+            ident = int(row[0])
+        return ident
+
     def describe(self, key: str, mode: int | None, mtime_ns: int | None) -> None:
         """Set the mode and time of a directory."""
         self._db.execute("UPDATE directory SET mode=?, mtime_ns=? WHERE id=?", (mode, mtime_ns, self.find(key)))
@@ -355,8 +368,11 @@ class IndexWriter:
 
     def discard(self, key: str) -> None:
         """Take back the file `key`, if it was added."""
-        self._flush()
-        self._db.execute("DELETE FROM entry WHERE parent=? AND name=?", self._split(key))
+        prefix, _, name = key.rpartition("/")
+        parent = self._directories.get(prefix)
+        if parent is not None:
+            self._flush()
+            self._db.execute("DELETE FROM entry WHERE parent=? AND name=?", (parent, name))
 
     def discard_below(self, key: str) -> int:
         """Take back the directory `key` and all below it; returns how many files that were."""

@@ -66,7 +66,10 @@ class TargetReader(abc.ABC):
 
     @abc.abstractmethod
     def resolve(self, url: str) -> str:
-        """Return `url` in the form that is requested: absolute, without credentials."""
+        """Return `url` in the form that is requested: absolute, without credentials; a local file as its path.
+
+        A percent-encoded file: URL stays one until the file is read, sized or prefetched.
+        """
 
     @abc.abstractmethod
     def adjust(self, options: Options) -> None:
@@ -159,7 +162,10 @@ class Targets(TargetReader):
             path, remote = self._absolute(url)
         except ReadError:
             return without_secrets(url)
-        return without_secrets(remote) if path is None else path
+        if path is None:
+            return without_secrets(remote)
+        # which file is meant shows when it is first read
+        return self._paths.get(url) or (f"file://{path}" if "%" in path and url.startswith("file:") else path)
 
     def adjust(self, options: Options) -> None:
         self._options = options
