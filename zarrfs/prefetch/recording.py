@@ -126,9 +126,10 @@ def check_record(path: str) -> None:
     """Raise UsageError if a Recorder could not write to `path`. Nothing is created or replaced."""
     place = os.path.realpath(path)
     try:
+        if os.path.isdir(path):
+            raise UsageError(f"option record={path}: is a directory")
         if os.path.exists(path) and not os.path.isfile(path):
-            os.close(os.open(path, _NO_FILE))
-            return
+            return  # the reader of a pipe would take its end for that of the record
         if not _replaceable(place):
             raise UsageError(f"option record={path}: is no record of reads, and is not replaced")
         directory = os.path.dirname(place)
