@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-U8 = struct.Struct("<B").unpack_from
 U16 = struct.Struct("<H").unpack_from
 U32 = struct.Struct("<I").unpack_from
 I32 = struct.Struct("<i").unpack_from

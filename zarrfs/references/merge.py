@@ -12,6 +12,7 @@ import orjson
 
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, SourceError, StoreError
+from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.references.output import add_reference
 from zarrfs.store.api import Kind, Reference, Store, join_key, key_rule
 from zarrfs.store.index import IndexStore
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _GROUP = b'{"zarr_format":2}'
 _V2 = (".zgroup", ".zarray")
-_METADATA = (*_V2, ".zattrs", ".zmetadata", "zarr.json")
 _LOOK = 100  # directories at the top of a set that are searched for metadata
 
 
@@ -74,7 +74,7 @@ def _is_same(one: Reference, other: Reference) -> bool:
     """Return whether two references of one key have the same value: for metadata, the same JSON."""
     if one == other:
         return True
-    if one.data is None or other.data is None or one.key.rpartition("/")[2] not in _METADATA:
+    if one.data is None or other.data is None or one.key.rpartition("/")[2] not in ZARR_METADATA:
         return False
     try:
         return bool(orjson.loads(one.data) == orjson.loads(other.data))
