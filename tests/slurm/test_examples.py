@@ -124,6 +124,8 @@ def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server,
         slurm.control("update", f"JobId={broken_off}", "StartTime=now")
     else:
         job = submit(slurm, "slurm-array.sh", refs, out, "--array=0-1")
+    # a job that is requeued is for a moment in none of the states that are waited for
+    wait_for(lambda: len(server.seen) > asked, "the second run to ask for what is missing", lambda: logs(slurm, job))
     ended(slurm, job)
     assert copied(out) == {key: bytes_of(key) for key in keys}, logs(slurm, job)
     assert all(path.stat().st_ino == ino for path, ino in times.items() if ".zarrfs-staging" not in str(path))
