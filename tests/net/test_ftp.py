@@ -85,7 +85,7 @@ def test_a_passing_error_is_not_an_absent_name(ftp: Ftp, reply: str) -> None:
     ftp.values["v"] = VALUE
 
     async def check(files: RemoteFiles) -> None:
-        assert await files.read_all(f"{ftp.url}/v") == VALUE
+        assert await whole(files, f"{ftp.url}/v") == VALUE
         system, path = await files.find(f"{ftp.url}/v")
         ftp.replies = [reply]
         assert (await files.stat_at(system, path)).size == len(VALUE)
