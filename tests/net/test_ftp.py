@@ -85,8 +85,8 @@ def test_a_passing_error_is_not_an_absent_name(ftp: Ftp, reply: str) -> None:
     ftp.values["v"] = VALUE
 
     async def check(files: RemoteFiles) -> None:
-        assert await whole(files, f"{ftp.url}/v") == VALUE
         system, path = await files.find(f"{ftp.url}/v")
+        assert await files.read_all_at(system, path) == VALUE
         ftp.replies = [reply]
         assert (await files.stat_at(system, path)).size == len(VALUE)
         ftp.replies = [reply]
