@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy
 
-# one place, whatever TMPDIR is; of who waits for the second, the others wait for the first
+# In one place, whatever TMPDIR is. Who waits for the lock holds the gate, so that nobody else takes the lock first
 _GATE, _LOCK = "/tmp/zarrfs-tests-caches.gate", "/tmp/zarrfs-tests-caches.lock"
 
 

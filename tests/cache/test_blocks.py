@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import trio
 import trio.testing
 
 from tests.cache.diskblocks import flip, segments
+from tests.remotereading import using
 from tests.servers import Faulty
 from zarrfs.cache import blocks, disk
 from zarrfs.cache.diskfiles import Layout
@@ -29,17 +29,6 @@ VALUE = os.urandom(300_000)
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
-
-
-def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options) -> Any:
-    async def main() -> Any:
-        files = RemoteFiles(options)
-        try:
-            return await check(files)
-        finally:
-            await files.aclose()
-
-    return trio.run(main)
 
 
 def read(url: str, options: Options, *lows: int, size: int = 10_000) -> list[bytes]:

@@ -36,7 +36,7 @@ def test_threads_that_open_a_directory_at_once_share_one_descriptor(tmp_path: Pa
 def test_blocks_are_kept_again_after_another_node_has_removed_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On NFS, what another node has removed is stale, also for who has it open."""
+    """On NFS, a file that another node has removed is stale (ESTALE), even while it is open here."""
     fstat = os.fstat
 
     def stale(fd: int) -> os.stat_result:

@@ -30,7 +30,7 @@ class BadStore(FileSystemStore):
 
 
 def test_a_listing_that_fails_counts_no_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel hears of none of its entries, so it would never forget them."""
+    """The reply is an error without entries, so the kernel sends no FORGET for them."""
     for place in ("lower", "upper"):
         (tmp_path / place).mkdir()
     for name in "abc":

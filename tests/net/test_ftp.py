@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 
+from tests.remotereading import using
 from tests.servers import Ftp
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, NotFound, TargetMissing
@@ -16,19 +16,6 @@ from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = b"".join(struct.pack(">I", number) for number in range(250_000))
 OPTIONS = Options(allow=("ftp",), patience="all")
-
-
-def using(check: Callable[[RemoteFiles], Awaitable[None]], options: Options = OPTIONS) -> None:
-    """Run `check` on a RemoteFiles."""
-
-    async def main() -> None:
-        files = RemoteFiles(options)
-        try:
-            await check(files)
-        finally:
-            await files.aclose()
-
-    trio.run(main)
 
 
 def test_many_reads_at_once(ftp: Ftp) -> None:
@@ -43,7 +30,7 @@ def test_many_reads_at_once(ftp: Ftp) -> None:
             for number in range(16):
                 nursery.start_soon(one, number * 60_000)
 
-    using(check)
+    using(check, OPTIONS)
 
 
 def test_a_name_is_found_beside_absent_ones(ftp: Ftp) -> None:
@@ -77,7 +64,7 @@ def test_a_connection_that_the_server_ends_is_replaced(ftp: Ftp) -> None:
         assert bytes(await files.read(f"{ftp.url}/v", 500, 100, 500, 600)) == VALUE[500:600]
         assert ftp.connections == 2
 
-    using(check)
+    using(check, OPTIONS)
 
 
 @pytest.mark.parametrize("reply", ["421 idle for too long", "425 no data connection", "450 busy"])
@@ -92,7 +79,7 @@ def test_a_passing_error_is_not_an_absent_name(ftp: Ftp, reply: str) -> None:
         ftp.replies = [reply]
         assert await files.read_all_at(system, path) == VALUE
 
-    using(check)
+    using(check, OPTIONS)
 
 
 def test_errors_that_last(ftp: Ftp) -> None:
@@ -106,4 +93,4 @@ def test_errors_that_last(ftp: Ftp) -> None:
         with pytest.raises(AccessDenied, match=rf"^{ftp.url}/v: 530 not for you$"):
             await files.read(f"{ftp.url}/v", 0, 100, 0, 100)
 
-    using(check)
+    using(check, OPTIONS)

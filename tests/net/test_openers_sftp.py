@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
 
+from tests.remotereading import using
 from tests.servers import Sftp
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import ReadError
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
-
-
-def using(check: Callable[[RemoteFiles], Awaitable[None]], options: Options) -> None:
-    """Run `check` on a RemoteFiles."""
-
-    async def main() -> None:
-        files = RemoteFiles(options)
-        try:
-            await check(files)
-        finally:
-            await files.aclose()
-
-    trio.run(main)
 
 
 @pytest.fixture

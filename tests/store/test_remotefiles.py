@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests import remotereading
 from tests.servers import S3, Faulty, free_port
 from tests.store.contract import listed
 from zarrfs.config.options import Options
@@ -50,15 +51,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options = OPTIONS) -> Any:
     """Run `check` on a RemoteFiles, and close it."""
-
-    async def main() -> Any:
-        files = RemoteFiles(options)
-        try:
-            return await check(files)
-        finally:
-            await files.aclose()
-
-    return trio.run(main)
+    return remotereading.using(check, options)
 
 
 def read(url: str, offset: int = 10, length: int = 100, high: int = 1000, options: Options = OPTIONS) -> bytes:

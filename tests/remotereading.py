@@ -1,0 +1,24 @@
+"""RemoteFiles in tests: opened for a check, and closed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from zarrfs.config.options import Options
+from zarrfs.store.remotefiles import RemoteFiles
+
+
+def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options) -> Any:
+    """Run `check` on a RemoteFiles, and close it; return what it returns."""
+
+    async def main() -> Any:
+        files = RemoteFiles(options)
+        try:
+            return await check(files)
+        finally:
+            await files.aclose()
+
+    return trio.run(main)
