@@ -196,7 +196,7 @@ class HandleOperations(AttributeOperations):
                 if not pyfuse3.readdir_reply(token, encoded, entry, position + 3):
                     await self.forget(counted[-1:])
                     return
-        except BaseException:  # the reply is an error: the kernel hears of none of them, and forgets none
+        except BaseException:  # the reply has no entries then, so the kernel sends no FORGET for them
             await self.forget(counted)
             raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import trio
 
@@ -73,9 +73,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if kind == "SFTPNoSuchFile":  # of asyncssh
         return TargetMissing(where, "not found")
     if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
-        answer = getattr(exc.__cause__, "response", None)  # of botocore, beneath s3fs
-        about = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
-        return AccessDenied(where, _reason(exc), about.get("HTTPStatusCode"))
+        return AccessDenied(where, _reason(exc), _answer(exc.__cause__, "ResponseMetadata").get("HTTPStatusCode"))
     if isinstance(exc, OSError) and exc.errno is None and str(exc).startswith("Forbidden: "):  # of gcsfs
         return AccessDenied(where, _reason(exc), 403)
     status = getattr(exc, "status", None) or getattr(exc, "status_code", None) or getattr(exc, "code", None)
@@ -114,10 +112,14 @@ def _package(exc: BaseException) -> str:
 
 def _code(exc: BaseException | None) -> object:
     """Return the code of an error of botocore or of Azure's library."""
+    return _answer(exc, "Error").get("Code") or getattr(exc, "error_code", None)
+
+
+def _answer(exc: BaseException | None, part: str) -> dict[str, Any]:
+    """Return a part of the answer that an error of botocore, beneath s3fs, has; an empty one of other errors."""
     response = getattr(exc, "response", None)
-    if isinstance(response, dict):
-        return response.get("Error", {}).get("Code")
-    return getattr(exc, "error_code", None)
+    found: dict[str, Any] = response.get(part, {}) if isinstance(response, dict) else {}
+    return found
 
 
 def _certificate(exc: BaseException) -> str:

@@ -27,7 +27,6 @@ from zarrfs.store.division import Division
 log = logging.getLogger(__name__)
 
 BLOCK = 4 << 20  # bytes: reads are recorded in whole blocks
-_NO_FILE = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # how to open a pipe or a terminal
 _INTERVAL = 1.0  # seconds from one write to the next
 _SETTLE = 0.05  # seconds between looks at the disk
 _NOTED_MAX = 5_000_000  # blocks in one record: they are held in memory
@@ -144,7 +143,7 @@ def _new_file(path: str, header: dict[str, Any]) -> int:
     """Create the file `path` with its first line, replacing an older one; return a descriptor for appending."""
     line = json.dumps(header).encode() + b"\n"
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal: never wait for its reader
-        descriptor = os.open(path, _NO_FILE)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
         os.write(descriptor, line)
         return descriptor
     path = os.path.realpath(path)

@@ -49,8 +49,8 @@ class RemoteFiles:
         self._below: RemoteFiles | None = None
         self._found: LRU[str, tuple[System, str]] = LRU(_FOUND)
         self._part = max(options.part_size, _PIECE)
-        most = self.blocks.bound_ahead()
-        self._streams = Streams(min(_WINDOW * self._part, most), most)
+        self._streams = Streams(0, 0)
+        self._bound_streams()
 
     # -- by URL
 
@@ -203,7 +203,7 @@ class RemoteFiles:
     # -- large values
 
     def _bound_streams(self) -> None:
-        """Bound read-ahead after the cache was resized."""
+        """Bound read-ahead by the present size of the cache."""
         most = self.blocks.bound_ahead()
         self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
 
