@@ -15,7 +15,7 @@ import trio.testing
 from tests.cache.diskblocks import flip, segments
 from tests.remotereading import using
 from tests.servers import Faulty
-from zarrfs.cache import blocks, disk
+from zarrfs.cache import disk, pins
 from zarrfs.cache.diskfiles import Layout
 from zarrfs.cache.fetchlocks import FetchLocks
 from zarrfs.config.options import Options
@@ -218,7 +218,7 @@ def pieces(value: bytes, *lows: int) -> list[bytes]:
 def test_a_change_is_noticed_if_answers_have_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: bool, size: int
 ) -> None:
-    monkeypatch.setattr(blocks, "_FRESH", 0.0)
+    monkeypatch.setattr(pins, "_FRESH", 0.0)
     options = Options(cache_dir=str(tmp_path)) if disk else Options()
     url, other = "memory://blocks/v", os.urandom(size)
 
@@ -237,7 +237,7 @@ def test_a_change_is_noticed_if_answers_have_no_version(
 def test_with_reread_the_new_version_is_read_if_answers_have_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_FRESH", 0.0)
+    monkeypatch.setattr(pins, "_FRESH", 0.0)
     options = Options(cache_dir=str(tmp_path), stale="reread")
     url, other = "memory://blocks/v", os.urandom(len(VALUE))
 
