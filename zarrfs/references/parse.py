@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
-from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, ZARR_METADATA, printable
+from zarrfs.references.keys import BASE64, DEPTH_MAX, KEY_MAX, ZARR_METADATA, decode_base64, printable
 from zarrfs.store.api import NAME_MAX, key_rule
 from zarrfs.store.indexfile import ROOT, IndexWriter
 
@@ -25,7 +25,6 @@ OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: the largest f
 
 APART = ("refs",)  # the member that is parsed in slices of its own
 _MEMBERS = {"version", "templates", "gen", "refs"}
-_BLANKS = b" \t\r\n\v\f"
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
 _SHORT = NAME_MAX // 4  # characters that fit in a name, however long their UTF-8
 _REMEMBERED = 200_000  # directories and URLs cached
@@ -333,11 +332,10 @@ def _inline(text: str) -> bytes:
         data = text.encode()
     except UnicodeEncodeError:
         raise _Bad("text with a lone surrogate, which UTF-8 cannot hold") from None
-    if not data.startswith(b"base64:"):
+    if not data.startswith(BASE64):
         return data
-    coded = data.translate(None, _BLANKS) if any(blank in data for blank in _BLANKS) else data  # may be long
     try:
-        return binascii.a2b_base64(memoryview(coded)[7:], strict_mode=True)
+        return decode_base64(data)
     except binascii.Error as exc:
         raise _Bad(f"malformed base64: {str(exc).lower()}") from None
 

@@ -16,7 +16,6 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.config import options
-from zarrfs.config import values as optionvalues
 from zarrfs.errors import SourceError, UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -34,13 +33,6 @@ any depth, one with "/" with whole paths, in which "*" stands for "/" as well. S
 MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. FILE appears once it is complete."""
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    try:
-        return int(value) if value.isdecimal() else optionvalues.size(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
-
-
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Change to DIR first.")
@@ -53,11 +45,11 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("--blobs", metavar="DIR", help="Write blobs to this directory, which is created if needed.")
 @click.option("--inline", "all_inline", is_flag=True, help="Store all data in the document, none in blobs.")
 @click.option(
-    "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
+    "--inline-threshold", "inline", callback=common.size, default="1KiB", show_default=True, metavar="SIZE",
     help="Store files of up to SIZE in the document.",
 )  # fmt: skip
 @click.option(
-    "--region-size", "region", callback=_size, default="1MiB", show_default=True, metavar="SIZE",
+    "--region-size", "region", callback=common.size, default="1MiB", show_default=True, metavar="SIZE",
     help="Split files into blobs of up to SIZE, at most 64 MiB.",
 )  # fmt: skip
 @click.option(
