@@ -88,9 +88,13 @@ def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
     xarray's conventions for v3 become those for v2: dimension names are an attribute, and a _FillValue is a number.
     """
     attributes = dict(node.attributes)
-    if not isinstance(node, ArrayMetadata) or node.dimension_names is None:
+    if not isinstance(node, ArrayMetadata):
         return attributes
     names = node.dimension_names
+    if names is None and node.generation == "v3" and not node.ndim:  # of a scalar, zarr-python writes no names
+        names = ()
+    if names is None:
+        return attributes
     if DIMENSIONS not in attributes and all(name is not None for name in names):
         attributes[DIMENSIONS] = list(names)
     value = attributes.get(FILL_ATTRIBUTE)
