@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import sqlite3
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
@@ -14,7 +12,7 @@ from zarrfs.documents.document import Document
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError
 from zarrfs.store.destination import is_utf8
-from zarrfs.store.indexfile import first_fault, read_notes
+from zarrfs.store.indexfile import add_notes, first_fault, read_notes
 
 
 def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
@@ -65,6 +63,4 @@ def copy_index(plan: Plan, path: str) -> None:
     if plan.mtime_ns is not None:
         notes["mtime_ns"] = str(plan.mtime_ns)
     shutil.copyfile(plan.index, path)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode=OFF")
-        db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes.items())
+    add_notes(path, notes.items())

@@ -242,6 +242,13 @@ def read_notes(path: str) -> dict[str, str]:
     return notes
 
 
+def add_notes(path: str, notes: Iterable[tuple[str, str]]) -> None:
+    """Add notes to an index, in place of those with the same names. sqlite3.Error."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=OFF")
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes)
+
+
 def has_urls(path: str, base: str, blobs: Sequence[str]) -> bool:
     """Return whether targets of an index lie behind URLs: by their own, their `base`, or in `blobs`. SourceError."""
     if any("://" in place or place.startswith("flux:") for place in blobs):
