@@ -85,9 +85,10 @@ class Directories:
         self._db.execute("UPDATE directory SET mode=?, mtime_ns=? WHERE id=?", (mode, mtime_ns, self.find(key)))
 
     def conflicts(self) -> list[str]:
-        """Return the keys that are also files, sorted."""
+        """Return the keys that are also files, in the order of the tree: those below a key come right after it."""
         query = "SELECT directory.id FROM directory CROSS JOIN entry USING (parent, name)"  # looks each up
-        return sorted(self._key(ident) for (ident,) in self._db.execute(query).fetchall())
+        keys = [self._key(ident) for (ident,) in self._db.execute(query).fetchall()]
+        return sorted(keys, key=lambda key: key.split("/"))
 
     def remove(self, key: str) -> int:
         """Remove a directory and everything below it; return the number of entries."""
