@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-KEY_MAX = 4095  # bytes: the longest path that Linux takes
 DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its name
 ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
 _PRINTED_MAX = 400  # characters of a key in a message

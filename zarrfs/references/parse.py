@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
-from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, ZARR_METADATA, printable
-from zarrfs.store.api import NAME_MAX, key_rule
+from zarrfs.references.keys import DEPTH_MAX, ZARR_METADATA, printable
+from zarrfs.store.api import KEY_MAX, NAME_MAX, key_rule
 from zarrfs.store.indexfile import ROOT, IndexWriter
 
 if TYPE_CHECKING:

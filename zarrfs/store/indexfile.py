@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from zarrfs.config import urls
 from zarrfs.errors import SourceError
-from zarrfs.store.api import Kind, name_rule
+from zarrfs.store.api import KEY_MAX, Kind, name_rule
 from zarrfs.store.uri import file_uri
 from zarrfs.system.buffers import Buffer
 
@@ -236,9 +236,11 @@ def read_notes(path: str) -> dict[str, str]:
     try:
         with contextlib.closing(open_database(path)) as db:
             notes = dict(db.execute("SELECT name, value FROM meta"))
-        if not isinstance(json.loads(notes["warnings"]), list) or notes["kind"] not in _KINDS:
+        warnings = json.loads(notes["warnings"])
+        texts = all(isinstance(value, str) for value in (*notes.values(), *warnings))
+        if not isinstance(warnings, list) or not texts or notes["kind"] not in _KINDS:
             raise SourceError(path, "not a usable index: its notes are not those of zarrfs")
-    except (sqlite3.Error, KeyError, ValueError) as exc:
+    except (sqlite3.Error, KeyError, ValueError, TypeError) as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc
     return notes
 
@@ -533,6 +535,8 @@ def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
             for name, kind, ident, *rest in rows:
                 key = f"{prefix}{name}"
                 rule = name_rule(name) if isinstance(name, str) and "/" not in name else "not a name"
+                if len(key) > KEY_MAX // 4 and len(key.encode()) > KEY_MAX:  # bounds the depth, too
+                    rule = f"a key over {KEY_MAX} bytes"
                 if rule is None and kind == Kind.DIRECTORY:
                     if type(ident) is int and ident not in seen:
                         seen.add(ident)
