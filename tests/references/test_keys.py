@@ -112,6 +112,13 @@ def test_a_leading_slash_is_removed() -> None:
         assert made.tree() == {"a": b"2", "z": ["/u", 0, 9]}
 
 
+def test_many_unknown_members_are_counted() -> None:
+    with compiled({"version": 1, "refs": {}, **{f"a/{number}": "1" for number in range(1025)}}) as made:
+        assert made.keys() == []
+        assert made.warnings[0] == "a/0: not a member of a reference set of version 1: ignored"
+        assert made.warnings[20:] == ["1,005 more members that no reference set of version 1 has: ignored"]
+
+
 NAMES = st.sampled_from(["a", "a-", "b"])  # "-" comes before "/"
 CONFLICT = {"a": "1", "b": "2", "b/c": "3", "b/c/d": "4", "b/e": ["u", 0, 1], "b0": "5", "f/g": "6", "f": ["u"]}
 
