@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 
 BASE64 = b"base64:"  # the beginning of such a value
-KEY_MAX = 4095  # bytes: the longest path that Linux takes
 DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its name
 ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
 _BLANKS = b" \t\r\n\v\f"

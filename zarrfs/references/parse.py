@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
-from zarrfs.references.keys import BASE64, DEPTH_MAX, KEY_MAX, ZARR_METADATA, decode_base64, printable
-from zarrfs.store.api import NAME_MAX, key_rule
+from zarrfs.references.keys import BASE64, DEPTH_MAX, ZARR_METADATA, decode_base64, printable
+from zarrfs.store.api import KEY_MAX, NAME_MAX, key_rule
 from zarrfs.store.indexfile import ROOT, IndexWriter
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _MEMBERS = {"version", "templates", "gen", "refs"}
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
 _SHORT = NAME_MAX // 4  # characters that fit in a name, however long their UTF-8
 _REMEMBERED = 200_000  # directories and URLs cached
+_REPORTED_MAX = 20  # unknown members that become warnings of their own: they may be misplaced entries
 _json_text = json.JSONEncoder(separators=(",", ":")).encode
 
 Pairs = Iterable[tuple[str, Any]]  # (key, value) as in a set of version 0
@@ -81,6 +82,7 @@ class _Version1:
         self._named: dict[str, str] | None = None
         self._made: Templates | None = None
         self._gens: list[Gen] = []
+        self._unknown = 0  # members that no set of version 1 has
 
     def compile(self) -> None:
         """Compile everything, refs first: entries made by gen come later, and win."""
@@ -95,6 +97,9 @@ class _Version1:
                 self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
         if "version" not in self._members:  # the head had it: another program is writing
             raise self._compilation.refuse("the document changed while it was read")
+        if self._unknown > _REPORTED_MAX:
+            more = self._unknown - _REPORTED_MAX
+            self._compilation.warn(f"{more:,} more members that no reference set of version 1 has: ignored")
         for gen in self._gens:
             self._compilation.place = gen.where
             try:
@@ -134,7 +139,9 @@ class _Version1:
         for name in values:
             if name in _MEMBERS:
                 continue
-            compilation.warn(f"{printable(name)}: not a member of a reference set of version 1: ignored")
+            self._unknown += 1
+            if self._unknown <= _REPORTED_MAX:
+                compilation.warn(f"{printable(name)}: not a member of a reference set of version 1: ignored")
         self._members |= values
         self._members.pop("refs", None)
         if "templates" in values:
