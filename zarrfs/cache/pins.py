@@ -73,7 +73,8 @@ class Pins:
             head = None if wanted.start else found._replace(data=b"")
             self._pins.put(wanted.at, Pin(found.tag, found.total, head=head))
             blind = self.is_blind(wanted, found)  # then its attributes are requested next
-            if found.tag is None and not (wanted.system.immutable or blind):
+            # an answer without bytes may be one of status 416, which has no ETag
+            if found.tag is None and found.data and not (wanted.system.immutable or blind):
                 note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
         else:
             pin.certain = True
