@@ -68,6 +68,10 @@ def test_excludes(place: Path) -> None:
     assert archived("in", "more", "--exclude", "./more", "--exclude", "sub/b.txt", "--exclude", "[az]*") == [
         "in", "in/sub", "in/sub/b.txt", "in/sub/c.tmp",
     ]  # fmt: skip
+    listed = "./in/a.txt\n./in/sub/b.txt\n./more\n"  # by find(1), without directories
+    assert archived("--files-from", "-", "--exclude", "sub", input=listed) == ["in/a.txt", "more"]
+    assert archived("--files-from", "-", "--exclude", "./in", input=listed) == ["more"]
+    assert archived("in/sub/b.txt", "more", "--exclude", "in/s*") == ["more"]
 
 
 def test_files_from(place: Path) -> None:

@@ -337,7 +337,7 @@ class TreeWalk:
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
         """Yield parts of directories, of up to BATCH names each. Raises as tasks()."""
         for path in paths:
-            if any(leave_out(path) for leave_out in self._leave_out):
+            if self._left_out(path):
                 continue
             with reading(self._base, path):
                 status = os.stat(path or ".", dir_fd=self._descriptor, follow_symlinks=False)
@@ -350,6 +350,11 @@ class TreeWalk:
                 yield None, directory, None, [name], []
             else:
                 yield None, directory, None, [], [name]
+
+    def _left_out(self, path: str) -> bool:
+        """Return whether a path of the command line, or a directory above it, is left out."""
+        places = [path, *filter(None, _above(path))]
+        return any(leave_out(place) for leave_out in self._leave_out for place in places)
 
     def _below(self, top: str, warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
         waiting = [top]
