@@ -125,6 +125,18 @@ def test_missing_paths(place: Path) -> None:
     assert refused("-C", "in", "a.txt/b").startswith("in: a.txt/b: no such file or directory")
 
 
+def test_paths_below_others_are_archived_with_them_or_are_errors(place: Path) -> None:
+    assert refused("in", "in/gone") == "in/gone: no such file or directory (or it is gone meanwhile)"
+    assert refused(".", "in/a.txt/b").startswith("in/a.txt/b: no such file or directory")
+    os.symlink("../in", "in/link")
+    through = "is below the symbolic link in/link, which is archived as a link"
+    assert refused("in", "in/link/sub/b.txt").startswith(f"in/link/sub/b.txt: {through}")
+    assert refused("in/link/z", "in/link").startswith(f"in/link/z: {through}")
+    assert refused(".", "in/link/gone").startswith(f"in/link/gone: {through}")
+    assert archived("in/sub", "in/sub/gone", "--exclude", "gone") == ["in/sub", "in/sub/b.txt", "in/sub/c.tmp"]
+    assert archived("in/link", "in/link/sub", "--exclude", "link") == []
+
+
 def make(kind: str, at: str) -> None:
     """Something that no archive can hold."""
     if kind == "socket":
@@ -222,7 +234,7 @@ def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> Non
     (place / "in/large").write_bytes(os.urandom(5 << 20))
     named = ["link/a.txt", "link/inner", "link/large"]
     assert archived(*named, "--blobs", "blobs") == named
-    assert archived("link", "link/sub") == ["link"]
+    assert archived("link/sub", "link/sub/b.txt") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
 
 
 def test_help() -> None:

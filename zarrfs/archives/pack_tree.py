@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -288,7 +288,7 @@ def identity_of(status: os.stat_result) -> FileIdentity:
 
 
 def named(paths: Iterable[str]) -> list[str]:
-    """Normalise paths, and drop duplicates and paths below other paths. Raises UsageError."""
+    """Normalise paths, and drop duplicates. Raises UsageError."""
     found: dict[str, None] = {}
     for path in paths:
         if not path or "\0" in path:
@@ -300,7 +300,7 @@ def named(paths: Iterable[str]) -> list[str]:
         if ".." in parts:
             raise UsageError(f"{path}: paths in an archive cannot contain ..: use -C DIR to start elsewhere")
         found["/".join(parts)] = None
-    return [path for path in found if not any(above in found for above in _above(path))]
+    return list(found)
 
 
 def _above(path: str) -> Iterator[str]:
@@ -336,9 +336,10 @@ class TreeWalk:
 
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
         """Yield parts of directories, of up to BATCH names each. Raises as tasks()."""
-        for path in paths:
-            if self._left_out(path):
-                continue
+        kept = dict.fromkeys(path for path in paths if not self._left_out(path))
+        links: dict[str, bool] = {}
+        tops = [path for path in kept if not self._is_below(path, kept, links)]
+        for path in tops:
             with reading(self._base, path):
                 status = os.stat(path or ".", dir_fd=self._descriptor, follow_symlinks=False)
             directory, _, name = path.rpartition("/")
@@ -350,6 +351,29 @@ class TreeWalk:
                 yield None, directory, None, [name], []
             else:
                 yield None, directory, None, [], [name]
+
+    def _is_below(self, path: str, others: Container[str], links: dict[str, bool]) -> bool:
+        """Return whether a path is archived with one of `others` above it. Raises SourceError if it is not there.
+
+        A symbolic link below that other path is not followed, so what is behind it would be missing silently.
+        `links` remembers which directories are symbolic links.
+        """
+        below = False
+        for above in _above(path):
+            below = below or above in others
+            if not below:
+                continue
+            if above not in links:
+                with reading(self._base, above):
+                    status = os.stat(above or ".", dir_fd=self._descriptor, follow_symlinks=False)
+                links[above] = stat.S_ISLNK(status.st_mode)
+            if links[above]:
+                rule = f"is below the symbolic link {above}, which is archived as a link: leave out one of them"
+                raise failed(self._base, path, rule)
+        if below:
+            with reading(self._base, path):
+                os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
+        return below
 
     def _left_out(self, path: str) -> bool:
         """Return whether a path of the command line, or a directory above it, is left out."""
