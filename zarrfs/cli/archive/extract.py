@@ -77,7 +77,8 @@ def extract(
     async def body(store: Store, plan: Plan) -> None:
         from zarrfs.copying.copy import copy_store
 
-        mark = f"archive {plan.digest}" if plan.digest else ""
+        # one that has kept set-IDs is not resumed without them: its files have them
+        mark = f"archive {plan.digest}{'' if set_id else ' without set-IDs'}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
         choice = CopyOptions(
