@@ -100,6 +100,10 @@ def test_files_from(place: Path) -> None:
         (("--inline", "--blobs", "b", "in"), "--blobs cannot be combined with --inline"),
         (("--inline-threshold", "0", "in"), "in/a.txt: 1 bytes, which go to a blob: name a directory"),
         (("--inline-threshold", "0", "in", "--blobs", "no/where"), "--blobs no/where: no such file or directory"),
+        (("in", "--blobs", "s3://bucket/blobs"), "--blobs s3://bucket/blobs: blobs are written to a directory of this"),
+        (("in", "--blobs", "https://me:word@host/b"), "--blobs https://host/b: blobs are written to a directory of this"),
+        (("in", "-o", "blobs=flux:"), "--blobs flux:: blobs are written to a directory of this"),
+        (("in", "--blobs", "file:no"), "file:no: a file: URI names an absolute path"),
         (("in", "-O", "no/where.json"), "no/where.json: no such directory"),
         (("in", "-O", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
         (("in", "-O", "x.tar", "--blobs", "b"), "--blobs cannot be combined with a tar, which holds the blobs itself"),
@@ -118,6 +122,12 @@ def test_files_from(place: Path) -> None:
 def test_bad_usage(place: Path, arguments: tuple[str, ...], said: str) -> None:
     assert said in refused(*arguments, status=2)
     assert not (place / "b").exists()
+
+
+def test_a_directory_of_blobs_as_a_uri(place: Path) -> None:
+    (place / "in/z").write_bytes(b"z" * 2000)
+    assert archived("in/z", "--blobs", f"file://{place}/made") == ["in/z"]
+    assert [name[:5] for name in sorted(os.listdir(place / "made"))] == ["sha1-"]
 
 
 def test_missing_paths(place: Path) -> None:
