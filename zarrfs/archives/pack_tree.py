@@ -17,6 +17,7 @@ from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES, blobs_rule,
 from zarrfs.archives.dump_writer import BlobSpan, TaskBlobs, check_name
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
+from zarrfs.store.staging import RESERVED
 from zarrfs.system.sparse import each_extent
 
 REGION_MAX = 64 << 20  # bytes of a blob at most: each process holds one
@@ -24,6 +25,7 @@ _JOBS_MAX = 8  # processes by default: more of them wait for each other at the d
 BATCH = 64  # files of one task
 MANY = 4096  # regions: a file of more is cut into tasks, and so is one with more data than a task has room for
 PIECE = 32 << 10  # bytes: a larger file is written to the document in pieces
+_UNFINISHED = "a name that is reserved for unfinished copies"  # so extraction refuses it
 _PAGE = 4096  # bytes that one read(2) returns from a single moment
 
 # Some names of a directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
@@ -340,6 +342,9 @@ class TreeWalk:
         links: dict[str, bool] = {}
         tops = [path for path in kept if not self._is_below(path, kept, links)]
         for path in tops:
+            if path.startswith(RESERVED):
+                warn(f"{failed(self._base, path, _UNFINISHED)}: left out")
+                continue
             with reading(self._base, path):
                 status = os.stat(path or ".", dir_fd=self._descriptor, follow_symlinks=False)
             directory, _, name = path.rpartition("/")
@@ -421,7 +426,9 @@ class TreeWalk:
                 name = entry.name
                 if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
                     continue
-                if entry.inode() in self._inodes and self._is_own(entry):
+                if not path and name.startswith(RESERVED):
+                    warn(f"{failed(self._base, name, _UNFINISHED)}: left out")
+                elif entry.inode() in self._inodes and self._is_own(entry):
                     warn(f"{failed(self._base, prefix + name, 'is an output of this command')}: left out")
                 elif entry.is_file(follow_symlinks=False):
                     files.append(name)
