@@ -85,6 +85,8 @@ def create(
         chosen = options.parse(common.option_words(items, writes=True)).options  # of the command line alone
         if given["blobs"] is None and chosen.blobs:
             given["blobs"] = chosen.blobs[0]
+        if given["blobs"]:
+            given["blobs"] = _directory(given["blobs"])
         quiet = "error" in (level, chosen.log_level)
         _create([*paths, *(_listed(listed, null) if listed else ())], output, force, quiet, given)
 
@@ -115,6 +117,19 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
         shows = shows_progress() and not quiet
         write(base, paths, file, dataclasses.replace(making, own=own), progress, warn, begun if shows else None)
+
+
+def _directory(blobs: str) -> str:
+    """Return the path of the directory of blobs. UsageError for a place where blobs can only be read."""
+    from zarrfs.archives.source_kinds import is_flux
+    from zarrfs.config.redaction import without_secrets
+    from zarrfs.store.uri import path_of_uri
+
+    path = None if is_flux(blobs) else path_of_uri(blobs)
+    if path is None:
+        shown = without_secrets(blobs)
+        raise UsageError(f"--blobs {shown}: blobs are written to a directory of this machine; copy them there later")
+    return path
 
 
 def _listed(path: str, null: bool) -> Iterator[str]:
