@@ -155,9 +155,9 @@ def deleted(upper: str, keep_going: bool = False) -> list[str]:
             gone.append(prefix)
         for name in names:
             hidden = hidden_name(name)
-            if hidden is not None and hidden in directories:
+            if hidden is not None and hidden in directories and not os.path.islink(os.path.join(path, hidden)):
                 gone.append(f"{prefix}{hidden}/")
-            elif hidden is not None and hidden not in names:
+            elif hidden is not None and hidden not in names and hidden not in directories:
                 gone.append(prefix + hidden)
     return sorted(gone)
 
