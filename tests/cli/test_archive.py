@@ -64,7 +64,8 @@ def test_patterns_names_and_existing_files(job: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "in/a.txt\nin\n")
     assert set(snapshot(out)) == {"", "in", "in/a.txt"}
     done = run("archive", "extract", job, "-C", out, *blobs)
-    assert (done.returncode, done.stderr) == (1, f"zarrfs: {out}: in/a.txt: is there already\n")
+    rule = "is there already: see --overwrite, --keep and --update"
+    assert (done.returncode, done.stderr) == (1, f"zarrfs: {out}: in/a.txt: {rule}\n")
     (out / "in/a.txt").write_text("mine")
     assert run("archive", "extract", job, "-C", out, "--keep", *blobs).returncode == 0
     assert (out / "in/a.txt").read_text() == "mine"

@@ -83,8 +83,9 @@ def extract(
         mark = f"archive {plan.digest}{'' if set_id else ' without set-IDs'}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
+        advice = "" if asked else ": see --overwrite, --keep and --update"
         choice = CopyOptions(
-            existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named, share=share
+            existing, advice, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named, share=share
         )
         with meter.displayed(counts, parsed.options.log_level == "error"):
             await copy_store(store, directory, choice, report, done if verbose else None)
