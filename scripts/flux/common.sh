@@ -22,3 +22,7 @@ job_directory() { # JOB: its directory, named by its number alone: the same job 
 own_place() { # JOB_DIRECTORY: where mounts go without a prolog
     echo "${XDG_RUNTIME_DIR:-/tmp}/zarrfs-flux-$(id -u)/${1##*/}"
 }
+
+uptime_seconds() { # a clock that nobody sets
+    cut -d. -f1 /proc/uptime
+}

@@ -383,8 +383,11 @@ def test_a_database_that_was_not_closed(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"db{suffix}").write_bytes(b"")
     check_sources([str(tmp_path / "db")])
     (tmp_path / f"db{suffix}").write_bytes(b"unwritten")
-    with pytest.raises(UsageError, match=f"left open by one \\({suffix}\\)"):
-        check_sources([str(tmp_path / "db")])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/link").symlink_to("../db")
+    for name in "db", "elsewhere/link":
+        with pytest.raises(UsageError, match=f"left open by one \\({suffix}\\)"):
+            check_sources([str(tmp_path / name)])
 
 
 # -- dump tars

@@ -314,6 +314,7 @@ REFUSED: dict[str, tuple[Any, str | None, str]] = {
     "surrogate in utf-8": ({"f": file("ab\udc80")}, "f", "data has a lone surrogate at character 2"),
     "surrogate in JSON content": ({"f": file(["\ud800"])}, "f", "JSON content has a lone surrogate"),
     "NaN in JSON content": ({"f": file([float("nan")])}, "f", "NaN"),
+    "infinity in JSON content": ({"f": file([float("inf")])}, "f", "larger than a double can be"),  # such as 1e400
     "float size": ({"f": file(size=1.0)}, "f", "size is not an integer"),
     "negative size": ({"f": file(size=-1)}, "f", "a negative size"),
     "size over the cap": ({"f": file(size=2**62 + 1)}, "f", "is over"),

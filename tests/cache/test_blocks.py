@@ -15,12 +15,12 @@ import trio.testing
 from tests.cache.diskblocks import flip, segments
 from tests.remotereading import using
 from tests.servers import Faulty
-from zarrfs.cache import blocks, disk
+from zarrfs.cache import disk, pins
 from zarrfs.cache.diskfiles import Layout
 from zarrfs.cache.fetchlocks import FetchLocks
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, TargetChanged
-from zarrfs.net import request_queue
+from zarrfs.net import request_queue, versions
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(300_000)
@@ -116,6 +116,18 @@ def test_blocks_without_a_version_are_not_kept_on_disk(faulty: Faulty, tmp_path:
     asked = [range_ for method, _, range_ in faulty.requests if method == "GET" and range_ != "bytes=0-0"]
     assert asked == ["bytes=0-9999", "bytes=50000-59999"] * 2
     assert len(faulty.requests) - len(asked) <= 4, "its version is asked for once"
+
+
+def test_a_target_that_is_too_short_is_not_reported_as_one_without_a_version(
+    faulty: Faulty, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers send no ETag with status 416, whatever they send with bytes."""
+    monkeypatch.setattr(versions, "_unversioned", {})
+    url = faulty.put("/v", VALUE[:100])
+    with pytest.raises(OutOfRange):
+        read(url, Options(), 5000, size=100)
+    assert "sends no version" not in caplog.text
+    assert versions.unversioned() == []
 
 
 def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
@@ -218,7 +230,7 @@ def pieces(value: bytes, *lows: int) -> list[bytes]:
 def test_a_change_is_noticed_if_answers_have_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: bool, size: int
 ) -> None:
-    monkeypatch.setattr(blocks, "_FRESH", 0.0)
+    monkeypatch.setattr(pins, "_FRESH", 0.0)
     options = Options(cache_dir=str(tmp_path)) if disk else Options()
     url, other = "memory://blocks/v", os.urandom(size)
 
@@ -237,7 +249,7 @@ def test_a_change_is_noticed_if_answers_have_no_version(
 def test_with_reread_the_new_version_is_read_if_answers_have_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_FRESH", 0.0)
+    monkeypatch.setattr(pins, "_FRESH", 0.0)
     options = Options(cache_dir=str(tmp_path), stale="reread")
     url, other = "memory://blocks/v", os.urandom(len(VALUE))
 

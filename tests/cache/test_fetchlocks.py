@@ -20,7 +20,7 @@ import trio
 
 from tests.cache.diskblocks import MIB, ONE, content, found, is_fetching, rows, write
 from tests.servers import Faulty
-from zarrfs.cache import blocks
+from zarrfs.cache import diskblocks
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Layout
 from zarrfs.cache.diskspace import Space
@@ -42,7 +42,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
     # else a node that is not scheduled for a moment is one that the others no longer wait for
     monkeypatch.setattr(Space, "locked", functools.partialmethod(Space.locked, LONG))
-    monkeypatch.setattr(blocks, "_SLOW_LEAST", LONG)
+    monkeypatch.setattr(diskblocks, "_SLOW_LEAST", LONG)
 
 
 def node(directory: Path) -> FetchLocks:

@@ -64,7 +64,8 @@ def test_patterns_names_and_existing_files(job: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "in/a.txt\nin\n")
     assert set(snapshot(out)) == {"", "in", "in/a.txt"}
     done = run("archive", "extract", job, "-C", out, *blobs)
-    assert (done.returncode, done.stderr) == (1, f"zarrfs: {out}: in/a.txt: is there already\n")
+    rule = "is there already: see --overwrite, --keep and --update"
+    assert (done.returncode, done.stderr) == (1, f"zarrfs: {out}: in/a.txt: {rule}\n")
     (out / "in/a.txt").write_text("mine")
     assert run("archive", "extract", job, "-C", out, "--keep", *blobs).returncode == 0
     assert (out / "in/a.txt").read_text() == "mine"
@@ -90,6 +91,39 @@ def test_from_standard_input(job: Path) -> None:
     bad = json.dumps([{"path": "../x", **file("")}]).encode()
     done = subprocess.run(command, input=bad, cwd=job.parent, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (1, b"zarrfs: standard input: ../x: a path with a part '..'\n")
+
+
+def test_resumed_from_standard_input(tmp_path: Path) -> None:
+    """Also where entries have no times, as in a jobspec: the temporary file has another one in each run."""
+    blob, blobs = b"x" * 5000, tmp_path / "blobs"
+    blobs.mkdir()
+    lost = put(blobs, blob)
+    (blobs / lost).rename(tmp_path / "lost")
+    entries = [{"path": "a", "mode": 0o100644, "data": "1", "encoding": "utf-8"}]
+    entries.append({"path": "d/b", **file([[0, 5000, lost]], encoding="blobvec", size=5000)})
+    command = [PROGRAM, "archive", "extract", "-", "-C", tmp_path / "out", "--blobs", blobs]
+    document = json.dumps(entries).encode()
+    assert subprocess.run(command, input=document, capture_output=True, check=False).returncode == 1
+    assert os.listdir(tmp_path / "out/.zarrfs-staging") == ["note"]
+    (tmp_path / "lost").rename(blobs / lost)
+    done = subprocess.run(command, input=document, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "out/d/b").read_bytes() == blob
+
+
+def test_a_run_without_set_ids_does_not_resume_one_that_kept_them(tmp_path: Path) -> None:
+    lost = "sha1-" + "0" * 40
+    entries = [{"path": "a", **file("1", mode=0o104755)}]
+    entries.append({"path": "d/b", **file([[0, 1, lost]], encoding="blobvec", size=1)})
+    (tmp_path / "blobs").mkdir()
+    command = ("archive", "extract", archive(tmp_path / "a.json", entries), "-C", tmp_path / "out")
+    command = (*command, "--blobs", tmp_path / "blobs")
+    assert run(*command).returncode == 1
+    assert stat.S_IMODE((tmp_path / "out/a").stat().st_mode) == 0o4755
+    done = run(*command, "--no-set-id", "--keep-going")
+    assert (done.returncode, "a: is there already" in done.stderr) == (1, True)
+    assert run(*command, "--no-set-id", "--keep-going", "--overwrite").returncode == 1
+    assert stat.S_IMODE((tmp_path / "out/a").stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize("command", ["extract", "list", "verify"])

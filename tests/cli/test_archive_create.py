@@ -68,6 +68,10 @@ def test_excludes(place: Path) -> None:
     assert archived("in", "more", "--exclude", "./more", "--exclude", "sub/b.txt", "--exclude", "[az]*") == [
         "in", "in/sub", "in/sub/b.txt", "in/sub/c.tmp",
     ]  # fmt: skip
+    listed = "./in/a.txt\n./in/sub/b.txt\n./more\n"  # by find(1), without directories
+    assert archived("--files-from", "-", "--exclude", "sub", input=listed) == ["in/a.txt", "more"]
+    assert archived("--files-from", "-", "--exclude", "./in", input=listed) == ["more"]
+    assert archived("in/sub/b.txt", "more", "--exclude", "in/s*") == ["more"]
 
 
 def test_files_from(place: Path) -> None:
@@ -96,6 +100,10 @@ def test_files_from(place: Path) -> None:
         (("--inline", "--blobs", "b", "in"), "--blobs cannot be combined with --inline"),
         (("--inline-threshold", "0", "in"), "in/a.txt: 1 bytes, which go to a blob: name a directory"),
         (("--inline-threshold", "0", "in", "--blobs", "no/where"), "--blobs no/where: no such file or directory"),
+        (("in", "--blobs", "s3://bucket/blobs"), "--blobs s3://bucket/blobs: blobs are written to a directory"),
+        (("in", "--blobs", "https://me:word@host/b"), "--blobs https://host/b: blobs are written to a directory"),
+        (("in", "-o", "blobs=flux:"), "--blobs flux:: blobs are written to a directory"),
+        (("in", "--blobs", "file:no"), "file:no: a file: URI names an absolute path"),
         (("in", "-O", "no/where.json"), "no/where.json: no such directory"),
         (("in", "-O", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
         (("in", "-O", "x.tar", "--blobs", "b"), "--blobs cannot be combined with a tar, which holds the blobs itself"),
@@ -116,9 +124,27 @@ def test_bad_usage(place: Path, arguments: tuple[str, ...], said: str) -> None:
     assert not (place / "b").exists()
 
 
+def test_a_directory_of_blobs_as_a_uri(place: Path) -> None:
+    (place / "in/z").write_bytes(b"z" * 2000)
+    assert archived("in/z", "--blobs", f"file://{place}/made") == ["in/z"]
+    assert [name[:5] for name in sorted(os.listdir(place / "made"))] == ["sha1-"]
+
+
 def test_missing_paths(place: Path) -> None:
     assert refused("in", "gone") == "gone: no such file or directory (or it is gone meanwhile)"
     assert refused("-C", "in", "a.txt/b").startswith("in: a.txt/b: no such file or directory")
+
+
+def test_paths_below_others_are_archived_with_them_or_are_errors(place: Path) -> None:
+    assert refused("in", "in/gone") == "in/gone: no such file or directory (or it is gone meanwhile)"
+    assert refused(".", "in/a.txt/b").startswith("in/a.txt/b: no such file or directory")
+    os.symlink("../in", "in/link")
+    through = "is below the symbolic link in/link, which is archived as a link"
+    assert refused("in", "in/link/sub/b.txt").startswith(f"in/link/sub/b.txt: {through}")
+    assert refused("in/link/z", "in/link").startswith(f"in/link/z: {through}")
+    assert refused(".", "in/link/gone").startswith(f"in/link/gone: {through}")
+    assert archived("in/sub", "in/sub/gone", "--exclude", "gone") == ["in/sub", "in/sub/b.txt", "in/sub/c.tmp"]
+    assert archived("in/link", "in/link/sub", "--exclude", "link") == []
 
 
 def make(kind: str, at: str) -> None:
@@ -210,6 +236,19 @@ def test_outputs_are_not_archived(place: Path) -> None:
     assert "in/out.json" not in paths((place / "in/out.json").read_bytes())
 
 
+def test_what_an_interrupted_extraction_leaves_is_not_archived(place: Path) -> None:
+    """Extraction refuses the name, so such an archive would be useless."""
+    for above in "in", "in/sub":
+        (place / above / ".zarrfs-staging").mkdir()
+        (place / above / ".zarrfs-staging/note").write_text("{}")
+    told = "zarrfs: warning: in: .zarrfs-staging: a name that is reserved for unfinished copies: left out\n"
+    left = ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp", "sub/.zarrfs-staging", "sub/.zarrfs-staging/note"]
+    assert archived("-C", "in", ".", told=told) == left
+    assert archived("-C", "in", ".zarrfs-staging", "z", told=told) == ["z"]
+    assert archived("-C", "in", ".zarrfs-staging/note", "z", told=told.replace(": a name", "/note: a name")) == ["z"]
+    assert archived("in/.zarrfs-staging") == ["in/.zarrfs-staging", "in/.zarrfs-staging/note"]
+
+
 def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> None:
     os.symlink("in", "link")
     assert archived("link/") == ["link"]
@@ -218,7 +257,7 @@ def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> Non
     (place / "in/large").write_bytes(os.urandom(5 << 20))
     named = ["link/a.txt", "link/inner", "link/large"]
     assert archived(*named, "--blobs", "blobs") == named
-    assert archived("link", "link/sub") == ["link"]
+    assert archived("link/sub", "link/sub/b.txt") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
 
 
 def test_help() -> None:

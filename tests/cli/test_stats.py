@@ -187,6 +187,11 @@ def test_the_table_leaves_the_terminal_alone() -> None:
     assert next(table(counted)) == r"mount         /mnt/\x1b[2J: s\n (references, pid 4711)"
 
 
+def test_the_table_has_the_number_of_processes() -> None:
+    counted = COUNTED._replace(counters={**COUNTED.counters, "workers": 3})
+    assert next(table(counted)).endswith("(references, pid 4711, 3 processes)")
+
+
 def test_milliseconds() -> None:
     told = [milliseconds(value) for value in (0.0, 0.00123456, 0.0301, 0.9, 1.5, 1234.5)]
     assert told == ["0", "1.23", "30.1", "900", "1,500", "1,234,500"]

@@ -38,6 +38,7 @@ from zarrfs.copying.commit import NewSource, commit
 from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
 from zarrfs.references.output import Output
+from zarrfs.store import destination
 from zarrfs.store.api import Kind
 
 # -- the property: a random source, random changes, and NEW shows what the mount would
@@ -199,6 +200,32 @@ def test_each_key_is_written_once(place: Path) -> None:
         return listed
 
     assert sorted(trio.run(keys)) == [".zgroup", "a/x", "a/y", "large", "sparse"]
+
+
+@pytest.mark.parametrize("new", ["new.json", "new.index"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_signal_after_the_rename_leaves_the_data_file(
+    place: Path, new: str, replace: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NEW is there by then, and refers to it."""
+    if replace:
+        done(new)
+        os.unlink(f"{new}.data")
+
+    def interrupted(directory: str) -> None:
+        raise KeyboardInterrupt
+
+    async def run() -> None:
+        overlay, plan = opened(place / "refs.json", place / "up")
+        try:
+            await commit(overlay, plan, NewSource(new, "references", replace), print)
+        finally:
+            await overlay.aclose()
+
+    monkeypatch.setattr(destination, "_remove_set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(run)
+    assert trio.run(read, place / new, "large") == b"0123456789" * 200_000
 
 
 def test_a_data_file_may_be_named_from_the_set(place: Path) -> None:

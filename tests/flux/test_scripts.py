@@ -19,6 +19,7 @@ from tests.servers import Faulty
 
 ROOT = Path(__file__).parents[2]
 SOURCE = f"{DATA}/archives/flux-list.json blobs={DATA}/archives/blobs"
+KILLED = "died: zarrfs: in: zarrfs stage was killed (SIGKILL), perhaps for want of memory\n"
 JOB = "ƒ2Rj4"
 FLUX = """#!/bin/sh
 [ "$*" = "job id --to=dec ƒ2Rj4" ] && echo 4711 && exit
@@ -130,7 +131,7 @@ def test_the_others_wait_for_the_shell_that_mounts_and_the_next_one_succeeds_it(
             faulty.release()  # what the killed one has started still asks
             assert second.communicate(timeout=60) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
         out, err = first.communicate(timeout=60)
-    assert (out, first.returncode, err) == ("", 1, "died: zarrfs: in: not mounted within 50 seconds\n")
+    assert (out, first.returncode, err) == ("", 1, KILLED)
     assert eventually(lambda: not records(tmp_path))
 
 
@@ -140,6 +141,14 @@ def test_an_error_of_a_script_has_a_reason(scripts: Path) -> None:
     done = job(scripts, f"in {SOURCE}", "echo ran")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "died: zarrfs: stage: ended with status 3, without a word\n"
+
+
+def test_a_program_that_was_killed_did_not_take_too_long(scripts: Path, tmp_path: Path) -> None:
+    (tmp_path / "killed").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "killed").chmod(0o755)
+    with (scripts / "zarrfs.conf").open("a") as file:
+        file.write(f"ZARRFS={tmp_path}/killed\n")
+    assert job(scripts, f"in {SOURCE}", "echo ran").stderr == KILLED
 
 
 def test_an_error_of_the_program_has_a_reason(scripts: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pyfuse3
@@ -20,7 +21,7 @@ from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
 
-CONTEXT = cast(pyfuse3.RequestContext, None)
+CONTEXT = cast(pyfuse3.RequestContext, SimpleNamespace(uid=0, gid=0))
 Change = Callable[[WritableOperations, InodeT], Awaitable[None]]
 
 

@@ -44,3 +44,12 @@ def test_a_directory_that_was_removed_and_made_again_has_deletions(tmp_path: Pat
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     assert stageout.deleted(str(tmp_path)) == ["air/", "f/", "sub/d/"]
+
+
+def test_a_link_in_the_place_of_a_file_is_no_deletion(tmp_path: Path) -> None:
+    """Wherever it points to: a link to a directory is no directory."""
+    (tmp_path / "d").mkdir()
+    for name, target in ("a", "d"), ("b", "nowhere"):
+        (tmp_path / f".wh.{name}").touch()
+        (tmp_path / name).symlink_to(target)
+    assert stageout.deleted(str(tmp_path)) == []

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -275,16 +275,24 @@ def test_where_the_bytes_are(tmp_path: Path) -> None:
 def test_read_only(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"d/a": "x"}), tmp_path / "mnt") as root:
         file = root / "d/a"
-        for call in (
+        changes: list[Callable[[], object]] = [
             lambda: file.write_text("y"), lambda: (root / "new").write_text("y"), file.unlink,
             lambda: (root / "d").rmdir(), lambda: (root / "e").mkdir(), lambda: file.rename(root / "b"),
             lambda: file.chmod(0o600), lambda: os.utime(file), lambda: os.symlink("a", root / "l"),
             lambda: os.link(file, root / "h"), lambda: os.truncate(file, 0),
             lambda: os.setxattr(file, "user.x", b"1"), lambda: os.open(file, os.O_RDWR),
-            lambda: os.open(file, os.O_WRONLY | os.O_APPEND),
-        ):  # fmt: skip
-            assert error_of(call) == errno.EROFS
+            lambda: os.open(file, os.O_WRONLY | os.O_APPEND), lambda: os.open(file, os.O_TRUNC),
+            lambda: os.mkfifo(root / "p"), lambda: os.removexattr(file, "user.x"),
+        ]  # fmt: skip
+        for change in changes:
+            assert error_of(change) == errno.EROFS
         assert file.read_text() == "x"
+        if os.geteuid() == 0:
+            subprocess.run(["mount", "-i", "-o", "remount,rw", root], check=True)  # not by mount.zarrfs
+            for change in changes:
+                assert error_of(change) == errno.EROFS
+            assert file.read_text() == "x"
+            subprocess.run(["mount", "-i", "-o", "remount,ro", root], check=True)
         [line] = mount_lines(root)
         assert {"ro", "nosuid", "nodev"} <= set(line.split(" ")[5].split(","))
 

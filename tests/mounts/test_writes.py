@@ -268,15 +268,17 @@ def test_new_files_belong_to_the_user_who_creates_them(root: Path) -> None:
 
 @pytest.mark.promise("S28")
 def test_a_write_clears_the_set_uid_bit(root: Path) -> None:
-    for name, call in (("w", "os.write(f, b'x')"), ("t", "os.ftruncate(f, 0)")):
+    truncating = "os.open(path, os.O_WRONLY | os.O_TRUNC)"
+    for name, call in (("w", "os.write(f, b'x')"), ("t", "os.ftruncate(f, 0)"), ("o", truncating)):
         (root / name).write_text("text")
         os.chown(root / name, 1234, 1234)
         os.chmod(root / name, 0o6777)
-        as_user(f"f = os.open({str(root / name)!r}, os.O_RDWR); {call}")
+        as_user(f"path = {str(root / name)!r}; f = os.open(path, os.O_RDWR); {call}")
         assert stat.S_IMODE((root / name).stat().st_mode) == 0o777
         os.chmod(root / name, 0o6777)
         with open(root / name, "a") as file:  # root keeps them
             file.write("x")
+        os.close(os.open(root / name, os.O_WRONLY | os.O_TRUNC))
         assert stat.S_IMODE((root / name).stat().st_mode) == 0o6777
 
 

@@ -283,6 +283,8 @@ def test_parts_of_arrays(tmp_path: Path) -> None:
                 store.read_array("x")
             with pytest.raises(IndexError, match="selection 7 of dimension 0: expected a whole number from -7 to 6"):
                 store.read_array("x", 7)
+            with pytest.raises(IndexError, match="selection True of dimension 0: expected a whole number"):
+                store.read_array("x", True)
     assert (zarrfs.read_array(tmp_path / "C.zarr", "x", np.s_[3:]) == values[3:]).all()
     assert not loops()
 

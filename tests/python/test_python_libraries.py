@@ -101,6 +101,22 @@ def test_a_chunk_that_cannot_be_read_is_no_fill_value(place: Path) -> None:
             array[2]
 
 
+@pytest.mark.parametrize("name", ["c/1/0/0", "c/1"])
+def test_what_is_in_the_way_of_a_chunk_is_no_fill_value(place: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(place / "x.zarr", tmp_path / "x.zarr")
+    chunk = tmp_path / "x.zarr/t2m" / name
+    if chunk.is_dir():
+        shutil.rmtree(chunk)
+        chunk.touch()
+    else:
+        chunk.unlink()
+        chunk.mkdir()
+    array = zarr.open_array(zarrfs.zarr_store(tmp_path / "x.zarr"), path="t2m", mode="r")
+    assert np.isfinite(array[2]).all()
+    with pytest.raises(zarrfs.ReadError, match=rf"t2m/{name}: is (not )?a directory"):
+        array[1]
+
+
 def test_the_store_is_one_of_zarr(store: Any, place: Path) -> None:
     prototype = default_buffer_prototype()
     data = (place / "x.zarr/zarr.json").read_bytes()
@@ -114,7 +130,7 @@ def test_the_store_is_one_of_zarr(store: Any, place: Path) -> None:
         assert await get("zarr.json", RangeByteRequest(2, 9)) == data[2:9]
         assert await get("zarr.json", OffsetByteRequest(3)) == data[3:]
         assert await get("zarr.json", SuffixByteRequest(4)) == data[-4:]
-        assert [await get(key) for key in ("none", "t2m", "zarr.json/x")] == [None] * 3
+        assert [await get(key) for key in ("none", "t2m/none", "zarr.json/zarr.json", "t2m/c/.zgroup")] == [None] * 4
         parts = await store.get_partial_values(prototype, [("zarr.json", RangeByteRequest(0, 1)), ("none", None)])
         assert [part and part.to_bytes() for part in parts] == [data[:1], None]
         assert [await store.exists(key) for key in ("zarr.json", "t2m", "none")] == [True, False, False]

@@ -99,7 +99,7 @@ def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
     found = entries(tmp_path / "set.json")
     assert found["notes/a b%20c"] == b"1" * 50
     assert found["notes/hh::i"] == [f"{tree}/notes/hh::i", 0, 5000]
-    assert refs("from-store", tree, "--inline", "5").exit_code == 2
+    assert refs("from-store", tree, "--inline", "5 bytes").exit_code == 2
 
 
 def test_a_store_on_a_web_server(nginx: Nginx, tree: Path, tmp_path: Path) -> None:

@@ -112,6 +112,14 @@ def test_a_leading_slash_is_removed() -> None:
         assert made.tree() == {"a": b"2", "z": ["/u", 0, 9]}
 
 
+def test_many_unknown_members_are_counted() -> None:
+    with compiled({"version": 1, "refs": {}, **{f"a/{number}": "1" for number in range(1025)}}) as made:
+        assert made.keys() == []
+        assert made.warnings[0] == "a/0: not a member of a reference set of version 1: ignored"
+        assert made.warnings[20:] == ["1,005 more members that no reference set of version 1 has: ignored"]
+
+
+NAMES = st.sampled_from(["a", "a-", "b"])  # "-" comes before "/"
 CONFLICT = {"a": "1", "b": "2", "b/c": "3", "b/c/d": "4", "b/e": ["u", 0, 1], "b0": "5", "f/g": "6", "f": ["u"]}
 
 
@@ -130,12 +138,19 @@ def test_a_key_that_is_also_a_directory(conflict: str, keys: list[str], problems
             assert made.problems[0][1] == "a file and a directory: the file wins over 3 files"
 
 
+def test_a_directory_left_out_stays_out() -> None:
+    # "a-b" comes between "a" and "a/b" in the order of characters
+    with compiled({"a": "1", "a/b": "2", "a/b/c": "3", "a-b": "4", "a-b/x": "5"}, conflict="file") as made:
+        assert made.tree() == {"a": b"1", "a-b": b"4"}
+        assert [entry for entry, _ in made.problems] == ["a/", "a-b/"]
+
+
 def test_a_key_that_is_also_a_directory_refuses_the_set_on_request() -> None:
     assert refusal(CONFLICT, conflict="error") == ("b", "a file and a directory (see option conflict)")
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(keys=st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map("/".join), max_size=40), wins=...)
+@given(keys=st.lists(st.lists(NAMES, min_size=1, max_size=5).map("/".join), max_size=40), wins=...)
 def test_directories_evicted_from_the_cache(keys: list[str], wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small cache of directories, whose entries are looked up again, gives the same tree."""
     monkeypatch.setattr(indexdirs, "_REMEMBERED", 2)

@@ -26,7 +26,9 @@ from hypothesis import strategies as st
 from tests.conftest import PROGRAM, run
 from tests.references.refsets import TARGET, as_fsspec_reads, done, entries, random_sets, refs, targets
 from zarrfs import sources
+from zarrfs.cli import commit as commit_command
 from zarrfs.cli.refs import running
+from zarrfs.copying import commit
 from zarrfs.references import output
 from zarrfs.sources.prepare import prepare
 
@@ -107,6 +109,7 @@ def test_fsspec_reads_the_same_bytes(data: st.DataObject, tmp_path: Path, urls: 
 
 def test_the_command_line_knows_every_format() -> None:
     assert running.FORMATS == output.FORMATS
+    assert commit_command.FORMATS == commit.FORMATS
 
 
 def test_a_plain_set_needs_no_templates(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import gzip
 import json
 import os
+import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.conftest import open_descriptors
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.sources import open_plan
+from zarrfs.sources import index_cache, open_plan
 from zarrfs.sources.prepare import prepare
 from zarrfs.store.indexfile import MAGIC
 
@@ -86,6 +87,75 @@ def test_an_index_that_is_not_what_it_says(damage: Callable[[Path], None], tmp_p
     assert again.index is not None
     status = os.lstat(again.index)
     assert (status.st_uid, status.st_mode) == (os.geteuid(), 0o100644)
+
+
+@contextlib.contextmanager
+def user(number: int) -> Iterator[None]:
+    """Run the block as another user, in what counts as a new process."""
+    os.seteuid(number)
+    index_cache._swept.clear()
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Return a directory with a document, and an index directory in which every user may create files."""
+    for above in (tmp_path, *tmp_path.parents):
+        mode = stat.S_IMODE(above.stat().st_mode)
+        if mode & 5 != 5:
+            above.chmod(mode | 0o055)
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index").chmod(0o1777)
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
+    return tmp_path
+
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes several users")
+
+
+@root
+def test_users_share_a_directory(shared: Path) -> None:
+    # the index of each has the same bytes, and so had the same name, which the sticky bit keeps for the first user
+    made = {}
+    for number in (65534, 65533, 65534, 65533):
+        with user(number):
+            made[number] = plan(shared)
+            assert value(made[number]) == VALUE
+            assert os.stat(made[number].index or "").st_uid == number
+    assert made[65534].index != made[65533].index
+    assert len([path for path in indexes(shared) if path.suffix == ".index"]) == 2, "each is found again"
+
+
+@root
+def test_files_of_other_users_stay(shared: Path) -> None:
+    with user(65534):
+        plan(shared)
+    names = [shared / "index" / f".zarrfs-{number}.tmp" for number in range(6)]
+    for number, path in enumerate(names):
+        path.touch()
+        os.utime(path, (0, 0))
+        os.chown(path, 65533 + number % 2, -1)
+    with user(65533):
+        plan(shared)  # sweeps
+        assert [path.exists() for path in names] == [False, True] * 3
+        options = Options(index_dir=str(shared / "index"))
+        gone, left = index_cache.prune(options, -1, None, dry_run=False)
+    [kept] = [path for path in indexes(shared) if path.suffix == ".index"]
+    assert kept.stat().st_uid == 65534
+    assert len(gone) == 1
+    assert left == kept.stat().st_size
+
+
+@pytest.mark.timeout(30)
+def test_a_fifo_in_place_of_an_index(tmp_path: Path) -> None:
+    plan(tmp_path)
+    [path] = indexes(tmp_path)
+    path.unlink()
+    os.mkfifo(path, 0o644)
+    assert value(plan(tmp_path)) == VALUE
 
 
 def test_each_set_of_options_has_its_own_index(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
 from zarrfs.sources import open_source
 from zarrfs.sources.prepare import prepare
+from zarrfs.store.indexfile import IndexWriter, first_fault
 
 PAGE = 4096
 COUNT = 3000
@@ -336,6 +337,48 @@ def test_an_index_from_the_network_is_checked(statement: str, nginx: Nginx, tmp_
     assert (done.returncode, done.stdout) == (1, "")
     assert "not a usable index" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("depth", "refused"), [(2047, False), (2048, True), (5000, True)])
+def test_the_depth_of_an_index_is_bounded(depth: int, refused: bool, tmp_path: Path) -> None:
+    # the paths of all directories of a chain take memory by the square of its length
+    with IndexWriter(str(tmp_path / "deep.index")) as index:
+        index.inline("d/" * depth + "x", b"")
+        index.commit()
+    found = first_fault(str(tmp_path / "deep.index"))
+    assert (found is not None) == refused
+    if found is not None:
+        assert found[1] == "a key over 4095 bytes"
+        assert len(found[0]) < 4100
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE meta SET value='[5]' WHERE name='warnings'",
+        "UPDATE meta SET value='[null, {}]' WHERE name='warnings'",
+        "UPDATE meta SET value='5' WHERE name='warnings'",
+        "UPDATE meta SET value=x'5b5d' WHERE name='base'",
+    ],
+)
+def test_notes_of_other_types(statement: str, tmp_path: Path) -> None:
+    index = tmp_path / "refs.index"
+    assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
+    with sqlite3.connect(index) as db:
+        assert db.execute(statement).rowcount == 1
+    db.close()
+    with pytest.raises(SourceError, match="not a usable index"):
+        content(index)
+
+
+@pytest.mark.parametrize("when", ["²", "9" * 40, "9" * 5000, "-1", str(2**63)])
+def test_a_time_that_is_none(when: str, tmp_path: Path) -> None:
+    index = tmp_path / "refs.index"
+    assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
+    with sqlite3.connect(index) as db:
+        db.execute("UPDATE meta SET value=? WHERE name='mtime_ns'", (when,))
+    db.close()
+    assert prepare(str(index), Options()).mtime_ns == index.stat().st_mtime_ns
 
 
 def test_an_index_with_pages_in_a_circle(tmp_path: Path) -> None:

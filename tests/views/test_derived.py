@@ -302,6 +302,14 @@ def test_xarray_opens_a_data_set_with_arrays_of_any_type(tmp_path: Path, dtype: 
         assert found[name].values.tolist() == as_it_is[name].values.tolist() == np.array(values, dtype).tolist()
 
 
+def test_xarray_opens_a_data_set_of_v3_with_a_scalar_as_v2(tmp_path: Path) -> None:
+    """Of a scalar, zarr-python writes no dimension names; xarray demands _ARRAY_DIMENSIONS of every array of v2."""
+    made = xarray.Dataset({"a": ("t", [5, 6])}, coords={"crs": 1, "height": 2.5})
+    made.to_zarr(tmp_path / "z", zarr_format=3, consolidated=False)
+    found = xarray.open_zarr(memory(seen(tmp_path / "z", 2)[0]), consolidated=False)
+    xarray.testing.assert_equal(found.load(), made)
+
+
 # -- failures
 
 Check = Callable[[TranslatedView, Path], Awaitable[None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -225,6 +226,19 @@ def test_names_dimensions_and_clashes(tmp_path: Path) -> None:
             "zarr_NAME": "n", "a_b": 1, "zarr_FillValue": "odd", "deep": '{"a": [1]}', "none": "null", "yes": "true",
             "huge": str(2**70),
         }  # fmt: skip
+
+
+def test_names_that_are_not_utf8_are_kept_as_json(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    for path in ("x", "h/y", "other"):
+        root.create_array(path, shape=(2,), chunks=(2,), dtype="i2")[...] = [1, 2]
+    for name in ("x", "h"):  # as an archive in Latin-1 leaves them
+        (tmp_path / "z" / name).rename(tmp_path / "z" / os.fsdecode(name.encode() + b"\xe9"))
+    assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        assert [json.loads(file[name].zarr_name) for name in ("x?", "h?")] == ["x\udce9", "h\udce9"]
+        for name in ("x?", "h?/y", "other"):
+            assert file[name][...].tolist() == [1, 2]
 
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="/\0"), min_size=1, max_size=4).filter(

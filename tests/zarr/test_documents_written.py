@@ -137,6 +137,10 @@ def test_conventions_of_xarray() -> None:
     assert as_v3(v2(), attributes=plain)["attributes"] == json.loads(plain)
     array = parsed("zarr.json", v3(dimension_names=["y", "x"], attributes={"units": "m"}))
     assert zarr_v2.attributes_json(array) == {"units": "m", "_ARRAY_DIMENSIONS": ["y", "x"]}
+    assert zarr_v2.attributes_json(parsed("zarr.json", v3())) == {}
+    grid = {"name": "regular", "configuration": {"chunk_shape": []}}  # xarray demands the attribute of scalars as well
+    scalar = parsed("zarr.json", v3(shape=[], chunk_grid=grid))
+    assert zarr_v2.attributes_json(scalar) == {"_ARRAY_DIMENSIONS": []}
 
 
 def test_fill_attributes_of_xarray_are_numbers_in_v2() -> None:

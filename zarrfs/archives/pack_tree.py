@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES, blobs_rule,
 from zarrfs.archives.dump_writer import BlobSpan, TaskBlobs, check_name
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
+from zarrfs.store.staging import RESERVED
 from zarrfs.system.sparse import each_extent
 
 REGION_MAX = 64 << 20  # bytes of a blob at most: each process holds one
@@ -24,6 +25,7 @@ _JOBS_MAX = 8  # processes by default: more of them wait for each other at the d
 BATCH = 64  # files of one task
 MANY = 4096  # regions: a file of more is cut into tasks, and so is one with more data than a task has room for
 PIECE = 32 << 10  # bytes: a larger file is written to the document in pieces
+_UNFINISHED = "a name that is reserved for unfinished copies"  # so extraction refuses it
 _PAGE = 4096  # bytes that one read(2) returns from a single moment
 
 # Some names of a directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
@@ -288,7 +290,7 @@ def identity_of(status: os.stat_result) -> FileIdentity:
 
 
 def named(paths: Iterable[str]) -> list[str]:
-    """Normalise paths, and drop duplicates and paths below other paths. Raises UsageError."""
+    """Normalise paths, and drop duplicates. Raises UsageError."""
     found: dict[str, None] = {}
     for path in paths:
         if not path or "\0" in path:
@@ -300,7 +302,7 @@ def named(paths: Iterable[str]) -> list[str]:
         if ".." in parts:
             raise UsageError(f"{path}: paths in an archive cannot contain ..: use -C DIR to start elsewhere")
         found["/".join(parts)] = None
-    return [path for path in found if not any(above in found for above in _above(path))]
+    return list(found)
 
 
 def _above(path: str) -> Iterator[str]:
@@ -336,8 +338,12 @@ class TreeWalk:
 
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
         """Yield parts of directories, of up to BATCH names each. Raises as tasks()."""
-        for path in paths:
-            if any(leave_out(path) for leave_out in self._leave_out):
+        kept = dict.fromkeys(path for path in paths if not self._left_out(path))
+        links: dict[str, bool] = {}
+        tops = [path for path in kept if not self._is_below(path, kept, links)]
+        for path in tops:
+            if path.startswith(RESERVED):
+                warn(f"{failed(self._base, path, _UNFINISHED)}: left out")
                 continue
             with reading(self._base, path):
                 status = os.stat(path or ".", dir_fd=self._descriptor, follow_symlinks=False)
@@ -350,6 +356,34 @@ class TreeWalk:
                 yield None, directory, None, [name], []
             else:
                 yield None, directory, None, [], [name]
+
+    def _is_below(self, path: str, others: Container[str], links: dict[str, bool]) -> bool:
+        """Return whether a path is archived with one of `others` above it. Raises SourceError if it is not there.
+
+        A symbolic link below that other path is not followed, so what is behind it would be missing silently.
+        `links` remembers which directories are symbolic links.
+        """
+        below = False
+        for above in _above(path):
+            below = below or above in others
+            if not below:
+                continue
+            if above not in links:
+                with reading(self._base, above):
+                    status = os.stat(above or ".", dir_fd=self._descriptor, follow_symlinks=False)
+                links[above] = stat.S_ISLNK(status.st_mode)
+            if links[above]:
+                rule = f"is below the symbolic link {above}, which is archived as a link: leave out one of them"
+                raise failed(self._base, path, rule)
+        if below:
+            with reading(self._base, path):
+                os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
+        return below
+
+    def _left_out(self, path: str) -> bool:
+        """Return whether a path of the command line, or a directory above it, is left out."""
+        places = [path, *filter(None, _above(path))]
+        return any(leave_out(place) for leave_out in self._leave_out for place in places)
 
     def _below(self, top: str, warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
         waiting = [top]
@@ -392,7 +426,9 @@ class TreeWalk:
                 name = entry.name
                 if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
                     continue
-                if entry.inode() in self._inodes and self._is_own(entry):
+                if not path and name.startswith(RESERVED):
+                    warn(f"{failed(self._base, name, _UNFINISHED)}: left out")
+                elif entry.inode() in self._inodes and self._is_own(entry):
                     warn(f"{failed(self._base, prefix + name, 'is an output of this command')}: left out")
                 elif entry.is_file(follow_symlinks=False):
                     files.append(name)

@@ -349,7 +349,7 @@ class _Archive:
         except RecursionError:
             raise self._refuse(entry.shown, "JSON content nested too deeply") from None
         except ValueError:
-            raise self._refuse(entry.shown, "JSON content with a number that is not JSON's (NaN)") from None
+            raise self._refuse(entry.shown, "JSON content with NaN, or a number larger than a double can be") from None
         return self._utf8(entry.shown, text, "JSON content")
 
     def _base64(self, entry: _ArchiveEntry, data: str) -> bytes:

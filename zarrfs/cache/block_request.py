@@ -1,12 +1,18 @@
-"""A request for a block."""
+"""Blocks of targets, and requests for them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from zarrfs.net.responses import Entry
 from zarrfs.net.systems import System
+from zarrfs.system.buffers import Buffer
+
+if TYPE_CHECKING:
+    from zarrfs.cache.diskindex import IndexRow
+
+_ON_DISK = 16 << 10  # bytes that a BlockOnDisk counts as in the cache in memory
 
 
 class BlockRequest(NamedTuple):
@@ -36,3 +42,22 @@ class BlockRequest(NamedTuple):
         entry = self.expected
         version = entry and (entry.size, entry.tag or entry.mtime_ns)
         return id(self.system), self.path, version, self.start, self.stop
+
+
+class BlockOnDisk:
+    """A large block that was verified and stays on the disk: what is read of it is in the page cache.
+
+    A copy of it in memory would be fresh memory, which costs more than to read the parts of the block as they are
+    wanted. It counts as _ON_DISK bytes, so that the bound of the cache in memory also bounds how many it knows.
+    """
+
+    __slots__ = ("row",)
+
+    def __init__(self, row: IndexRow) -> None:
+        self.row = row
+
+    def __len__(self) -> int:
+        return _ON_DISK
+
+
+Block: TypeAlias = Buffer | BlockOnDisk

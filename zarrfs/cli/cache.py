@@ -34,7 +34,7 @@ def cache() -> None:
     """List, verify and remove cached data: indexes of documents, and blocks of remote targets in --cache-dir."""
 
 
-@cache.command(context_settings=common.SETTINGS)
+@cache.command(context_settings=common.SETTINGS, short_help="List what is cached, the most recently used first.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 @common.source_options("index_dir", "cache_dir")
 def ls(as_json: bool, parsed: Parsed) -> None:
@@ -47,7 +47,7 @@ def ls(as_json: bool, parsed: Parsed) -> None:
     _write(cached_files(parsed.options), blocks, as_json, times=True)
 
 
-@cache.command(context_settings=common.SETTINGS)
+@cache.command(context_settings=common.SETTINGS, short_help="Remove what is damaged or has not been used for long.")
 @click.option("--older-than", default="30d", metavar="TIME", help="Remove what was not used for TIME (default: 30d).")
 @click.option("--max-size", metavar="SIZE", help="Keep at most SIZE of the most recently used, indexes before blocks.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed.")
@@ -87,7 +87,7 @@ def clear(as_json: bool, parsed: Parsed) -> None:
     _write_summary("removed", indexes, blocks)
 
 
-@cache.command(context_settings=common.SETTINGS)
+@cache.command(context_settings=common.SETTINGS, short_help="Read all cached data, and remove what is damaged.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @common.source_options("index_dir", "cache_dir")
 def verify(as_json: bool, parsed: Parsed) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common, meter, show
-from zarrfs.config import values as optionvalues
 from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
 from zarrfs.system.signals import orderly_end
@@ -29,18 +28,11 @@ reference sets (but .json of an archive is an archive), .zip is a zip file, .zar
 directory. NEW appears once it is complete."""
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    try:
-        return 0 if value == "0" else optionvalues.size(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
-
-
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.option("--format", "form", type=common.Choice(FORMATS), help="Form of NEW (default: by its name).")
 @click.option(
-    "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
+    "--inline-threshold", "inline", callback=common.size, default="1KiB", show_default=True, metavar="SIZE",
     help="References and archives: store files of up to SIZE in the document itself.",
 )  # fmt: skip
 @click.option("--in-place", is_flag=True, help="References: point to larger changed files where they are.")

@@ -103,6 +103,14 @@ def source_options(
     return decorate
 
 
+def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Parse the value of an option of one command, bytes or a size with a unit. click.BadParameter."""
+    try:
+        return int(value) if value.isdecimal() else optionvalues.size(value)
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+
+
 option_items = click.option(
     "-o", "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
     help="Give options as in mount(8): -o ro,retries=8. Takes every option of `zarrfs mount --help-all`, and those "

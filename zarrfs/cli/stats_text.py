@@ -20,7 +20,9 @@ HOSTS = 5  # servers that are named: those with the most requests
 
 def table(counted: Statistics) -> Iterator[str]:
     """Yield lines about all counters that the mount has."""
-    source = f"{show.printable(counted.source)} ({counted.kind}, pid {counted.pid})"
+    workers = counted.number("workers") or 1
+    processes = f", {workers:.0f} processes" if workers > 1 else ""
+    source = f"{show.printable(counted.source)} ({counted.kind}, pid {counted.pid}{processes})"
     yield from _line("mount", f"{show.printable(counted.mountpoint)}: {source}")
     yield from _line("served", _bytes(counted, "bytes"), _listed(counted, read="reads"))
     errors = counted.counters.get("errors") or {}

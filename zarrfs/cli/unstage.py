@@ -74,10 +74,11 @@ def unstage(dest: str | None, **given: Any) -> None:
 def _unstage(dest: str | None, given: dict[str, Any]) -> int:
     from zarrfs.jobs import records, reports, unstage
     from zarrfs.jobs.unstage import UnstageOptions, at
+    from zarrfs.system import mounts
 
     began = time.monotonic()
     timeout = _KEEPER_WAITS if given["record"] else given["timeout"]
-    shown, dest = dest, None if dest is None else records.resolved(dest)
+    shown, dest = dest, None if dest is None else mounts.resolved(dest)
     report = reports.place(given["report"])
     os.chdir("/")  # or we would use the mount ourselves
     how = UnstageOptions(

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SYSTEM = "/etc/zarrfs/zarrfs.toml"
 PREFIX = "ZARRFS_"  # of variables
+_NO_OPTIONS = frozenset(  # variables that zarrfs and its scripts for schedulers set or read
+    PREFIX + name for name in ("STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS")
+)
 COMMAND_LINE = "the command line"
 
 
@@ -79,8 +82,8 @@ def files(named: str | None = None) -> list[FileLookup]:
 
 
 def unknown_variables() -> list[str]:
-    """Return the ZARRFS_ variables that name no option. They are no error, as schedulers' scripts set some."""
-    names = (name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX))
+    """Return the ZARRFS_ variables that zarrfs does not know. They are no error: a site may have some of its own."""
+    names = (name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX) and name not in _NO_OPTIONS)
     return sorted(PREFIX + name for name in names if name.lower() not in TABLE or name != name.upper())
 
 

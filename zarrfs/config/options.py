@@ -159,8 +159,9 @@ class Options:
     # -- Views
     view: str | None = _option(
         "source", "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
-        "Show a Zarr store in another form: as Zarr v2 or v3 (docs/zarr-views.md), its arrays as plain files "
-        "(docs/array-views.md), or the whole as NetCDF-4 (docs/netcdf.md). Default: the store as it is.",
+        "Show a Zarr store or a reference set in another form: in the Zarr version v2 or v3 (docs/zarr-views.md), its "
+        "arrays as plain files (arrays, docs/array-views.md), or the whole as NetCDF-4 (netcdf, docs/netcdf.md). "
+        "Default: as it is.",
     )
     arrays: str = _option(
         "source", "Views", "npy", words("npy", "raw"), "FORM",
@@ -188,7 +189,8 @@ class Options:
     )
     ro: bool = _option(
         "mount", "Writing", False, flag, "",
-        "Mount read-only, also with an upperdir=. Without an upperdir=, mounts are read-only by default.",
+        "Mount read-only, also with an upperdir=. Without an upperdir=, mounts are read-only by default; rw instead "
+        "lets `zarrfs mount` change a local directory itself (docs/writes.md).",
     )
     # -- Cache and memory
     memory_limit: int | None = _option(

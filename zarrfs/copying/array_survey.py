@@ -15,7 +15,7 @@ from zarrfs.store.traversal import walk, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.documents import DOCUMENTS, is_litter
 from zarrfs.zarr.grid import Grid
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, GroupMetadata
 
 ROWS, COLUMNS = 64, 128  # cells at most
 _LEVELS = 9  # of a cell, from none of its chunks to all
@@ -223,7 +223,7 @@ def logical_bytes(array: ArrayMetadata) -> int | None:
 def inner_chunks(array: ArrayMetadata) -> list[int] | None:
     """Return the shape of the chunks inside the shards of an array; None without sharding."""
     for codec in array.codecs:
-        if codec.name == "sharding_indexed":
+        if codec.name == SHARDING:
             return list(codec.configuration.get("chunk_shape") or ())
     return None
 

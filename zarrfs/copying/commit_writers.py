@@ -134,12 +134,13 @@ class DataFile:
     """A new file beside the set `to` that holds values one after the other: NAME.data, NAME.2.data and so on.
 
     An existing file stays: the source, or another set, may refer to it. Leaving the context with an exception removes
-    the new file; it is created with the first value. OSError if it cannot be written.
+    the new file, unless the new set is in place; it is created with the first value. OSError if it cannot be written.
     """
 
     def __init__(self, to: Output, relative: bool) -> None:
         self._set = os.path.realpath(to.path)
         self._shown, self._base = to.path, to.base if relative else None
+        self._before = self._identity()
         self._descriptor, self._end = -1, 0
         self.path = self._url = ""
 
@@ -151,8 +152,16 @@ class DataFile:
     ) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        if self.path and exc is not None:
-            os.unlink(self.path)
+        if self.path and exc is not None and self._identity() == self._before:
+            os.unlink(self.path)  # else a signal came after the rename: the set is complete, and refers to the file
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Return the device and inode of the set, which a rename into place changes; None if there is none."""
+        try:
+            status = os.stat(self._set)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     async def add(self, tree: MergedTree, node: MergedNode, size: int) -> Reference:
         """Append the bytes of a file of `tree`, keeping holes, and return a reference to them."""

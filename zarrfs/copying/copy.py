@@ -331,7 +331,7 @@ class _Copy:
         if not isinstance(exc, ZarrfsError | OSError):
             log.debug("%s: unexpected failure", key, exc_info=exc)
         if isinstance(exc, InTheWay):
-            key = exc.key or key
+            key, exc = exc.key or key, InTheWay(f"{exc}{self._choice.advice}")
         self._report.bad += 1
         if len(self._report.failed) < _FAILURES_KEPT:
             self._report.failed.append(bad_entry(key, exc))

@@ -16,6 +16,7 @@ class CopyOptions:
 
     # for existing entries: or overwrite, keep, update (the newer one wins), differs (same size, mode and mtime stay)
     existing: str = "refuse"
+    advice: str = ""  # what can be done about one that stays, for its error
     include: tuple[str, ...] = ()  # globs; a directory includes all entries below it; (): everything
     exclude: tuple[str, ...] = ()
     jobs: int | None = None  # processes or threads that write; None: one a processor, at most 4

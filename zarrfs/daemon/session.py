@@ -144,19 +144,15 @@ def _one_process(plan: Plan, options: Options) -> str | None:
 
 def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
     """Raise MountError for an upper directory that overlaps the mount point or the source."""
-    if _lies_in(mountpoint, upper):
+    if mounts.beneath(mountpoint, upper):
         raise MountError(f"{mountpoint}: lies inside upperdir={upper}: the mount would contain itself")
-    if _lies_in(upper, mountpoint):
+    if mounts.beneath(upper, mountpoint):
         raise MountError(f"{mountpoint}: upperdir={upper} lies inside the mount point, which would hide it")
     source = os.path.realpath(plan.path) if plan.path is not None else upper
-    if source != upper and _lies_in(upper, source):
+    if source != upper and mounts.beneath(upper, source):
         raise MountError(f"{mountpoint}: upperdir={upper} lies inside the source {plan.source}")
-    if source != upper and _lies_in(source, upper):
+    if source != upper and mounts.beneath(source, upper):
         raise MountError(f"{mountpoint}: the source {plan.source} lies inside upperdir={upper}")
-
-
-def _lies_in(path: str, directory: str) -> bool:
-    return (path + "/").startswith(directory.rstrip("/") + "/")
 
 
 def _check_files(options: Options) -> None:

@@ -117,6 +117,14 @@ class OpenFile:
     value: Value | None = None  # None: a file of the upper directory
 
 
+async def _refused(*_: Any) -> Any:
+    """Refuse a change: the kernel requests it only after `mount -i -o remount,rw`, which bypasses mount.zarrfs."""
+    raise pyfuse3.FUSEError(errno.EROFS)
+
+
+_refuse: Any = _refused  # in place of methods with other parameters
+
+
 class Operations(pyfuse3.Operations):
     """The request handlers of one read-only mount.
 
@@ -126,6 +134,7 @@ class Operations(pyfuse3.Operations):
 
     supports_dot_lookup = True
     may_push = True  # store pages in the page cache unasked: no client can change them meanwhile
+    create = link = mkdir = mknod = removexattr = rename = rmdir = setattr = setxattr = symlink = unlink = _refuse
 
     def __init__(
         self,
@@ -327,7 +336,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open a file for reading; the kernel keeps cached pages that came from the same version."""
         self.counters["open"] += 1
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if flags & (os.O_ACCMODE | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
         version, file = self.current, OpenFile(self.inodes.key(inode), inode, None)
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)

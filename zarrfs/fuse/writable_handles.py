@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import stat
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -87,6 +88,8 @@ class HandleOperations(AttributeOperations):
         self.counters["open"] += 1
         with self._path(inode) as path:
             descriptor = self._reopen(path, flags)
+        if flags & os.O_TRUNC and ctx.uid:
+            self._clear_set_ids(descriptor, inode)
         if inode in self.inodes.unsized:
             self._keep_size(inode, os.fstat(descriptor).st_size)
         return self._opened_file(descriptor, inode)
@@ -234,6 +237,18 @@ class HandleOperations(AttributeOperations):
             with contextlib.suppress(PermissionError):  # writeback reads the rest of partly written pages
                 return os.open(path, access & ~os.O_ACCMODE | os.O_RDWR)
         return os.open(path, access)
+
+    def _clear_set_ids(self, descriptor: int, inode: int) -> None:
+        """Clear the bits that writing by a user other than root clears: with O_TRUNC the kernel sends no setattr."""
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        cleared = mode & ~stat.S_ISUID
+        if mode & stat.S_IXGRP:
+            cleared &= ~stat.S_ISGID
+        if cleared == mode:
+            return
+        os.fchmod(descriptor, cleared)
+        with contextlib.suppress(OSError):  # forgotten meanwhile
+            pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
 
     def _opened_file(self, descriptor: int, inode: int) -> FileInfo:
         """Register an open file of the upper and return its handle."""

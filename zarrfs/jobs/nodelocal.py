@@ -48,19 +48,14 @@ def name_of(dest: str, job: str) -> str:
 def removed_by_flux(path: str) -> bool:
     """Return whether `path` is in the directory that Flux deletes, mounts included, at the end of this job."""
     flux = os.environ.get(FLUX, "")
-    return bool(flux) and beneath(os.path.realpath(path), os.path.realpath(flux))
-
-
-def beneath(path: str, above: str) -> bool:
-    """Return whether `path` is `above` or below it; both are real paths."""
-    return (path + "/").startswith(above.rstrip("/") + "/")
+    return bool(flux) and mounts.beneath(os.path.realpath(path), os.path.realpath(flux))
 
 
 def shared_type(path: str) -> str:
     """Return the type of the file system of `path` if it is not local to this node, else ""."""
     path, best = os.path.realpath(path), ("", "")
     for mount in mounts.mounts():
-        if beneath(path, mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
+        if mounts.beneath(path, mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
             best = (mount.mountpoint, mount.fstype)
     return best[1] if best[1] in _SHARED or best[1].startswith("fuse") else ""
 

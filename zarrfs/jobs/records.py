@@ -343,7 +343,3 @@ def owner_of(pid: int) -> Process:
     return who
 
 
-def resolved(dest: str) -> str:
-    """Return DEST as in records: absolute, its parent without symlinks; DEST itself may be one."""
-    parent, name = os.path.split(os.path.abspath(dest))
-    return os.path.join(os.path.realpath(parent), name)

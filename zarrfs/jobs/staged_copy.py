@@ -22,6 +22,7 @@ from zarrfs.jobs.unstage import UnstageOptions, unstage
 from zarrfs.sources import fingerprint
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.uri import path_of_uri
+from zarrfs.system import mounts
 
 if TYPE_CHECKING:
     from zarrfs.copying.copy_report import CopiedEntry
@@ -110,7 +111,7 @@ class _Linking:
         removed += [options.cache_dir, options.upperdir, record.local or None]
         places = {os.path.realpath(path) for path in removed if path}
         # a directory that is removed together with the links is fine
-        self._removed = {path for path in places if not nodelocal.beneath(os.path.realpath(record.place), path)}
+        self._removed = {path for path in places if not mounts.beneath(os.path.realpath(record.place), path)}
         self._removed |= {os.path.realpath(record.place)}
 
     async def link(self, key: str, info: Info) -> str | None:
@@ -132,7 +133,7 @@ class _Linking:
         real = os.path.realpath(path)
         # an unreadable file is copied, so that the error is reported
         readable = os.path.isfile(real) and os.access(real, os.R_OK, effective_ids=True)
-        return readable and not any(nodelocal.beneath(real, place) for place in self._removed)
+        return readable and not any(mounts.beneath(real, place) for place in self._removed)
 
 
 @contextlib.contextmanager
@@ -142,7 +143,7 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntr
         yield lambda done: None
         return
     path = os.path.abspath(path)
-    if nodelocal.beneath(os.path.realpath(path), os.path.realpath(record.dest)):
+    if mounts.beneath(os.path.realpath(path), os.path.realpath(record.dest)):
         raise UsageError(f"--manifest {path}: lies in {record.dest}, which it describes")
     if os.path.isdir(path):
         raise UsageError(f"--manifest {path}: is a directory")

@@ -45,7 +45,7 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
     A request with `join` may get the record of another process instead, which is ready. Raises UsageError if DEST
     cannot be used, MountError if a source is staged there.
     """
-    dest = records.resolved(request.dest)
+    dest = mounts.resolved(request.dest)
     manager, job = processes.job_of(os.environ, request.job)
     owners = [] if request.owner is None else [records.owner_of(request.owner)]
     upper = parsed.options.upperdir or ""

@@ -13,7 +13,7 @@ from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import MAIN
 from zarrfs.archives.pack_tree import CreateOptions
 from zarrfs.errors import MountError, SourceError, UsageError, reason_of
-from zarrfs.jobs import nodelocal, records
+from zarrfs.jobs import records
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import at, mount_of
 from zarrfs.references.output import DUMP, archive_form, compressor
@@ -33,7 +33,7 @@ class Tree(NamedTuple):
 def holds(tree: Tree, path: str) -> str | None:
     """Return the directory of the tree that contains `path`, or None."""
     places = filter(None, (tree.mounted, tree.upper))
-    return next((one for one in places if nodelocal.beneath(os.path.realpath(path), os.path.realpath(one))), None)
+    return next((one for one in places if mounts.beneath(os.path.realpath(path), os.path.realpath(one))), None)
 
 
 class TreeFile(NamedTuple):
@@ -155,9 +155,9 @@ def deleted(upper: str, keep_going: bool = False) -> list[str]:
             gone.append(prefix)
         for name in names:
             hidden = hidden_name(name)
-            if hidden is not None and hidden in directories:
+            if hidden is not None and hidden in directories and not os.path.islink(os.path.join(path, hidden)):
                 gone.append(f"{prefix}{hidden}/")
-            elif hidden is not None and hidden not in names:
+            elif hidden is not None and hidden not in names and hidden not in directories:
                 gone.append(prefix + hidden)
     return sorted(gone)
 

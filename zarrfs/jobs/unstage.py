@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.config.shares import share_of
 from zarrfs.errors import MountError, ZarrfsError, reason_of
-from zarrfs.jobs import mount_holder, nodelocal, processes, records
+from zarrfs.jobs import mount_holder, processes, records
 from zarrfs.jobs.records import READY, Record, StillOwned
 from zarrfs.system import mounts
 from zarrfs.system.processes import boot, readable
@@ -98,7 +98,7 @@ def _moved(record: Record, pid: int) -> mounts.Mount | None:
 
 def at(dest: str, among: list[Record]) -> list[Record]:
     """Return the records staged at `dest`: their DEST, their node-local path, or the present path of their mount."""
-    path = records.resolved(dest)
+    path = mounts.resolved(dest)
     named = [record for record in among if path in (record.dest, record.place)]
     if named or (mount := mounts.mount_at(path)) is None:
         return named
@@ -246,7 +246,7 @@ def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:
     from zarrfs.store.destination import remove_tree
 
     place = os.path.realpath(record.place)
-    inside = [mount.mountpoint for mount in mounts.mounts() if nodelocal.beneath(mount.mountpoint, place)]
+    inside = [mount.mountpoint for mount in mounts.mounts() if mounts.beneath(mount.mountpoint, place)]
     if inside:
         raise MountError(f"{record.place}: {inside[0]} is mounted in it: not removed")
     try:
@@ -360,7 +360,7 @@ def _remove_leftovers(notify: Callable[[str], None]) -> None:
 def _remove_leftover(path: str, notify: Callable[[str], None]) -> None:
     from zarrfs.store.destination import remove_tree
 
-    if os.path.islink(path) or any(nodelocal.beneath(mount.mountpoint, path) for mount in mounts.mounts()):
+    if os.path.islink(path) or any(mounts.beneath(mount.mountpoint, path) for mount in mounts.mounts()):
         return
     try:
         remove_tree(path)

@@ -101,8 +101,7 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
 
     def count(found: CopiedEntry) -> None:
         if found.kind is Kind.FILE:
-            status = os.lstat(os.path.join(tree.base, found.key))
-            if (status.st_size, status.st_mtime_ns) != (found.size, found.mtime_ns):
+            if not _is_as_listed(os.path.join(tree.base, found.key), found.size, found.mtime_ns):
                 changed.append(found.key)
             done.skipped += found.how == "kept"
             done.files += 1
@@ -130,6 +129,15 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
     done.failed += [{"key": key, "reason": "has changed while it was copied"} for key in changed]
     if done.failed and not how.keep_going:
         raise SourceError(destination.shown, done.failed[0]["reason"], done.failed[0]["key"])
+
+
+def _is_as_listed(path: str, size: int, mtime_ns: int | None) -> bool:
+    """Return whether a file still has this size and time."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (size, mtime_ns)
 
 
 class _Journal:
@@ -234,8 +242,7 @@ def _info(destination: _Destination, path: str) -> dict[str, Any]:
 
 def _verify(destination: _Destination, source: str, file: TreeFile, path: str) -> None:
     """Raise ReadError unless the file did not change, and its size, and MD5 if the server has one, are right there."""
-    status = os.lstat(source)
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+    if not _is_as_listed(source, file.size, file.mtime_ns):
         raise ReadError(source, "has changed while it was sent")
     info = _info(destination, path)
     if info.get("size") != file.size:

@@ -70,7 +70,7 @@ def mount_of(path: str) -> str:
         except OSError as exc:
             raise MountError(f"{path}: {reason_of(exc)}") from None
     if above.fstype != mounts.FSTYPE:
-        raise MountError(f"{path}: not in a mount of zarrfs but of type {above.fstype}")
+        raise MountError(f"{path}: not in a mount of zarrfs, but in one of type {above.fstype}")
     return above.mountpoint
 
 

@@ -59,6 +59,7 @@ class Recorder:
         self._path = path
         self._writing = threading.Lock()
         self._full = False
+        check_record(path)
         try:
             self._descriptor = _new_file(path, {"zarrfs": "record", "version": 1, "source": source})
         except OSError as exc:
@@ -147,8 +148,6 @@ def _new_file(path: str, header: dict[str, Any]) -> int:
         os.write(descriptor, line)
         return descriptor
     path = os.path.realpath(path)
-    if not _replaceable(path):
-        raise UsageError(f"option record={path}: is no record of reads, and is not replaced")
     descriptor, beside = tempfile.mkstemp(".part", os.path.basename(path), os.path.dirname(path))
     try:
         os.fchmod(descriptor, 0o644)

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterable
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.python.handle import StoreHandle
 from zarrfs.store import api
 from zarrfs.store.traversal import get_followed, resolve
+from zarrfs.zarr import DOCUMENTS
 
 _ABSENT = (NotFound, IsDirectory, NotDirectory)  # a ReadError is never among them: it would read as fill values
 _READ_ONLY = "a store of zarrfs is read-only"
@@ -58,12 +59,13 @@ class ZarrStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return a value or a range of it; None if there is none. ReadError if it cannot be read."""
+        """Return a value or a range of it; None if there is none. ReadError if it cannot be read, as a directory."""
         from zarr.core.buffer import default_buffer_prototype
 
         try:
             data = await self.handle.call_async(get_followed, api.check_key(key), *_range(byte_range))
-        except _ABSENT:
+        except _ABSENT as exc:
+            _only_if_absent(key, exc)
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
@@ -149,6 +151,15 @@ async def _names(store: api.Store, directory: str) -> list[str]:
     except _ABSENT as exc:
         _only_if_empty(directory, found, exc)
     return found
+
+
+def _only_if_absent(key: str, exc: StoreError) -> None:
+    """Raise ReadError where a directory or a file is in the way of a chunk: absent, it would read as fill values.
+
+    Documents are sought below every name of a group, also below files.
+    """
+    if not isinstance(exc, NotFound) and key.rpartition("/")[2] not in DOCUMENTS:
+        raise ReadError(exc.key, exc.reason or str(type(exc).__doc__)) from exc
 
 
 def _only_if_empty(directory: str, found: list[str], exc: Exception) -> None:

@@ -12,6 +12,7 @@ from typing import IO, Any
 import orjson
 
 from zarrfs.errors import InvalidKey
+from zarrfs.references.keys import BASE64
 from zarrfs.store.api import Reference
 from zarrfs.system.buffers import Buffer
 
@@ -83,7 +84,7 @@ class JsonWriter:
 def inline_text(data: Buffer) -> str:
     """Return the inline value that stands for `data`: its text if that is UTF-8, else base64."""
     raw = bytes(data)
-    if not raw.startswith(b"base64:"):
+    if not raw.startswith(BASE64):
         try:
             return raw.decode()
         except UnicodeDecodeError:

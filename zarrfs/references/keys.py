@@ -1,10 +1,13 @@
-"""Keys of reference sets: their bounds, and how messages show them."""
+"""Keys of reference sets: their bounds, and how messages show them; inline values in base64."""
 
 from __future__ import annotations
 
-KEY_MAX = 4095  # bytes: the longest path that Linux takes
+import binascii
+
+BASE64 = b"base64:"  # the beginning of such a value
 DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its name
 ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
+_BLANKS = b" \t\r\n\v\f"
 _PRINTED_MAX = 400  # characters of a key in a message
 
 
@@ -14,3 +17,9 @@ def printable(key: str) -> str:
         return key
     cut = key if len(key) <= _PRINTED_MAX else key[:_PRINTED_MAX] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def decode_base64(value: bytes) -> bytes:
+    """Return what an inline value stands for that begins with BASE64; blanks count for nothing. binascii.Error."""
+    coded = value.translate(None, _BLANKS) if any(blank in value for blank in _BLANKS) else value  # may be long
+    return binascii.a2b_base64(memoryview(coded)[len(BASE64) :], strict_mode=True)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from zarrfs.documents.json_document import repeated
 from zarrfs.errors import SourceError
-from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, printable
-from zarrfs.store.api import Kind, join_key, key_rule, split_key
+from zarrfs.references.keys import DEPTH_MAX, printable
+from zarrfs.store.api import KEY_MAX, Kind, join_key, key_rule, split_key
 from zarrfs.zarr.grid import Grid
 
 DOCUMENT = ".zmetadata"

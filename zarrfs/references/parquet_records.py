@@ -15,14 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from zarrfs.references.keys import BASE64, decode_base64
 from zarrfs.references.parquet_metadata import ABSENT, UNKNOWN, Bound
 from zarrfs.references.parquet_pages import expanded_size
 from zarrfs.system.buffers import Buffer
 
 COLUMNS = ("path", "offset", "size", "raw")
 _PATH_MAX = 4 * 65536  # bytes of a path: as many characters as in a JSON set
-_BASE64 = b"base64:"
-_BLANKS = b" \t\r\n\v\f"
 _ROW_BYTES = 32  # memory of a row while a file is parsed
 
 # The state of a row; from _BAD on, the rule that it breaks.
@@ -275,14 +274,13 @@ def _path_rules(values: Any) -> Array:
 def _decoded(values: Any) -> tuple[Any, Array]:
     """Return (the bytes that raw values stand for, states as in _path_rules); fsspec decodes base64 here, too."""
     rules = np.zeros(len(values), np.uint8)
-    encoded = pc.starts_with(values, _BASE64).to_numpy(zero_copy_only=False)
+    encoded = pc.starts_with(values, BASE64).to_numpy(zero_copy_only=False)
     if not encoded.any():
         return values, rules
     found = values.to_pylist()
     for number in np.flatnonzero(encoded):
-        text = found[number][len(_BASE64) :].translate(None, _BLANKS)
         try:
-            found[number] = binascii.a2b_base64(text, strict_mode=True)
+            found[number] = decode_base64(found[number])
         except binascii.Error:
             rules[number] = _MALFORMED
     return pa.array(found, pa.large_binary()), rules

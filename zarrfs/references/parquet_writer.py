@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from zarrfs.errors import SourceError
+from zarrfs.references.keys import BASE64
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE_MAX, check_package, grid_of
 from zarrfs.store.api import Reference, join_key, key_rule, split_key
 from zarrfs.store.destination import is_utf8
@@ -287,7 +288,7 @@ def _table(rows: _Rows, record_size: int) -> Any:
 def _raw(data: Buffer) -> bytes:
     """Return inline bytes for the column raw; base64 again if they look like base64, which readers decode."""
     found = bytes(data)
-    return b"base64:" + base64.b64encode(found) if found.startswith(b"base64:") else found
+    return BASE64 + base64.b64encode(found) if found.startswith(BASE64) else found
 
 
 def _is_empty_directory(path: str) -> bool:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
-from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, ZARR_METADATA, printable
-from zarrfs.store.api import NAME_MAX, key_rule
+from zarrfs.references.keys import BASE64, DEPTH_MAX, ZARR_METADATA, decode_base64, printable
+from zarrfs.store.api import KEY_MAX, NAME_MAX, key_rule
 from zarrfs.store.indexfile import ROOT, IndexWriter
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: the largest f
 
 APART = ("refs",)  # the member that is parsed in slices of its own
 _MEMBERS = {"version", "templates", "gen", "refs"}
-_BLANKS = b" \t\r\n\v\f"
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
 _SHORT = NAME_MAX // 4  # characters that fit in a name, however long their UTF-8
 _REMEMBERED = 200_000  # directories and URLs cached
+_REPORTED_MAX = 20  # unknown members that become warnings of their own: they may be misplaced entries
 _json_text = json.JSONEncoder(separators=(",", ":")).encode
 
 Pairs = Iterable[tuple[str, Any]]  # (key, value) as in a set of version 0
@@ -82,6 +82,7 @@ class _Version1:
         self._named: dict[str, str] | None = None
         self._made: Templates | None = None
         self._gens: list[Gen] = []
+        self._unknown = 0  # members that no set of version 1 has
 
     def compile(self) -> None:
         """Compile everything, refs first: entries made by gen come later, and win."""
@@ -96,6 +97,9 @@ class _Version1:
                 self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
         if "version" not in self._members:  # the head had it: another program is writing
             raise self._compilation.refuse("the document changed while it was read")
+        if self._unknown > _REPORTED_MAX:
+            more = self._unknown - _REPORTED_MAX
+            self._compilation.warn(f"{more:,} more members that no reference set of version 1 has: ignored")
         for gen in self._gens:
             self._compilation.place = gen.where
             try:
@@ -135,7 +139,9 @@ class _Version1:
         for name in values:
             if name in _MEMBERS:
                 continue
-            compilation.warn(f"{printable(name)}: not a member of a reference set of version 1: ignored")
+            self._unknown += 1
+            if self._unknown <= _REPORTED_MAX:
+                compilation.warn(f"{printable(name)}: not a member of a reference set of version 1: ignored")
         self._members |= values
         self._members.pop("refs", None)
         if "templates" in values:
@@ -333,11 +339,10 @@ def _inline(text: str) -> bytes:
         data = text.encode()
     except UnicodeEncodeError:
         raise _Bad("text with a lone surrogate, which UTF-8 cannot hold") from None
-    if not data.startswith(b"base64:"):
+    if not data.startswith(BASE64):
         return data
-    coded = data.translate(None, _BLANKS) if any(blank in data for blank in _BLANKS) else data  # may be long
     try:
-        return binascii.a2b_base64(memoryview(coded)[7:], strict_mode=True)
+        return decode_base64(data)
     except binascii.Error as exc:
         raise _Bad(f"malformed base64: {str(exc).lower()}") from None
 

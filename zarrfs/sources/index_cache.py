@@ -28,7 +28,7 @@ from typing import Any
 
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError, reason_of
-from zarrfs.store.indexfile import read_notes
+from zarrfs.store.indexfile import add_notes, read_notes
 
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 _NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/name_table.py)
@@ -157,7 +157,15 @@ class IndexCache:
         return os.path.join(self.directory, f".zarrfs-{name}.tmp")
 
     def keep(self, scratch: str, digest: str) -> str:
-        """Rename a finished index to its final name; return its path."""
+        """Rename a finished index to its final name; return its path. OSError or sqlite3.Error."""
+        try:
+            return self._rename(scratch, digest)
+        except PermissionError:
+            # In a directory with the sticky bit, another user has the same index. Ours gets another name.
+            add_notes(scratch, [("salt", secrets.token_hex(8))])
+            return self._rename(scratch, digest)
+
+    def _rename(self, scratch: str, digest: str) -> str:
         with open(scratch, "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
             if file.tell() >= _SMALL:
@@ -219,8 +227,9 @@ class IndexCache:
         _swept.add(self.directory)
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
-                    os.unlink(entry.path)
+                with contextlib.suppress(OSError):  # one of another user
+                    if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
+                        os.unlink(entry.path)
 
 
 def usual_directory() -> str:
@@ -279,12 +288,18 @@ def verified(path: str) -> bool:
 
 @contextlib.contextmanager
 def _own_file(path: str) -> Iterator[Any]:
-    """Open a file that belongs to this user or root and that nobody else may write; else raise OSError."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+    """Open a regular file that belongs to this user or root and that nobody else may write; else raise OSError."""
+    with open(path, "rb", opener=_open) as file:
         status = os.fstat(file.fileno())
-        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        safe = stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if status.st_uid not in (os.geteuid(), 0) or not safe:
             raise PermissionError(path)
         yield file
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file that anyone may have put there: neither follow a link nor wait for the writer of a FIFO."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _stat_of(path: str) -> list[int]:
@@ -343,8 +358,8 @@ def cached_files(options: Options) -> list[CachedFile]:
 def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> tuple[list[CachedFile], int]:
     """Remove useless files, those not used for `older_than` seconds, and the least recently used beyond `max_size`.
 
-    Returns the removed files (with `dry_run`: those to remove), and the bytes of those left. A mount that uses an
-    index keeps it open until it ends.
+    Returns the removed files (with `dry_run`: those to remove), and the bytes of those left, which include what only
+    another user may remove. A mount that uses an index keeps it open until it ends.
     """
     now = time.time()
     gone, left = [], 0
@@ -359,15 +374,26 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
         else:
             left += one.size
     if not dry_run:
-        for one in gone:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(one.path)
+        stay = {one.path for one in gone if not _removed(one.path)}
+        left += sum(one.size for one in gone if one.path in stay)
+        gone = [one for one in gone if one.path not in stay]
         directory = IndexCache(options).directory
         for path, index, _ in _remembered(directory):
             if not os.path.exists(os.path.join(directory, index)):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
     return gone, left
+
+
+def _removed(path: str) -> bool:
+    """Remove a file; return False if it belongs to another user."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 def verify(options: Options) -> tuple[int, list[CachedFile]]:
@@ -399,7 +425,8 @@ def _remembered(directory: str) -> Iterator[tuple[str, str, float]]:
     for name in os.listdir(directory):
         if name.endswith(".known"):
             path = os.path.join(directory, name)
-            with contextlib.suppress(OSError, ValueError, TypeError, IndexError), open(path, "rb") as file:
+            damages = contextlib.suppress(OSError, ValueError, TypeError, IndexError)
+            with damages, open(path, "rb", opener=_open) as file:
                 index = json.load(file)[0]
                 if isinstance(index, str):
                     yield path, index, os.fstat(file.fileno()).st_mtime

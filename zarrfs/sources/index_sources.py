@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import sqlite3
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
@@ -14,18 +12,19 @@ from zarrfs.documents.document import Document
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError
 from zarrfs.store.destination import is_utf8
-from zarrfs.store.indexfile import first_fault, read_notes
+from zarrfs.store.indexfile import add_notes, first_fault, int64, read_notes
 
 
 def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
     """Plan the index file `path`. Raises SourceError if it is no index, or not of the kind that -o type= names."""
     notes = read_notes(path)
     kind, when = notes["kind"], notes.get("mtime_ns", "")
+    known = when.isascii() and when.isdigit() and len(when) < 20 and int64(int(when))
     if options.type not in (None, kind):
         raise SourceError(path, f"is an index of kind {kind} (see option type)")
     return Plan(
         path, kind, index=path, origin=notes.get("origin", ""), base=notes.get("base") or os.path.dirname(path) + "/",
-        mtime_ns=int(when) if when.isdigit() else mtime_ns, warnings=tuple(json.loads(notes["warnings"])),
+        mtime_ns=int(when) if known else mtime_ns, warnings=tuple(json.loads(notes["warnings"])),
     )  # fmt: skip
 
 
@@ -65,6 +64,4 @@ def copy_index(plan: Plan, path: str) -> None:
     if plan.mtime_ns is not None:
         notes["mtime_ns"] = str(plan.mtime_ns)
     shutil.copyfile(plan.index, path)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode=OFF")
-        db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes.items())
+    add_notes(path, notes.items())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zarrfs.config.options import Options
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
+KEY_MAX = 4095  # bytes: the longest path that Linux takes
 
 
 class Kind(enum.IntEnum):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from zarrfs.config import urls
 from zarrfs.errors import SourceError
-from zarrfs.store.api import Kind, name_rule
+from zarrfs.store.api import KEY_MAX, Kind, name_rule
 from zarrfs.store.uri import file_uri
 from zarrfs.system.buffers import Buffer
 
@@ -85,9 +85,10 @@ class Directories:
         self._db.execute("UPDATE directory SET mode=?, mtime_ns=? WHERE id=?", (mode, mtime_ns, self.find(key)))
 
     def conflicts(self) -> list[str]:
-        """Return the keys that are also files, sorted."""
+        """Return the keys that are also files, in the order of the tree: those below a key come right after it."""
         query = "SELECT directory.id FROM directory CROSS JOIN entry USING (parent, name)"  # looks each up
-        return sorted(self._key(ident) for (ident,) in self._db.execute(query).fetchall())
+        keys = [self._key(ident) for (ident,) in self._db.execute(query).fetchall()]
+        return sorted(keys, key=lambda key: key.split("/"))
 
     def remove(self, key: str) -> int:
         """Remove a directory and everything below it; return the number of entries."""
@@ -235,11 +236,20 @@ def read_notes(path: str) -> dict[str, str]:
     try:
         with contextlib.closing(open_database(path)) as db:
             notes = dict(db.execute("SELECT name, value FROM meta"))
-        if not isinstance(json.loads(notes["warnings"]), list) or notes["kind"] not in _KINDS:
+        warnings = json.loads(notes["warnings"])
+        texts = all(isinstance(value, str) for value in (*notes.values(), *warnings))
+        if not isinstance(warnings, list) or not texts or notes["kind"] not in _KINDS:
             raise SourceError(path, "not a usable index: its notes are not those of zarrfs")
-    except (sqlite3.Error, KeyError, ValueError) as exc:
+    except (sqlite3.Error, KeyError, ValueError, TypeError) as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc
     return notes
+
+
+def add_notes(path: str, notes: Iterable[tuple[str, str]]) -> None:
+    """Add notes to an index, in place of those with the same names. sqlite3.Error."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=OFF")
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes)
 
 
 def has_urls(path: str, base: str, blobs: Sequence[str]) -> bool:
@@ -525,6 +535,8 @@ def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
             for name, kind, ident, *rest in rows:
                 key = f"{prefix}{name}"
                 rule = name_rule(name) if isinstance(name, str) and "/" not in name else "not a name"
+                if len(key) > KEY_MAX // 4 and len(key.encode()) > KEY_MAX:  # bounds the depth, too
+                    rule = f"a key over {KEY_MAX} bytes"
                 if rule is None and kind == Kind.DIRECTORY:
                     if type(ident) is int and ident not in seen:
                         seen.add(ident)

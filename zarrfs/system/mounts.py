@@ -62,10 +62,20 @@ def mount_at(mountpoint: str) -> Mount | None:
     return at[-1] if at and at[-1].fstype != "autofs" else None
 
 
+def beneath(path: str, above: str) -> bool:
+    """Return whether `path` is `above` or below it; both are real paths."""
+    return (path + "/").startswith(above.rstrip("/") + "/")
+
+
+def resolved(path: str) -> str:
+    """Return `path` as an absolute path, its parent without symlinks; its last component may be one."""
+    parent, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(parent), name)
+
+
 def canonical(mountpoint: str) -> str:
     """Return `mountpoint` as mountinfo spells it. Its last component is not resolved, as it may be a dead mount."""
-    parent, name = os.path.split(os.path.abspath(mountpoint))
-    path = os.path.join(os.path.realpath(parent), name)
+    path = resolved(mountpoint)
     if mount_at(path) is None and os.path.islink(path):
         return os.path.realpath(path)
     return path

@@ -153,7 +153,7 @@ class _Group:
         self._phonies: dict[str, int] = {}  # those of them that have no name in the source
         self._variables: list[dict[str, JSON]] = []
         hidden = {name: value for name, value in attributes.items() if not name.lower().startswith("_nc")}
-        self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, "text", old),)))
+        self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
 
     def fill(
         self, arrays: Sequence[Node], is_root: bool, left_out: dict[str, str], counter: _Counter
@@ -241,7 +241,7 @@ def _variable(array: ArrayMetadata, form: Form, name: str, shown: str, dims: Seq
     old = dimension_names(array)
     fixed: list[Attribute] = [(key, "text", value) for key, value in form.attributes]
     if shown != name:
-        fixed.append((_OLD_NAME, "text", name))
+        fixed.append((_OLD_NAME, *_text(name)))
     if any(given is not None and given != dim for given, dim in zip(old, dims, strict=False)):
         fixed.append((_OLD_DIMENSIONS, "text", json.dumps(old)))
     fill = fill_of(array, form)
@@ -354,13 +354,18 @@ def attributes_of(
     return found
 
 
+def _text(value: str) -> tuple[str, str]:
+    """Return text; as JSON if it has bytes that are not UTF-8, or ends with NUL, which NetCDF would drop."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "text", json.dumps(value)
+    return "text", value if not value.endswith("\0") else json.dumps(value)
+
+
 def _value(name: str, value: JSON, dtype: str | None) -> tuple[str, JSON]:
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return "text", json.dumps(value)
-        return "text", value if not value.endswith("\0") else json.dumps(value)
+        return _text(value)
     if _are_numbers(value):
         if dtype is not None and name in _OF_THE_TYPE and (cast := _cast(value, dtype)) is not None:
             return dtype, cast.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import EllipsisType
 from typing import Any
 
@@ -71,13 +72,18 @@ def _box(selection: Selection, shape: tuple[int, ...]) -> tuple[Box, tuple[int |
             low, high = (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
             rest.append(slice(None, None, taken.step))
         else:
-            try:
-                low = range(extent)[index]
-            except (IndexError, TypeError):
-                rule = f"expected a whole number from {-extent} to {extent - 1}, or a slice"
-                raise IndexError(f"selection {index!r} of dimension {number}: {rule}") from None
+            low = _position(index, extent, number)
             high = low + 1
             rest.append(0)
         start.append(low)
         stop.append(high)
     return Box(tuple(start), tuple(stop)), tuple(rest)
+
+
+def _position(index: int, extent: int, dimension: int) -> int:
+    """Return an index as counted from the beginning. IndexError."""
+    if not isinstance(index, bool):  # which numpy takes for a mask
+        with contextlib.suppress(IndexError, TypeError):
+            return range(extent)[index]
+    rule = f"expected a whole number from {-extent} to {extent - 1}, or a slice"
+    raise IndexError(f"selection {index!r} of dimension {dimension}: {rule}")

@@ -20,7 +20,7 @@ from zarrfs.zarr import blosc, compressors, external, filters
 from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX
 from zarrfs.zarr.representation import Array, Codec, CodecFactory, Decode, PipelineContext, Representation
 
@@ -288,7 +288,7 @@ _V3: dict[str, CodecFactory] = {
     "bytes": _bytes,
     "endian": _bytes,  # its name before the specification was accepted
     "transpose": filters.transpose,
-    "sharding_indexed": lambda configuration, decoded, context: _sharding(configuration, decoded, context),
+    SHARDING: lambda configuration, decoded, context: _sharding(configuration, decoded, context),
     "blosc": _compressor(blosc.decompress),
     "gzip": _compressor(compressors.gzip),
     "zstd": _compressor(compressors.zstd),
@@ -333,7 +333,6 @@ def _factory(name: str) -> CodecFactory:
 
 # -- shards. Source: Zarr v3, "sharding_indexed"
 
-_SHARDING = "sharding_indexed"
 _ABSENT = (1 << 64) - 1  # offset and length of an inner chunk that does not exist
 _OFFSETS = np.dtype("<u8")
 _INDEX_CODECS = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
@@ -355,7 +354,7 @@ class ShardIndex:
         if offset == length == _ABSENT:
             return None
         if offset + length > self._size:
-            raise CodecError(_SHARDING, f"inner chunk {number} lies at {offset} + {length} of {self._size} bytes")
+            raise CodecError(SHARDING, f"inner chunk {number} lies at {offset} + {length} of {self._size} bytes")
         return offset, length
 
 
@@ -374,7 +373,7 @@ class _ShardLayout(NamedTuple):
 
     def index_range(self, shard_size: int) -> tuple[int, int]:
         if shard_size < self.index_length:
-            raise CodecError(_SHARDING, f"a shard of {shard_size} bytes, its index has {self.index_length}")
+            raise CodecError(SHARDING, f"a shard of {shard_size} bytes, its index has {self.index_length}")
         start = 0 if self.index_location == "start" else shard_size - self.index_length
         return start, start + self.index_length
 
@@ -385,30 +384,30 @@ class _ShardLayout(NamedTuple):
 def _parse_layout(configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> _ShardLayout:
     inner = configuration.get("chunk_shape")
     if not isinstance(inner, list | tuple) or len(inner) != len(shape):
-        raise CodecError(_SHARDING, f"chunk_shape {inner} where shards have {len(shape)} dimensions")
+        raise CodecError(SHARDING, f"chunk_shape {inner} where shards have {len(shape)} dimensions")
     for extent, whole in zip(inner, shape, strict=True):
         if type(extent) is not int or extent < 1 or whole % extent:
-            raise CodecError(_SHARDING, f"shards of {list(shape)} are no whole number of chunks of {list(inner)}")
+            raise CodecError(SHARDING, f"shards of {list(shape)} are no whole number of chunks of {list(inner)}")
     per_shard = tuple(whole // extent for extent, whole in zip(inner, shape, strict=True))
     index_codecs = _parse_specs(configuration.get("index_codecs", _INDEX_CODECS))
     entries = Representation.array(_OFFSETS, (*per_shard, 2))
     index = Decoder(index_codecs, entries, PipelineContext(untyped=False))
     if not index.encoded.exact:
-        raise CodecError(_SHARDING, "the index is compressed, so that its length is unknown")
+        raise CodecError(SHARDING, "the index is compressed, so that its length is unknown")
     location = configuration.get("index_location", "end")
     if location not in ("start", "end"):
-        raise CodecError(_SHARDING, f"index_location {location} is not known")
+        raise CodecError(SHARDING, f"index_location {location} is not known")
     return _ShardLayout(tuple(inner), per_shard, _parse_specs(configuration.get("codecs")), index, location)
 
 
 def _parse_specs(codecs: JSON) -> tuple[CodecSpec, ...]:
     if not isinstance(codecs, list | tuple) or not codecs:
-        raise CodecError(_SHARDING, "no codecs of the inner chunks, or of the index")
+        raise CodecError(SHARDING, "no codecs of the inner chunks, or of the index")
     found = []
     for codec in codecs:
         spec: Mapping[str, JSON] = codec if isinstance(codec, Mapping) else {"name": codec}
         if not isinstance(spec.get("name"), str):
-            raise CodecError(_SHARDING, f"{codec} is not a codec")
+            raise CodecError(SHARDING, f"{codec} is not a codec")
         found.append(CodecSpec(spec["name"], spec.get("configuration") or {}))
     return tuple(found)
 
@@ -416,7 +415,7 @@ def _parse_specs(codecs: JSON) -> tuple[CodecSpec, ...]:
 def _sharding(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec of whole shards."""
     if decoded.dtype is None:
-        raise CodecError(_SHARDING, "made for arrays, not for bytes")
+        raise CodecError(SHARDING, "made for arrays, not for bytes")
     layout, dtype = _parse_layout(configuration, decoded.shape), decoded.dtype
     inner = Decoder(layout.codecs, Representation.array(dtype, layout.inner_shape), context)
     background = None if context.filtered else _fill_scalar(dtype, context)
@@ -430,7 +429,7 @@ def _sharding(configuration: Mapping[str, JSON], decoded: Representation, contex
             region = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, layout.inner_shape, strict=True))
             extent = index[number]
             if extent is None and background is None:
-                raise CodecError(_SHARDING, "a chunk is missing, and filters make its fill value undefined")
+                raise CodecError(SHARDING, "a chunk is missing, and filters make its fill value undefined")
             out[region] = background if extent is None else inner.decode(view[extent[0] : sum(extent)])
         return out
 
@@ -491,13 +490,13 @@ def sharding_of(array: ArrayMetadata) -> Sharding | None:
 
     Raises CodecError if the configuration of the codec is invalid.
     """
-    if len(array.codecs) != 1 or array.codecs[0].name != _SHARDING:
+    if len(array.codecs) != 1 or array.codecs[0].name != SHARDING:
         return None
     layout = _parse_layout(array.codecs[0].configuration, array.grid.chunks)
     try:
         grid = Grid(array.shape, layout.inner_shape)
     except ValueError as exc:
-        raise CodecError(_SHARDING, str(exc)) from exc
+        raise CodecError(SHARDING, str(exc)) from exc
     return Sharding(dataclasses.replace(array, grid=grid, codecs=layout.codecs), layout)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zarrfs.zarr.dtypes import DataType
     from zarrfs.zarr.grid import Grid
 
+SHARDING = "sharding_indexed"  # the codec of shards
 Generation = Literal["v0", "v1", "v2", "v3", "v3-draft"]  # v0 includes the pickled documents of zarr 0.3
 
 

@@ -10,16 +10,15 @@ from collections.abc import Mapping
 
 from zarrfs.zarr.dtypes import DataType, parse_v2
 from zarrfs.zarr.jsontext import JSON
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX
 
-_SHARDING = "sharding_indexed"
 _NUMCODECS = frozenset((
     "adler32", "astype", "base64", "bitround", "blosc", "bz2", "categorize", "crc32", "crc32c", "delta",
     "fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits", "quantize", "shuffle",
     "vlen-bytes", "vlen-utf8", "zlib", "zstd",
 ))  # fmt: skip
-_V3 = frozenset(("bytes", "transpose", _SHARDING, "blosc", "gzip", "zstd", "crc32c", "vlen-utf8", "vlen-bytes"))
+_V3 = frozenset(("bytes", "transpose", SHARDING, "blosc", "gzip", "zstd", "crc32c", "vlen-utf8", "vlen-bytes"))
 _ONLY_V2 = frozenset((f"{PREFIX}base64", f"{PREFIX}categorize", f"{PREFIX}vlen-bytes", f"{PREFIX}vlen-utf8"))
 
 
@@ -62,7 +61,7 @@ def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool, version: 
             return f"codec categorize of {'objects' if dtype.kind == 'O' else 'bytes'}, which today's readers lack"
         if short in ("vlen-utf8", "vlen-bytes") and dtype.itemsize:
             return f"codec {short} of items of a fixed length, which today's readers lack"
-        if name == _SHARDING and (reason := _unread(_inner(configuration), dtype, old, version)):
+        if name == SHARDING and (reason := _unread(_inner(configuration), dtype, old, version)):
             return reason
     return None
 

@@ -15,7 +15,7 @@ from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX, bytes_codec
 from zarrfs.zarr.readers import unread_codec
 
@@ -23,7 +23,6 @@ Version = Literal[2, 3]
 
 LAYOUT = "zarrfs.dtype"  # the attribute with the dtype of items that are shown as raw bytes, in the notation of v2
 _ANY_LENGTH = {"T": "vlen-utf8", "B": "vlen-bytes"}  # the codec of text and bytes of any length
-_SHARDING = "sharding_indexed"
 
 
 class Form(enum.StrEnum):
@@ -172,7 +171,7 @@ def _converted(fill: bytes, source: DataType, target: DataType) -> bytes:
 
 def _inner(array: ArrayMetadata) -> ArrayMetadata | None:
     """Return the array of inner chunks; None if chunks are no shards, or are shards that can only be read whole."""
-    if not any(spec.name == _SHARDING for spec in array.codecs):
+    if not any(spec.name == SHARDING for spec in array.codecs):
         return None
     from zarrfs.zarr.codecs import inner_array
 

@@ -11,7 +11,7 @@ from zarrfs.zarr.common import check_format, data_type, is_order_f, regular_grid
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import BLOSC_SHUFFLES, PREFIX, pipeline_from_v2
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names
@@ -88,9 +88,13 @@ def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
     xarray's conventions for v3 become those for v2: dimension names are an attribute, and a _FillValue is a number.
     """
     attributes = dict(node.attributes)
-    if not isinstance(node, ArrayMetadata) or node.dimension_names is None:
+    if not isinstance(node, ArrayMetadata):
         return attributes
     names = node.dimension_names
+    if names is None and node.generation == "v3" and not node.ndim:  # of a scalar, zarr-python writes no names
+        names = ()
+    if names is None:
+        return attributes
     if DIMENSIONS not in attributes and all(name is not None for name in names):
         attributes[DIMENSIONS] = list(names)
     value = attributes.get(FILL_ATTRIBUTE)
@@ -174,6 +178,6 @@ def _numcodec(spec: CodecSpec) -> dict[str, JSON]:
         configuration.pop("checksum", None)
     if spec.name in ("gzip", "zstd", "crc32c", "vlen-utf8", "vlen-bytes"):
         return {"id": spec.name, **configuration}
-    if spec.name == "sharding_indexed":
+    if spec.name == SHARDING:
         raise MetadataError("chunks in shards, which Zarr v2 does not have")
     raise MetadataError(f"codec {spec.name}, which Zarr v2 does not have")

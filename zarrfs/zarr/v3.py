@@ -19,7 +19,7 @@ from zarrfs.zarr.dtypes import Endian
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import PREFIX, check_v3_order
 
 _GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
@@ -119,7 +119,7 @@ def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
             if endian not in (None, "little", "big"):
                 raise MetadataError("codecs: bytes with an endian that is neither little nor big")
             return endian
-        if codec.name == "sharding_indexed":
+        if codec.name == SHARDING:
             return _endian(_parse_codecs(codec.configuration.get("codecs"), depth + 1), depth + 1)
     return None
 

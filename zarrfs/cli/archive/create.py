@@ -16,7 +16,6 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.config import options
-from zarrfs.config import values as optionvalues
 from zarrfs.errors import SourceError, UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -34,13 +33,6 @@ any depth, one with "/" with whole paths, in which "*" stands for "/" as well. S
 MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. FILE appears once it is complete."""
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    try:
-        return int(value) if value.isdecimal() else optionvalues.size(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
-
-
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Change to DIR first.")
@@ -53,11 +45,11 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("--blobs", metavar="DIR", help="Write blobs to this directory, which is created if needed.")
 @click.option("--inline", "all_inline", is_flag=True, help="Store all data in the document, none in blobs.")
 @click.option(
-    "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
+    "--inline-threshold", "inline", callback=common.size, default="1KiB", show_default=True, metavar="SIZE",
     help="Store files of up to SIZE in the document.",
 )  # fmt: skip
 @click.option(
-    "--region-size", "region", callback=_size, default="1MiB", show_default=True, metavar="SIZE",
+    "--region-size", "region", callback=common.size, default="1MiB", show_default=True, metavar="SIZE",
     help="Split files into blobs of up to SIZE, at most 64 MiB.",
 )  # fmt: skip
 @click.option(
@@ -93,6 +85,8 @@ def create(
         chosen = options.parse(common.option_words(items, writes=True)).options  # of the command line alone
         if given["blobs"] is None and chosen.blobs:
             given["blobs"] = chosen.blobs[0]
+        if given["blobs"]:
+            given["blobs"] = _directory(given["blobs"])
         quiet = "error" in (level, chosen.log_level)
         _create([*paths, *(_listed(listed, null) if listed else ())], output, force, quiet, given)
 
@@ -123,6 +117,19 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
         shows = shows_progress() and not quiet
         write(base, paths, file, dataclasses.replace(making, own=own), progress, warn, begun if shows else None)
+
+
+def _directory(blobs: str) -> str:
+    """Return the path of the directory of blobs. UsageError for a place where blobs can only be read."""
+    from zarrfs.archives.source_kinds import is_flux
+    from zarrfs.config.redaction import without_secrets
+    from zarrfs.store.uri import path_of_uri
+
+    path = None if is_flux(blobs) else path_of_uri(blobs)
+    if path is None:
+        shown = without_secrets(blobs)
+        raise UsageError(f"--blobs {shown}: blobs are written to a directory of this machine; copy them there later")
+    return path
 
 
 def _listed(path: str, null: bool) -> Iterator[str]:

@@ -77,11 +77,15 @@ def extract(
     async def body(store: Store, plan: Plan) -> None:
         from zarrfs.copying.copy import copy_store
 
-        mark = f"archive {plan.digest}" if plan.digest else ""
+        if archive == opening.STDIN:  # the time of our temporary file, which is another one when this is resumed
+            store.hide_document_time()
+        # one that has kept set-IDs is not resumed without them: its files have them
+        mark = f"archive {plan.digest}{'' if set_id else ' without set-IDs'}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
+        advice = "" if asked else ": see --overwrite, --keep and --update"
         choice = CopyOptions(
-            existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named, share=share
+            existing, advice, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named, share=share
         )
         with meter.displayed(counts, parsed.options.log_level == "error"):
             await copy_store(store, directory, choice, report, done if verbose else None)

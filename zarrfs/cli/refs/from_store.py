@@ -10,7 +10,6 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.cli.refs import running
-from zarrfs.config import values as optionvalues
 from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
 
@@ -29,17 +28,11 @@ Zarr metadata and empty files are inline, everything else is a reference to the 
 Symbolic links, names that are not UTF-8 and what cannot be read are errors."""
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    try:
-        return 0 if value == "0" else optionvalues.size(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
-
-
 @click.command("from-store", context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("place")
 @click.option(
-    "--inline", callback=_size, default="0", show_default=True, metavar="SIZE", help="Inline files of up to SIZE."
+    "--inline", callback=common.size, default="0", show_default=True, metavar="SIZE",
+    help="Inline files of up to SIZE.",
 )
 @click.option("--relative", is_flag=True, help="Write URLs relative to the directory of FILE.")
 @running.written_options()

@@ -1,0 +1,272 @@
+"""Blocks on the disk: what is there of a target's pinned version, and which process fetches what is not.
+
+The key of a block contains the version of its target. Blocks that another process with the same cache directory is
+fetching are waited for (fetchlocks.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import trio
+
+from zarrfs.cache.block_request import Block, BlockOnDisk, BlockRequest
+from zarrfs.cache.disk import QUEUE, DiskCache
+from zarrfs.cache.fetchlocks import Lease, Turn
+from zarrfs.cache.pins import Pins, Target
+from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.tasks import Round
+from zarrfs.config.options import Options
+from zarrfs.net.request_queue import TINY
+from zarrfs.net.responses import Fetched
+from zarrfs.net.versions import Pin, TargetVersion, version_from, version_of
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.memory import memory_limit
+
+_UNIT = 1 << 20  # bytes: what one lease is taken on for many tiny values
+_TARGETS = 4096  # targets whose identity in the cache is remembered
+_AT_ONCE = 4 << 20  # bytes that are read in one round of the loop
+_READERS = 16  # threads that read blocks
+_QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
+_BEHIND = 0.02  # seconds between looks at a disk that is slower than the server
+_PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
+_USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
+
+
+def queue_size(options: Options) -> int:
+    """Return how many bytes may wait for the disk: a part of memory_limit=."""
+    return min(QUEUE, memory_limit(options) // _QUEUE_SHARE)
+
+
+class DiskBlocks:
+    """The blocks of one RemoteFiles in its cache directory.
+
+    `usual` returns how many seconds a request to a server takes, None before the first one.
+    """
+
+    def __init__(self, options: Options, pins: Pins, usual: Callable[[], float | None]) -> None:
+        assert options.cache_dir is not None
+        self.options = options
+        self._pins, self._usual = pins, usual
+        self._cache = DiskCache(
+            options.cache_dir, options.cache_size, options.cache_min_free, queue_size(options), not options.fills
+        )
+        pins.remember = self._remember
+        self._targets: LRU[Target, str] = LRU(_TARGETS)
+        self._readers = trio.CapacityLimiter(_READERS)
+        self._round = Round(_AT_ONCE)
+        self._slow = trio.Lock()  # one waits for all
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options; a smaller bound holds from the next block on."""
+        self.options = options
+        self._cache.resize(options.cache_size, options.cache_min_free)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters."""
+        return self._cache.stats()
+
+    async def aclose(self) -> None:
+        """Wait a little for blocks that are on their way to the disk."""
+        await trio.to_thread.run_sync(self._cache.close, _PATIENCE)
+
+    # -- reading
+
+    async def part(self, block: BlockOnDisk, at: int, length: int) -> Buffer | None:
+        """Return bytes of a block; None if they left the page cache, and are to be verified again."""
+        if length > _AT_ONCE:
+            return await trio.to_thread.run_sync(self._cache.part, block.row, at, length, limiter=self._readers)
+        while not self._round.take(length):
+            await trio.lowlevel.checkpoint()
+        return self._cache.part(block.row, at, length)
+
+    async def known(self, wanted: BlockRequest, valid: bool = True) -> TargetVersion | None:
+        """Return the version of a target that its server has last given; None if that is unknown, or too long ago.
+
+        Unless `valid`, however long ago.
+        """
+        newer_than = self._oldest() if valid else 0.0
+        try:
+            return self._cache.version(self._target(wanted), newer_than, now=True)
+        except BlockingIOError:
+            target = self._target(wanted)
+            return await trio.to_thread.run_sync(self._cache.version, target, newer_than, limiter=self._readers)
+
+    def at_once(self, wanted: BlockRequest) -> Block | None:
+        """Return the block if it is there and in the page cache."""
+        try:
+            return self._find(wanted, True, True)[0]
+        except BlockingIOError:
+            return None
+
+    async def find_or_lease(self, wanted: BlockRequest, stays: bool) -> tuple[Block | None, Lease | None]:
+        """Return the block, or None and the lease on it (None: fetch without). TargetChanged.
+
+        `stays`: as BlockOnDisk, if it can be one. Where its version was verified too long ago, the server is asked.
+        """
+        if not self._keeps(wanted):
+            return None, None
+        block, old, lease = await self._look_or_lease_soon(wanted, stays)
+        if old and await self._pins.ask(wanted):
+            block, _, lease = await self._look_or_lease_soon(wanted, stays)
+        return block, lease
+
+    async def all(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Block], dict[Hashable, Lease]]:
+        """Return (blocks of `wanted` that are there, leases on the rest), by key."""
+        # one thread for all: neighbours that are missing stay together
+        return await trio.to_thread.run_sync(self._all, wanted, limiter=self._readers)
+
+    def _oldest(self) -> float:
+        """Return the earliest time of a valid version, in seconds since 1970."""
+        return max(time.time() - self.options.cache_validity, self.options.asked_since)
+
+    def _target(self, wanted: BlockRequest) -> str:
+        """Return the remembered identity of a target: computing it costs more than a lookup."""
+        return self._targets.get(wanted.at) or self._targets.put(wanted.at, wanted.target)
+
+    def _all(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Block], dict[Hashable, Lease]]:
+        """Return (blocks of `wanted` that are there, leases on the rest); runs in a worker thread."""
+        found, leases = {}, {}
+        units: dict[tuple[str, int], list[BlockRequest]] = {}  # tiny values: one lease for all of a unit
+        for one in wanted:
+            tiny = one.stop - one.start < TINY
+            data, old, lease = (*self._find(one), None) if tiny else self._look_or_lease(one)
+            if data is not None:
+                found[one.key] = data
+            elif lease is not None:
+                leases[one.key] = lease
+            elif tiny and not old and self._keeps(one):
+                units.setdefault((self._target(one), one.start - one.start % _UNIT), []).append(one)
+        for (target, start), ones in units.items():
+            lease = self._cache.leases.take(target, start, start + _UNIT)
+            if lease is not None:
+                lease.users = len(ones)
+                leases.update((one.key, lease) for one in ones)
+        return found, leases
+
+    async def _look_or_lease_soon(self, wanted: BlockRequest, stays: bool) -> tuple[Block | None, bool, Lease | None]:
+        """Run _look_or_lease(): at once if the kernel has all of it in memory, else in a thread."""
+        if self._cache.local:
+            try:
+                return self._look_or_lease(wanted, now=True)
+            except BlockingIOError:
+                pass
+        return await trio.to_thread.run_sync(self._look_or_lease, wanted, False, stays, limiter=self._readers)
+
+    def _look_or_lease(
+        self, wanted: BlockRequest, now: bool = False, stays: bool = False
+    ) -> tuple[Block | None, bool, Lease | None]:
+        """Return what _find() finds; on a miss, the lease on the block (None: fetch without).
+
+        `now`, `stays`: as for _find().
+        """
+        data, old = self._find(wanted, now=now, stays=stays)
+        if data is not None or old or not self._keeps(wanted):
+            return data, old, None
+        lease = self._cache.leases.take(self._target(wanted), wanted.start, wanted.stop)
+        if lease is not None and lease.held:  # somebody else may have finished since we looked
+            try:
+                data, _ = self._find(wanted, True, now)
+            except BlockingIOError:
+                self._cache.leases.release(lease)
+                raise
+            if data is not None:
+                self._cache.leases.release(lease)
+                return data, False, None
+        if lease is not None:
+            lease.users = 1
+        return data, False, lease
+
+    def _find(
+        self, wanted: BlockRequest, again: bool = False, now: bool = False, stays: bool = False
+    ) -> tuple[Block | None, bool]:
+        """Return (the block or None, whether there may be one of a version that was verified too long ago).
+
+        `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk. `stays`:
+        as BlockOnDisk, if it can be one.
+        """
+        at, target = wanted.at, self._target(wanted)
+        pin, version = None, version_of(wanted.expected) if wanted.expected is not None else None
+        if wanted.expected is None:
+            pin = self._pins.get(at)
+            if pin is None:
+                known = self._cache.version(target, self._oldest(), now)
+                if known is None:
+                    return None, self._cache.version(target, 0.0, now) is not None
+                since = self.options.targets_since  # another process of this mount may have read that version
+                certain = bool(since) and self._cache.version(target, since, now) is not None
+                pin = self._pins.put(at, Pin(known.tag, known.size, certain, noted=True))
+            version = pin.version
+        if version is None:
+            return None, False
+        stop = min(wanted.stop, version.size)
+        found = self._cache.read(target, version, wanted.start, stop, again, now, self._round.take, stays and not now)
+        if found is not None and pin is not None:
+            pin.certain = True
+        return BlockOnDisk(found) if isinstance(found, tuple) else found, False
+
+    # -- writing
+
+    def _keeps(self, wanted: BlockRequest) -> bool:
+        """Return whether a block is kept once it has come, as far as that is known."""
+        if wanted.expected is not None and version_of(wanted.expected) is None:
+            return False
+        pin = self._pins.get(wanted.at)
+        return pin is None or pin.kept
+
+    def _remember(self, wanted: BlockRequest, version: TargetVersion) -> None:
+        self._cache.remember(self._target(wanted), version)
+
+    def write(
+        self, wanted: BlockRequest, found: Fetched, pinned: TargetVersion | None, run: bool = False
+    ) -> None:  # fmt: skip
+        """Keep a block, later; not where its version is unknown. `pinned`: its version if it came without."""
+        pin = None
+        if wanted.expected is not None:
+            version = version_of(wanted.expected)
+        else:
+            pin = self._pins.get(wanted.at)
+            version = version_from(found.tag, found.total) or pinned
+        if pin is not None:
+            pin.kept = version is not None
+        if version is None:
+            return
+        self._cache.write(self._target(wanted), version, wanted.start, found.data, run)
+        if pin is not None:
+            self._pins.note(wanted, pin, version)
+
+    async def catch_up(self) -> None:
+        """Wait while the disk is slower than the server, for what is to fill the cache (Options.fills)."""
+        if self.options.fills and self._cache.is_behind():
+            async with self._slow:
+                while self._cache.is_behind():  # noqa: ASYNC110  # it is a thread's, and a wait for it has no other end
+                    await trio.sleep(_BEHIND)
+
+    # -- whose turn it is to fetch
+
+    async def wait(self, wanted: BlockRequest, lease: Lease) -> Block | None:
+        """Wait for another process to fetch the block, and return it; None: fetch it."""
+        leases, patience, turn = self._cache.leases, self._patience(), Turn.WAIT
+        while turn is Turn.WAIT:
+            async with lease.lock:  # many blocks may lie in the range: one after the other looks
+                if lease.held:
+                    break
+                await trio.sleep(lease.pause())
+                if self._cache.local:
+                    turn = leases.look(lease, patience)
+                else:
+                    turn = await trio.to_thread.run_sync(leases.look, lease, patience, limiter=self._readers)
+        return (await trio.to_thread.run_sync(self._find, wanted, True, limiter=self._readers))[0]
+
+    def _patience(self) -> float:
+        """Return the seconds after which a lease holder is too slow to wait for."""
+        usual = self._usual() or _USUAL
+        return min(max(_SLOW * usual, _SLOW_LEAST), self.options.read_timeout / 4)
+
+    def leave(self, lease: Lease) -> None:
+        """Let go of a lease; the last of its users releases it, once what came is on the disk."""
+        lease.users -= 1
+        if not lease.users:
+            self._cache.release(lease)

@@ -1,0 +1,178 @@
+"""The versions of the targets that are read.
+
+The first bytes received of a target determine its version, by tag and size. From then on, bytes of another version are
+an error, or with stale=reread the target is read again. Where bytes come without tag and size (SFTP, some object
+stores), the attributes of the target are requested: once a second, and before and after what is kept on disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+import trio
+
+from zarrfs.cache.block_request import BlockRequest
+from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.single_flight import SingleFlight
+from zarrfs.config.options import Options
+from zarrfs.errors import ReadError, TargetChanged
+from zarrfs.net.request_queue import RequestQueue
+from zarrfs.net.responses import Entry, Fetched
+from zarrfs.net.versions import Pin, TargetVersion, differs, note_unversioned, tag_of, version_from, version_of
+
+log = logging.getLogger(__name__)
+
+_PINS = 65_536  # targets whose version is remembered
+_FRESH = 1.0  # seconds for which a target is assumed unchanged, if its bytes come without a version
+
+Target: TypeAlias = tuple[int, str]  # BlockRequest.at
+
+
+class Pins:
+    """The pinned versions of many targets; `forget` drops the blocks of a target that has changed from the cache."""
+
+    def __init__(self, options: Options, queue: RequestQueue, forget: Callable[[Target], None]) -> None:
+        self.options = options
+        self.remember: Callable[[BlockRequest, TargetVersion], None] | None = None  # that of a cache on disk
+        self._queue, self._forget = queue, forget
+        self._pins: LRU[Target, Pin] = LRU(_PINS)
+        self._asking: SingleFlight[Target] = SingleFlight()
+
+    def get(self, target: Target) -> Pin | None:
+        """Return what is known of the version of a target."""
+        return self._pins.get(target)
+
+    def put(self, target: Target, pin: Pin) -> Pin:
+        """Pin a version, unless there is one; return the one that holds."""
+        return self._pins.get(target) or self._pins.put(target, pin)
+
+    def pop(self, target: Target) -> Pin | None:
+        """Forget the version of a target: return what was known of it."""
+        return self._pins.pop(target, None)
+
+    def size(self, target: Target) -> int | None:
+        """Return the size of a target in bytes; None if no answer has shown it."""
+        pin = self._pins.get(target)
+        return None if pin is None else pin.size
+
+    def check(self, wanted: BlockRequest, found: Fetched) -> None:
+        """Compare bytes with the version to read, or pin theirs. TargetChanged where they are of another one."""
+        expected = wanted.expected
+        if expected is not None:
+            if differs(expected.tag, expected.size, found):
+                raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+            return
+        pin = self._pins.get(wanted.at)
+        if pin is not None and differs(pin.tag, pin.size, found):
+            self._change(wanted, found, pin)
+            pin = None
+        if pin is None:
+            head = None if wanted.start else found._replace(data=b"")
+            self._pins.put(wanted.at, Pin(found.tag, found.total, head=head))
+            blind = self.is_blind(wanted, found)  # then its attributes are requested next
+            # an answer without bytes may be one of status 416, which has no ETag
+            if found.tag is None and found.data and not (wanted.system.immutable or blind):
+                note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
+        else:
+            pin.certain = True
+            pin.size = found.total if pin.size is None else pin.size
+            pin.tag = pin.tag or found.tag  # a Last-Modified of the last second is no version, and becomes one later
+
+    def _change(self, wanted: BlockRequest, found: Fetched, pin: Pin) -> None:
+        """Let a target have another version than its pin, or raise TargetChanged."""
+        version = version_from(found.tag, found.total)
+        if self.remember is not None and version is not None and not self.options.targets_since:
+            # who opens the target next begins with it; else the disk keeps what all processes of the mount read
+            self.remember(wanted, version)
+        if pin.certain and self.options.stale == "error":
+            raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+        log.warning("%s: has changed; the new version is read (stale=reread)", wanted.system.shown(wanted.path))
+        self._forget(wanted.at)
+
+    async def begin(self, wanted: BlockRequest) -> None:
+        """Learn a version before bytes come that show none, if they are to be kept on disk. TargetChanged."""
+        if self.remember is None or wanted.expected is not None or wanted.system.sends_versions:
+            return
+        pin = self._pins.get(wanted.at)
+        if pin is None or (pin.version is None and _is_due(pin)):
+            await self.ask(wanted)
+
+    async def version(self, wanted: BlockRequest, found: Fetched, before: Pin | None) -> TargetVersion | None:
+        """Return the version of bytes that check() has accepted; None if nothing shows it. TargetChanged.
+
+        `before`: the pin when they were requested.
+        """
+        if found.tag is not None or wanted.expected is not None:
+            pin = self._pins.get(wanted.at)
+            return None if pin is None else pin.version
+        same = await self._is_same(wanted, found)
+        return before.version if same and before is not None else None
+
+    def is_blind(self, wanted: BlockRequest, found: Fetched) -> bool:
+        """Return whether only attributes show the version of bytes that may have changed."""
+        known = found.tag is not None or found.total is not None or wanted.expected is not None
+        refused = wanted.system.sends_versions and not found.data  # beyond the end: such an answer has no version
+        return not (known or refused or wanted.system.immutable)
+
+    async def _is_same(self, wanted: BlockRequest, found: Fetched) -> bool:
+        """Return whether the target has the pinned version after bytes have come without a tag. TargetChanged."""
+        pin = self._pins.get(wanted.at)
+        on_disk = self.remember is not None
+        if not self.is_blind(wanted, found):  # its size comes with the bytes, or it never changes
+            ask = on_disk and (pin is None or pin.asked is None)
+        else:
+            ask = pin is None or (on_disk and pin.kept) or _is_due(pin)
+        if ask:
+            return await self.ask(wanted)
+        return pin is not None and pin.agreed
+
+    async def ask(self, wanted: BlockRequest) -> bool:
+        """Compare a target with its pin, or pin it, by its attributes; False if they show no version. TargetChanged.
+
+        Simultaneous callers share a request that begins after they have called.
+        """
+        began = trio.current_time()
+
+        def answered() -> bool | None:
+            pin = self._pins.get(wanted.at)
+            return None if pin is None or pin.asked is None or pin.asked < began else pin.agreed
+
+        try:
+            return await self._asking.run(wanted.at, functools.partial(self._stat, wanted), answered)
+        except TargetChanged:
+            raise
+        except ReadError as exc:
+            log.debug("%s", exc)
+        pin = self._pins.get(wanted.at)
+        if pin is not None:
+            pin.asked, pin.agreed = trio.current_time(), False
+        return False
+
+    async def _stat(self, wanted: BlockRequest) -> bool:
+        """Do as ask(). ReadError."""
+        system, path, began = wanted.system, wanted.path, trio.current_time()
+        entry: Entry = await self._queue.call(system, path, lambda: system.stat(path))
+        version = version_of(entry)
+        self.check(wanted, Fetched(b"", tag_of(entry), entry.size, mtime_ns=entry.mtime_ns, html=entry.html))
+        pin = self._pins.get(wanted.at)
+        if pin is None:
+            return False
+        if pin.tag is None and not system.immutable:
+            note_unversioned(system.host(path), system.shown(path))
+        pin.asked, pin.agreed = began, version is not None and version == pin.version
+        if version is not None and pin.agreed:
+            self.note(wanted, pin, version)
+        return pin.agreed
+
+    def note(self, wanted: BlockRequest, pin: Pin, version: TargetVersion) -> None:
+        """Tell the cache on disk of a version, once."""
+        if self.remember is not None and not pin.noted:
+            pin.noted = True
+            self.remember(wanted, version)
+
+
+def _is_due(pin: Pin) -> bool:
+    return pin.asked is None or trio.current_time() >= pin.asked + _FRESH
