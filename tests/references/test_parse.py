@@ -219,6 +219,7 @@ def test_refs_without_version_is_a_file_with_a_hint() -> None:
     [
         ({"refs": []}, "refs", "expected an object, not an array"),
         ({"refs": None}, "refs", "expected an object, not null"),
+        ({"templates": {"u": "x" * 1_200_000}, "refs": []}, "refs", "expected an object, not an array"),
         ({"templates": []}, "templates", "expected an object, not an array"),
         ({"templates": {"u": 5}}, "templates.u", "expected a string, not the number 5"),
         ({"templates": {"u": {"a": "b"}}}, "templates.u", "expected a string, not an object"),

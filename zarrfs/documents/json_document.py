@@ -236,7 +236,7 @@ class _Reader:
             values, used, closed = self._next(opening, comma)
             if used:
                 self._drop(used)
-                if values or (closed and empty and member is None):
+                if values or (closed and empty):
                     yield Slice(member, values or _EMPTY[opening]())
                     values = None  # free what may be long before reading on
                 if closed:
