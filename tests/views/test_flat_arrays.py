@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import tempfile
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import trio.testing
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.dtype import VariableLengthBytes
 
 import zarrfs
 from tests.views.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
@@ -267,3 +271,14 @@ def test_missing_arrays_are_not_found(tmp_path: Path) -> None:
             await read_array(store, "x")
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(("dtype", "empty"), [("str", ""), (VariableLengthBytes(), b"")])
+def test_texts_without_a_fill_value_are_empty(tmp_path: Path, dtype: Any, empty: str | bytes) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        array = zarr.create_array(str(tmp_path), name="x", shape=(4,), chunks=(2,), dtype=dtype, zarr_format=2)
+    array[:2] = [empty * 2, empty]
+    document = json.loads((tmp_path / "x/.zarray").read_text())
+    (tmp_path / "x/.zarray").write_text(json.dumps({**document, "fill_value": None}))
+    assert zarrfs.read_array(str(tmp_path), "x").tolist() == [empty] * 4

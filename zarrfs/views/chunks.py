@@ -39,6 +39,7 @@ _NOTED = 2048  # stored values to check for changes when a file is opened again
 _SLOW = 1 << 62  # bytes: more than is ever decoded on the event loop
 _TRIES = 3  # to read a shard of one version
 _CHANGES = "changes while it is read"
+_EMPTY = {"T": "", "B": b""}  # by kind of dtype: items where there is no fill value
 KEPT = 1024  # bytes: overhead of a cached chunk, and the cost of a missing one
 _tokens = itertools.count()
 
@@ -115,14 +116,15 @@ class Chunks:
         return tuple(slice(at * step, min((at + 1) * step, extent)) for at, step, extent in extents)
 
     def filled(self, shape: tuple[int, ...]) -> Array:
-        """Return items of missing chunks: the fill value, or zeros without one."""
+        """Return items of missing chunks: the fill value, or zeros or empty texts without one."""
         if self.itemsize:
             fill = self.array.fill
             if fill is None or not any(fill):
                 return np.zeros(shape, self.item)
             return np.full(shape, np.frombuffer(fill, self.item)[0], self.item)
         found = np.empty(shape, object)
-        found.fill(self.array.fill_object)
+        fill = self.array.fill_object
+        found.fill(_EMPTY.get(self.array.dtype.kind) if fill is None else fill)
         return found
 
     def kept(self, number: int) -> Decoded | None:
