@@ -21,6 +21,7 @@ from zarrfs.cache.fetchlocks import FetchLocks
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, TargetChanged
 from zarrfs.net import request_queue, versions
+from zarrfs.net.versions import Pin
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(300_000)
@@ -244,6 +245,28 @@ def test_a_change_is_noticed_if_answers_have_no_version(
 
     using(check, options)
     assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
+
+
+def test_bytes_are_not_kept_under_a_version_that_was_learned_after_they_were_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over HTTP, where nothing is asked before: a Last-Modified of this second is no version, and becomes one."""
+    written: list[Any] = []
+    monkeypatch.setattr(disk.DiskCache, "write", lambda _, *given: written.append(given))
+
+    async def nothing(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(pins.Pins, "begin", nothing)
+
+    async def check(files: RemoteFiles) -> None:
+        system, path = await memory_value(files, VALUE)
+        pin = files.blocks._pins.put((id(system), path), Pin(None, None))
+        await files.read("memory://blocks/v", 0, 10_000, 0, 10_000)
+        assert pin.version is not None
+
+    using(check, Options(cache_dir=str(tmp_path)))
+    assert written == []
 
 
 def test_with_reread_the_new_version_is_read_if_answers_have_no_version(

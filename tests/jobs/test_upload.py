@@ -38,5 +38,5 @@ def test_a_file_that_vanishes_while_it_is_copied_is_named(tmp_path: Path, monkey
     monkeypatch.setattr(DestinationDirectory, "place", place)
     tree, report = Tree(str(tmp_path / "upper"), str(tmp_path / "upper")), StageOutReport()
     upload.send(tree, upload.UploadOptions(str(tmp_path / "to"), jobs=1, keep_going=True), Options(), report)
-    assert report.failed == [{"key": "b", "reason": "has changed while it was copied"}]
+    assert report.failed == [{"key": "b", "reason": "has changed or was removed while it was copied"}]
     assert sorted(os.listdir(tmp_path / "to")) == ["a", "b", "c"]

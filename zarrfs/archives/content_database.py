@@ -26,7 +26,7 @@ _RATIO = 255  # no byte of LZ4 expands to more (LZ4 block format, "Parsing restr
 
 def fault_of(path: str) -> str:
     """Return why a file of SQLite is no usable source of blobs, or "". Raises OSError if it cannot be opened."""
-    path = os.path.realpath(path)  # beside which SQLite keeps the others
+    path = os.path.realpath(path)  # SQLite keeps the others beside the real file
     for suffix in ("-wal", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path + suffix).st_size:

@@ -360,7 +360,7 @@ class TreeWalk:
     def _is_below(self, path: str, others: Container[str], links: dict[str, bool]) -> bool:
         """Return whether a path is archived with one of `others` above it. Raises SourceError if it is not there.
 
-        A symbolic link below that other path is not followed, so what is behind it would be missing silently.
+        A symbolic link below that other path is not followed, so what is behind it would be left out silently.
         `links` remembers which directories are symbolic links.
         """
         below = False

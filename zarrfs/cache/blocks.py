@@ -267,11 +267,12 @@ class Blocks:
             await self._disk.catch_up()
         while True:
             pin = pins.get(wanted.at)
+            before = None if pin is None else pin.version
             found = await self.ranges.fetch(wanted.system, wanted.path, wanted.start, wanted.stop, ahead)
             if len(found.data) >= _LARGE:
                 self._heap.grown()
             pins.check(wanted, found)
-            version = await pins.version(wanted, found, pin)
+            version = await pins.version(wanted, found, before)
             shown = found.tag is not None or wanted.expected is not None
             if shown or pin is None or pins.get(wanted.at) is pin:
                 break  # else it was replaced meanwhile (stale=reread), by what may not be the version of these bytes

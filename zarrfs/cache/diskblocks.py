@@ -85,7 +85,7 @@ class DiskBlocks:
     async def known(self, wanted: BlockRequest, valid: bool = True) -> TargetVersion | None:
         """Return the version of a target that its server has last given; None if that is unknown, or too long ago.
 
-        Unless `valid`, however long ago.
+        With `valid=False`, of any age.
         """
         newer_than = self._oldest() if valid else 0.0
         try:

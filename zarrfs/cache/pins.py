@@ -85,7 +85,7 @@ class Pins:
         """Let a target have another version than its pin, or raise TargetChanged."""
         version = version_from(found.tag, found.total)
         if self.remember is not None and version is not None and not self.options.targets_since:
-            # who opens the target next begins with it; else the disk keeps what all processes of the mount read
+            # the next process to open the target begins with it; with targets_since, all read what the disk keeps
             self.remember(wanted, version)
         if pin.certain and self.options.stale == "error":
             raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
@@ -100,16 +100,17 @@ class Pins:
         if pin is None or (pin.version is None and _is_due(pin)):
             await self.ask(wanted)
 
-    async def version(self, wanted: BlockRequest, found: Fetched, before: Pin | None) -> TargetVersion | None:
+    async def version(
+        self, wanted: BlockRequest, found: Fetched, before: TargetVersion | None
+    ) -> TargetVersion | None:  # fmt: skip
         """Return the version of bytes that check() has accepted; None if nothing shows it. TargetChanged.
 
-        `before`: the pin when they were requested.
+        `before`: the pinned version when they were requested. One that is learned later may be that of other bytes.
         """
         if found.tag is not None or wanted.expected is not None:
             pin = self._pins.get(wanted.at)
             return None if pin is None else pin.version
-        same = await self._is_same(wanted, found)
-        return before.version if same and before is not None else None
+        return before if await self._is_same(wanted, found) else None
 
     def is_blind(self, wanted: BlockRequest, found: Fetched) -> bool:
         """Return whether only attributes show the version of bytes that may have changed."""

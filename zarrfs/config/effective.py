@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SYSTEM = "/etc/zarrfs/zarrfs.toml"
 PREFIX = "ZARRFS_"  # of variables
 _NO_OPTIONS = frozenset(  # variables that zarrfs and its scripts for schedulers set or read
-    PREFIX + name for name in ("STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS")
+    PREFIX + name for name in ("STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS", "FLUX_SHELL", "FLUX_DIR")
 )
 COMMAND_LINE = "the command line"
 

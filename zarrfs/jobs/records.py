@@ -341,5 +341,3 @@ def owner_of(pid: int) -> Process:
     if who is None:
         raise UsageError(f"--for {pid}: there is no such process")
     return who
-
-

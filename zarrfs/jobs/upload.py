@@ -126,7 +126,7 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
         raise UsageError(f"--to {destination.shown}: {reason_of(exc)}") from exc
     trio.run(body)
     done.failed += [{"key": bad.key, "reason": bad.reason} for bad in report.failed]
-    done.failed += [{"key": key, "reason": "has changed while it was copied"} for key in changed]
+    done.failed += [{"key": key, "reason": "has changed or was removed while it was copied"} for key in changed]
     if done.failed and not how.keep_going:
         raise SourceError(destination.shown, done.failed[0]["reason"], done.failed[0]["key"])
 

@@ -59,7 +59,10 @@ class ZarrStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return a value or a range of it; None if there is none. ReadError if it cannot be read, as a directory."""
+        """Return a value or a range of it; None if there is none. ReadError if it cannot be read.
+
+        A directory or a file in the way of a chunk cannot be read.
+        """
         from zarr.core.buffer import default_buffer_prototype
 
         try:

@@ -20,6 +20,6 @@ def printable(key: str) -> str:
 
 
 def decode_base64(value: bytes) -> bytes:
-    """Return what an inline value stands for that begins with BASE64; blanks count for nothing. binascii.Error."""
+    """Return what an inline value stands for that begins with BASE64; blanks are ignored. binascii.Error."""
     coded = value.translate(None, _BLANKS) if any(blank in value for blank in _BLANKS) else value  # may be long
     return binascii.a2b_base64(memoryview(coded)[len(BASE64) :], strict_mode=True)

@@ -116,7 +116,7 @@ class Chunks:
         return tuple(slice(at * step, min((at + 1) * step, extent)) for at, step, extent in extents)
 
     def filled(self, shape: tuple[int, ...]) -> Array:
-        """Return items of missing chunks: the fill value, or zeros or empty texts without one."""
+        """Return items of missing chunks: the fill value, or zeros, empty texts or no bytes without one."""
         if self.itemsize:
             fill = self.array.fill
             if fill is None or not any(fill):

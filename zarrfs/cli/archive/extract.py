@@ -79,7 +79,7 @@ def extract(
 
         if archive == opening.STDIN:  # the time of our temporary file, which is another one when this is resumed
             store.hide_document_time()
-        # one that has kept set-IDs is not resumed without them: its files have them
+        # a run with --no-set-id does not resume one without it, whose files have these bits
         mark = f"archive {plan.digest}{'' if set_id else ' without set-IDs'}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
