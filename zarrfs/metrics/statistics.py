@@ -76,8 +76,7 @@ def mount_of(path: str) -> str:
 
 def _above(path: str) -> mounts.Mount:
     """Return the mount that `path` lies in; of several at one mount point, the topmost."""
-    below = (path + "/").startswith
-    found = [mount for mount in mounts.mounts() if below(mount.mountpoint.rstrip("/") + "/")]
+    found = [mount for mount in mounts.mounts() if mounts.beneath(path, mount.mountpoint)]
     return max(reversed(found), key=lambda mount: len(mount.mountpoint))
 
 

@@ -63,7 +63,7 @@ def mount_at(mountpoint: str) -> Mount | None:
 
 
 def beneath(path: str, above: str) -> bool:
-    """Return whether `path` is `above` or below it; both are real paths."""
+    """Return whether `path` is `above` or below it, by their texts; both are absolute."""
     return (path + "/").startswith(above.rstrip("/") + "/")
 
 
