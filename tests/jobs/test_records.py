@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -150,13 +151,23 @@ def test_names_in_tmp_that_are_not_uids_are_ignored(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_last_record_goes_while_another_is_added(tmp_path: Path) -> None:
-    """The directory stays for as long as another process has it locked."""
+    """The directory stays for as long as another process has it locked, and goes when nobody needs it."""
     first = add_record("/x")
+    removal = threading.Thread(target=first.remove)
     with records.locked():
-        first.remove()
-        assert (tmp_path / "state/staged").is_dir()
+        removal.start()
+        while first.exists():
+            time.sleep(0.01)
         second = Record("copy", "s", "/y", "/y", records.process_here(), directory=first.directory)
         second.save()
+    removal.join()
     assert records.found() == [second]
     second.remove()
+    assert not (tmp_path / "state/staged").exists()
+
+
+def test_a_record_that_another_process_has_removed_leaves_no_directory(tmp_path: Path) -> None:
+    record = add_record("/x")
+    record.remove()
+    assert not records.claim(record)
     assert not (tmp_path / "state/staged").exists()

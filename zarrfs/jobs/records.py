@@ -103,10 +103,9 @@ class Record:
         with contextlib.suppress(OSError):
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is adding a record
-                os.rmdir(self.directory)
-                if not os.environ.get(VARIABLE):
-                    os.rmdir(os.path.dirname(self.directory))
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # another process may be adding a record
+                if os.fstat(descriptor).st_nlink:
+                    _remove_empty(self.directory)
             finally:
                 os.close(descriptor)
 
@@ -196,7 +195,7 @@ def users_with_records() -> list[int]:
 
 @contextlib.contextmanager
 def locked() -> Iterator[str]:
-    """Lock the directory of records for a moment, and give its path."""
+    """Lock the directory of records for a moment, and give its path; it is removed if it stays empty."""
     while True:
         path = home()
         try:
@@ -207,10 +206,21 @@ def locked() -> Iterator[str]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_nlink:
                 continue
-            yield path
+            try:
+                yield path
+            finally:
+                _remove_empty(path)  # of a record that is gone, home() has made it anew
             return
         finally:
             os.close(descriptor)
+
+
+def _remove_empty(directory: str) -> None:
+    """Remove a directory of records, and the one above it, if they are empty. The caller has locked it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
+        if not os.environ.get(VARIABLE):
+            os.rmdir(os.path.dirname(directory))
 
 
 def add(record: Record) -> Record | None:
