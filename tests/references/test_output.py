@@ -163,7 +163,7 @@ def relative(tmp_path: Path) -> Path:
     (tmp_path / "there").mkdir()
     (tmp_path / "here" / "data").write_bytes(TARGET)
     path = tmp_path / "here" / "set.json"
-    path.write_text('{"a": ["data", 1, 2], "b": ["file://./data"], "c": ["/abs"], "d": ["s3://b/c"]}')
+    path.write_text('{"a": ["data", 1, 2], "b": ["file://./data"], "c": ["/abs"], "d": ["s3://b/c"], "e": ["zip://m::z.zip"]}')
     return path
 
 
@@ -188,12 +188,14 @@ def test_a_set_elsewhere_finds_its_targets(form: str, relative: Path, tmp_path: 
         here = relative.parent
         assert entries(out) == {
             "a": [f"{here}/data", 1, 2], "b": [f"file://{here}/./data"], "c": ["/abs"], "d": ["s3://b/c"],
+            "e": [f"zip://m::file://{here}/z.zip"],
         }  # fmt: skip
 
 
 def test_relative_to_the_option_base(relative: Path) -> None:
-    out = done("expand", relative, "--base", "https://user:secret@host/dir").stdout
-    assert json.loads(out)["a"] == ["https://host/dir/data", 1, 2]
+    out = json.loads(done("expand", relative, "--base", "https://user:secret@host/dir").stdout)
+    assert out["a"] == ["https://host/dir/data", 1, 2]
+    assert out["e"] == ["zip://m::https://host/dir/z.zip"]
 
 
 # -- destinations

@@ -89,6 +89,16 @@ def test_a_percent_encoded_file_is_shown_as_its_url_until_it_was_found(base: Pat
     assert targets.resolve(f"{base}/c%20d") == f"{base}/c%20d"  # a path is not decoded
 
 
+@pytest.mark.parametrize("archive", ["t.zip", "./sub/../t.zip", "file://t.zip", "zip://t.zip::outer.zip"])
+def test_a_relative_archive(base: Path, archive: str) -> None:
+    with zipfile.ZipFile(base / "t.zip", "w") as file:
+        file.writestr("a b", DATA)
+    with zipfile.ZipFile(base / "outer.zip", "w") as file:
+        file.write(base / "t.zip", "t.zip")
+    assert read(Targets(Options(), f"{base}/"), f"zip://a b::{archive}") == DATA[3:8]
+    assert Targets(Options(), "http://h/d/").resolve("zip://a::../t.zip") == "zip://a::http://h/t.zip"
+
+
 def test_relative_to_the_directory_of_the_process(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base)
     assert read(Targets(Options()), "sub/f") == DATA[3:8]

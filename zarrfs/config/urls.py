@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import yarl
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
+_LATER_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|([a-z]+)$")  # "memory" is one for fsspec, "a.zip" a path
 _WEB = re.compile(r"(https?)://([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([0-9]{1,5}))?(?:[/?#]|\Z)", re.I | re.ASCII)
 _FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
 
@@ -60,7 +61,7 @@ def place_of(scheme: str, name: str, port: int) -> str:
 def protocols(url: str) -> list[str]:
     """Return the protocols of an fsspec URL, outermost first; [] for a path.
 
-    "zip://a::s3://b/c.zip" has zip and s3; "zip://a::/b/c.zip" has zip and file.
+    "zip://a::s3://b/c.zip" has zip and s3; "zip://a::/b/c.zip" and "zip://a::c.zip" have zip and file.
     """
     chain = links(url)
     first = _SCHEME.match(chain[0])
@@ -70,8 +71,21 @@ def protocols(url: str) -> list[str]:
         return [url.partition(":")[0].lower()] if re.match(r"(?i:file|memory):", url) else []
     if first is None:
         return []
-    found = [_SCHEME.match(link) for link in chain]
-    return [match[1].lower() if match else "file" for match in found]
+    later = [_LATER_SCHEME.match(link) for link in chain[1:]]
+    return [first[1].lower(), *((match[1] or match[2]).lower() if match else "file" for match in later)]
+
+
+def relative_end(url: str) -> tuple[str, str] | None:
+    """Return (what stands before it, relative path) if that is where a URL leads in the end; None if it is absolute.
+
+    "a/b" has ("", "a/b"), "file://a/b" as well; "zip://m::a.zip" has ("zip://m::", "a.zip").
+    """
+    found = protocols(url)
+    if found and found[-1] not in ("file", "local"):
+        return None
+    end = links(url)[-1] if len(found) > 1 else url
+    path = file_path(end) if found else end
+    return None if path.startswith("/") else (url[: len(url) - len(end)], path)
 
 
 def is_here(url: str) -> bool:

@@ -108,22 +108,20 @@ def absolute(url: str, base: str) -> str:
 
     ReadError if `base` is a chain of URLs without a directory, or is not UTF-8.
     """
-    protocols = urls.protocols(url)
-    if protocols and protocols not in (["file"], ["local"]):
+    relative = urls.relative_end(url)
+    if relative is None:
         return url
-    path = urls.file_path(url) if protocols else url
-    if path.startswith("/"):
-        return url
+    before, path = relative
     directory = local_path(base)
     if directory is not None:
         joined = os.path.join(directory, path)
         if not is_utf8(joined):
             raise ReadError(url, f"a relative target in {directory}: {NOT_UTF8}")
-        return f"file://{joined}" if protocols else joined
+        return f"{before}file://{joined}" if urls.protocols(url) else joined
     remote = urls.join(without_secrets(base), path)
     if remote is None:
         raise ReadError(url, f"a relative target in {without_secrets(base)}: give its base with --base")
-    return remote
+    return before + remote
 
 
 def local_path(name: str) -> str | None:

@@ -217,18 +217,20 @@ class Targets(TargetReader):
         """Return (path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
         if "\0" in url:
             raise ReadError(url.replace("\0", "\\0"), "a NUL character")
+        relative = urls.relative_end(url)
+        if relative is not None:
+            before, path = relative
+            here = not self._base or self._base.startswith("/")
+            joined = os.path.join(self._base or os.getcwd(), path) if here else urls.join(self._base, path)
+            if joined is None:
+                base = without_secrets(self._base)
+                raise ReadError(url, f"a relative target in {base}: give its base with -o base=")
+            if not before:
+                return (joined, "") if here else (None, joined)
+            url = before + joined
         protocols = urls.protocols(url)
-        local = not protocols or (len(protocols) == 1 and protocols[0] in LOCAL)
-        path = urls.file_path(url) if protocols else url
-        if local and path.startswith("/"):
-            return path, ""
-        if not local:
-            for protocol, link in zip(protocols, links(url), strict=True):
-                self._trust.admit(protocol, link, without_secrets(url))
-            return None, url
-        if not self._base or self._base.startswith("/"):
-            return os.path.join(self._base or os.getcwd(), path), ""
-        joined = urls.join(self._base, path)
-        if joined is None:
-            raise ReadError(url, f"a relative target in {without_secrets(self._base)}: give its base with -o base=")
-        return None, joined
+        if not protocols or (len(protocols) == 1 and protocols[0] in LOCAL):
+            return urls.file_path(url) if protocols else url, ""
+        for protocol, link in zip(protocols, links(url), strict=True):
+            self._trust.admit(protocol, link, without_secrets(url))
+        return None, url
