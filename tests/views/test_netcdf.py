@@ -152,7 +152,7 @@ def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: p
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     root.create_array("good", shape=(2,), chunks=(2,), dtype="i2")[:] = [1, 2]
     for name, change in {
-        "words": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "fill_value": ""}, "bad": {"shape": [-1]},
+        "objects": {"dtype": "|O", "filters": [{"id": "pickle"}]}, "bad": {"shape": [-1]},
         "fields": {"dtype": [["a", "<i4"]], "fill_value": None}, "deep": {"shape": [1] * 33, "chunks": [1] * 33},
         "quad": {"dtype": "<f16"}, "atto": {"dtype": "<M8[as]"}, "huge": {"shape": [2**61], "dtype": "<f8"},
         "lacking": {"compressor": {"id": "nowhere"}}, "weeks": {"dtype": "<M8[W]", "fill_value": 2**62},
@@ -162,7 +162,7 @@ def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: p
         document = json.loads((tmp_path / "z/good/.zarray").read_text()) | change
         (tmp_path / "z" / name / ".zarray").write_text(json.dumps(document))
     left_out = converted(tmp_path / "z", tmp_path / "x.nc")
-    assert set(left_out) == {"words", "bad", "fields", "deep", "quad", "atto", "huge", "lacking", "weeks", "years"}
+    assert set(left_out) == {"objects", "bad", "fields", "deep", "quad", "atto", "huge", "lacking", "weeks", "years"}
     assert left_out["weeks"] == "fill_value: a time that is out of the range of NetCDF's int64"
     assert left_out["lacking"] == "nowhere: numcodecs has no such codec here"
     assert "NetCDF-4 has no such type" in left_out["quad"]
@@ -473,3 +473,108 @@ def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytes
     zarr.open_group(tmp_path / "z", mode="w")
     with pytest.raises(UsageError, match=r"the package h5netcdf: /.*python.* -m pip install 'zarrfs\[netcdf\]'"):
         open_source(str(tmp_path / "z"), Options(view="netcdf"))
+
+
+# -- text of any length
+
+WORDS = ["Zürich", "", "東京", "a longer name than others"]
+
+
+def text_source(path: Path, version: Literal[2, 3]) -> None:
+    data = {
+        "name": (("station",), np.array(WORDS, object)), "one": ((), np.array("alone", object)),
+        "table": (("a", "b"), np.array([["x", "yy"], ["", "é"]], object)), "t": (("station",), np.arange(4.0)),
+    }  # fmt: skip
+    xr.Dataset(data).to_zarr(path, zarr_format=version, consolidated=False, encoding={"name": {"chunks": (3,)}})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_text_of_any_length_is_shown_as_characters(tmp_path: Path, version: Literal[2, 3]) -> None:
+    text_source(tmp_path / "z", version)
+    assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
+    for engine in ENGINES:
+        with xr.open_dataset(tmp_path / "x.nc", engine=engine) as found:
+            assert found["name"].values.tolist() == WORDS
+            assert found["table"].values.tolist() == [["x", "yy"], ["", "é"]]
+            assert (found["one"].item(), found["t"].values.tolist()) == ("alone", [0, 1, 2, 3])
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        assert file["name"].dimensions == ("station", "string25")
+
+
+def test_items_of_any_length_of_other_codecs_and_types(tmp_path: Path) -> None:
+    """Bytes, JSON as kerchunk writes text of HDF5, and objects that are no text."""
+    import numcodecs
+
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array("good", shape=(2,), chunks=(2,), dtype="i2")[:] = [1, 2]
+    document = json.loads((tmp_path / "z/good/.zarray").read_text()) | {
+        "dtype": "|O", "shape": [3], "chunks": [2], "compressor": None, "fill_value": None,
+    }  # fmt: skip
+    for name, codec, items in (
+        ("raw", numcodecs.VLenBytes(), [b"ab", b"c\xff\0d"]), ("json", numcodecs.JSON(), ["ab", None]),
+        ("pairs", numcodecs.JSON(), [[1, 2], "a"]), ("nul", numcodecs.VLenUTF8(), ["a\0", "b"]),
+    ):  # fmt: skip
+        (tmp_path / "z" / name).mkdir()
+        filters = [{"id": codec.codec_id}]
+        (tmp_path / "z" / name / ".zarray").write_text(json.dumps(document | {"filters": filters}))
+        array = np.empty(2, object)
+        array[:] = items
+        (tmp_path / "z" / name / "0").write_bytes(codec.encode(array))  # the second chunk is missing
+    left_out = converted(tmp_path / "z", tmp_path / "x.nc")
+    assert left_out == {
+        "pairs": "objects of the type list: NetCDF-4 has no such type",
+        "nul": "an item that ends with NUL, which NetCDF would drop",
+    }
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        file.set_auto_chartostring(False)
+        assert [row.tobytes() for row in file["raw"][:].filled(b"")] == [b"ab\0\0", b"c\xff\0d", b"\0\0\0\0"]
+        assert netCDF4.chartostring(file["json"][:]).tolist() == ["ab", "", ""]
+
+
+def test_too_much_text_is_left_out(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3)
+    root.create_array("many", shape=(2**21,), chunks=(2**20,), dtype="string")
+    long = root.create_array("long", shape=(2**10,), chunks=(2**10,), dtype="string")
+    long[0] = "x" * 2**16
+    reasons = converted(tmp_path / "z", tmp_path / "x.nc")
+    assert set(reasons) == {"many", "long"}
+    assert reasons["many"].startswith("text of any length in more than 1,048,576 items")
+    assert reasons["long"] == "1,024 items as long as the longest, 65,536 bytes: more than 32 MiB"
+
+
+def test_text_that_changes_is_read_anew_and_repaired_text_again(tmp_path: Path) -> None:
+    text_source(tmp_path / "z", 3)
+    chunk = tmp_path / "z/name/c/0"
+    good = chunk.read_bytes()
+    chunk.write_bytes(b"damaged")
+    clock = trio.testing.MockClock()
+
+    async def words(value: Any) -> list[str]:
+        with netCDF4.Dataset("memory.nc", memory=bytes(await value.read(0, value.size))) as file:
+            return file["name"][:].tolist() if "name" in file.variables else []
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            assert await words(await view.open("x.nc")) == []
+            assert "name/c/0" in (await view.left_out("x.nc"))["name"]
+            chunk.write_bytes(good)
+            clock.jump(60)
+            old = await view.open("x.nc")
+            assert (await words(old), await view.left_out("x.nc")) == (WORDS, {})
+            zarr.open_array(tmp_path / "z/name", mode="r+")[1] = "new"
+            clock.jump(60)
+            new = await view.open("x.nc")
+            assert await words(new) == [WORDS[0], "new", *WORDS[2:]]
+            assert new.size == old.size
+            assert new.version != old.version
+            assert (new.info.mtime_ns or 0) > (old.info.mtime_ns or 0)
+            assert await words(old) == WORDS
+            chunk.unlink()
+            chunk.mkdir()  # cannot be read, which is an error for the file
+            clock.jump(60)
+            with pytest.raises(ReadError, match="name/c/0: a directory"):
+                await view.open("x.nc")
+            chunk.rmdir()
+            assert (await words(await view.open("x.nc")))[:3] == ["", "", ""]
+
+    trio.run(main, clock=clock)

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import importlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -36,9 +37,11 @@ from zarrfs.views.flat_arrays import DecodedView, FlatArrays
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.views.netcdf_header import Header
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 
 if TYPE_CHECKING:
     from zarrfs.views.netcdf_model import Description, Variable  # imports numpy
+    from zarrfs.views.netcdf_texts import TextArray, Texts
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,37 @@ class KeptHeaders(Protocol):
         ...
 
 
+class _FileTexts:
+    """The arrays of text of any length in a file, as they were read when it was described."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Texts | str] = {}  # by path; or why an array is left out
+        self._arrays: list[TextArray] = []
+        self._looked = trio.current_time()
+        self._changed = False
+
+    async def read(self, array: TextArray, path: str) -> None:
+        """Read an array, or note why it cannot be shown. ReadError if that may be better later."""
+        self._arrays.append(array)
+        try:
+            self.items[path] = await array.read()
+        except MetadataError as exc:
+            self.items[path] = str(exc)
+        except ReadError as exc:
+            if not isinstance(exc.__cause__, MetadataError):
+                raise
+            self.items[path] = str(exc)  # a damaged chunk
+
+    async def changed(self) -> bool:
+        """Return whether chunks have changed since they were read."""
+        now = trio.current_time()
+        if self._arrays and not self._changed and now - self._looked >= _FRESH:
+            self._looked = now
+            for array in self._arrays:
+                self._changed = self._changed or not await array.unchanged()
+        return self._changed
+
+
 class _File(NamedTuple):
     """A file of the view with its header: one version of it."""
 
@@ -75,6 +109,8 @@ class _File(NamedTuple):
     nodes: list[Node]
     description: Description
     digest: str  # of the description
+    content: str  # a digest of all that is not decoded from chunks when it is read
+    texts: _FileTexts
     header: Header
     starts: list[int]  # of the variables that have bytes, in order of their addresses,
     shown: list[tuple[int, Variable]]  # with their ends
@@ -148,7 +184,7 @@ class NetCDFView(DecodedView):
         info = self._info(file)
         # several processes have no version in common: each only knows of changes of the chunks that it has read
         known = self.immutable or (info.mtime_ns is not None and not self._several)
-        version = (file.digest, info.mtime_ns) if known else None
+        version = (file.content, info.mtime_ns) if known else None
         return _NetCDFValue(self._arrays, key, file, info, version)
 
     async def locate(self, key: str) -> dict[str, Any]:
@@ -164,7 +200,8 @@ class NetCDFView(DecodedView):
         """Return that of the source, and how many files there are; notes what is left out of them."""
         tree = await self._walked("")
         for key, (root, nodes) in tree.files.items():
-            description = await trio.to_thread.run_sync(_described, key, nodes, root)
+            texts = await self._texts(nodes)
+            description = await trio.to_thread.run_sync(_described, key, nodes, root, texts.items)
             self._leave_out(key, description.left_out)
         return await self.lower.about() | {"files": len(tree.files)}
 
@@ -266,7 +303,7 @@ class NetCDFView(DecodedView):
             if nodes is None:
                 raise NotFound(key)
             known = self._files.get(key)
-            if known is None or known.nodes is not nodes:
+            if known is None or known.nodes is not nodes or (not self.immutable and await known.texts.changed()):
                 known = self._files[key] = await self._made(key, root, nodes, known)
         if not self.immutable:
             await self._look_at_chunks(known)
@@ -289,7 +326,8 @@ class NetCDFView(DecodedView):
                 break
 
     async def _made(self, key: str, root: str, nodes: list[Node], old: _File | None) -> _File:
-        description = await trio.to_thread.run_sync(_described, key, nodes, root)
+        texts = await self._texts(nodes)
+        description = await trio.to_thread.run_sync(_described, key, nodes, root, texts.items)
         self._leave_out(key, description.left_out)
         digest = hashlib.sha256(description.text + netcdf_header.libraries()).hexdigest()
         if old is not None and old.digest == digest:
@@ -301,10 +339,24 @@ class NetCDFView(DecodedView):
             for place, variable in zip(header.places, description.variables, strict=True) if place is not None
         )  # fmt: skip
         mtimes = [node.mtime_ns for node in nodes if node.mtime_ns is not None]
+        if mtimes and old is not None and old.texts.items != texts.items:
+            mtimes.append(time.time_ns())
+        data = [variable.data for variable in description.variables if variable.data is not None]
+        content = hashlib.sha256(b"".join([digest.encode(), *data])).hexdigest()
         return _File(
-            split_key(key)[1], root, nodes, description, digest, header, [start for start, _, _ in places],
-            [(stop, variable) for _, stop, variable in places], max(mtimes, default=None), nodes[0].mode,
+            split_key(key)[1], root, nodes, description, digest, content, texts, header,
+            [start for start, _, _ in places], [(stop, variable) for _, stop, variable in places],
+            max(mtimes, default=None), nodes[0].mode,
         )  # fmt: skip
+
+    async def _texts(self, nodes: list[Node]) -> _FileTexts:
+        """Read the arrays of text of any length among `nodes`."""
+        found = _FileTexts()
+        if any(isinstance(node.metadata, ArrayMetadata) and not node.metadata.dtype.itemsize for node in nodes):
+            texts = await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_texts")
+            for node in filter(texts.is_text, nodes):
+                await found.read(texts.TextArray(self.lower, node, self._arrays.cache), node.path)
+        return found
 
     async def _header(self, key: str, digest: str, description: Description) -> Header:
         """Return the header of a description: kept, or made now. ReadError."""
@@ -355,7 +407,7 @@ class _NetCDFValue(Value):
 
     @property
     def pinned(self) -> Hashable:
-        return self._file.digest
+        return self._file.content
 
     async def read(self, start: int, length: int) -> Buffer:
         file, stop = self._file, min(start + length, self.size)
@@ -383,6 +435,8 @@ class _NetCDFValue(Value):
 
     async def _items(self, variable: Variable, start: int, stop: int) -> Buffer:
         """Return the bytes [start, stop) of a variable. ReadError."""
+        if variable.data is not None:
+            return memoryview(variable.data)[start:stop]
         flat, form = self._arrays.reader(variable.node), variable.form
         if form.convert is None:
             return await flat.read(start, stop)
@@ -403,12 +457,12 @@ def _address(part: tuple[int, bytes]) -> int:
     return part[0]
 
 
-def _described(key: str, nodes: list[Node], root: str) -> Description:
+def _described(key: str, nodes: list[Node], root: str, texts: dict[str, Texts | str]) -> Description:
     """Return the description of a file. Runs in a thread: it imports numpy."""
     from zarrfs.views.netcdf_model import describe
 
     try:
-        return describe(nodes, root)
+        return describe(nodes, root, texts)
     except MetadataError as exc:
         raise ReadError(key, str(exc)) from exc
 

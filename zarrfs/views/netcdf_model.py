@@ -22,6 +22,7 @@ from zarrfs.store.api import split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf_items import NOT_A_TIME, Form, forms_of
+from zarrfs.views.netcdf_texts import Texts
 from zarrfs.zarr import fillvalues
 from zarrfs.zarr.codecs import check_codecs
 from zarrfs.zarr.errors import MetadataError
@@ -54,6 +55,7 @@ class Variable:
     node: Node
     form: Form
     nbytes: int
+    data: bytes | None = None  # all of them, if they are not made of the array's chunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +67,11 @@ class Description:
     left_out: dict[str, str]  # why nodes are not in the file, by path
 
 
-def describe(nodes: Iterable[Node], root: str = "") -> Description:
-    """Describe the file that shows `nodes`: the group, or array, at `root` and what lies below it, in any order."""
+def describe(nodes: Iterable[Node], root: str = "", texts: Mapping[str, Texts | str] | None = None) -> Description:
+    """Describe the file that shows `nodes`: the group, or array, at `root` and what lies below it, in any order.
+
+    `texts`: the items of arrays of text of any length by path, or the reason why they are left out.
+    """
     ordered = sorted(nodes, key=lambda node: node.path.split("/"))
     groups: dict[str, _Group] = {}
     variables: list[Variable] = []
@@ -95,7 +100,7 @@ def describe(nodes: Iterable[Node], root: str = "") -> Description:
             known.below.add(shown)
     total = 0
     for path, group in groups.items():
-        for variable, size in group.fill(arrays.get(path, ()), path == root, left_out, counter):
+        for variable, size in group.fill(arrays.get(path, ()), path == root, left_out, counter, texts or {}):
             total += size
             if total > _SIZE_MAX:
                 raise MetadataError(f"its variables are larger than any file ({total} bytes)")
@@ -156,7 +161,8 @@ class _Group:
         self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
 
     def fill(
-        self, arrays: Sequence[Node], is_root: bool, left_out: dict[str, str], counter: _Counter
+        self, arrays: Sequence[Node], is_root: bool, left_out: dict[str, str], counter: _Counter,
+        texts: Mapping[str, Texts | str],
     ) -> list[tuple[Variable, int]]:
         """Add the variables of `arrays`; return each with its size. Fills `left_out`."""
         sound: list[tuple[str, ArrayMetadata, Node, tuple[Form, ...]]] = []
@@ -164,8 +170,12 @@ class _Group:
             array = node.metadata
             assert isinstance(array, ArrayMetadata)
             try:
-                flat_size(array)
-                forms = forms_of(array.dtype)
+                text = texts.get(node.path)
+                if isinstance(text, str):
+                    raise MetadataError(text)  # noqa: TRY301
+                if text is None:
+                    flat_size(array)
+                forms = forms_of(array.dtype) if text is None else (text.form,)
                 if array.ndim + (forms[0].width > 0) > _RANK_MAX:
                     raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
                 for form in forms:
@@ -189,7 +199,8 @@ class _Group:
                 own = [*dims, self._named(f"string{form.width}", form.width, {}, mapped)] if form.width else dims
                 self._variables.append(_variable(array, form, name, shown, own))
                 size = form.itemsize * math.prod(array.shape)
-                found.append((Variable(node, form, size), size))
+                text = texts.get(node.path)
+                found.append((Variable(node, form, size, text.data if isinstance(text, Texts) else None), size))
         return found
 
     def _dimensions_of(

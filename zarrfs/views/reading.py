@@ -41,7 +41,15 @@ async def read_array(store: Store, path: str = "", selection: Selection = ()) ->
     chunks = Chunks(store, node, cache)
     turn = -1 if chunks.fortran else 1
     box, rest = _box(selection, chunks.shape[::turn])
-    box = Box(box.start[::turn], box.stop[::turn])  # in the order of the flat file
+    out = await read_box(store, chunks, cache, Box(box.start[::turn], box.stop[::turn]))
+    found = out.view(chunks.array.dtype.numpy()) if chunks.itemsize else out
+    found = found.T if chunks.fortran else found
+    part: np.ndarray[Any, Any] = found[(*rest, ...)]
+    return part
+
+
+async def read_box(store: Store, chunks: Chunks, cache: DecodedCache, box: Box) -> np.ndarray[Any, Any]:
+    """Read a box of items, in the order of the flat file, of chunks in `store`; none are cached. ReadError."""
     out = np.empty(box.extents, chunks.item)
     wanted = pieces(box, chunks.shape_of_chunk, chunks.counts) if all(box.extents) else iter(())
 
@@ -51,10 +59,7 @@ async def read_array(store: Store, path: str = "", selection: Selection = ()) ->
             part_of(out, where)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
 
     await at_once(work, range(_REQUESTS if store.remote else cache.threads))
-    found = out.view(chunks.array.dtype.numpy()) if chunks.itemsize else out
-    found = found.T if chunks.fortran else found
-    part: np.ndarray[Any, Any] = found[(*rest, ...)]
-    return part
+    return out
 
 
 def _box(selection: Selection, shape: tuple[int, ...]) -> tuple[Box, tuple[int | slice, ...]]:

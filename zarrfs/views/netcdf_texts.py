@@ -1,0 +1,86 @@
+"""Text and bytes of any length in -o view=netcdf: characters along a further dimension, as wide as the longest item.
+
+The place of a variable in the file must be known before it is read, and so must the longest item. Such arrays are
+therefore read whole when their file is described, up to a limit, and kept in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from zarrfs.store.api import Store
+from zarrfs.views.boxes import Box
+from zarrfs.views.chunks import Array, Chunks
+from zarrfs.views.decoded_cache import DecodedCache
+from zarrfs.views.hierarchy import Node
+from zarrfs.views.netcdf_items import Form
+from zarrfs.views.reading import read_box
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
+
+_ITEMS_MAX = 1 << 20
+_CHUNKS_MAX = 1 << 14
+_BYTES_MAX = 32 << 20  # of an array, all items as wide as the longest
+_JSON = {"json", "json2"}  # codecs of objects that may all be text, as those of kerchunk are
+
+
+class Texts(NamedTuple):
+    """The items of an array of text."""
+
+    form: Form
+    data: bytes  # each item padded with NUL to the width of the form
+
+
+def is_text(node: Node) -> bool:
+    """Return whether a node is an array of text or bytes of any length, or of objects that may be text."""
+    array = node.metadata
+    if not isinstance(array, ArrayMetadata) or array.dtype.itemsize:
+        return False
+    return array.dtype.kind in "TB" or any(codec.name.rpartition(".")[2] in _JSON for codec in array.codecs)
+
+
+class TextArray:
+    """One array of text of any length: its items, and whether they have changed."""
+
+    def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
+        """`cache` bounds how many chunks are decoded at once."""
+        self._chunks = Chunks(store, node, cache, c_order=True)
+        self._cache, self._store = cache, store
+
+    async def read(self) -> Texts:
+        """Read all items. MetadataError for an array that is too large or has other items; ReadError."""
+        chunks = self._chunks
+        if math.prod(chunks.shape) > _ITEMS_MAX or chunks.number > _CHUNKS_MAX:
+            raise MetadataError(f"text of any length in more than {_ITEMS_MAX:,} items or {_CHUNKS_MAX:,} chunks")
+        items = await read_box(self._store, chunks, self._cache, Box((0,) * len(chunks.shape), chunks.shape))
+        return _texts(items, chunks.array.dtype.kind == "B")
+
+    async def unchanged(self) -> bool:
+        """Return whether the chunks still have the versions that were read."""
+        return await self._chunks.unchanged()
+
+
+def _texts(items: Array, raw: bool) -> Texts:
+    """Return items, which are objects, as characters; `raw`: they are bytes, not text. MetadataError."""
+    found = []
+    for item in items.flat:
+        if raw and isinstance(item, bytes | bytearray):
+            found.append(bytes(item))
+        elif not raw and (item is None or isinstance(item, str)):
+            try:
+                found.append((item or "").encode())
+            except UnicodeEncodeError:
+                raise MetadataError("text with a character that UTF-8 does not have") from None
+        else:
+            raise MetadataError(f"objects of the type {type(item).__name__}: NetCDF-4 has no such type")
+        if found[-1].endswith(b"\0"):
+            raise MetadataError("an item that ends with NUL, which NetCDF would drop")
+    width = max(map(len, found), default=0) or 1
+    if width * len(found) > _BYTES_MAX:
+        raise MetadataError(f"{len(found):,} items as long as the longest, {width:,} bytes: more than 32 MiB")
+    attributes = () if raw else (("_Encoding", "utf-8"),)
+    form = Form("|S1", width, attributes=attributes, masks=False)
+    return Texts(form, np.array(found, f"S{width}").tobytes())
