@@ -102,7 +102,7 @@ def test_netcdf4_python_and_h5netcdf(file: Path, wanted: xr.Dataset) -> None:
         assert data["mask"][:].tolist() == np.arange(90 * 120).reshape(90, 120).tolist()
         assert netCDF4.chartostring(data["stations/name"][:]).tolist() == ["Bonn", "Ulm"]
     with h5netcdf.File(file) as data:
-        assert sorted(data.dimensions) == ["lat", "lon", "time", "x"]
+        assert sorted(data.dimensions) == ["lat", "lon", "string7", "time", "x"]
         assert data["t2m"].attrs["long_name"] == "2 metre température"
         np.testing.assert_array_equal(data["lat"][...], wanted["lat"])
 
