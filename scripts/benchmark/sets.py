@@ -168,6 +168,33 @@ def measure_later(sets: Sets, rounds: int) -> Iterator[Result]:
         yield Result(f"{what}, memory", "MB", memory, limit=120, at_most=True)
 
 
+def measure_together(sets: Sets, rounds: int) -> Iterator[Result]:
+    """Mounts of one document that begin at the same moment, as those of a job do: what compiling it adds to them."""
+    document = sets.document(sets.entries)
+
+    def mounted(count: int, index: Path) -> float:
+        """Return the seconds until so many mounts answer."""
+        roots = [Path(tempfile.mkdtemp(prefix="mnt-", dir=sets.directory)) for _ in range(count)]
+        began = time.perf_counter()
+        commands = [peers.zarrfs_command(document, root, index) for root in roots]
+        running = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]
+        failed = sum(process.wait() != 0 for process in running)
+        took = time.perf_counter() - began
+        subprocess.run([peers.ZARRFS, "umount", *roots], check=True)
+        if failed:
+            raise RuntimeError(f"{failed} of {count} mounts failed")
+        return took
+
+    def sample(count: int) -> float:
+        index = fresh(sets)
+        took = mounted(count, index)
+        return took - mounted(count, index)
+
+    samples = interleaved(rounds, {"ten": lambda: sample(10), "one": lambda: sample(1)})
+    what = f"10 first mounts at once of {sets.entries:,}, start-up aside"
+    yield Result(what, "s", samples["ten"], "one", samples["one"], 1.3, at_most=True)
+
+
 def measure_gen(sets: Sets, rounds: int) -> Iterator[Result]:
     """Expanding gen: to a finished index, beside fsspec with simple_templates=False; per entry."""
     few, many = sets.generated(GENERATED), sets.generated(sets.entries)
@@ -270,6 +297,7 @@ def measure_parquet(sets: Sets, rounds: int) -> Iterator[Result]:
 MEASURES: dict[str, Callable[[Any, int], Iterator[Result]]] = {
     "first": measure_first,
     "later": measure_later,
+    "together": measure_together,
     "gen": measure_gen,
     "find": measure_find,
     "hostile": measure_hostile,
