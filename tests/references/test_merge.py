@@ -77,10 +77,20 @@ def test_merge_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
         ("https://h/set.json?a=b", ("", "https://h/set.json?a=b")),
         ("a=https://h/set.json?a=b", ("a", "https://h/set.json?a=b")),
         ("./a=b/set.json", ("", "./a=b/set.json")),
+        ("/data/a=b/set.json", ("", "/data/a=b/set.json")),
     ],
 )
 def test_prefixes(text: str, expected: tuple[str, str]) -> None:
     assert split_prefix(text) == expected
+
+
+def test_a_name_with_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "b.json", {"other": "1"})
+    made(tmp_path / "a=b.json", {"key": "1"})
+    for source, prefix in ("=a=b.json", ""), ("./a=b.json", ""), (f"{tmp_path}/a=b.json", ""), ("x=a=b.json", "x/"):
+        done("merge", source, "-O", "m.json", "--force")
+        assert list(entries(tmp_path / "m.json")) == [f"{prefix}key"]
 
 
 def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class MergePart(NamedTuple):
 def split_prefix(text: str) -> tuple[str, str]:
     """Split PREFIX=SOURCE or SOURCE into (prefix, source). A text that cannot be a directory's key is no prefix."""
     prefix, equals, source = text.partition("=")
-    prefix = prefix.strip("/")
+    prefix = prefix.rstrip("/")
     if equals and source and (not prefix or (key_rule(prefix) is None and is_utf8(prefix))):
         return prefix, source
     return "", text
