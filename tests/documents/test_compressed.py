@@ -21,6 +21,7 @@ from zarrfs.sources.prepare import prepare
 FORMATS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "zstd": zstandard.compress,
+    "pzstd": lambda data: b"\x50\x2a\x4d\x18\x04\0\0\0size" + zstandard.compress(data),
     "xz": lzma.compress,
     "bzip2": bz2.compress,
 }

@@ -90,9 +90,14 @@ def test_xarray_reads_a_kerchunk_set_as_the_file_itself(
         assert chunks == ["0.0.0", "0.1.0", "1.0.0", "1.1.0"]
 
 
-def test_a_view_of_a_set_as_a_set(kerchunk_set: tuple[Path, xr.Dataset], tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_a_view_of_a_set_as_a_set(kerchunk_set: tuple[Path, xr.Dataset], form: str, tmp_path: Path) -> None:
     path, held = kerchunk_set
-    done("from-store", "--option", "type=references", "--view", "v3", path, "-O", tmp_path / "v3.json")
+    if form == "parquet":
+        done("convert", path, tmp_path / "set.parq")
+        path = tmp_path / "set.parq"
+    done("from-store", "--view", "v3", path, "-O", tmp_path / "v3.json")
+    assert refs("from-store", "--relative", "--view", "v3", path, "-O", tmp_path / "r.json").exit_code == 2
     fs = fsspec.filesystem("reference", fo=str(tmp_path / "v3.json"), remote_protocol="file", asynchronous=False)
     with xr.open_zarr(fs.get_mapper(""), consolidated=False, chunks=None, zarr_format=3) as seen:
         xr.testing.assert_identical(seen.load(), held)

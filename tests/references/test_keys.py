@@ -182,3 +182,14 @@ def test_directories_evicted_from_the_cache(keys: list[str], wins: bool, monkeyp
         assert left <= listed
         assert directories <= listed
         assert wins or listed == left | above
+
+
+def test_a_long_key_is_left_out_whatever_stands_before_it() -> None:
+    """Keys beside one that was checked take another way, which counted characters."""
+    wide = "\U0001d11e"
+    directory = "/".join([wide * 60] * 16)
+    long = f"{directory}/{wide * 63}"
+    for keys in ([f"{directory}/a", long], [long, f"{directory}/a"]):
+        with compiled({key: ["u", 0, 1] for key in keys}) as found:
+            assert found.keys() == [f"{directory}/a"]
+            assert "a key over 4095 bytes: left out" in found.warnings[0]

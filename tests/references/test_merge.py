@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.references.parquetsets import write_set, zarray
 from tests.references.refsets import done, entries, random_sets, refs
 from tests.references.test_output import _in_this_process, written
 from zarrfs.references.merge import split_prefix
@@ -76,10 +77,20 @@ def test_merge_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
         ("https://h/set.json?a=b", ("", "https://h/set.json?a=b")),
         ("a=https://h/set.json?a=b", ("a", "https://h/set.json?a=b")),
         ("./a=b/set.json", ("", "./a=b/set.json")),
+        ("/data/a=b/set.json", ("", "/data/a=b/set.json")),
     ],
 )
 def test_prefixes(text: str, expected: tuple[str, str]) -> None:
     assert split_prefix(text) == expected
+
+
+def test_a_name_with_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "b.json", {"other": "1"})
+    made(tmp_path / "a=b.json", {"key": "1"})
+    for source, prefix in ("=a=b.json", ""), ("./a=b.json", ""), (f"{tmp_path}/a=b.json", ""), ("x=a=b.json", "x/"):
+        done("merge", source, "-O", "m.json", "--force")
+        assert list(entries(tmp_path / "m.json")) == [f"{prefix}key"]
 
 
 def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:
@@ -102,6 +113,34 @@ def test_an_entry_that_is_the_same_in_all_sets_is_taken_once(tmp_path: Path) -> 
     assert f"t/0: has another value in {one}" in wrong("merge", one, other, "-O", tmp_path / "n.json")
     chunk = made(tmp_path / "4.json", {"t/1": "1.0"})  # equal JSON, but a chunk
     assert f"t/1: has another value in {one}" in wrong("merge", one, chunk, "-O", tmp_path / "n.json")
+
+
+def test_metadata_with_nan_is_the_same_in_all_sets(tmp_path: Path) -> None:
+    one = made(tmp_path / "1.json", {"t/.zattrs": '{"_FillValue": NaN, "a": 1}'})
+    two = made(tmp_path / "2.json", {"t/.zattrs": '{"a":1,"_FillValue":NaN}'})
+    done("merge", one, two, "-O", tmp_path / "m.json")
+    other = made(tmp_path / "3.json", {"t/.zattrs": '{"a":1,"_FillValue":Infinity}'})
+    assert f"t/.zattrs: has another value in {one}" in wrong("merge", one, other, "-O", tmp_path / "n.json")
+
+
+def test_consolidated_metadata_of_parquet_does_not_hide_other_sets(tmp_path: Path) -> None:
+    sets = [
+        write_set(tmp_path / f"{name}.parq", {f"{name}/.zarray": zarray([1], [1])}, {name: [b"x"]})
+        for name in ("air", "sea")
+    ]
+    for prefixes, expected in (("", ""), []), (("", "a"), ["a/.zmetadata"]), (("a", "a/b"), ["a/b/.zmetadata"]):
+        given_ = [f"{prefix}={path}" for prefix, path in zip(prefixes, sets, strict=True)]
+        done("merge", *given_, "-O", tmp_path / "m.json", "--force")
+        found = entries(tmp_path / "m.json")
+        assert [key for key in found if key.endswith(".zmetadata")] == expected
+        assert len([key for key in found if key.endswith("/0")]) == 2
+        for key in expected:
+            assert json.loads(found[key])["zarr_consolidated_format"] == 1
+
+
+def test_a_prefix_that_is_not_utf8(tmp_path: Path) -> None:
+    one = made(tmp_path / "1.json", {"a": "1"})
+    assert "no such file or directory" in wrong("merge", f"p\udcff={one}", "-O", tmp_path / "m.json")
 
 
 @pytest.mark.parametrize(("which", "expected"), [("first", b"1"), ("last", b"3")])
@@ -186,3 +225,5 @@ def test_rules_that_are_refused(some: Path) -> None:
     assert "1 --from and 2 --to" in wrong("relocate", some, "--from", "a", "--to", "b", "--to", "c", status=2)
     twice = ["--from", "s3", "--to", "b", "--from", "s3", "--to", "c"]
     assert "the same beginning twice" in wrong("relocate", some, *twice, status=2)
+    assert "not UTF-8" in wrong("relocate", some, "--from", "s3", "--to", "\udcff", status=2)
+    assert "nothing would be left" in wrong("relocate", some, "--from", "data/x", "--to", "", status=2)

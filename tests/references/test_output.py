@@ -341,6 +341,15 @@ def test_relative_urls_of_parquet(relative: Path, tmp_path: Path) -> None:
     assert cat(tmp_path / "there" / "r.json", "x/0") == TARGET[::-1][1:3]
 
 
+def test_an_array_without_items_through_parquet(tmp_path: Path) -> None:
+    """kerchunk makes a chunk of 0 items for an empty dataset."""
+    array = b'{"shape":[0,3],"chunks":[0,3]}'
+    (tmp_path / "set.json").write_text(json.dumps({"x/.zarray": array.decode()}))
+    done("convert", tmp_path / "set.json", tmp_path / "set.parq")
+    assert entries(tmp_path / "set.parq")["x/.zarray"] == array
+    assert done("validate", tmp_path / "set.parq").stdout == "0 errors, 0 warnings\n"
+
+
 def test_a_set_that_parquet_cannot_hold_leaves_no_output(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{".zgroup": "{}", "x/0": ["/t", 0, 1]}')
     result = refs("convert", tmp_path / "set.json", tmp_path / "out.parq")

@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[list[Reference], str, str]] = {
     "metadata elsewhere": ([Reference(".zattrs", None, "u", 0, 1)], ".zattrs", "metadata must be inline"),
     "metadata twice": ([GRID, GRID], "a/.zarray", "comes twice"),
     "no key": ([document("../.zattrs", {})], "../.zattrs", "not a key"),
-    "zarr 3": ([document("a/zarr.json", {})], "a/zarr.json", "neither metadata nor a chunk"),
+    "zarr 3": ([document("a/zarr.json", {})], "a/zarr.json", "cannot hold Zarr v3"),
     "below metadata": ([document("a/.zx/.zattrs", {})], "a/.zx/.zattrs", "below a name that begins with .z"),
     "a lone surrogate": ([GRID, Reference("a/0.0", None, "\ud800")], "a/0.0", "url: a lone surrogate"),
     "too many record files": (

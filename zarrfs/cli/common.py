@@ -145,7 +145,8 @@ def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) ->
     given |= zip(names, found.sources, strict=False)
     if split:
         prefixed = zip(split, found.sources[len(names) :], strict=True)
-        given["sources"] = tuple(f"{prefix}={source}" if prefix else source for (prefix, _name), source in prefixed)
+        # also without a prefix: the command splits again, and a source may contain "="
+        given["sources"] = tuple(f"{prefix}={source}" for (prefix, _name), source in prefixed)
     return found.parsed
 
 

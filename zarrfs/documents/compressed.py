@@ -42,6 +42,7 @@ def _zstd(file: IO[bytes]) -> IO[bytes]:
 _FORMATS: dict[bytes, tuple[str, Callable[[IO[bytes]], IO[bytes]]]] = {
     b"\x1f\x8b": ("gzip", _gzip),
     b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
+    b"\x50\x2a\x4d\x18": ("zstd", _zstd),  # a skippable frame, with which pzstd begins
     b"\xfd7zXZ\0": ("xz", _xz),
     b"BZh": ("bzip2", _bzip2),
 }

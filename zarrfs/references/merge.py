@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import heapq
+import json
 import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-
-import orjson
 
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, SourceError, StoreError
 from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.references.output import add_reference
 from zarrfs.store.api import Kind, Reference, Store, join_key, key_rule
+from zarrfs.store.destination import is_utf8
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.store.targets import Targets
+from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -39,8 +40,8 @@ class MergePart(NamedTuple):
 def split_prefix(text: str) -> tuple[str, str]:
     """Split PREFIX=SOURCE or SOURCE into (prefix, source). A text that cannot be a directory's key is no prefix."""
     prefix, equals, source = text.partition("=")
-    prefix = prefix.strip("/")
-    if equals and source and (not prefix or key_rule(prefix) is None):
+    prefix = prefix.rstrip("/")
+    if equals and source and (not prefix or (key_rule(prefix) is None and is_utf8(prefix))):
         return prefix, source
     return "", text
 
@@ -77,9 +78,14 @@ def _is_same(one: Reference, other: Reference) -> bool:
     if one.data is None or other.data is None or one.key.rpartition("/")[2] not in ZARR_METADATA:
         return False
     try:
-        return bool(orjson.loads(one.data) == orjson.loads(other.data))
-    except orjson.JSONDecodeError:
+        return bool(_parsed(one.data) == _parsed(other.data))
+    except (ValueError, RecursionError):
         return False
+
+
+def _parsed(document: Buffer) -> object:
+    """Parse JSON so that NaN, as in a `_FillValue`, equals itself."""
+    return json.loads(bytes(document), parse_constant=lambda name: (name,))
 
 
 async def _merged_stream(parts: Sequence[MergePart]) -> AsyncIterator[tuple[Reference, MergePart]]:

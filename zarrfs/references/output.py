@@ -211,12 +211,17 @@ def reference_set(store: Store, plan: Plan) -> Store:
     return store
 
 
-async def entries(store: Store, plan: Plan) -> AsyncIterator[Reference]:
-    """Yield the references of a set for any format: a Parquet set's `.zmetadata` without its record size."""
+async def entries(store: Store, plan: Plan, alone: bool = True) -> AsyncIterator[Reference]:
+    """Yield the references of a set for any format: a Parquet set's `.zmetadata` as consolidated metadata.
+
+    Unless the set is `alone` in its directory, that is left out, as it would hide what other sets hold.
+    """
     parquet = plan.index is None
     async for reference in store.references():
         if parquet and reference.key == ".zmetadata" and reference.data is not None:
-            document = json.loads(bytes(reference.data))
+            if not alone:
+                continue
+            document = {"zarr_consolidated_format": 1} | json.loads(bytes(reference.data))  # kerchunk writes none
             document.pop("record_size", None)
             reference = reference._replace(data=json.dumps(document).encode())
         yield reference

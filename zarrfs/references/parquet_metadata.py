@@ -15,7 +15,7 @@ from zarrfs.documents.json_document import repeated
 from zarrfs.errors import SourceError
 from zarrfs.references.keys import DEPTH_MAX, printable
 from zarrfs.store.api import KEY_MAX, Kind, join_key, key_rule, split_key
-from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.grid import Grid, one_for_empty
 
 DOCUMENT = ".zmetadata"
 RECORD_SIZE = b'"record_size"'  # distinguishes a set's document from a Zarr store's
@@ -178,7 +178,7 @@ def grid_of(value: object) -> Grid:
     for name in ("shape", "chunks"):
         if name not in value:
             raise ValueError(f"no {name}")
-    grid = Grid(value["shape"], value["chunks"])
+    grid = Grid(value["shape"], one_for_empty(value["shape"], value["chunks"]))
     separator = value.get("dimension_separator", ".")
     if separator not in (".", "/"):
         raise ValueError('dimension_separator: expected "." or "/"')

@@ -112,6 +112,8 @@ class ParquetWriter:
         if name.startswith(".z"):
             self._add_metadata(reference, prefix, name)
             return
+        if name == "zarr.json":  # at once: until the end, all its chunks would wait for a .zarray
+            raise self._refusal(key, "the Parquet layout cannot hold Zarr v3; refs from-store --view v2 writes v2")
         known = self._arrays.get(prefix)
         if known is None:
             self._waiting.setdefault(prefix, []).append(reference)

@@ -275,7 +275,7 @@ class _Entries:
         try:
             self._write(key, value, urls, bool(gen))
             parent = key.rpartition("/")[0]
-            if len(parent) < KEY_MAX - NAME_MAX:  # any short name after it makes a valid key
+            if len(parent.encode()) < KEY_MAX - NAME_MAX:  # any short name after it makes a valid key
                 if len(self._directories) > _REMEMBERED:
                     self._directories.clear()
                 self._directories[parent] = self._writer.directory_id(parent)

@@ -32,12 +32,16 @@ class Relocation:
     """A function that rewrites URLs by the longest of `rules` that matches, and counts its calls.
 
     A rule matches a URL as written in the set, or a relative one as resolved against `base`. A URL that no rule
-    matches becomes `usual(url)`. UsageError if two rules have the same beginning.
+    matches becomes `usual(url)`. UsageError if two rules have the same beginning, or one would make a URL that no set
+    can hold.
     """
 
     def __init__(self, rules: Sequence[Rule], base: str, usual: Callable[[str], str]) -> None:
         if len({rule.old for rule in rules}) < len(rules):
             raise UsageError("--from: the same beginning twice")
+        for rule in rules:
+            if not is_utf8(rule.new):
+                raise UsageError(f"--to {rule.new}: is not UTF-8, which a URL must be")
         self.rules = tuple(rules)
         self.counts = [0] * len(rules)  # references changed by each rule
         self.unchanged = 0
@@ -63,6 +67,8 @@ class Relocation:
             for number in self._order:
                 old, new = self.rules[number]
                 if form.startswith(old):
+                    if not new and form == old:
+                        raise UsageError(f"--from {without_secrets(old)}: nothing would be left of the URL")
                     return new + form[len(old) :], number
         return self._usual(url), None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from zarrfs.zarr import dtypes
 from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.grid import Grid, one_for_empty
 from zarrfs.zarr.jsontext import JSON
 
 DIMENSIONS_MAX = 64  # numpy's limit
@@ -54,14 +54,11 @@ def data_type(value: JSON, codecs: list[JSON]) -> DataType:
 def regular_grid(shape: JSON, chunks: JSON, dtype: DataType, empty: bool = True) -> Grid:
     """Make the chunk grid of an array from its members shape and chunks, both in items.
 
-    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1: zarr-python 2 and 3
-    write such chunks. Raises MetadataError; also for chunks of more than 2^63 - 1 bytes, which no process can address
-    (decoding has a smaller bound of its own).
+    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1. Raises MetadataError;
+    also for chunks of more than 2^63 - 1 bytes, which no process can address (decoding has a smaller bound).
     """
-    if empty and isinstance(chunks, list) and 0 in chunks and isinstance(shape, list) and len(shape) == len(chunks):
-        chunks = [1 if step == 0 == extent else step for extent, step in zip(shape, chunks, strict=True)]
     try:
-        grid = Grid(shape, chunks)
+        grid = Grid(shape, one_for_empty(shape, chunks) if empty else chunks)
     except ValueError as error:
         raise MetadataError(str(error)) from None
     if len(grid.shape) > DIMENSIONS_MAX:

@@ -89,6 +89,13 @@ class Grid:
             start += row_stop - at
 
 
+def one_for_empty(shape: object, chunks: object) -> object:
+    """Return `chunks` with 1 in place of a 0 where the shape is 0, too: zarr-python and kerchunk write such."""
+    if isinstance(chunks, list) and 0 in chunks and isinstance(shape, list) and len(shape) == len(chunks):
+        return [1 if step == 0 == extent else step for extent, step in zip(shape, chunks, strict=True)]
+    return chunks
+
+
 def _whole_numbers(name: str, value: object, least: int) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name}: expected an array of whole numbers")  # noqa: TRY004

@@ -37,7 +37,7 @@ Symbolic links, names that are not UTF-8 and what cannot be read are errors."""
 @click.option("--relative", is_flag=True, help="Write URLs relative to the directory of FILE.")
 @running.written_options()
 @common.source_options(
-    "source", "fetch", output="Write to FILE (default: JSON on standard output).", log_level="warning", type="zarr"
+    "source", "fetch", output="Write to FILE (default: JSON on standard output).", log_level="warning"
 )
 def from_store(
     place: str, output: str | None, inline: int, relative: bool, written: dict[str, Any], parsed: Parsed
@@ -47,15 +47,17 @@ def from_store(
     from zarrfs.references.output import notes_of_many
 
     to = running.output(output, written)
+    options = parsed.options
+    kind = options.type or (None if options.view else "zarr")  # a view may also be that of a reference set
     # no reference can name decoded bytes: arrays of a view that need that are left out
-    parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, transcode="off"))
+    parsed = dataclasses.replace(parsed, options=dataclasses.replace(options, type=kind, transcode="off"))
     if relative and to.base is None:
         raise UsageError("--relative needs --output: targets become relative to that file")
 
     async def body(store: Store, plan: Plan) -> None:
         check_tree(plan, parsed.options.view)
-        if relative and plan.path is None:
-            raise UsageError("--relative needs a PLACE on this machine")
+        if relative and (plan.path is None or plan.kind != "zarr"):
+            raise UsageError("--relative needs a PLACE on this machine that is a directory of files or a Zarr store")
         base = os.path.realpath(to.base or "") if relative else None
         found = references_of(store, plan, inline, base, writer.own)
         async for reference in running.progress(found, parsed, "files"):

@@ -54,7 +54,9 @@ def merge(
         for (prefix, name), (store, plan) in zip(split, opened, strict=True):
             found = reference_set(store, plan)
             change = written_urls(plan, to, alone=False)
-            parts.append(MergePart(name, prefix, found, sorted_by_name(rewritten(entries(found, plan), change), plan)))
+            inside = [other for other, _source in split if not prefix or f"{other}/".startswith(f"{prefix}/")]
+            references = rewritten(entries(found, plan, alone=len(inside) == 1), change)
+            parts.append(MergePart(name, prefix, found, sorted_by_name(references, plan)))
         if not no_group:
             made = await groups(parts)
             parts.append(MergePart("the group made for them", "", parts[0].store, _each(made)))

@@ -39,7 +39,7 @@ def validate(source: str, as_json: bool, shard: str | None, parsed: Parsed) -> N
     from zarrfs.references.validate import faults, validating
     from zarrfs.store.api import Fault
 
-    report, share = _Report(as_json), common.share(shard) or WHOLE
+    report, share = _Report(as_json, parsed.options.strict), common.share(shard) or WHOLE
 
     async def body(store: Store, plan: Plan) -> None:
         async for fault in faults(store, plan, share):
@@ -50,15 +50,21 @@ def validate(source: str, as_json: bool, shard: str | None, parsed: Parsed) -> N
     except SourceError as exc:  # nothing beyond this can be examined, by any share
         report.add(Fault(exc.entry or "", exc.rule))
     report.end(source)
-    sys.exit(1 if report.counts[0] or (parsed.options.strict and report.counts[1]) else 0)
+    sys.exit(0 if report.valid else 1)
 
 
 class _Report:
     """Tells faults as they come; as JSON, all at the end."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, strict: bool) -> None:
         self.counts = [0, 0]  # errors, warnings
+        self._strict = strict
         self._kept: tuple[list[dict[str, Any]], list[dict[str, Any]]] | None = ([], []) if as_json else None
+
+    @property
+    def valid(self) -> bool:
+        """Whether there are no errors and, with --strict, no warnings."""
+        return not (self.counts[0] or (self._strict and self.counts[1]))
 
     def add(self, fault: Fault) -> None:
         """Tell one."""
@@ -73,7 +79,7 @@ class _Report:
         """Tell how many."""
         errors, warnings = self.counts
         if self._kept is not None:
-            found = {"source": source, "valid": not errors, "errors": self._kept[0], "warnings": self._kept[1]}
+            found = {"source": source, "valid": self.valid, "errors": self._kept[0], "warnings": self._kept[1]}
             sys.stdout.write(json.dumps(found) + "\n")
             return
         sys.stdout.write(
