@@ -338,6 +338,36 @@ def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:
     }
 
 
+def test_a_touched_document_is_taken_up(node: Node) -> None:
+    """Its files have its time, and are written again; earlier, they were in the way of themselves."""
+    dest, refs = node.path / "input", node.path / "refs.json"
+    refs.write_text(json.dumps({"a": "inline", "b": [str(node.path / "target")]}))
+    assert "target" in one_line(run("stage", "--copy", refs, dest).stderr)
+    assert sorted(files(dest)) == [".zarrfs-staging/note", "a"]
+    os.utime(refs, (7, 7))
+    (node.path / "target").write_text("there now")
+    done = run("stage", "--copy", refs, dest)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {key: (file.read_text(), file.stat().st_mtime) for key, file in files(dest).items()} == {
+        "a": ("inline", 7), "b": ("there now", 7),
+    }  # fmt: skip
+
+
+def test_a_copy_is_not_made_in_its_source(node: Node) -> None:
+    source = node.path / "source"
+    source.mkdir()
+    (source / "f").write_text("1")
+    done = run("stage", "--copy", source, source / "sub/copy")
+    assert (done.returncode, "sub/copy: lies in " in one_line(done.stderr)) == (2, True)
+    assert os.listdir(source) == ["f"]
+
+
+def test_a_report_says_that_nothing_is_staged(node: Node) -> None:
+    done = run("unstage", node.path / "input", "--report", "-")
+    assert (done.returncode, one_line(done.stderr).split(": ", 1)[1]) == (1, f"{node.path}/input: nothing is staged there")
+    assert [one["error"] for one in json.loads(done.stdout)["failed"]] == [f"{node.path}/input: nothing is staged there"]
+
+
 @pytest.mark.parametrize("wrong", ["in dest", "no directory"])
 def test_a_manifest_that_cannot_be_written(wrong: str, node: Node) -> None:
     path = node.path / ("input/manifest" if wrong == "in dest" else "nowhere/manifest")

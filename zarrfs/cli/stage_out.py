@@ -97,7 +97,10 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
         def begun() -> None:
             stack.enter_context(meter.displayed(meter.of(progress), quiet))
 
-        stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append, begun)
+        def left_out(text: str) -> None:
+            kept.left_out.append(text.removesuffix(": left out"))
+
+        stageout.archive(tree, output, making, given["force"], progress, left_out, begun)
     kept.files, kept.bytes = progress.files, progress.bytes
 
 

@@ -92,9 +92,8 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
         found = records.found(damaged)
         if dest is not None:
             chosen = at(dest, found)
-            if not chosen:
-                raise damaged[0] if damaged else MountError(f"{shown}: nothing is staged there")
-            damaged = []  # it is not one of those
+            nothing = damaged[:1] or [MountError(f"{shown}: nothing is staged there")]
+            damaged = [] if chosen else nothing  # a damaged one may be it
         elif given["everything"]:
             chosen = found
         else:

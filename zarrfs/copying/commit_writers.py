@@ -72,7 +72,8 @@ async def references_of(
             path = os.path.join(tree.overlay.upper.path, node.key)
             if not is_utf8(path):
                 raise SourceError(tree.place(node), NOT_UTF8, node.key)
-            yield Reference(node.key, None, f"file://{path}", 0, size)
+            url = path if "::" in path else f"file://{path}"  # as a URL, it would be a chain of several
+            yield Reference(node.key, None, url, 0, size)
         else:
             yield await data.add(tree, node, size)
 
