@@ -136,9 +136,9 @@ class _VisibleLower:
 class DataFile:
     """A new file beside the set `to` that holds values one after the other: NAME.data, NAME.2.data and so on.
 
-    An existing file stays: the source, or another set, may refer to it. The new one is written in the temporary
-    directory of the set, which a later command removes if this one is killed, and finish() moves it into place. Leaving
-    the context with an exception removes it, unless the new set is in place. OSError if it cannot be written.
+    An existing file stays: the source, or another set, may refer to it. The new one is in the temporary directory of
+    the set, which a later command removes if this one is killed, until finish() moves it into place. Leaving the
+    context with an exception removes it, unless the new set is in place. OSError if it cannot be written.
     """
 
     def __init__(self, to: Output, relative: bool) -> None:

@@ -347,10 +347,10 @@ class DestinationDirectory:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return "new"
-        if (self.resumed or _within(status, self._safe)) and _same(directory, name, status, info):
-            # the size alone does not tell the file of an earlier run from another one
-            if info.mtime_ns is not None or info.kind is not Kind.FILE or _within(status, self._ours):
-                return "resumed"
+        # without a time, the size alone does not tell a file of an earlier run from another one
+        known = info.mtime_ns is not None or info.kind is not Kind.FILE or _within(status, self._ours)
+        if (self.resumed or _within(status, self._safe)) and known and _same(directory, name, status, info):
+            return "resumed"
         if self._existing == "keep":
             return "kept"
         if stat.S_ISDIR(status.st_mode):
