@@ -359,6 +359,8 @@ def test_a_copy_is_not_made_in_its_source(node: Node) -> None:
     (source / "f").write_text("1")
     done = run("stage", "--copy", source, source / "sub/copy")
     assert (done.returncode, "sub/copy: lies in " in one_line(done.stderr)) == (2, True)
+    done = run("stage", "--copy", source, node.path / "copy", "--manifest", source / "manifest")
+    assert (done.returncode, "manifest: lies in " in one_line(done.stderr)) == (2, True)
     assert os.listdir(source) == ["f"]
 
 

@@ -7,7 +7,6 @@ set, or stay in the upper directory. Source of the archive format: RFC 37.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import struct
@@ -200,14 +199,11 @@ class DataFile:
     def _place(self) -> None:
         """Give the file its name, which replaces nothing."""
         try:
-            try:
-                rename(os.fsencode(self._staged), os.fsencode(self.path), NOREPLACE)
-            except OSError as exc:
-                if exc.errno != errno.EINVAL:
-                    raise
-                os.link(self._staged, self.path)  # a file system that cannot rename so, such as NFS
+            os.link(self._staged, self.path)
         except FileExistsError:
             raise SourceError(self.path, "was made by another command meanwhile: run this one again") from None
+        except OSError:  # a file system without hard links
+            rename(os.fsencode(self._staged), os.fsencode(self.path), NOREPLACE)
         self._placed = True
 
     def _open(self) -> None:

@@ -152,6 +152,8 @@ async def _read(store: Store, key: str, start: int, length: int) -> Buffer:
     try:
         data = await store.get(key, start, length)
     except ReadError as exc:
+        if exc.where == key:
+            raise
         raise ReadError(key, str(exc)) from exc  # which names a blob, or a target
     check_length(key, len(data), start, length)
     return data
