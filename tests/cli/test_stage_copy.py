@@ -364,6 +364,22 @@ def test_a_copy_is_not_made_in_its_source(node: Node) -> None:
     assert os.listdir(source) == ["f"]
 
 
+@pytest.mark.parametrize("words", ["unstage DEST", "unstage --job DEST", "stage-out DEST --to out",
+                                   "stage-out --upperdir upper --to DEST"])  # fmt: skip
+def test_an_empty_word_is_no_directory(words: str, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a variable of a script that is not set. It was the working directory."""
+    monkeypatch.chdir(node.path)
+    (node.path / "upper").mkdir()
+    (node.path / "upper/new").write_text("new")
+    assert run("stage", "--copy", "--no-manifest", SOURCE, "input").returncode == 0
+    monkeypatch.chdir(node.path / "input")
+    before = files(node.path)
+    places = {"DEST": "", "upper": str(node.path / "upper")}
+    done = run(*(places.get(word, word) for word in words.split()))
+    assert (done.returncode, "expected" in done.stderr) == (2, True)
+    assert (files(node.path), len(node.records())) == (before, 1)
+
+
 def test_a_report_says_that_nothing_is_staged(node: Node) -> None:
     done, why = run("unstage", node.path / "input", "--report", "-"), f"{node.path}/input: nothing is staged there"
     assert (done.returncode, one_line(done.stderr)) == (1, f"zarrfs: {why}")
