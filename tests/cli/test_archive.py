@@ -276,6 +276,17 @@ def test_differences_from_a_directory(job: Path) -> None:
     assert diff() == ["D in", "D new\\nline"]
 
 
+def test_a_special_file_differs_from_a_file(tmp_path: Path) -> None:
+    document, out = archive(tmp_path / "job.json", {"a": file("x", mtime=7), "b": file("y")}), tmp_path / "out"
+    out.mkdir()
+    os.mkfifo(out / "a")  # is listed with the size of "x"
+    os.utime(out / "a", (7, 7))
+    (out / "b").write_text("z")
+    done = run("archive", "diff", "-l", document, out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["M a: kind file -> special file", "M b: bytes"]
+
+
 def test_differences_from_an_archive(job: Path) -> None:
     entries = json.loads(job.read_text())
     entries[1] |= {"mtime": 1001}

@@ -338,6 +338,54 @@ def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:
     }
 
 
+def test_a_touched_document_is_taken_up(node: Node) -> None:
+    """Its files have its time, and are written again; earlier, they were in the way of themselves."""
+    dest, refs = node.path / "input", node.path / "refs.json"
+    refs.write_text(json.dumps({"a": "inline", "b": [str(node.path / "target")]}))
+    assert "target" in one_line(run("stage", "--copy", refs, dest).stderr)
+    assert sorted(files(dest)) == [".zarrfs-staging/note", "a"]
+    os.utime(refs, (7, 7))
+    (node.path / "target").write_text("there now")
+    done = run("stage", "--copy", refs, dest)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {key: (file.read_text(), file.stat().st_mtime) for key, file in files(dest).items()} == {
+        "a": ("inline", 7), "b": ("there now", 7),
+    }  # fmt: skip
+
+
+def test_a_copy_is_not_made_in_its_source(node: Node) -> None:
+    source = node.path / "source"
+    source.mkdir()
+    (source / "f").write_text("1")
+    done = run("stage", "--copy", source, source / "sub/copy")
+    assert (done.returncode, "sub/copy: lies in " in one_line(done.stderr)) == (2, True)
+    done = run("stage", "--copy", source, node.path / "copy", "--manifest", source / "manifest")
+    assert (done.returncode, "manifest: lies in " in one_line(done.stderr)) == (2, True)
+    assert os.listdir(source) == ["f"]
+
+
+@pytest.mark.parametrize("words", ["unstage DEST", "unstage --job DEST", "stage-out DEST --to out",
+                                   "stage-out --upperdir upper --to DEST"])  # fmt: skip
+def test_an_empty_word_is_no_directory(words: str, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a variable of a script that is not set. It was the working directory."""
+    monkeypatch.chdir(node.path)
+    (node.path / "upper").mkdir()
+    (node.path / "upper/new").write_text("new")
+    assert run("stage", "--copy", "--no-manifest", SOURCE, "input").returncode == 0
+    monkeypatch.chdir(node.path / "input")
+    before = files(node.path)
+    places = {"DEST": "", "upper": str(node.path / "upper")}
+    done = run(*(places.get(word, word) for word in words.split()))
+    assert (done.returncode, "expected" in done.stderr) == (2, True)
+    assert (files(node.path), len(node.records())) == (before, 1)
+
+
+def test_a_report_says_that_nothing_is_staged(node: Node) -> None:
+    done, why = run("unstage", node.path / "input", "--report", "-"), f"{node.path}/input: nothing is staged there"
+    assert (done.returncode, one_line(done.stderr)) == (1, f"zarrfs: {why}")
+    assert [one["error"] for one in json.loads(done.stdout)["failed"]] == [why]
+
+
 @pytest.mark.parametrize("wrong", ["in dest", "no directory"])
 def test_a_manifest_that_cannot_be_written(wrong: str, node: Node) -> None:
     path = node.path / ("input/manifest" if wrong == "in dest" else "nowhere/manifest")

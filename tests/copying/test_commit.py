@@ -249,6 +249,9 @@ def test_in_place_nothing_large_is_copied(place: Path) -> None:
     done("new.json", "--in-place")
     assert entries_of("new.json")["large"] == [f"file://{place}/up/large", 0, 2_000_000]
     assert not (place / "new.json.data").exists()
+    os.rename("up/large", "up/a::b")
+    done("other.json", "--in-place")
+    assert trio.run(read, place / "other.json", "a::b") == b"0123456789" * 200_000
 
 
 def test_a_threshold_decides_what_is_inline(place: Path) -> None:

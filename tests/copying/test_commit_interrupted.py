@@ -11,6 +11,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import traceback
@@ -55,6 +56,25 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, n
     assert not (tmp_path / new).exists()
     if number != signal.SIGKILL:
         assert sorted(os.listdir(tmp_path)) == ["refs.json", "upper"]
+
+
+def test_killed_it_leaves_no_data_file(tmp_path: Path) -> None:
+    """The next command removes what the killed one has written, and needs no other name."""
+    arguments = [*source(tmp_path, "http://127.0.0.1:9"), str(tmp_path / "new.json"), "--format", "references"]
+    script = (
+        "import os, signal, sys\n"
+        "from zarrfs.cli import main\n"
+        "from zarrfs.copying.commit_writers import DataFile\n"
+        "DataFile.finish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "main(sys.argv[1:])"
+    )
+    child = subprocess.run([sys.executable, "-c", script, *arguments], check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert not (tmp_path / "new.json.data").exists()
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(tmp_path)) == ["new.json", "new.json.data", "refs.json", "upper"]
+    assert run("cat", tmp_path / "new.json", "first").stdout == "1" * 10_000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")

@@ -131,6 +131,45 @@ def test_a_run_with_the_same_mark_goes_on(tmp_path: Path) -> None:
     assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
 
 
+def test_a_touched_document_is_taken_up(tmp_path: Path) -> None:
+    """Entries without times have that of the document; what others have written meanwhile stays."""
+    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)}
+    document = [{"path": "a", **file("aaa")}, {"path": "b", **file("bbb")}, lost]
+    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
+    out = tmp_path / "out"
+    for when in (1, 2):
+        with opened(document, type="archive", blobs=(str(tmp_path),)) as (store, _plan):
+            store.mtime_ns = when * 10**9
+            with pytest.raises(SourceError, match="no such blob"):
+                write(store, out, mark="one", jobs=1)
+        assert {path.stat().st_mtime for path in (out / "a", out / "b")} == {when}
+    (out / "b").write_bytes(b"new")
+    (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
+    with pytest.raises(SourceError, match="b: is there already"):
+        extract(document, out, tmp_path, mark="one")
+    assert (out / "b").read_bytes() == b"new"
+
+
+def test_a_file_without_a_time_is_resumed_only_if_a_run_wrote_it(tmp_path: Path) -> None:
+    """A file that was there before may have the same size, and other bytes."""
+    document, out = {"a": file("aaa"), "b": file("bbb")}, tmp_path / "out"
+    out.mkdir()
+    (out / "b").write_text("old")
+    for _ in range(2):
+        with pytest.raises(SourceError, match="b: is there already"):
+            extract(document, out, mark="one", jobs=1)
+        assert ((out / "a").read_text(), (out / "b").read_text()) == ("aaa", "old")
+
+
+def test_a_run_with_very_many_globs_is_taken_up(tmp_path: Path) -> None:
+    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)}
+    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
+    document = [{"path": "a", **file("aaa")}, lost]
+    choice = {"mark": "one", "include": ("*", *(f"{number}-{'x' * 90}" for number in range(1000))), "keep_going": True}
+    assert extract(document, tmp_path / "out", tmp_path, **choice, unfinished=True).files == 1
+    assert extract(document, tmp_path / "out", tmp_path, **choice).resumed == 1
+
+
 def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
     document = archive_of(tmp_path, 100)
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}

@@ -37,7 +37,7 @@ The exit status is 0 if everything was kept, 2 for a wrong command line, else 1.
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
-@click.argument("dest", required=False)
+@click.argument("dest", required=False, callback=common.local_path)
 @click.option("--to", metavar="URL", help="Copy the files to URL (s3://..., a directory, any fsspec URL).")
 @click.option("--merged", is_flag=True, help="Save all that the mount shows, not only the changes.")
 @click.option("--inline", is_flag=True, help="Store all data in the archive itself, none in blobs.")
@@ -57,6 +57,8 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
         raise UsageError("nothing to keep: give DEST, where it is staged, or --upperdir DIR")
     if (output is None) == (given["to"] is None):
         raise UsageError("no destination: give --output ARCHIVE or --to URL")
+    if given["to"] == "":  # it would be the working directory
+        raise UsageError("--to: expected a URL or a directory")
     to = reports.place(given["report"])
     kept, began, error = stageout.StageOutReport(), time.monotonic(), None
     try:
@@ -97,7 +99,10 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
         def begun() -> None:
             stack.enter_context(meter.displayed(meter.of(progress), quiet))
 
-        stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append, begun)
+        def left_out(text: str) -> None:
+            kept.left_out.append(text.removesuffix(": left out"))
+
+        stageout.archive(tree, output, making, given["force"], progress, left_out, begun)
     kept.files, kept.bytes = progress.files, progress.bytes
 
 

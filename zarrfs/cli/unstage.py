@@ -38,7 +38,7 @@ _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a m
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
-@click.argument("dest", required=False)
+@click.argument("dest", required=False, callback=common.local_path)
 @click.option("--job", metavar="ID", help="Remove all that was staged for this job.")
 @click.option("--stale", is_flag=True, help="Remove all that is no longer needed; as root, of all users.")
 @click.option("--all", "everything", is_flag=True, help="Remove all that you have staged on this node.")
@@ -64,6 +64,8 @@ def unstage(dest: str | None, **given: Any) -> None:
         ways = [dest, given["job"], given["stale"] or None, given["everything"] or None, given["record"]]
         if sum(way is not None for way in ways) != 1:
             raise UsageError("nothing to take away: give DEST, --job ID, --stale or --all")
+        if given["job"] == "":
+            raise UsageError("--job: expected the id of a job")
         if given["owner"] and (given["stale"] or given["record"]):
             raise UsageError("--for: is for DEST, --job and --all")
         with orderly_end():  # a mount that was to be taken away, and is not, is kept in use again
@@ -92,9 +94,8 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
         found = records.found(damaged)
         if dest is not None:
             chosen = at(dest, found)
-            if not chosen:
-                raise damaged[0] if damaged else MountError(f"{shown}: nothing is staged there")
-            damaged = []  # it is not one of those
+            nothing = damaged[:1] or [MountError(f"{shown}: nothing is staged there")]
+            damaged = [] if chosen else nothing  # a damaged one may be it
         elif given["everything"]:
             chosen = found
         else:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
-from zarrfs.errors import SourceError, ZarrfsError, reason_of
+from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.values import open_sized
@@ -200,7 +200,8 @@ def _reading(place: str, key: str) -> Iterator[None]:
     except SourceError:
         raise
     except ZarrfsError as exc:
-        raise SourceError(place, str(exc), key or "/") from exc
+        reason = exc.reason if isinstance(exc, ReadError) and exc.where == key else str(exc)
+        raise SourceError(place, reason, key or "/") from exc
     except OSError as exc:
         raise SourceError(place, reason_of(exc), key or "/") from exc
 

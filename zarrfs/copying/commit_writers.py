@@ -30,6 +30,7 @@ from zarrfs.store.destination import is_utf8
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import reserved
 from zarrfs.system.buffers import write_all
+from zarrfs.system.renaming import NOREPLACE, rename
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -70,7 +71,8 @@ async def references_of(
             path = os.path.join(tree.overlay.upper.path, node.key)
             if not is_utf8(path):
                 raise SourceError(tree.place(node), NOT_UTF8, node.key)
-            yield Reference(node.key, None, f"file://{path}", 0, size)
+            url = path if "::" in path else f"file://{path}"  # as a URL, it would be a chain of several
+            yield Reference(node.key, None, url, 0, size)
         else:
             yield await data.add(tree, node, size)
 
@@ -133,8 +135,9 @@ class _VisibleLower:
 class DataFile:
     """A new file beside the set `to` that holds values one after the other: NAME.data, NAME.2.data and so on.
 
-    An existing file stays: the source, or another set, may refer to it. Leaving the context with an exception removes
-    the new file, unless the new set is in place; it is created with the first value. OSError if it cannot be written.
+    An existing file stays: the source, or another set, may refer to it. The new one is in the temporary directory of
+    the set, which a later command removes if this one is killed, until finish() moves it into place. Leaving the
+    context with an exception removes it, unless the new set is in place. OSError if it cannot be written.
     """
 
     def __init__(self, to: Output, relative: bool) -> None:
@@ -142,7 +145,9 @@ class DataFile:
         self._shown, self._base = to.path, to.base if relative else None
         self._before = self._identity()
         self._descriptor, self._end = -1, 0
-        self.path = self._url = ""
+        self._placed = False
+        self.staging = ""  # the temporary directory of the set
+        self.path = self._staged = self._url = ""
 
     def __enter__(self) -> Self:
         return self
@@ -152,7 +157,7 @@ class DataFile:
     ) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        if self.path and exc is not None and self._identity() == self._before:
+        if self._placed and exc is not None and self._identity() == self._before:
             os.unlink(self.path)  # else a signal came after the rename: the set is complete, and refers to the file
 
     def _identity(self) -> tuple[int, int] | None:
@@ -179,25 +184,35 @@ class DataFile:
         return Reference(node.key, None, self._url, start, size)
 
     def finish(self) -> None:
-        """Sync the file and its directory entry to disk."""
+        """Move the file into place, and sync it and its directory entry to disk."""
         if self._descriptor < 0:
             return
         os.ftruncate(self._descriptor, self._end)
         os.fsync(self._descriptor)
+        self._place()
         directory = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
 
+    def _place(self) -> None:
+        """Give the file its name, which replaces nothing."""
+        try:
+            os.link(self._staged, self.path)
+        except FileExistsError:
+            raise SourceError(self.path, "was made by another command meanwhile: run this one again") from None
+        except OSError:  # a file system without hard links
+            rename(os.fsencode(self._staged), os.fsencode(self.path), NOREPLACE)
+        self._placed = True
+
     def _open(self) -> None:
-        number = 1
-        while self._descriptor < 0:
-            path = f"{self._set}.data" if number == 1 else f"{self._set}.{number}.data"
-            try:
-                self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
-            except FileExistsError:
-                number += 1
+        path, number = f"{self._set}.data", 1
+        while os.path.lexists(path):
+            number += 1
+            path = f"{self._set}.{number}.data"
+        self._staged = os.path.join(self.staging, "new.data")
+        self._descriptor = os.open(self._staged, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         self.path = path
         self._url = path if self._base is None else os.path.relpath(path, self._base)
         if not is_utf8(self._url):

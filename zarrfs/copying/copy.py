@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import logging
@@ -78,7 +79,8 @@ async def copy_store(
     """
     if choice.existing not in EXISTING:
         raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
-    picks = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
+    globs = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
+    picks = globs and hashlib.sha256(globs.encode()).hexdigest()  # a journal has no room for thousands of globs
     filling = await trio.to_thread.run_sync(
         DestinationDirectory, destination, choice.existing, choice.mark, picks, choice.share
     )
@@ -529,6 +531,8 @@ def _source_error(destination: str, key: str, exc: Exception) -> ZarrfsError:
     """Turn the failure that ends a run into one line that names the entry."""
     if isinstance(exc, StoreError):
         rule = exc.reason or type(exc).__doc__ or str(exc)
+    elif isinstance(exc, ReadError) and exc.where == key:
+        rule = exc.reason
     elif isinstance(exc, ZarrfsError):
         rule = str(exc)
     elif isinstance(exc, OSError):

@@ -116,8 +116,9 @@ class DestinationDirectory:
         self.resumed = self._made = self._begun = False
         self._said: dict[str, object] = {}
         self._spans: journal.Spans = []
-        self._safe: journal.Spans = []  # when entries were written that are on the disk
-        self._doubtful: journal.Spans = []  # when entries were written that a reboot may have lost
+        self._ours: journal.Spans = []  # when the runs that this one resumes wrote entries;
+        self._safe: journal.Spans = []  # those that are on the disk;
+        self._doubtful: journal.Spans = []  # those that a reboot may have lost
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether any entry was placed; shared with forked processes
         self._own = False  # whether the root's mode and time are ours to set
@@ -233,6 +234,7 @@ class DestinationDirectory:
                 self._safe = [[int(start), int(stop)] for start, stop in said.get("safe", ())]
                 doubtful = [span for span in spans if span not in self._safe]
                 since = then if doubtful else now  # existing entries may be of that boot
+                self._ours = spans
                 self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
@@ -345,7 +347,9 @@ class DestinationDirectory:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return "new"
-        if (self.resumed or _within(status, self._safe)) and _same(directory, name, status, info):
+        # without a time, the size alone does not tell a file of an earlier run from another one
+        known = info.mtime_ns is not None or info.kind is not Kind.FILE or _within(status, self._ours)
+        if (self.resumed or _within(status, self._safe)) and known and _same(directory, name, status, info):
             return "resumed"
         if self._existing == "keep":
             return "kept"
@@ -357,7 +361,9 @@ class DestinationDirectory:
             except OSError as exc:
                 raise InTheWay(f"a directory is there already: {reason_of(exc)}") from exc
         elif self._existing == "refuse":
-            if not _within(status, self._doubtful):
+            timeless = info._replace(mtime_ns=None)  # a touched document gives new times to entries without one
+            older = _within(status, self._ours) and _same(directory, name, status, timeless)
+            if not older and not _within(status, self._doubtful):
                 raise InTheWay("is there already")
             return "replace"
         return "kept" if self._stays(directory, status, info) else "replace"

@@ -65,7 +65,7 @@ def as_json(found: Difference) -> dict[str, Any]:
     return {
         "kind": found.kind,
         "key": found.key,
-        "type": None if info is None else info.kind.name.lower(),
+        "type": None if info is None else _kind(info),
         "size": None if info is None else info.size,
         "mode": None if info is None or info.mode is None else f"{info.mode:04o}",
         "mtime_ns": None if info is None else info.mtime_ns,
@@ -76,6 +76,11 @@ def as_json(found: Difference) -> dict[str, Any]:
 def _replaced(before: Info, after: Info) -> bool:
     """Return whether exactly one of two entries is a directory."""
     return (before.kind is Kind.DIRECTORY) != (after.kind is Kind.DIRECTORY)
+
+
+def _kind(info: Info) -> str:
+    """Return the kind of an entry. A FIFO, socket or device is listed as a file that cannot be read."""
+    return "special file" if info.unreadable else info.kind.name.lower()
 
 
 async def _pairs(one: Store, other: Store, prefix: str) -> AsyncIterator[tuple[Info | None, Info | None]]:
@@ -98,18 +103,19 @@ async def _changes(
     one: Store, other: Store, key: str, before: Info, after: Info
 ) -> tuple[tuple[str, str, str], ...]:
     found = []
-    if before.kind is not after.kind:
-        found.append(("kind", before.kind.name.lower(), after.kind.name.lower()))
+    kinds = _kind(before), _kind(after)
+    if kinds[0] != kinds[1]:
+        found.append(("kind", *kinds))
     elif before.kind is Kind.SYMLINK:
         if before.target != after.target:
             found.append(("target", before.target or "", after.target or ""))
-    elif before.kind is Kind.FILE:
+    elif before.kind is Kind.FILE and not before.unreadable:
         if before.size != after.size:
             found.append(("size", str(before.size), str(after.size)))
         elif not await _same_bytes(one, other, key, before, after):
             found.append(("bytes", "", ""))
     modes = before.mode, after.mode
-    if before.kind is after.kind is not Kind.SYMLINK and None not in modes and before.mode != after.mode:
+    if kinds[0] == kinds[1] and before.kind is not Kind.SYMLINK and None not in modes and before.mode != after.mode:
         found.append(("mode", f"{before.mode:04o}", f"{after.mode:04o}"))
     if before.kind is not Kind.DIRECTORY and before.mtime_ns is not None and after.mtime_ns is not None:
         times = before.mtime_ns // _SECOND, after.mtime_ns // _SECOND
@@ -146,6 +152,8 @@ async def _read(store: Store, key: str, start: int, length: int) -> Buffer:
     try:
         data = await store.get(key, start, length)
     except ReadError as exc:
+        if exc.where == key:
+            raise
         raise ReadError(key, str(exc)) from exc  # which names a blob, or a target
     check_length(key, len(data), start, length)
     return data

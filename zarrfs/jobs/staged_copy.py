@@ -83,12 +83,15 @@ async def write(
 ) -> int:  # fmt: skip
     """Write `store`, as far as `copying` selects it, to the path of a record; return the number of symlinks made.
 
-    Raises UsageError, SourceError as copy_store().
+    Raises UsageError, SourceError as copy_store(), and UsageError for a path in the directory that is the source.
     """
     from zarrfs.copying.copy import copy_store
 
+    for path in filter(None, (record.place, copying.manifest)):
+        if plan.kind == "zarr" and plan.path and mounts.beneath(os.path.realpath(path), os.path.realpath(plan.path)):
+            raise UsageError(f"{path}: lies in {plan.source}, which is to be copied")
     linking = _Linking(store, record, options) if record.how == "link" else None
-    version = plan.source, fingerprint(plan), plan.mtime_ns
+    version = plan.source, fingerprint(plan) or plan.mtime_ns, options.view
     mark = json.dumps([*version, record.how])
     record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
     record.save()

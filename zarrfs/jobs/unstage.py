@@ -273,8 +273,9 @@ def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
         record.save()
     if note is None or not forget(record.place, record.mark, share):
         raise MountError(f"{record.place}: another run is writing to it: not removed")
+    who = f"the share {record.share}" if record.share else "the copy"
     if left := remove_written(record.place, record.note.get("spans", [])):
-        notify(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")
+        notify(f"{record.place}: {left:,} files that {who} has not written, or that have changed since, stay")
 
 
 def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -> list[dict[str, Any]]:
