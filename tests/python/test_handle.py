@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -306,3 +307,14 @@ def test_importing_zarrfs_imports_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[] [")
     assert "open_store" in done.stdout
+
+
+def test_children_find_packages_where_the_program_does(source: str) -> None:
+    """As with an environment module or `pip install --target`: PYTHONPATH, which isolated interpreters ignore."""
+    program = "import sys, zarrfs; sys.stdout.buffer.write(zarrfs.open_store(sys.argv[1]).get('a/b'))"
+    base = getattr(sys, "_base_executable", sys.executable)  # without this virtual environment
+    places = os.pathsep.join([str(Path(zarrfs.__file__).parents[1]), *filter(None, sys.path)])
+    done = subprocess.run(
+        [base, "-c", program, source], env={**os.environ, "PYTHONPATH": places}, cwd="/", capture_output=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (b"hello", b"")
