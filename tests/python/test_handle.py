@@ -286,6 +286,8 @@ def test_parts_of_arrays(tmp_path: Path) -> None:
                 store.read_array("x", 7)
             with pytest.raises(IndexError, match="selection True of dimension 0: expected a whole number"):
                 store.read_array("x", True)
+            with pytest.raises(IndexError, match="expected a whole number"):
+                store.read_array("x", (np.array([1, 2]), ...))  # type: ignore[arg-type]
     assert (zarrfs.read_array(tmp_path / "C.zarr", "x", np.s_[3:]) == values[3:]).all()
     assert not loops()
 

@@ -196,7 +196,7 @@ def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:
         files.cat_file("/t2m")
     for write in (
         lambda: files.pipe_file("/x", b""), lambda: files.rm_file("/zarr.json"), lambda: files.open("/x", "wb"),
-        lambda: files.mkdir("/x"),
+        lambda: files.mkdir("/x"), lambda: files.rmdir("/t2m"),
     ):  # fmt: skip
         with pytest.raises(OSError, match="read-only") as caught:
             write()

@@ -158,6 +158,10 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _mkdir(self, path: str, create_parents: bool = True, **_more: Any) -> None:
         _refuse(path)
 
+    def rmdir(self, path: str) -> None:
+        """Refuse."""
+        _refuse(path)
+
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         _refuse(path)
 
