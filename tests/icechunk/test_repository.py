@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import icechunk
 import pytest
 import trio
 
@@ -23,6 +24,7 @@ from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
 from zarrfs.sources import open_source
+from zarrfs.sources.icechunk import local_refs
 
 __all__ = ["azure", "faulty", "gcs", "nginx", "s3"]
 FORMAT2 = Path(__file__).parents[1] / "data/icechunk/format2"  # written by icechunk 2.3
@@ -124,6 +126,23 @@ def test_unsupported_repositories_are_one_line(shared: Repository, options: list
             read(path, *options)
         assert rule in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["müll [2]~#1", "50%", "a%20b"])
+def test_names_that_icechunk_encodes(shared: Repository, own: Path, name: str) -> None:
+    repo = icechunk.Repository.open(icechunk.local_filesystem_storage(str(own)))
+    repo.create_tag(name, shared.second)
+    before = {*os.listdir(own / "refs")}
+    repo.create_branch(name, shared.first)
+    first, second = read(shared.path, "tag=v1"), read(shared.path)
+    assert (read(own, f"branch={name}"), read(own, f"tag={name}")) == (first, second)
+    assert local_refs(str(own), "branch") == sorted(["dev", "main", name])
+    [written] = {*os.listdir(own / "refs")} - before
+    (own / "refs" / written).rename(own / "refs" / f"branch.{name}")  # as in S3
+    assert read(own, f"branch={name}") == first
+    repo.delete_tag(name)
+    with pytest.raises(SourceError, match="it was deleted"):
+        read(own, f"tag={name}")
 
 
 def test_options_of_repositories_for_other_sources(tmp_path: Path) -> None:

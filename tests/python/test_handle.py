@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -285,6 +286,8 @@ def test_parts_of_arrays(tmp_path: Path) -> None:
                 store.read_array("x", 7)
             with pytest.raises(IndexError, match="selection True of dimension 0: expected a whole number"):
                 store.read_array("x", True)
+            with pytest.raises(IndexError, match="expected a whole number"):
+                store.read_array("x", (np.array([1, 2]), ...))  # type: ignore[arg-type]
     assert (zarrfs.read_array(tmp_path / "C.zarr", "x", np.s_[3:]) == values[3:]).all()
     assert not loops()
 
@@ -306,3 +309,14 @@ def test_importing_zarrfs_imports_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[] [")
     assert "open_store" in done.stdout
+
+
+def test_children_find_packages_where_the_program_does(source: str) -> None:
+    """As with an environment module or `pip install --target`: PYTHONPATH, which isolated interpreters ignore."""
+    program = "import sys, zarrfs; sys.stdout.buffer.write(zarrfs.open_store(sys.argv[1]).get('a/b'))"
+    base = getattr(sys, "_base_executable", sys.executable)  # without this virtual environment
+    places = os.pathsep.join([str(Path(zarrfs.__file__).parents[1]), *filter(None, sys.path)])
+    done = subprocess.run(
+        [base, "-c", program, source], env={**os.environ, "PYTHONPATH": places}, cwd="/", capture_output=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (b"hello", b"")

@@ -170,6 +170,24 @@ def test_fsspec_has_the_files(files: ZarrfsFileSystem, place: Path, tmp_path: Pa
     assert pickle.loads(pickle.dumps(files)).cat_file(name) == data
 
 
+def test_a_download_is_of_one_version(tmp_path: Path) -> None:
+    whole, new = tmp_path / "tree/big", tmp_path / "new"
+    whole.parent.mkdir()
+    whole.write_bytes(b"old" * (3 << 20))
+    new.write_bytes(b"new" * (3 << 20))
+
+    class Replaces(fsspec.Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            if new.exists():
+                new.replace(whole)
+
+    files = fsspec.filesystem("zarrfs", source=str(whole.parent))
+    files.get_file("/big", str(tmp_path / "copy"), callback=Replaces())
+    files.close()
+    assert not new.exists()
+    assert (tmp_path / "copy").read_bytes() == b"old" * (3 << 20)
+
+
 def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:
     for call in (files.cat_file, files.info, files.open, files.ls):
         with pytest.raises(FileNotFoundError):
@@ -178,7 +196,7 @@ def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:
         files.cat_file("/t2m")
     for write in (
         lambda: files.pipe_file("/x", b""), lambda: files.rm_file("/zarr.json"), lambda: files.open("/x", "wb"),
-        lambda: files.mkdir("/x"),
+        lambda: files.mkdir("/x"), lambda: files.rmdir("/t2m"),
     ):  # fmt: skip
         with pytest.raises(OSError, match="read-only") as caught:
             write()

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.servers import Faulty
-from tests.views.viewstores import GROUP_2, v2
+from tests.servers import Faulty, Nginx
+from tests.sources.zarrstores import put_exact
+from tests.store.contract import keys
+from tests.views.viewstores import GROUP_2, GROUP_3, v2, v3
 from zarrfs.config.options import Options
 from zarrfs.sources import open_source
 from zarrfs.views.arrays import ArraysView
@@ -87,6 +89,39 @@ def test_old_nested_chunks_are_found_where_the_server_cannot_list(faulty: Faulty
         view = open_source(f"{faulty.url}{base}", Options(view="arrays", arrays="raw", retries=0))
         try:
             assert sum(bytes(await view.get("x.bin"))) == 100
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("generation", [2, 3])
+@pytest.mark.parametrize("lists", [True, False])
+def test_groups_and_arrays_that_are_called_as_documents(
+    nginx: Nginx, faulty: Faulty, lists: bool, generation: int
+) -> None:
+    name, group, array = (".zgroup", GROUP_2, v2) if generation == 2 else ("zarr.json", GROUP_3, v3)
+    arrays = [f"{above}/{below}" for above in ("g", "meta", "attrs") for below in ("meta", "attrs")]
+    tree = {name: group, **{f"{above}/{name}": group for above in ("g", "meta", "attrs")}}
+    for path in arrays:
+        tree[f"{path}/{'.zarray' if generation == 2 else name}"] = array()
+    if lists:
+        url = f"{nginx.listing.url}/called{generation}"
+        for key, value in tree.items():
+            file = nginx.listing.root / f"called{generation}" / key
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(value)
+    else:
+        url = put_exact(faulty, f"called{generation}", tree)
+
+    async def main() -> None:
+        view = open_source(url, Options(view="v3", retries=0))
+        try:
+            for path in arrays:
+                document = json.loads(bytes(await view.get(f"{path}/zarr.json")))
+                assert document["shape"] == [20, 20], path
+            if lists:
+                assert {*arrays} <= {key.removesuffix("/zarr.json") for key in await keys(view)}
         finally:
             await view.aclose()
 

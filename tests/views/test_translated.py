@@ -61,6 +61,18 @@ def test_only_the_hierarchy_is_shown(tmp_path: Path) -> None:
     on_view(tmp_path, tree, 3, check)
 
 
+def test_the_chunk_of_a_scalar_below_a_prefix_is_listed(tmp_path: Path) -> None:
+    encoding = {"name": "prefix", "configuration": {"prefix": "p/"}}
+    grid = {"name": "regular", "configuration": {"chunk_shape": []}}
+    tree = {"a/zarr.json": v3(shape=[], chunk_grid=grid, chunk_key_encoding=encoding), "a/p/c": b"1234"}
+
+    async def check(view: TranslatedView) -> None:
+        assert await keys(view) == [".zgroup", "a/.zarray", "a/.zattrs", "a/0"]
+        assert bytes(await view.get("a/0")) == b"1234"
+
+    on_view(tmp_path, tree, 2, check)
+
+
 def test_nested_chunks_of_old_stores_are_detected(tmp_path: Path) -> None:
     both = {"flat/.zarray": v2(), "flat/1.1": b"x", "nested/.zarray": v2(), "nested/1/0": b"x", "none/.zarray": v2()}
 

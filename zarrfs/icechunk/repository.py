@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
-from zarrfs.errors import SourceError, TargetMissing
+from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
 from zarrfs.icechunk.targets import UNDECODED, target
@@ -23,6 +23,7 @@ _AT_ONCE = 8  # manifests fetched at the same time
 _END_MAX = 2**63 - 1
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 REF_NAMES = ("branch", "tag", "snapshot")
+_PLAIN = " !$&'()+,-.:;=@_"  # besides letters and digits: what the Rust crate object_store does not percent-encode
 
 Fetch = Callable[[str], Awaitable[bytes]]  # a file of the repository, by its path in it; TargetMissing
 
@@ -88,9 +89,8 @@ async def _ref(source: str, kind: str, name: str, fetch: Fetch) -> str:
     """Return the snapshot of a branch or tag of format 1."""
     if "/" in name or "\0" in name:
         raise SourceError(source, f"no {kind} {name!r}: no name of one has a '/' in it")
-    path = f"refs/{kind}.{name}/ref.json"
     try:
-        content = await fetch(path)
+        path, content = await _fetch_ref(kind, name, fetch)
         if kind == "tag":
             try:
                 await fetch(f"{path}.deleted")
@@ -107,6 +107,18 @@ async def _ref(source: str, kind: str, name: str, fetch: Fetch) -> str:
     if not isinstance(ident, str) or not files.ID.fullmatch(ident):
         raise SourceError(source, "damaged: names no snapshot", path)
     return ident
+
+
+async def _fetch_ref(kind: str, name: str, fetch: Fetch) -> tuple[str, bytes]:
+    """Return (path, content) of the file of a branch or tag. Its name is percent-encoded in most places, not in S3."""
+    encoded = quote(name, safe=_PLAIN).replace("~", "%7E")
+    path, other = (f"refs/{kind}.{written}/ref.json" for written in (encoded, name))
+    try:
+        return path, await fetch(path)
+    except (TargetMissing, AccessDenied):
+        if path == other:
+            raise
+    return other, await fetch(other)
 
 
 async def compile_snapshot(

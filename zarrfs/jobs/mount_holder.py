@@ -17,6 +17,7 @@ from typing import IO
 from zarrfs.errors import MountError, reason_of
 from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
+from zarrfs.system.processes import python
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "mount_holder_main.py")
 
@@ -30,7 +31,7 @@ def start(
     add_owner(). Raises MountError if it does not start.
     """
     words = [f"{owner.pid}:{owner.start}" for owner in owners] + (["-"] if pipe else [])
-    then = [sys.executable, "-I", "-m", "zarrfs", "unstage", "--record", record]
+    then = [*python("zarrfs"), "unstage", "--record", record]
     command = [sys.executable, "-I", "-S", _PROGRAM, *words, "--", *then]
     keeper = subprocess.Popen(
         command, stdin=subprocess.PIPE if pipe else subprocess.DEVNULL, stdout=subprocess.PIPE,

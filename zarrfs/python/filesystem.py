@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Mapping
@@ -17,10 +18,11 @@ from fsspec.spec import AbstractBufferedFile
 from zarrfs.errors import InvalidKey, IsDirectory, NotDirectory, NotFound, ReadError, StoreError, UsageError
 from zarrfs.python import background
 from zarrfs.python.handle import StoreHandle
-from zarrfs.store.api import Info, Kind, Store, check_key, join_key
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key
 from zarrfs.store.traversal import get_followed, open_followed, resolve
 
 _FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")  # options of AsyncFileSystem
+_PIECE = 4 << 20  # bytes of a download to hold
 
 
 class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -109,12 +111,16 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if await self._isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
             return
-        at, size = 0, (await self._info(rpath))["size"]
+        try:  # one version, also of a value that is replaced meanwhile
+            value = await self.handle.call_async(open_followed, _key(rpath))
+        except StoreError as exc:
+            _raise(exc, rpath)
+        at, size = 0, value.size
         if callback is not None:
             callback.set_size(size)
-        with open(lpath, "wb") as file:  # noqa: ASYNC230  (as in all file systems of fsspec)
+        with contextlib.closing(value), open(lpath, "wb") as file:  # noqa: ASYNC230  (as in all of fsspec)
             while at < size:
-                data = await self._cat_file(rpath, at, min(size, at + (4 << 20)))
+                data = await self.handle.call_async(_read, value, at, _PIECE)
                 if not data:
                     raise ReadError(rpath, f"ends at {at}, not at {size}")
                 file.write(data)
@@ -152,6 +158,10 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _mkdir(self, path: str, create_parents: bool = True, **_more: Any) -> None:
         _refuse(path)
 
+    def rmdir(self, path: str) -> None:
+        """Refuse."""
+        _refuse(path)
+
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         _refuse(path)
 
@@ -173,11 +183,7 @@ class ZarrfsFile(AbstractBufferedFile):  # type: ignore[misc]
     def _fetch_range(self, start: int, end: int) -> bytes:
         if self._generation != background.generation():
             raise UsageError(f"{self.path}: was opened before a fork; open it anew in the child process")
-
-        async def read(_store: Store) -> bytes:
-            return bytes(await self._value.read(start, end - start))
-
-        return self.fs.handle.call(read)  # type: ignore[no-any-return]
+        return self.fs.handle.call(_read, self._value, start, end - start)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Close the file."""
@@ -215,6 +221,10 @@ def _key(path: str) -> str:
         return check_key(ZarrfsFileSystem._strip_protocol(path).removeprefix("/"), root=True)
     except InvalidKey as exc:
         raise FileNotFoundError(errno.ENOENT, str(exc), path) from None
+
+
+async def _read(_store: Store, value: Value, start: int, length: int) -> bytes:
+    return bytes(await value.read(start, length))
 
 
 async def _described(store: Store, key: str) -> dict[str, Any]:

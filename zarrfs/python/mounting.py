@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import IO, Any
 from zarrfs.config.keywords import as_items
 from zarrfs.errors import MountError, SourceError, UsageError
 from zarrfs.system import mounts
+from zarrfs.system.processes import python
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def _new_directory(source: str, for_others: bool) -> str:
 def _start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Start the child that mounts; return it once the mount answers. Raises its error, and ends it on Ctrl-C."""
     child = subprocess.Popen(
-        [sys.executable, "-I", "-m", "zarrfs.python.mount_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        python("zarrfs.python.mount_process"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,  # Ctrl-C is for this process alone
     )  # fmt: skip
     assert child.stdin is not None

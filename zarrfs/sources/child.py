@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import IO, NoReturn, Protocol
 
-from zarrfs.system.processes import close_descriptors
+from zarrfs.system.processes import close_descriptors, python
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
@@ -61,7 +61,7 @@ def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
 
 def _program(request: bytes, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
-        [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        python("zarrfs.sources.prepare"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, **environment} if environment else None,
     )  # fmt: skip
     assert child.stdin is not None

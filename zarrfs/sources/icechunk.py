@@ -8,6 +8,7 @@ import json
 import os
 import sqlite3
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
@@ -90,7 +91,7 @@ def local_refs(path: str, kind: str) -> list[str]:
         names = os.listdir(os.path.join(path, "refs"))
     except OSError:
         return []
-    return sorted(name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}."))
+    return sorted(unquote(name.removeprefix(f"{kind}.")) for name in names if name.startswith(f"{kind}."))
 
 
 def _read(path: str, most: int) -> bytes:

@@ -364,8 +364,7 @@ class FsspecStore(Store):
         system, path = await self._place(key)
         try:
             entry = await self.files.look_at(system, path) if look and self._may_look(key, system, path) else None
-            looked = entry is not None
-            if entry is None:
+            if entry is None or _is_page(key, entry):  # which may be the listing of a directory
                 entry = await self.files.stat_at(system, path)
         except NotADirectoryError:
             raise NotDirectory(key) from None
@@ -374,9 +373,9 @@ class FsspecStore(Store):
                 self.names.put(key, None)
                 raise NotFound(key) from None
             raise
-        if entry.html and not key.lower().endswith((".html", ".htm")):
+        if _is_page(key, entry):
             # some servers show a directory's listing without redirecting to its name with "/"
-            if looked or await self.files.listing_at(system, path) is None:
+            if await self.files.listing_at(system, path) is None:
                 raise ReadError(key, "the server answers with an HTML page, as for names that it does not have")
             entry = Entry(entry.name, True)
         if entry.size is None and not entry.directory:
@@ -603,6 +602,11 @@ def _safe(prefix: str, at: bytes) -> bytes:
         if index and letter < ord("/"):
             return name[:index]
     return name
+
+
+def _is_page(key: str, entry: Entry) -> bool:
+    """Return whether a server answers with an HTML page where the key is not that of one."""
+    return entry.html and not key.lower().endswith((".html", ".htm"))
 
 
 def _lacks_size(known: Known) -> bool:

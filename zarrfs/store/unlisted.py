@@ -48,6 +48,7 @@ _UNREADABLE = (
     "consolidated metadata or -o members= names it, but its server has no metadata document that says what is in it; "
     "exact names work"
 )
+_WORDS = ("meta", "attrs")  # documents of Zarr v1 whose names a group or an array may have as well
 _BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # named like a chunk
 # of chunks of an array that nobody here understands
 _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
@@ -246,7 +247,7 @@ class UnlistedStore(Store):
         if not key or key in await self._consolidated():
             return True
         if split_key(key)[1] in DOCUMENTS:
-            return False
+            return split_key(key)[1] in _WORDS and await self._has_document(key)
         node, rest = await self._array(key)
         if node is None:
             if await self._node(key) is not None:
@@ -254,6 +255,17 @@ class UnlistedStore(Store):
             await self._ask_for_node(key)  # it could be an array whose chunk keys lead through `key`
             return False
         return not rest or node.leads(rest)
+
+    async def _has_document(self, key: str) -> bool:
+        """Return whether a group or array is called as a document is, in a group of the same generation."""
+        above = await self._node(split_key(key)[0])
+        if above is None or above.array:
+            return False
+        for name in ("zarr.json",) if above.document == "zarr.json" else (".zarray", ".zgroup"):
+            with contextlib.suppress(AccessDenied):  # some servers refuse what they do not have
+                if await self._document(join_key(key, name)) is not None:
+                    return True
+        return False
 
     async def _ask_for_node(self, key: str) -> None:
         """Raise AccessDenied if the server refuses the document of the node at or above `key`.

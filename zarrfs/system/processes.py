@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import select
+import sys
 
 
 @functools.cache
@@ -29,6 +30,17 @@ def lives(pid: int) -> bool:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between open and read
         return False
+
+
+def python(module: str) -> list[str]:
+    """Return the command of a new interpreter that runs `module`, with the packages of this one; arguments may follow.
+
+    It is isolated from the environment and the working directory, but PYTHONPATH or the user's own site-packages may
+    be where zarrfs is installed: the child gets the directories of packages that this process has.
+    """
+    places = [place for place in sys.path if os.path.isabs(place)]
+    run = f"import runpy, sys; sys.path = {places!a}; runpy.run_module({module!r}, None, '__main__', True)"
+    return [sys.executable, "-I", "-c", run]
 
 
 def readable(descriptor: int, seconds: float) -> bool:

@@ -21,7 +21,8 @@ class ChunkNames:
     def __init__(self, array: ArrayMetadata, view: KeyTemplate) -> None:
         self._grid, self._keys, self._view = array.grid, array.keys, view
         self._same = array.keys == view
-        above, self._prefix = split_key(array.keys.prefix) if array.ndim else ("", "")
+        above, name = split_key(array.keys.prefix if array.ndim else array.keys.scalar)
+        self._prefix = name if array.ndim else ""
         self._base = "" if self._same else "/".join(filter(None, (array.keys.directory, above)))
 
     def index(self, key: str) -> tuple[int, ...] | None:

@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from zarrfs.errors import ReadError
+from zarrfs.system.processes import python
 
 _VERSIONS = ("earliest", "v110")  # of the HDF5 format
 _PAGE = 4096  # bytes: each variable begins at a page, so that no other is read with it, nor the header
@@ -58,8 +59,8 @@ async def build(description: bytes, key: str) -> bytes:
     """Return the packed header for a description, made by a child process. ReadError; `key` names the file."""
     with trio.move_on_after(_LIMIT):
         done = await trio.run_process(
-            [sys.executable, "-I", "-m", "zarrfs.views.netcdf_header"], stdin=description, capture_stdout=True,
-            capture_stderr=True, check=False,
+            python("zarrfs.views.netcdf_header"), stdin=description, capture_stdout=True, capture_stderr=True,
+            check=False,
         )  # fmt: skip
         if done.returncode:
             raise ReadError(key, f"its header cannot be made: {_reason(done)}")

@@ -68,7 +68,7 @@ def _box(selection: Selection, shape: tuple[int, ...]) -> tuple[Box, tuple[int |
     indexes = [index for index in given if index is not ...]
     if len(indexes) > len(shape) or len(given) - len(indexes) > 1:
         raise IndexError(f"selection {selection!r}: the array has {len(shape)} dimensions")
-    at = given.index(...) if len(indexes) < len(given) else len(given)
+    at = next((at for at, index in enumerate(given) if index is ...), len(given))  # no ==, which arrays answer with
     indexes[at:at] = [slice(None)] * (len(shape) - len(indexes))
     start, stop, rest = [], [], list[int | slice]()
     for number, (index, extent) in enumerate(zip(indexes, shape, strict=True)):
