@@ -371,6 +371,13 @@ def test_a_secret_in_a_world_readable_file_is_refused(user: Path, text: str) -> 
     held()
 
 
+def test_a_url_with_a_secret_in_a_world_readable_file_is_refused(user: Path) -> None:
+    write(user, '[options]\nblobs = ["https://host/x", "https://me:hush@host/y"]\n', 0o644)
+    assert refused() == f"{user}: [options] blobs: is a secret, and all may read this file: chmod o-r"
+    user.chmod(0o640)
+    assert held().blobs[1] == "https://me:hush@host/y"
+
+
 def test_other_values_may_be_in_a_world_readable_file(user: Path) -> None:
     text = '[storage.s3]\nanon = true\nendpoint_url = "http://h"\nsecret = "@/run/s3"\n[storage.gcs]\ntoken = "anon"\n'
     write(user, text + '[source.x]\nsource = "https://host/?a=1"\n', 0o644)

@@ -81,8 +81,9 @@ def read_file(path: str, owned: bool) -> ConfigFile:
     reading = _Reading(path)
     found = reading.file(tables)
     if reading.secret and stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
-        rule = "is a secret, and all may read this file: chmod o-r, or keep it in a file of its own and name that"
-        raise UsageError(f'{path}: {reading.secret}: {rule}, as "@/path"')
+        rule = "is a secret, and all may read this file: chmod o-r"
+        other = ', or keep it in a file of its own and name that, as "@/path"' if reading.may_be_in_a_file else ""
+        raise UsageError(f"{path}: {reading.secret}: {rule}{other}")
     return found
 
 
@@ -103,6 +104,7 @@ class _Reading:
     def __init__(self, path: str) -> None:
         self._path, self._at = path, ""
         self.secret = ""  # the first secret in it: section and key
+        self.may_be_in_a_file = True  # of that one
 
     def file(self, content: Mapping[str, Any]) -> ConfigFile:
         """Check the whole content and return it. Raise UsageError."""
@@ -168,6 +170,8 @@ class _Reading:
             raise self._wrong(at, "expected true or false")
         if "\0" in value:  # impossible in a path, a variable and an argument
             raise self._wrong(at, "has a NUL character")
+        if not self.secret and without_secrets(value) != value:
+            self.secret, self.may_be_in_a_file = at, False
         local = metavar in ("DIR", "FILE") and not is_url(value)  # for a URL the parser raises the error
         if value and (local or (metavar == "PLACE" and not re.match(r"[A-Za-z0-9+.-]+:", value))):
             value = os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(value))
