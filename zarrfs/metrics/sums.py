@@ -34,7 +34,7 @@ def _add(total: dict[str, Any], counters: dict[str, Any], above: tuple[str, ...]
 
 
 def _choice(path: tuple[str, ...]) -> Callable[[Any, Any], Any]:
-    """Return how two numbers at a path become one: quantiles and outages are those of the process that waits longest."""
+    """Return how two numbers at a path become one: those of latencies and outages are the worst ones."""
     if path[:2] == ("remote", "latency") or path[-2:] == ("outage", "seconds"):
         return max
     return min if path[-2:] == ("outage", "since") else operator.add
