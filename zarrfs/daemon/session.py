@@ -83,7 +83,7 @@ def mount(
         pid_file=options.pid_file and os.path.abspath(options.pid_file),
         blobs=tuple(map(absolute, options.blobs)),
         index_dir=options.index_dir and os.path.abspath(options.index_dir),
-        base=options.base and (options.base if "://" in options.base else os.path.abspath(options.base)),
+        base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),
     )
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
