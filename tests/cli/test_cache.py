@@ -111,6 +111,13 @@ def test_prune_by_size(directory: Path, index: Path) -> None:
     assert cache("ls", "--index-dir", index).count("\n") == 1  # indexes come first
 
 
+@pytest.mark.parametrize("wrong", [("--older-than", "30x"), ("--max-size", "10")])
+def test_a_bad_limit_is_named(wrong: tuple[str, str], tmp_path: Path) -> None:
+    done = run("cache", "prune", *wrong, "--index-dir", tmp_path)
+    assert done.returncode == 2
+    assert f"Error: {' '.join(wrong)}: expected a " in done.stderr
+
+
 def test_clear_beside_a_mount(directory: Path, index: Path) -> None:
     using = DiskCache(str(directory), 64 * MIB, 0)
     assert found(using, B, 0, 10_000)

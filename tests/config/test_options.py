@@ -139,6 +139,7 @@ def test_values_of_allow_and_allow_path() -> None:
     assert parse(split_commas("allow=sftp,nofail,gs,all,ro,ftp")).options.allow == ("sftp", "gs", "all", "ftp")
     with pytest.raises(UsageError, match="unknown option 'gs'"):
         parse(split_commas("ro,gs"))
+    assert parse(split_commas("members=a,X-mount.mkdir,b/c,nofail")).options.members == ("a", "b/c")
     with pytest.raises(UsageError, match=r"'private' \(did you mean allow=private\?\)"):
         parse(split_commas("ro,private"))
     with pytest.raises(UsageError, match="expected all, credentials, file, private, or a protocol"):
