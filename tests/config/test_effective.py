@@ -206,6 +206,17 @@ def test_names_stand_for_sources(user: Path, tmp_path: Path) -> None:
     assert held(source="a").retries == 7
 
 
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [("sets/a.json", "HERE/sets/a.json"), ("~/a.json", "HOME/a.json"), ("zip://a::b.zip", "zip://a::b.zip"),
+     ("file:///a", "file:///a"), ("/a:b", "/a:b"), ("flux:", "flux:")],
+)  # fmt: skip
+def test_the_source_of_a_name_is_beside_its_file(user: Path, source: str, found: str) -> None:
+    write(user, f'[source.a]\nsource = "{source}"\n')
+    expected = found.replace("HERE", str(user.parent)).replace("HOME", os.path.expanduser("~"))
+    assert settings([], ["a"]).sources == [expected]
+
+
 def test_sections_of_the_first_source_win(user: Path) -> None:
     write(user, '[source."/a"]\nretries = 1\nread_timeout = 1\n[source."/b"]\nretries = 2\nrequest_timeout = 2\n')
     found = settings([], ["/a/x", "/b/x"]).parsed.options

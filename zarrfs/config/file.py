@@ -33,6 +33,7 @@ NEVER = ("config", "notify_pipe", "storage_options")
 # Options whose value two sources must not share.
 OF_ONE_SOURCE = ("upperdir", "record", "warm", "pid_file", "fsname", "base", "type", "foreground", "metrics")
 NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers that take a TOML number
+_SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # begins what is no path
 _NAME = re.compile(r"[^\s/:#?]+")
 
 
@@ -137,6 +138,8 @@ class _Reading:
                 raise self._wrong(at, "with source= its name is a plain word, without / : # ?")
             if without_secrets(source) != source:
                 self.secret = self.secret or f"{at} source"
+            if not (_SCHEME.match(source) or names_file(source)):
+                source = self._beside(source)
         given = Assignments()
         storage = self._table(table.pop("storage", {}), f"{at[:-1]}.storage]")
         self._options(given, self._table(table, at), NEVER)
@@ -173,12 +176,16 @@ class _Reading:
         if not self.secret and without_secrets(value) != value:
             self.secret, self.may_be_in_a_file = at, False
         local = metavar in ("DIR", "FILE") and not is_url(value)  # for a URL the parser raises the error
-        if value and (local or (metavar == "PLACE" and not re.match(r"[A-Za-z0-9+.-]+:", value))):
-            value = os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(value))
+        if value and (local or (metavar == "PLACE" and not _SCHEME.match(value))):
+            value = self._beside(value)
         try:
             put(given, name, value)
         except UsageError as exc:
             raise UsageError(f"{self._path}: {at}: {exc}") from None
+
+    def _beside(self, path: str) -> str:
+        """Return an absolute path: a relative one begins in the directory of the file, "~" is a user's home."""
+        return os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(path))
 
     def _storage(self, given: Assignments, table: Mapping[str, Any], name: str) -> None:
         """Add options of fsspec's file systems: a table for each protocol, host or bucket."""
