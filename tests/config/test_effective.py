@@ -211,10 +211,12 @@ def test_names_stand_for_sources(user: Path, tmp_path: Path) -> None:
     [("sets/a.json", "HERE/sets/a.json"), ("~/a.json", "HOME/a.json"), ("zip://a::b.zip", "zip://a::b.zip"),
      ("file:///a", "file:///a"), ("/a:b", "/a:b"), ("flux:", "flux:")],
 )  # fmt: skip
-def test_the_source_of_a_name_is_beside_its_file(user: Path, source: str, found: str) -> None:
+def test_the_source_of_a_name_and_a_base_are_beside_the_file(user: Path, source: str, found: str) -> None:
     write(user, f'[source.a]\nsource = "{source}"\n')
     expected = found.replace("HERE", str(user.parent)).replace("HOME", os.path.expanduser("~"))
     assert settings([], ["a"]).sources == [expected]
+    write(user, f'[source."/x"]\nbase = "{source}"\n')
+    assert held(source="/x/y").base == expected
 
 
 def test_sections_of_the_first_source_win(user: Path) -> None:

@@ -176,7 +176,7 @@ class _Reading:
         if not self.secret and without_secrets(value) != value:
             self.secret, self.may_be_in_a_file = at, False
         local = metavar in ("DIR", "FILE") and not is_url(value)  # for a URL the parser raises the error
-        if value and (local or (metavar == "PLACE" and not _SCHEME.match(value))):
+        if value and (local or (metavar in ("PLACE", "URL") and not _SCHEME.match(value))):
             value = self._beside(value)
         try:
             put(given, name, value)
