@@ -204,8 +204,12 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
         try:
             try:
                 os.write(options.notify_pipe, b"\n")
-            finally:
-                os.close(options.notify_pipe)  # else its reader would wait for as long as the mount lives
+            finally:  # else its reader would wait for as long as the mount lives
+                given = options.notify_pipe
+                if given < 3:  # no other file may become a standard stream
+                    given = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                    os.dup2(given, options.notify_pipe)
+                os.close(given)
         except OSError as exc:
             log.warning("notify_pipe=%d: cannot be written to: %s", options.notify_pipe, reason_of(exc))
     notify.notify_manager("READY=1")
