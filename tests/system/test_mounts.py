@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import run
 from zarrfs.errors import MountError
 from zarrfs.jobs import processes
 from zarrfs.system import mounts
@@ -58,3 +59,15 @@ def test_an_error_of_the_system_is_a_reason(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(mounts, "unmount", unmount)
     with pytest.raises(MountError, match=f"^{tmp_path}: cannot unmount: too many open files$"):
         mounts.unmount_own(str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["mount SOURCE", "umount", "stats", "refresh", "top --once", "unstage"],
+)
+def test_an_empty_name_is_not_the_working_directory(command: str, tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{"version": 1, "refs": {"a": "x"}}')
+    done = run(*command.replace("SOURCE", f"{tmp_path}/set.json").split(" "), "", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "an empty name of a " in done.stderr
+    assert os.listdir(tmp_path) == ["set.json"]

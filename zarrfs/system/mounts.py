@@ -68,13 +68,21 @@ def beneath(path: str, above: str) -> bool:
 
 
 def resolved(path: str) -> str:
-    """Return `path` as an absolute path, its parent without symlinks; its last component may be one."""
+    """Return `path` as an absolute path, its parent without symlinks; its last component may be one.
+
+    Raise MountError for "", such as "$UNSET" in a script; it would be the working directory.
+    """
+    if not path:
+        raise MountError("an empty name of a directory (a variable that is not set?)")
     parent, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(parent), name)
 
 
 def canonical(mountpoint: str) -> str:
-    """Return `mountpoint` as mountinfo spells it. Its last component is not resolved, as it may be a dead mount."""
+    """Return `mountpoint` as mountinfo spells it. Its last component is not resolved, as it may be a dead mount.
+
+    Raise MountError for "".
+    """
     path = resolved(mountpoint)
     if mount_at(path) is None and os.path.islink(path):
         return os.path.realpath(path)
