@@ -56,7 +56,7 @@ class IndexCache:
         self._keeps = options.cache != "none"
         self._memory = None if self._keeps else memory_directory()
         self._asked = options.index_dir is not None
-        self.directory = os.path.abspath(options.index_dir) if options.index_dir else usual_directory()
+        self.directory = _directory(options)
         self._problem: str | None = None
         if not self._keeps:
             return
@@ -239,6 +239,10 @@ class IndexCache:
                         os.unlink(entry.path)
 
 
+def _directory(options: Options) -> str:
+    return os.path.abspath(options.index_dir) if options.index_dir else usual_directory()
+
+
 def usual_directory() -> str:
     """Return the directory of this user's indexes.
 
@@ -357,11 +361,13 @@ class CachedFile:
 
 def cached_files(options: Options) -> list[CachedFile]:
     """List the cache's files, the last used first. UsageError if the directory cannot be read."""
-    directory = IndexCache(options).directory
+    directory = _directory(options)
     try:
         names = os.listdir(directory)
     except OSError as exc:
-        raise UsageError(f"{directory}: {reason_of(exc)}") from None
+        if isinstance(exc, FileNotFoundError) and not options.index_dir:  # nothing was mounted yet
+            return []
+        raise UsageError(f"{'option index_dir=' if options.index_dir else ''}{directory}: {reason_of(exc)}") from None
     used: dict[str, float] = {}
     for _, index, when in _remembered(directory):
         used[index] = max(used.get(index, 0.0), when)
@@ -407,8 +413,8 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
         stay = {one.path for one in gone if not _removed(one.path)}
         left += sum(one.size for one in gone if one.path in stay)
         gone = [one for one in gone if one.path not in stay]
-        directory = IndexCache(options).directory
-        for path, index, _ in _remembered(directory):
+        directory = _directory(options)
+        for path, index, _ in _remembered(directory) if os.path.isdir(directory) else ():
             if not os.path.exists(os.path.join(directory, index)):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
