@@ -111,6 +111,23 @@ def test_prune_by_size(directory: Path, index: Path) -> None:
     assert cache("ls", "--index-dir", index).count("\n") == 1  # indexes come first
 
 
+@pytest.mark.parametrize("command", ["ls", "prune", "verify", "clear"])
+def test_a_directory_of_indexes_that_is_not_there_is_not_made(command: str, tmp_path: Path) -> None:
+    done = run("cache", command, "--index-dir", tmp_path / "index")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"zarrfs: option index_dir={tmp_path}/index: no such file or directory\n"
+    usual = run("cache", command, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    assert usual.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [("--older-than", "30x"), ("--max-size", "10")])
+def test_a_bad_limit_is_named(wrong: tuple[str, str], tmp_path: Path) -> None:
+    done = run("cache", "prune", *wrong, "--index-dir", tmp_path)
+    assert done.returncode == 2
+    assert f"Error: {' '.join(wrong)}: expected a " in done.stderr
+
+
 def test_clear_beside_a_mount(directory: Path, index: Path) -> None:
     using = DiskCache(str(directory), 64 * MIB, 0)
     assert found(using, B, 0, 10_000)

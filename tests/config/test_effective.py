@@ -206,6 +206,19 @@ def test_names_stand_for_sources(user: Path, tmp_path: Path) -> None:
     assert held(source="a").retries == 7
 
 
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [("sets/a.json", "HERE/sets/a.json"), ("~/a.json", "HOME/a.json"), ("zip://a::b.zip", "zip://a::b.zip"),
+     ("file:///a", "file:///a"), ("/a:b", "/a:b"), ("flux:", "flux:")],
+)  # fmt: skip
+def test_the_source_of_a_name_and_a_base_are_beside_the_file(user: Path, source: str, found: str) -> None:
+    write(user, f'[source.a]\nsource = "{source}"\n')
+    expected = found.replace("HERE", str(user.parent)).replace("HOME", os.path.expanduser("~"))
+    assert settings([], ["a"]).sources == [expected]
+    write(user, f'[source."/x"]\nbase = "{source}"\n')
+    assert held(source="/x/y").base == expected
+
+
 def test_sections_of_the_first_source_win(user: Path) -> None:
     write(user, '[source."/a"]\nretries = 1\nread_timeout = 1\n[source."/b"]\nretries = 2\nrequest_timeout = 2\n')
     found = settings([], ["/a/x", "/b/x"]).parsed.options
@@ -369,6 +382,13 @@ def test_a_secret_in_a_world_readable_file_is_refused(user: Path, text: str) -> 
     assert "hush" not in said
     write(user, text, 0o640)
     held()
+
+
+def test_a_url_with_a_secret_in_a_world_readable_file_is_refused(user: Path) -> None:
+    write(user, '[options]\nblobs = ["https://host/x", "https://me:hush@host/y"]\n', 0o644)
+    assert refused() == f"{user}: [options] blobs: is a secret, and all may read this file: chmod o-r"
+    user.chmod(0o640)
+    assert held().blobs[1] == "https://me:hush@host/y"
 
 
 def test_other_values_may_be_in_a_world_readable_file(user: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarrfs.config.file import NEVER, read_file
-from zarrfs.config.options import TABLE, Options, bounds_of, default_text, parse, split_commas
+from zarrfs.config.options import TABLE, Options, bounds_of, default_text, parse, split_commas, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import flag, lifetime, natural, niceness, octal, seconds, size, user_id
 from zarrfs.errors import UsageError
@@ -136,6 +136,10 @@ def test_values_of_allow_and_allow_path() -> None:
     assert options.allow == ("file", "private", "sftp")
     assert options.allow_path == (os.path.realpath("/usr/lib"), os.path.realpath("x"))
     assert parse(split_commas("allow=file,private,ro")).options.allow == ("file", "private")
+    assert parse(split_commas("allow=sftp,nofail,gs,all,ro,ftp")).options.allow == ("sftp", "gs", "all", "ftp")
+    with pytest.raises(UsageError, match="unknown option 'gs'"):
+        parse(split_commas("ro,gs"))
+    assert parse(split_commas("members=a,X-mount.mkdir,b/c,nofail")).options.members == ("a", "b/c")
     with pytest.raises(UsageError, match=r"'private' \(did you mean allow=private\?\)"):
         parse(split_commas("ro,private"))
     with pytest.raises(UsageError, match="expected all, credentials, file, private, or a protocol"):
@@ -289,6 +293,11 @@ def test_every_row_can_be_shown(name: str) -> None:
     assert about["help"].endswith(".")
     assert "efault: " not in about["help"] or not default_text(name), "stated twice"
     assert (about["metavar"] == "") == (about["parse"] is flag)
+
+
+def test_a_list_of_urls_is_shown_without_secrets() -> None:
+    blobs = parse(["blobs=https://me:hush@host/x", "blobs=https://host/y?X-Amz-Signature=hush"]).options.blobs
+    assert written("blobs", blobs) == "https://host/x,https://host/y"
 
 
 @pytest.mark.parametrize("name", TABLE)

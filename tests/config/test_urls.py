@@ -8,6 +8,17 @@ from zarrfs.config import urls
 
 
 @pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///a/file:b", "/a/file:b"), ("LOCAL:/a", "/a"), ("file:a", "a"), ("/a/profile:1/x", "/a/profile:1/x"),
+        ("s3://b/local:x", "s3://b/local:x"),
+    ],
+)  # fmt: skip
+def test_the_path_of_a_file_url(url: str, path: str) -> None:
+    assert urls.file_path(url) == path
+
+
+@pytest.mark.parametrize(
     ("base", "relative", "found"),
     [
         ("http://h/d/", "x/y", "http://h/d/x/y"),

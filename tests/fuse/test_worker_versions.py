@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import AsyncGenerator
@@ -80,6 +81,25 @@ def test_a_lookup_during_a_refresh_shows_the_new_version(trees: tuple[Path, Path
             store.may_answer.set()
         assert found[0].st_size == len("of the newer one")
         assert not operations.inodes.is_old(found[0].st_ino)
+        await operations.aclose()
+
+    trio.run(body)
+
+
+def test_an_open_that_finds_no_handle_free_keeps_no_version(
+    trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the memory of a version that a refresh has replaced would stay for as long as the mount."""
+
+    async def body() -> None:
+        operations = worker(FileSystemStore(str(trees[0])), Shared(2), trees[1])
+        file = await operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
+        monkeypatch.setattr(operations._handles, "take", lambda *_: None)
+        for opened in operations.opendir(InodeT(1), CONTEXT), operations.open(file.st_ino, FlagT(0), CONTEXT):
+            with pytest.raises(pyfuse3.FUSEError) as caught:
+                await opened
+            assert caught.value.errno == errno.ENFILE
+        assert operations.current.users == 0
         await operations.aclose()
 
     trio.run(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import trio
 from zarrfs.config.options import parse
 from zarrfs.errors import MountError, UsageError
 from zarrfs.metrics import exporters
-from zarrfs.metrics.exporters import TextfileExporter, Watch
+from zarrfs.metrics.exporters import HTTPExporter, TextfileExporter, Watch
 
 ABOUT = {"source": "https://a.example/refs.json", "kind": "references", "pid": 4711}
 
@@ -97,3 +98,16 @@ def test_places(where: str) -> None:
 def test_bad_values_of_metrics_are_refused(where: str) -> None:
     with pytest.raises(UsageError, match="option metrics"):
         parse([f"metrics={where}"])
+
+
+def test_addresses_that_the_machine_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ::1 of localhost in a container without IPv6; and some /etc/hosts name an address twice."""
+    v4 = socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)
+    v6 = socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [v6, v4, v4])
+    exporter = HTTPExporter("localhost:0")
+    assert len(exporter._sockets) == 1
+    exporter.close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [v6])
+    with pytest.raises(MountError, match="metrics=localhost:0: cannot assign requested address"):
+        HTTPExporter("localhost:0")

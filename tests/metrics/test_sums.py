@@ -18,3 +18,19 @@ def test_numbers_are_added_and_the_rest_is_that_of_the_first() -> None:
 def test_histograms_are_added_by_bound() -> None:
     one, other = ({"remote": {"latency_histogram": pairs}} for pairs in ([(0.1, 1), (1.0, 3)], [(0.1, 2), (2.0, 4)]))
     assert summed([one, other])["remote"]["latency_histogram"] == [(0.1, 3), (1.0, 3), (2.0, 4)]
+
+
+def test_latencies_and_outages_are_those_of_the_process_that_waits_longest() -> None:
+    one, other = (
+        {
+            "remote": {
+                "latency": {"p50": p50, "max": 3 * p50},
+                "hosts": {"h": {"requests": 1, "outage": {"since": since, "seconds": 100 - since, "waiting": 2}}},
+            }
+        }
+        for p50, since in ((0.1, 90.0), (0.2, 95.0))
+    )
+    assert summed([one, other])["remote"] == {
+        "latency": {"p50": 0.2, "max": 0.6000000000000001},
+        "hosts": {"h": {"requests": 2, "outage": {"since": 90.0, "seconds": 10.0, "waiting": 4}}},
+    }

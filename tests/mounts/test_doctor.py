@@ -76,7 +76,9 @@ def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine)
     assert states(machine, "-o", "cache_dir=/proc")["blocks"] == "warning"
     assert states(machine, ZARRFS_NO_SUCH_OPTION="1")["configuration"] == "warning"
     machine.root("install -d -m 777 -o ann /home/ann/index")
-    assert states(machine, "-o", "index_dir=/home/ann/index")["indexes"] == "warning"
+    assert states(machine, "-o", "index_dir=/home/ann/index")["indexes"] == "problem"
+    machine.root("chmod +t /home/ann/index")
+    assert states(machine, "-o", "index_dir=/home/ann/index")["indexes"] == "ok"
     machine.root("echo '#!/bin/sh' > /usr/sbin/mount.zarrfs")
     assert states(machine)["mount helper"] == "warning"
     machine.root("rm /usr/sbin/mount.zarrfs")

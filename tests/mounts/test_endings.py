@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -259,3 +260,26 @@ def test_two_unmounts_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(mounts, "_refusal", late)
     mounts.unmount(str(mnt))
     assert not mount_lines(mnt)
+
+
+def test_a_daemon_out_of_descriptors_stays_when_it_is_told_to_end(tmp_path: Path) -> None:
+    """It has to read the mount table to unmount, and to find who uses the mount."""
+    (tmp_path / "store/a").mkdir(parents=True)
+    for number in range(100):
+        (tmp_path / f"store/a/{number}").write_text(str(number))
+    (tmp_path / "mnt").mkdir()
+    log = tmp_path / "log"
+    command = ["sh", "-c", f'ulimit -n 70; exec "$@" -o log_file={log}', "sh", PROGRAM, "mount", "--type", "zarr"]
+    subprocess.run([*command, tmp_path / "store", tmp_path / "mnt"], check=True)
+    with contextlib.ExitStack() as opened:
+
+        def open_all() -> None:
+            for number in range(100):
+                opened.enter_context(open(tmp_path / f"mnt/a/{number}"))
+
+        with pytest.raises(OSError, match="Too many open files"):
+            open_all()
+        os.kill(daemon_pid(tmp_path / "mnt"), signal.SIGTERM)
+        until(lambda: "cannot unmount: too many open files" in log.read_text())
+    assert (tmp_path / "mnt/a/7").read_text() == "7"
+    assert run("umount", tmp_path / "mnt").returncode == 0

@@ -65,6 +65,14 @@ def test_mount_and_umount(fstype: str, mnt: Path) -> None:
     until(lambda: not alive(pid))  # umount(8) does not wait for it
 
 
+def test_it_is_mounted_though_nobody_reads_so(mnt: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        command = ["/sbin/mount.zarrfs", STORE, mnt, "-v"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert mount_lines(mnt)
+
+
 def test_relative_source(mnt: Path) -> None:
     done = mount("-t", "zarrfs", "v2_hier", mnt, cwd=STORE.parent)
     assert done.returncode == 0, done.stderr

@@ -249,6 +249,20 @@ def test_the_notify_pipe_is_written_without_a_pid_file(tmp_path: Path, caplog: p
     assert f"pid_file={tmp_path}/none/pid: cannot be written: no such file or directory" in caplog.text
 
 
+@pytest.mark.parametrize("more", [[], ["--foreground"]])
+def test_the_notify_pipe_may_be_standard_output(more: list[str], tmp_path: Path) -> None:
+    document, mnt = tmp_path / "set.json", tmp_path / "mnt"
+    document.write_text('{"version": 1, "refs": {"a": "x"}}')
+    mnt.mkdir()
+    command = [PROGRAM, "mount", *more, document, mnt, "-o", "notify_pipe=1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b"\n", "and its end"
+        assert (mnt / "a").read_bytes() == b"x"
+        assert run("umount", mnt).returncode == 0
+        assert process.wait(60) == 0
+
+
 def test_a_notify_pipe_that_nobody_reads_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     from zarrfs.daemon import serve
 

@@ -130,6 +130,35 @@ def test_users_share_a_directory(shared: Path) -> None:
 
 
 @root
+def test_each_user_of_a_directory_remembers_documents(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
+    for number in (65534, 65533):
+        with user(number):
+            first = plan(shared)
+            with monkeypatch.context() as patched:
+                patched.setattr(index_cache.IndexCache, "find", None)  # which hashes
+                assert plan(shared).index == first.index
+
+
+@root
+def test_indexes_of_other_users_are_not_damaged(shared: Path) -> None:
+    options = Options(index_dir=str(shared / "index"))
+    for number in (65534, 65533):
+        with user(number):
+            plan(shared)
+    with user(65533):
+        assert [one.problem for one in index_cache.cached_files(options)] == ["", index_cache.FOREIGN]
+        assert index_cache.verify(options) == (2, [])
+    gone, _left = index_cache.prune(options, 1e6, None, dry_run=False)
+    assert gone == []
+    flip(next(path for path in indexes(shared) if path.stat().st_uid == 65534))
+    with user(65533):
+        [bad] = index_cache.verify(options)[1]
+        assert bad.problem == index_cache.DAMAGED
+        assert os.path.exists(bad.path), "its owner removes it"
+
+
+@root
 def test_files_of_other_users_stay(shared: Path) -> None:
     with user(65534):
         plan(shared)

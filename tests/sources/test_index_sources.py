@@ -57,6 +57,15 @@ def content(source: object, **options: object) -> dict[str, bytes]:
     return trio.run(read)
 
 
+def test_targets_beside_a_set_and_beneath_a_base_of_any_name(tmp_path: Path) -> None:
+    for name in "profile:1", "a::b", "x#?%20":
+        (tmp_path / name).mkdir()
+        expected = content(a_set(tmp_path / name / "refs.json"))
+        os.replace(tmp_path / name / "refs.json", tmp_path / "refs.json")
+        assert content(tmp_path / "refs.json", base=f"{tmp_path}/{name}") == expected
+    assert content(tmp_path / "refs.json", base=f"file:{tmp_path}/profile:1") == expected
+
+
 # -- an index as a source
 
 

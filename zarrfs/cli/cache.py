@@ -146,7 +146,10 @@ def _write_summary(verb: str, indexes: list[CachedFile], blocks: list[Target]) -
 
 
 def _limits(older_than: str, max_size: str | None) -> tuple[float, int | None]:
+    option, value = "--older-than", older_than
     try:
-        return seconds(older_than), None if max_size is None else size(max_size)
+        age = seconds(older_than)
+        option, value = "--max-size", max_size or ""
+        return age, None if max_size is None else size(max_size)
     except ValueError as exc:
-        raise click.UsageError(f"expected {exc}") from None
+        raise click.UsageError(f"{option} {value}: expected {exc}") from None

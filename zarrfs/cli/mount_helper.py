@@ -6,6 +6,7 @@ Here -f is fake (check, do not mount) and -s sloppy (ignore unknown options). Th
 
 from __future__ import annotations
 
+import contextlib
 import getopt
 import os
 import re
@@ -101,7 +102,9 @@ def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
     with orderly_end():
         mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
     if verbose:
-        print(f"mount.zarrfs: {message_line(f'{without_secrets(source)} mounted on {mountpoint}')}")
+        text = message_line(f"{without_secrets(source)} mounted on {mountpoint}")
+        with contextlib.suppress(OSError):  # it is mounted, whoever reads that
+            os.write(1, f"mount.zarrfs: {text}\n".encode())
 
 
 def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fake: bool) -> None:

@@ -33,6 +33,7 @@ NEVER = ("config", "notify_pipe", "storage_options")
 # Options whose value two sources must not share.
 OF_ONE_SOURCE = ("upperdir", "record", "warm", "pid_file", "fsname", "base", "type", "foreground", "metrics")
 NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers that take a TOML number
+_SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # begins what is no path
 _NAME = re.compile(r"[^\s/:#?]+")
 
 
@@ -81,8 +82,9 @@ def read_file(path: str, owned: bool) -> ConfigFile:
     reading = _Reading(path)
     found = reading.file(tables)
     if reading.secret and stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
-        rule = "is a secret, and all may read this file: chmod o-r, or keep it in a file of its own and name that"
-        raise UsageError(f'{path}: {reading.secret}: {rule}, as "@/path"')
+        rule = "is a secret, and all may read this file: chmod o-r"
+        other = ', or keep it in a file of its own and name that, as "@/path"' if reading.may_be_in_a_file else ""
+        raise UsageError(f"{path}: {reading.secret}: {rule}{other}")
     return found
 
 
@@ -103,6 +105,7 @@ class _Reading:
     def __init__(self, path: str) -> None:
         self._path, self._at = path, ""
         self.secret = ""  # the first secret in it: section and key
+        self.may_be_in_a_file = True  # of that one
 
     def file(self, content: Mapping[str, Any]) -> ConfigFile:
         """Check the whole content and return it. Raise UsageError."""
@@ -135,6 +138,8 @@ class _Reading:
                 raise self._wrong(at, "with source= its name is a plain word, without / : # ?")
             if without_secrets(source) != source:
                 self.secret = self.secret or f"{at} source"
+            if not (_SCHEME.match(source) or names_file(source)):
+                source = self._beside(source)
         given = Assignments()
         storage = self._table(table.pop("storage", {}), f"{at[:-1]}.storage]")
         self._options(given, self._table(table, at), NEVER)
@@ -168,13 +173,19 @@ class _Reading:
             raise self._wrong(at, "expected true or false")
         if "\0" in value:  # impossible in a path, a variable and an argument
             raise self._wrong(at, "has a NUL character")
+        if not self.secret and without_secrets(value) != value:
+            self.secret, self.may_be_in_a_file = at, False
         local = metavar in ("DIR", "FILE") and not is_url(value)  # for a URL the parser raises the error
-        if value and (local or (metavar == "PLACE" and not re.match(r"[A-Za-z0-9+.-]+:", value))):
-            value = os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(value))
+        if value and (local or (metavar in ("PLACE", "URL") and not _SCHEME.match(value))):
+            value = self._beside(value)
         try:
             put(given, name, value)
         except UsageError as exc:
             raise UsageError(f"{self._path}: {at}: {exc}") from None
+
+    def _beside(self, path: str) -> str:
+        """Return an absolute path: a relative one begins in the directory of the file, "~" is a user's home."""
+        return os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(path))
 
     def _storage(self, given: Assignments, table: Mapping[str, Any], name: str) -> None:
         """Add options of fsspec's file systems: a table for each protocol, host or bucket."""

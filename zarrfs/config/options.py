@@ -510,7 +510,7 @@ def written(name: str, value: Any) -> str:
     if parser is processes and value == AUTO:
         return "auto"
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return ",".join(without_secrets(str(one)) for one in value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if parser is octal:
@@ -620,9 +620,13 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             pass  # mount.zarrfs looks for it itself
         elif not equals and (list_ := _list_of(name)) in given.values:  # "-o allow=file,private" is split already
             put(given, list_, name)
-        elif not equals and naming and name not in IGNORED | REMOUNT_ONLY and not name.startswith(("x_", "x-")):
+        elif name in IGNORED | REMOUNT_ONLY or name[:2].lower() in ("x_", "x-"):
+            pass
+        elif not equals and naming:
             put(given, "members", item)
-        elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
+        elif not (equals or before) and "allow" in given.values and is_known(name):
+            put(given, "allow", name)
+        elif not sloppy:
             hint = _hint(name)
             if before and not hint:  # it may be half a password
                 raise UsageError(f"option {before}: no option after its comma (write a comma in a value as \\,)")

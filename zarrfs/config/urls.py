@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
 _LATER_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|([a-z]+)$")  # "memory" is one for fsspec, "a.zip" a path
 _WEB = re.compile(r"(https?)://([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([0-9]{1,5}))?(?:[/?#]|\Z)", re.I | re.ASCII)
-_FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
+_FILE = re.compile(r"\A(?:file|local):(?://)?", re.IGNORECASE)
 
 # Names of the same protocol; the first also names its storage options.
 _FAMILIES = (("http", "https"), ("s3", "s3a"), ("gcs", "gs"), ("abfs", "abfss", "az"), ("file", "local"))

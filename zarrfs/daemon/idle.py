@@ -35,7 +35,7 @@ async def unmount_when_idle(
         elif limit is not None and now - since >= limit:
             try:
                 await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
-            except MountError as exc:
+            except (MountError, RuntimeError) as exc:  # the latter: out of threads
                 log.debug("idle for %g s, but %s", now - since, exc)
                 since = now
             else:

@@ -204,8 +204,12 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
         try:
             try:
                 os.write(options.notify_pipe, b"\n")
-            finally:
-                os.close(options.notify_pipe)  # else its reader would wait for as long as the mount lives
+            finally:  # else its reader would wait for as long as the mount lives
+                given = options.notify_pipe
+                if given < 3:  # no other file may become a standard stream
+                    given = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                    os.dup2(given, options.notify_pipe)
+                os.close(given)
         except OSError as exc:
             log.warning("notify_pipe=%d: cannot be written to: %s", options.notify_pipe, reason_of(exc))
     notify.notify_manager("READY=1")
@@ -316,22 +320,25 @@ async def _signals(
     with trio.open_signal_receiver(*_SIGNALS) as received:
         task_status.started()
         async for number in received:
-            if number == signal.SIGHUP:
-                logs.reopen()
-                if team is not None and operations.background is not None:
-                    operations.background.start_soon(team.reopen_logs)
-                if refresher.refusal is not None:
-                    log.warning("%s", refresher.refusal)
-                elif operations.background is not None and not refresher.pending:
-                    operations.background.start_soon(refresher.refresh)
-            elif number == signal.SIGUSR1:
-                log.info("statistics: %s", json.dumps(operations.stats()))
-                await trio.to_thread.run_sync(trim)
-                log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
-                for line in process.task_lines():
-                    log.info("tasks: %s", line)
-            else:
-                await _stop(mountpoint, options, refresher.device)
+            try:
+                if number == signal.SIGHUP:
+                    logs.reopen()
+                    if team is not None and operations.background is not None:
+                        operations.background.start_soon(team.reopen_logs)
+                    if refresher.refusal is not None:
+                        log.warning("%s", refresher.refusal)
+                    elif operations.background is not None and not refresher.pending:
+                        operations.background.start_soon(refresher.refresh)
+                elif number == signal.SIGUSR1:
+                    log.info("statistics: %s", json.dumps(operations.stats()))
+                    await trio.to_thread.run_sync(trim)
+                    log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
+                    for line in process.task_lines():
+                        log.info("tasks: %s", line)
+                else:
+                    await _stop(mountpoint, options, refresher.device)
+            except Exception:  # such as out of threads: the mount goes on
+                log.exception("%s has failed", signal.Signals(number).name)
 
 
 async def _stop(mountpoint: str, options: Options, device: int | None) -> None:

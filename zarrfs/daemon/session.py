@@ -83,7 +83,7 @@ def mount(
         pid_file=options.pid_file and os.path.abspath(options.pid_file),
         blobs=tuple(map(absolute, options.blobs)),
         index_dir=options.index_dir and os.path.abspath(options.index_dir),
-        base=options.base and (options.base if "://" in options.base else os.path.abspath(options.base)),
+        base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),
     )
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
@@ -297,6 +297,8 @@ def _daemon(
         end_with_parent(parent, signal.SIGTERM)  # until the mount is ready
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.chdir("/")
+        if options.notify_pipe is not None and options.notify_pipe < 3:  # standard streams lead nowhere from here on
+            options = dataclasses.replace(options, notify_pipe=os.dup(options.notify_pipe))
         close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
         logs.configure(options, False, mountpoint, plan.source)
         serve(plan, mountpoint, options, kernel, ready, detach=True)

@@ -330,6 +330,8 @@ class WorkerOperations(Operations):
         if number is None:
             if isinstance(value, OpenFile):
                 self._released(value)
+            elif isinstance(value, DirectoryHandle) and value.version is not None:
+                self.leave(value.version)
             raise pyfuse3.FUSEError(errno.ENFILE)
         self._shared.add(self.process, OPENED)
         table[number] = value

@@ -33,12 +33,15 @@ _SIZE = 2048  # bytes: fits every file system that `cp -a` or `rsync -X` may car
 
 
 def bounded(value: dict[str, Any]) -> bytes:
-    """Encode as JSON of at most _SIZE bytes; a long list of regions is cut to four and their count."""
+    """Encode as JSON of at most _SIZE bytes; a long list of regions is cut to four and their count.
+
+    What is longer even so, as by a URL of that length, is {"too_long": bytes}.
+    """
     text = json.dumps(value, separators=(",", ":")).encode()
     if len(text) > _SIZE and "regions" in value:
         value = {"regions": value["regions"][:4], "count": len(value["regions"])}
         text = json.dumps(value, separators=(",", ":")).encode()
-    return text[:_SIZE]
+    return text if len(text) <= _SIZE else b'{"too_long":%d}' % len(text)
 
 
 def first_of(reasons: dict[str, str]) -> bytes:

@@ -19,7 +19,7 @@ def _watch(poll: select.poll, left: set[int], word: str) -> None:
     pid, start = word.split(":")
     try:
         descriptor = posix.pidfd_open(int(pid))
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return

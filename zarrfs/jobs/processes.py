@@ -57,7 +57,7 @@ def children() -> list[Process]:
 
 def shown(who: Process) -> str:
     """Return a process as messages name it: "pid 12 (sleep)"."""
-    with contextlib.suppress(OSError), open(f"/proc/{who.pid}/comm") as file:
+    with contextlib.suppress(OSError), open(f"/proc/{who.pid}/comm", errors="backslashreplace") as file:
         return f"pid {who.pid} ({file.read().strip()})"
     return f"pid {who.pid}"
 
@@ -114,7 +114,7 @@ def _ask(program: str, *arguments: str) -> subprocess.CompletedProcess[str] | No
 def _stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the third (state) on."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return None

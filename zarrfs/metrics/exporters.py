@@ -28,6 +28,7 @@ _FLUSH_EVERY = 10.0  # seconds between two reports of failures without a line in
 _MARK = b"# HELP zarrfs_"  # the beginning of every metrics file of ours
 _EVERY = 15.0  # seconds between two writes of a file
 _BACKLOG = 64  # connections
+_ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # ::1 of localhost in a container without IPv6
 
 
 class Exporter(Protocol):
@@ -203,24 +204,40 @@ def _temporary(where: str) -> tuple[int, str]:
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets on all addresses of `host`, all on one port. Raise OSError."""
+    """Return listening sockets on all addresses of `host` that this machine has, all on one port. Raise OSError."""
     found: list[socket.socket] = []
+    absent: OSError | None = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _kind, protocol, _name, at in addresses:
-            sock = socket.socket(family, socket.SOCK_STREAM, protocol)
-            found.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            taken = found[0].getsockname()[1] if port == 0 and len(found) > 1 else port
-            sock.bind((at[0], taken, *at[2:]))
-            sock.listen(_BACKLOG)
+        for family, _kind, protocol, _name, at in dict.fromkeys(addresses):
+            taken = found[0].getsockname()[1] if found and port == 0 else port
+            try:
+                found.append(_bound(family, protocol, (at[0], taken, *at[2:])))
+            except OSError as exc:
+                if exc.errno not in _ABSENT:
+                    raise
+                absent = exc
+        if absent is not None and not found:
+            raise absent
     except OSError:
         for sock in found:
             sock.close()
         raise
     return found
+
+
+def _bound(family: int, protocol: int, at: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(at)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _why(exc: OSError) -> str:

@@ -62,6 +62,8 @@ def still_there(mountpoint: str) -> bool:
 
 def mount_of(path: str) -> str:
     """Return the mount point of the zarrfs mount that `path` lies in. Raise MountError if it lies in another mount."""
+    if not path:  # such as "$UNSET" in a script; it would be the working directory
+        raise MountError("an empty name of a mount point (a variable that is not set?)")
     text = os.path.abspath(path)
     above = _above(text)  # by the text alone, as resolving a path needs a live daemon
     if above.fstype != mounts.FSTYPE:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _OF_THE_FIRST = (("process", "started"), ("process", "descriptors_limit"))
 
 
 def summed(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums of all numbers; what is no number is that of the first process that has it."""
+    """Return the sums of all numbers that can be added; what is no number is that of the first process that has it."""
     total: dict[str, Any] = {}
     for counters in several:
         _add(total, counters, ())
@@ -29,4 +30,11 @@ def _add(total: dict[str, Any], counters: dict[str, Any], above: tuple[str, ...]
         elif name not in total:
             total[name] = value
         elif isinstance(value, int | float) and not isinstance(value, bool) and path not in _OF_THE_FIRST:
-            total[name] += value
+            total[name] = _choice(path)(total[name], value)
+
+
+def _choice(path: tuple[str, ...]) -> Callable[[Any, Any], Any]:
+    """Return how two numbers at a path become one: those of latencies and outages are the worst ones."""
+    if path[:2] == ("remote", "latency") or path[-2:] == ("outage", "seconds"):
+        return max
+    return min if path[-2:] == ("outage", "since") else operator.add

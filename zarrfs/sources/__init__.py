@@ -102,7 +102,7 @@ def _finished(plan: Plan, options: Options) -> Plan:
         check_options(plan, options)
     if options.base is None or plan.kind in ("zarr", "icechunk"):
         return plan
-    base = options.base if "://" in options.base else os.path.abspath(options.base)
+    base = options.base if "://" in options.base else absolute_source(options.base)
     return dataclasses.replace(plan, base=directory(base))
 
 

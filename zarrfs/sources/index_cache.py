@@ -4,10 +4,10 @@ The name of an index says what it was made of and what it holds: DIGEST.SHA256.i
 document, the options that shape its index and the layout's version, and SHA256 is the hash of the file itself. An
 index is not used if it belongs to another user, if others may write it, or if its content does not match its name.
 
-Hashing a large document and its index at every mount would take longer than everything else. STAMP.known caches the
-outcome: STAMP stands for a document as stat(2) shows it, ctime included; the file holds the name of the index and
-what stat(2) showed of it when its content was verified. A small index is hashed in any case, so it need not be synced
-to disk before it is used.
+Hashing a large document and its index at every mount would take longer than everything else. STAMP.UID.known caches
+the outcome for a user: STAMP stands for a document as stat(2) shows it, ctime included; the file holds the name of the
+index and what stat(2) showed of it when its content was verified. A small index is hashed in any case, so it need not
+be synced to disk before it is used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being writte
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-"  # prefix of a temporary directory with one index
 _FORGOTTEN = 3600.0  # seconds after which such a directory is abandoned
-DAMAGED = "damaged, or not ours"  # the problem of an index whose content does not match its name
+DAMAGED = "damaged"  # the problem of an index whose content does not match its name, or that others may write
+FOREIGN = "of another user"  # the problem of one that is neither ours nor root's, and that its owner may use
 UNFINISHED = "unfinished"  # the problem of an index that is being written, or was when its writer died
 _SMALL = 1 << 20  # bytes: an index that is hashed as fast as it is synced
 _swept = set[str]()  # directories without files of killed writers
@@ -55,13 +56,13 @@ class IndexCache:
         self._keeps = options.cache != "none"
         self._memory = None if self._keeps else memory_directory()
         self._asked = options.index_dir is not None
-        self.directory = os.path.abspath(options.index_dir) if options.index_dir else usual_directory()
+        self.directory = _directory(options)
         self._problem: str | None = None
         if not self._keeps:
             return
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            self._problem = _unsafe(self.directory)
+            self._problem = unsafe(self.directory)
             if not os.access(self.directory, os.W_OK):
                 self._problem = "not writable"
         except OSError as exc:
@@ -71,20 +72,22 @@ class IndexCache:
         """Return what find() would, if remember() has noted an index for that stamp and nothing changed since."""
         if not self._keeps:
             return None
-        known = os.path.join(self.directory, f"{stamp}.known")
-        try:
-            with _own_file(known) as file:
-                name, seen = json.load(file)
-            if not _INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
-                return None
-            if os.path.getsize(path) < _SMALL and not verified(path):
-                return None
-            notes = read_notes(path)
-        except (OSError, ValueError, TypeError, SourceError):
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(known)  # the time of its last use
-        return path, notes
+        for user in dict.fromkeys((os.geteuid(), 0)):
+            known = self._note(stamp, user)
+            try:
+                with _own_file(known) as file:
+                    name, seen = json.load(file)
+                if not _INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
+                    continue
+                if os.path.getsize(path) < _SMALL and not verified(path):
+                    continue
+                notes = read_notes(path)
+            except (OSError, ValueError, TypeError, SourceError):
+                continue
+            with contextlib.suppress(OSError):
+                os.utime(known)  # the time of its last use
+            return path, notes
+        return None
 
     def remember(self, stamp: str, path: str) -> None:
         """Note that the document with that stamp has the verified index `path`.
@@ -98,10 +101,14 @@ class IndexCache:
             try:
                 with open(scratch, "x") as file:
                     json.dump([os.path.basename(path), _stat_of(path)], file)
-                os.rename(scratch, os.path.join(self.directory, f"{stamp}.known"))
+                os.rename(scratch, self._note(stamp, os.geteuid()))
             except BaseException:
                 os.unlink(scratch)
                 raise
+
+    def _note(self, stamp: str, user: int) -> str:
+        """Return the path of a user's note: in a directory with the sticky bit nobody replaces that of another."""
+        return os.path.join(self.directory, f"{stamp}.{user}.known")
 
     def find(self, digest: str) -> tuple[str, dict[str, str]] | None:
         """Return (path, notes) of a trusted index for `digest`; remove those that are not trusted."""
@@ -232,6 +239,10 @@ class IndexCache:
                         os.unlink(entry.path)
 
 
+def _directory(options: Options) -> str:
+    return os.path.abspath(options.index_dir) if options.index_dir else usual_directory()
+
+
 def usual_directory() -> str:
     """Return the directory of this user's indexes.
 
@@ -244,13 +255,13 @@ def usual_directory() -> str:
     return os.path.join(cache, "zarrfs", "index")
 
 
-def _unsafe(directory: str) -> str | None:
+def unsafe(directory: str) -> str | None:
     """Return why others could replace an index after it was verified and before it is opened; None if they cannot."""
     status = os.stat(directory)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}, who could replace its files"
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        return "any user may replace its files: chmod o-w, or +t"
+        return "may be written by any user, who could replace its files: chmod o-w, or +t"
     return None
 
 
@@ -281,9 +292,34 @@ def verified(path: str) -> bool:
     """Return whether an index file is trusted: its owner and mode are right and its content matches its name."""
     try:
         with _own_file(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == path.rsplit(".", 2)[1]
+            return _matches(path, file)
     except OSError:
         return False
+
+
+def _problem(path: str) -> str:
+    """Return why this user cannot use an index, DAMAGED or FOREIGN; "" if it is trusted."""
+    if verified(path):
+        return ""
+    try:
+        owner = os.lstat(path).st_uid
+        with open(path, "rb", opener=_open) as file:
+            sound = _is_safe(os.fstat(file.fileno())) and _matches(path, file)
+    except PermissionError:
+        sound = True  # as far as one can see
+    except OSError:
+        return DAMAGED
+    return FOREIGN if sound and owner not in (os.geteuid(), 0) else DAMAGED
+
+
+def _is_safe(status: os.stat_result) -> bool:
+    """Return whether a file is regular, and nobody but its owner may write it."""
+    return stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _matches(path: str, file: Any) -> bool:
+    """Return whether the content of a file is what its name says."""
+    return hashlib.file_digest(file, "sha256").hexdigest() == path.rsplit(".", 2)[1]
 
 
 @contextlib.contextmanager
@@ -291,8 +327,7 @@ def _own_file(path: str) -> Iterator[Any]:
     """Open a regular file that belongs to this user or root and that nobody else may write; else raise OSError."""
     with open(path, "rb", opener=_open) as file:
         status = os.fstat(file.fileno())
-        safe = stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if status.st_uid not in (os.geteuid(), 0) or not safe:
+        if status.st_uid not in (os.geteuid(), 0) or not _is_safe(status):
             raise PermissionError(path)
         yield file
 
@@ -326,11 +361,13 @@ class CachedFile:
 
 def cached_files(options: Options) -> list[CachedFile]:
     """List the cache's files, the last used first. UsageError if the directory cannot be read."""
-    directory = IndexCache(options).directory
+    directory = _directory(options)
     try:
         names = os.listdir(directory)
     except OSError as exc:
-        raise UsageError(f"{directory}: {reason_of(exc)}") from None
+        if isinstance(exc, FileNotFoundError) and not options.index_dir:  # nothing was mounted yet
+            return []
+        raise UsageError(f"{'option index_dir=' if options.index_dir else ''}{directory}: {reason_of(exc)}") from None
     used: dict[str, float] = {}
     for _, index, when in _remembered(directory):
         used[index] = max(used.get(index, 0.0), when)
@@ -345,9 +382,8 @@ def cached_files(options: Options) -> list[CachedFile]:
                 found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "names", ""))
             elif _HEADER_NAME.fullmatch(name):
                 status = os.lstat(path)
-                problem = "" if verified(path) else DAMAGED
                 found.append(
-                    CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "netcdf", "", problem)
+                    CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "netcdf", "", _problem(path))
                 )
             elif _SCRATCH_NAME.fullmatch(name):
                 status = os.lstat(path)
@@ -368,7 +404,7 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
         if one.problem == UNFINISHED:
             old = now - one.made > _ABANDONED
         else:
-            old = bool(one.problem) or now - one.used > older_than or too_much
+            old = one.problem not in ("", FOREIGN) or now - one.used > older_than or too_much
         if old:
             gone.append(one)
         else:
@@ -377,8 +413,8 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
         stay = {one.path for one in gone if not _removed(one.path)}
         left += sum(one.size for one in gone if one.path in stay)
         gone = [one for one in gone if one.path not in stay]
-        directory = IndexCache(options).directory
-        for path, index, _ in _remembered(directory):
+        directory = _directory(options)
+        for path, index, _ in _remembered(directory) if os.path.isdir(directory) else ():
             if not os.path.exists(os.path.join(directory, index)):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
@@ -397,7 +433,10 @@ def _removed(path: str) -> bool:
 
 
 def verify(options: Options) -> tuple[int, list[CachedFile]]:
-    """Verify every index; return their number, and the damaged ones, which are removed if they belong to this user."""
+    """Verify every index; return their number, and the damaged ones, which are removed if they belong to this user.
+
+    An index of another user that cannot be read is not verified.
+    """
     found = [one for one in cached_files(options) if one.problem != UNFINISHED]
     bad = [one for one in found if one.problem == DAMAGED]
     for one in bad:
@@ -410,8 +449,8 @@ def verify(options: Options) -> tuple[int, list[CachedFile]]:
 def _index(path: str, used: float) -> CachedFile:
     status = os.lstat(path)
     used = max(used, status.st_mtime)
-    about: tuple[str, ...] = "", "", DAMAGED
-    if verified(path):
+    about: tuple[str, ...] = "", "", _problem(path)
+    if not about[2]:
         try:
             notes = read_notes(path)
             about = notes["kind"], notes.get("source", "")

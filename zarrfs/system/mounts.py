@@ -68,13 +68,21 @@ def beneath(path: str, above: str) -> bool:
 
 
 def resolved(path: str) -> str:
-    """Return `path` as an absolute path, its parent without symlinks; its last component may be one."""
+    """Return `path` as an absolute path, its parent without symlinks; its last component may be one.
+
+    Raise MountError for "", such as "$UNSET" in a script; it would be the working directory.
+    """
+    if not path:
+        raise MountError("an empty name of a directory (a variable that is not set?)")
     parent, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(parent), name)
 
 
 def canonical(mountpoint: str) -> str:
-    """Return `mountpoint` as mountinfo spells it. Its last component is not resolved, as it may be a dead mount."""
+    """Return `mountpoint` as mountinfo spells it. Its last component is not resolved, as it may be a dead mount.
+
+    Raise MountError for "".
+    """
     path = resolved(mountpoint)
     if mount_at(path) is None and os.path.islink(path):
         return os.path.realpath(path)
@@ -181,9 +189,8 @@ def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
             return None
         code = ctypes.get_errno()
         return os.strerror(code).lower(), code == errno.EBUSY
-    done = subprocess.run(
-        [fusermount(), "-u", *(["-z"] if lazy else []), "--", mountpoint], capture_output=True, text=True, check=False
-    )
+    command = [fusermount(), "-u", *(["-z"] if lazy else []), "--", mountpoint]
+    done = subprocess.run(command, capture_output=True, text=True, errors="backslashreplace", check=False)
     if done.returncode == 0:
         return None
     reason = done.stderr.strip().rpartition(": ")[2].lower() or f"fusermount3 status {done.returncode}"
@@ -192,11 +199,14 @@ def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
 
 def unmount_own(mountpoint: str, device: int | None, lazy: bool = False) -> None:
     """Unmount the mount whose st_dev is `device`. Raise MountError, also if something is mounted over it."""
-    top = mount_at(mountpoint)
-    if device is not None and top is not None and top.device != f"{os.major(device)}:{os.minor(device)}":
-        other = f"{top.source}, {top.fstype}"
-        raise MountError(f"{mountpoint}: cannot unmount: something else is mounted over it ({other})")
-    unmount(mountpoint, lazy)
+    try:
+        top = mount_at(mountpoint)
+        if device is not None and top is not None and top.device != f"{os.major(device)}:{os.minor(device)}":
+            other = f"{top.source}, {top.fstype}"
+            raise MountError(f"{mountpoint}: cannot unmount: something else is mounted over it ({other})")
+        unmount(mountpoint, lazy)
+    except OSError as exc:  # such as out of descriptors, which must not end the daemon
+        raise MountError(f"{mountpoint}: cannot unmount: {reason_of(exc)}") from None
 
 
 def end(mountpoint: str, lazy: bool = False) -> None:
@@ -225,7 +235,7 @@ def holders(mountpoint: str, limit: int = 5) -> list[str]:
     found: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if any(path == mountpoint or path.startswith(mountpoint + "/") for path in _paths_of(pid)):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", errors="backslashreplace") as file:
                 found.append(f"pid {pid} ({file.read().strip()})")
     return found if len(found) <= limit else [*found[:limit], f"{len(found) - limit} more"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import cleaned
-from zarrfs.errors import ZarrfsError
+from zarrfs.errors import ZarrfsError, message_line
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIMIT = 3.0  # seconds: a directory of a dead server, or a mount whose daemon is stopped, never answers
@@ -55,9 +55,9 @@ def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: 
 
 
 def shown(one: Finding) -> str:
-    """Format a finding as a line."""
+    """Format a finding as a line, which a terminal of UTF-8 can show."""
     advice = f": {one.advice}" if one.advice else ""
-    return f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}"
+    return message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}")
 
 
 def size_text(count: int) -> str:

@@ -26,14 +26,19 @@ _PACKAGES = {  # by what they serve
 
 def indexes(options: Options) -> Iterator[Finding]:
     """indexes: whether the directory of compiled documents can be used."""
-    from zarrfs.sources.index_cache import usual_directory
+    from zarrfs.sources.index_cache import unsafe, usual_directory
 
     if options.cache == "none":
         yield Finding("indexes", OK, "none are kept (cache=none)")
         return
     where = os.path.abspath(options.index_dir or usual_directory())
-    advice = "sources are compiled at every mount: name another one with index_dir="
-    yield from _directory("indexes", where, PROBLEM if options.index_dir else WARNING, advice, shared=False)
+    state, advice = WARNING, "sources are compiled at every mount: name another one with index_dir="
+    if options.index_dir:
+        state, advice = PROBLEM, "sources that have to be compiled cannot be mounted: name another one"
+    if os.path.isdir(where) and (rule := unsafe(where)) is not None:
+        yield Finding("indexes", state, f"{where} {rule}", advice)
+        return
+    yield from _directory("indexes", where, state, advice)
     if os.path.isdir(where):
         kept = sum(name.endswith(".index") for name in os.listdir(where))
         yield Finding("indexes", OK, f"{kept:,} documents are compiled already")
@@ -44,7 +49,7 @@ def blocks(options: Options) -> Iterator[Finding]:
     if options.cache_dir is None or options.cache == "none":
         yield Finding("blocks", OK, "none are kept on disk (cache_dir= names a directory for them)")
         return
-    yield from _directory("blocks", options.cache_dir, WARNING, "nothing will be kept on disk", shared=True)
+    yield from _directory("blocks", options.cache_dir, WARNING, "nothing will be kept on disk")
 
 
 def runtime(options: Options) -> Iterator[Finding]:
@@ -161,7 +166,7 @@ def packages(options: Options) -> Iterator[Finding]:
     yield Finding("packages", OK, text)
 
 
-def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> Iterator[Finding]:
+def _directory(check: str, path: str, state: str, advice: str) -> Iterator[Finding]:
     """Check that a directory exists or can be made, is writable, and has room; `state` if it does not exist."""
     place = _existing(path)
     try:
@@ -180,11 +185,6 @@ def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> 
     text = f"{path}{made}, {size_text(free)} free"
     if free < _ROOM:
         yield Finding(check, WARNING, text, "make room, or name another one")
-    elif place == path and status.st_mode & 0o022 and not shared:
-        yield Finding(check, WARNING, f"{text}, and others may write to it (mode {stat.S_IMODE(status.st_mode):04o})",
-                      f"chmod go-w {path}: their files are not used, but may be in the way")  # fmt: skip
-    elif place == path and status.st_uid not in (0, os.geteuid()) and not shared:
-        yield Finding(check, WARNING, f"{text}, of user {status.st_uid}", "name one of your own")
     else:
         yield Finding(check, OK, f"{text}{f', on {kind}' if kind else ''}")
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Check, Finding
 from zarrfs.config.options import Options
@@ -19,6 +19,7 @@ from zarrfs.store.api import Kind, Store, join_key
 
 _READ = 4096  # bytes
 _LOOKED = 500  # entries, to find one with bytes in a target
+_OF_URLS = "!#$%&'()*+,/:;=?@[]~"  # characters that need no escape in a request: RFC 3986
 _PORTS = {"http": 80, "https": 443}
 _CREDENTIALS = {  # by protocol: where they come from
     "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws/credentials, or -o s3.anon=true for public buckets",
@@ -75,7 +76,7 @@ def open_and_read(source: str) -> Check:
 
 def advice_for(reason: str, url: str) -> str:
     """Return advice for a source or target that failed with `reason`; "" if none is known."""
-    protocol = urlsplit(url).scheme.partition("+")[0]
+    protocol = url.partition("://")[0].lower().partition("+")[0] if "://" in url else ""
     protocol = {"https": "http", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}.get(protocol, protocol)
     variable = proxied()
     proxy = f"the proxy of {variable}" if variable else "a proxy (-o http.proxy=URL)"
@@ -90,11 +91,14 @@ def advice_for(reason: str, url: str) -> str:
 
 def _server(url: str) -> Iterator[Finding]:
     """Check an HTTP server: its name, its port, its answer at this URL."""
-    parts = urlsplit(url)
-    host = parts.hostname
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # opening it says what is wrong
+        return
     if parts.scheme not in _PORTS or host is None or proxied():
         return
-    port = parts.port or _PORTS[parts.scheme]
+    port = port or _PORTS[parts.scheme]
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as exc:
@@ -113,14 +117,18 @@ def _status(url: str) -> str:
     """Return the status with which an HTTP server answers a client without credentials, as "403"; "" for success."""
     import http.client
 
-    parts = urlsplit(url)
-    if parts.scheme not in _PORTS or parts.hostname is None:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    if parts.scheme not in _PORTS or host is None:
         return ""
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=5)
+    connection = kind(host, port, timeout=5)
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("GET", path, headers={"Range": "bytes=0-0"})
+        connection.request("GET", quote(path, _OF_URLS, errors="surrogateescape"), headers={"Range": "bytes=0-0"})
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException):
         return ""
