@@ -211,6 +211,8 @@ BAD: dict[str, Callable[[str], bytes]] = {
     "protocols switched": lambda request: head("101 Switching Protocols", "Upgrade: x") + right(request),
     "a redirect to nowhere": lambda request: head("302 Away", "Content-Length: 0"),
     "not modified": lambda request: head("304 Not Modified"),
+    "a note that the value is being staged": lambda request: head("202 Accepted", "Content-Length: 200") + bytes(200),
+    "a note on many values": lambda request: head("207 Multi-Status", "Content-Length: 200") + bytes(200),
 }  # fmt: skip
 
 
@@ -266,6 +268,17 @@ def test_an_answer_without_content_is_an_empty_value() -> None:
         assert await get(web, server) == b""
 
     run(_answering(lambda _: head("204 No Content")), check)
+
+
+@pytest.mark.parametrize("status", ["202 Accepted", "301 Away", "304 Not Modified"])
+def test_the_size_of_an_answer_without_the_value_is_not_that_of_the_value(status: str) -> None:
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        with pytest.raises(ReadError, match=f"HTTP status {status}"):
+            await web.stat(f"http://127.0.0.1:{server.port}/v")
+
+    note = head(status, "Location: /w", "Content-Length: 20")
+    run(_answering(lambda request: note + (bytes(20) if request.startswith("GET") else b""), True), check,
+        "http.allow_redirects=false")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -341,7 +354,7 @@ def test_a_temporary_redirect_that_is_not_to_be_remembered(line: str) -> None:
     run(_redirecting(302, "/w", line), check)
 
 
-@pytest.mark.parametrize("denial", ["401 No", "403 Expired", "404 Gone", "410 Gone"])
+@pytest.mark.parametrize("denial", ["400 ExpiredToken", "401 No", "403 Expired", "404 Gone", "410 Gone"])
 def test_a_remembered_redirect_that_is_over_is_asked_for_again(denial: str) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:

@@ -41,6 +41,7 @@ _PIECE = 256 << 10  # bytes of an encoded body that are decoded at once
 _ERROR_MAX = 8 << 10  # bytes of an answer that says why there is no value
 _RESUMED_MIN = 64 << 10  # bytes after which a body that was cut off is worth to be gone on with
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
+_SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; of the other 2xx ones the body is a note
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
@@ -200,7 +201,7 @@ class HttpSystem(Unpaged):
             if _is_directory(response):
                 return Entry("", True)
             size = _length(response)
-            if response.status < 400 and (size is not None or url.partition("?")[0].endswith("/")):
+            if response.status in _SERVED and (size is not None or url.partition("?")[0].endswith("/")):
                 return _entry(response, size)
             if response.status in (404, 410):
                 _check_status(response, url)
@@ -362,8 +363,8 @@ def _length(response: Response) -> int | None:
 
 
 def _check_status(response: Response, url: str) -> None:
-    """Raise the error of a status of 400 and more, or of a redirect without a place."""
-    if response.status >= 300:
+    """Raise the error of an answer without the value: a failure, a redirect without a place, or 202 (Accepted)."""
+    if response.status not in _SERVED:
         raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
 
 
