@@ -155,6 +155,8 @@ TAKEN: dict[str, tuple[Callable[[str], bytes], bytes | type[Exception]]] = {
     "in other letters": (_206("content-range:Bytes 10-109/10240\t", "CONTENT-LENGTH:100  "), PART),
     "the last": (_206(*SIZED, "Connection: keep-alive, Close"), PART),
     "no reason": (_changed(b" Partial Content", b""), PART),
+    "in no coding": (_206(*SIZED, "Content-Encoding: identity"), PART),
+    "in the coding of its upload": (_206(*SIZED, "Content-Encoding: aws-chunked"), PART),
 }  # fmt: skip
 # Those after which there may come anything, or whose body nobody reads.
 NOT_KEPT = (
@@ -176,6 +178,9 @@ ODD: dict[str, Callable[[str], bytes]] = {
     "the whole, chunked": lambda request: head("200 OK", "Transfer-Encoding: chunked") + _chunked(VALUE),
     "the whole, without a length": lambda request: head("200 OK") + VALUE,
     "the whole, as gzip": lambda request: head("200 OK", "Content-Encoding: gzip") + gzip.compress(VALUE),
+    "the whole, as gzip that was uploaded in chunks": lambda request: (
+        head("200 OK", "Content-Encoding: gzip,aws-chunked") + gzip.compress(VALUE)
+    ),
     "the whole, as two of gzip": lambda request: (
         head("200 OK", "Content-Encoding: x-gzip") + gzip.compress(VALUE[:50]) + gzip.compress(VALUE[50:])
     ),
@@ -268,6 +273,14 @@ def test_an_answer_without_content_is_an_empty_value() -> None:
         assert await get(web, server) == b""
 
     run(_answering(lambda _: head("204 No Content")), check)
+
+
+def test_ranges_of_an_encoded_value_are_an_error_that_says_so() -> None:
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        with pytest.raises(ReadError, match="the server sends ranges of it as gzip, unrequested"):
+            await get(web, server)
+
+    run(_answering(_206(*SIZED, "Content-Encoding: gzip")), check)
 
 
 @pytest.mark.parametrize("status", ["202 Accepted", "301 Away", "304 Not Modified"])
