@@ -470,7 +470,8 @@ def entry(info: dict[str, Any]) -> Entry:
         return Entry(name, True)
     tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
     mtime_ns = _time_ns(info)
-    size = info.get("size") if info.get("type", "file") == "file" else None  # that of a link is another one
+    link = info.get("type", "file") != "file" or str(info.get("unix.mode")).startswith("l")  # the latter from FTP
+    size = None if link else info.get("size")  # that of a link is not that of its file
     strong = tag is not None and "CRC" not in info
     return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
 
