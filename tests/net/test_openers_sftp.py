@@ -99,9 +99,12 @@ def test_symbolic_links_are_what_they_lead_to(sftp: Sftp) -> None:
     """A listing without them would make their chunks absent, and so would a link whose file was not fetched."""
     tree = sftp.root / "tree"
     (tree / "d").mkdir(parents=True)
+    (tree / "c").mkdir()
+    (tree / "c/y").write_bytes(VALUE[:6])
     (tree / "d/x").write_bytes(VALUE[:5])
     (tree / "value").write_bytes(VALUE)
-    for name, target in (("link", "value"), ("e", "d"), ("up", "."), ("d/up", ".."), ("lost", "nowhere")):
+    for name, target in (("link", "value"), ("e", "d"), ("up", "."), ("d/up", ".."), ("d/round", "../c"),
+                         ("c/round", "../d"), ("lost", "nowhere")):  # fmt: skip
         (tree / name).symlink_to(target)
     os.mkfifo(tree / "pipe")
 
@@ -115,7 +118,10 @@ def test_symbolic_links_are_what_they_lead_to(sftp: Sftp) -> None:
                 ("link", Kind.FILE, len(VALUE)), ("lost", Kind.FILE, None), ("pipe", Kind.FILE, None),
                 ("value", Kind.FILE, len(VALUE)),
             ]  # fmt: skip
-            assert [key async for key in store.list_prefix("")] == ["d/x", "e/x", "link", "lost", "pipe", "value"]
+            assert [key async for key in store.list_prefix("")] == [
+                "c/round/x", "c/y", "d/round/y", "d/x", "e/round/y", "e/x",
+                "link", "lost", "pipe", "value",
+            ]  # fmt: skip
             assert bytes(await store.get("link", 10, 20)) == VALUE[10:30]
             with pytest.raises(ReadError, match="is a symbolic link that leads nowhere"):
                 await store.open("lost")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -83,6 +84,7 @@ def is_data(url: str) -> bool:
     return url.startswith("data:")
 
 
+@functools.lru_cache(1)  # a large one is read in parts
 def data_in(url: str) -> bytes:
     """Return the bytes in a data: URL. Raise ValueError if it is malformed."""
     about, comma, data = url.removeprefix("data:").partition(",")

@@ -228,15 +228,16 @@ class CoroutineSystem:
     async def _followed(self, path: str, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Replace symbolic links in an SFTP listing by what they lead to.
 
-        A link to a directory that it lies in is left out, as a walk would never end. One that cannot be followed stays
-        as a file of unknown size, whose reader gets the error.
+        A link to a directory that it lies in, or that leads to it, is left out, as a walk would never end. One that
+        cannot be followed stays as a file of unknown size, whose reader gets the error.
         """
         import asyncio
 
         links = [info["name"] for info in infos if info["type"] == "link"]
         found = [info for info in infos if info["type"] != "link"]
         async with self._fs._pool.get() as channel:
-            here = await channel.realpath(path)
+            above = [path[:at] for at, letter in enumerate(path) if letter == "/" and at]
+            here = await asyncio.gather(*map(channel.realpath, (path, *above)))
             for at in range(0, len(links), _REQUESTS):
                 names = links[at : at + _REQUESTS]
                 attributes = await asyncio.gather(*map(channel.stat, names), return_exceptions=True)
@@ -246,8 +247,8 @@ class CoroutineSystem:
                     unknown = isinstance(one, Exception)
                     info = {"type": "file"} if unknown else self._fs._decode_attributes(one)
                     if info["type"] == "directory":
-                        there = await channel.realpath(name)
-                        if f"{here}/".startswith(f"{there.rstrip('/')}/"):
+                        there = (await channel.realpath(name)).rstrip("/") + "/"
+                        if any(f"{one}/".startswith(there) for one in here):
                             continue
                     found.append({**info, "name": name})
         return found
