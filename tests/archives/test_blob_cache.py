@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from tests.archives.blobreading import DATA, REF, URL, run, whole
 from tests.archives.compiled import blobref, file, opened, put
@@ -134,6 +135,31 @@ def test_room_is_waited_for_and_released() -> None:
 
     trio.run(main)
     assert (most, held._in_flight, held.bytes) == (2, 0, 100)  # in flight: a quarter
+
+
+def test_a_large_blob_is_not_overtaken_by_small_ones() -> None:
+    async def main() -> None:
+        held, order, release = MemoryBlobs(400), [], trio.Event()
+
+        async def fetch(size: int) -> None:
+            async with held.room("x", size):
+                order.append(size)
+                await release.wait()
+
+        async with trio.open_nursery() as nursery:
+            for size in (60, 100, 10):
+                nursery.start_soon(fetch, size)
+                await trio.testing.wait_all_tasks_blocked()
+            assert (order, held.reserve(10)) == ([60], False)
+            release.set()
+        assert order == [60, 100, 10]
+        async with held.room("x", 10):  # one that is cancelled while it waits is not waited for
+            with trio.move_on_after(0):
+                await fetch(100)
+            async with held.room("x", 10):
+                pass
+
+    trio.run(main)
 
 
 def test_reserve_never_waits_and_never_exceeds_a_quarter() -> None:

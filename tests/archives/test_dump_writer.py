@@ -105,6 +105,18 @@ def test_thousands_of_tiny_regions_fit_the_memory_of_a_task(tmp_path: Path) -> N
     assert (tmp_path / "a.tar").read_bytes() == made(tree, tmp_path / "b.tar", jobs=1, **how).read_bytes()
 
 
+def test_small_files_after_a_file_of_many_extents_fit_the_memory_of_a_task(tmp_path: Path) -> None:
+    base = tmp_path / "tree"
+    for name, count in (("a", 60), ("b", 64)):  # one task
+        (base / name).mkdir(parents=True)
+        for number in range(count):
+            (base / name / f"{number + 1:03}").write_bytes(os.urandom(32 << 10))
+    with open(base / "a/0", "wb") as file:
+        for at in range(511):
+            os.pwrite(file.fileno(), os.urandom(4096), 8192 * at)
+    assert len(blobs_of(made(base, tmp_path / "x.tar", region=32 << 10))) == 635
+
+
 def test_regions_larger_than_a_task(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

@@ -451,4 +451,4 @@ def test_reserved_names_of_others_stay(tmp_path: Path) -> None:
 def test_files_without_a_size_are_refused() -> None:
     done = run("archive", "create", "-C", "/proc/self", "--inline", "status")
     assert done.returncode == 1
-    assert "status: bytes in a file whose size is 0, as of /proc, which no archive can hold" in done.stderr
+    assert "status: bytes in a file whose size is 0, as of /proc: no archive can hold it;" in done.stderr

@@ -11,6 +11,8 @@ from tests.remotereading import using
 from tests.servers import Ftp
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, NotFound, TargetMissing
+from zarrfs.net.responses import Entry
+from zarrfs.net.systems import entry, listed
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -94,3 +96,11 @@ def test_errors_that_last(ftp: Ftp) -> None:
             await files.read(f"{ftp.url}/v", 0, 100, 0, 100)
 
     using(check, OPTIONS)
+
+
+def test_a_symbolic_link_has_an_unknown_size() -> None:
+    """The listings of FTP servers have that of the link, to which its file would be cut."""
+    info = {"name": "/d/a", "type": "file", "size": 5, "unix.mode": "lrwxrwxrwx"}
+    assert entry(info) == Entry("a", False)
+    assert entry({**info, "unix.mode": "-rw-r--r--"}) == Entry("a", False, 5)
+    assert listed("/d", [{"name": "/d/a", "type": "OS.unix=slink:b", "size": 0}]) == [Entry("a", False)]

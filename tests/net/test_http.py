@@ -155,6 +155,8 @@ TAKEN: dict[str, tuple[Callable[[str], bytes], bytes | type[Exception]]] = {
     "in other letters": (_206("content-range:Bytes 10-109/10240\t", "CONTENT-LENGTH:100  "), PART),
     "the last": (_206(*SIZED, "Connection: keep-alive, Close"), PART),
     "no reason": (_changed(b" Partial Content", b""), PART),
+    "in no coding": (_206(*SIZED, "Content-Encoding: identity"), PART),
+    "in the coding of its upload": (_206(*SIZED, "Content-Encoding: aws-chunked"), PART),
 }  # fmt: skip
 # Those after which there may come anything, or whose body nobody reads.
 NOT_KEPT = (
@@ -176,6 +178,9 @@ ODD: dict[str, Callable[[str], bytes]] = {
     "the whole, chunked": lambda request: head("200 OK", "Transfer-Encoding: chunked") + _chunked(VALUE),
     "the whole, without a length": lambda request: head("200 OK") + VALUE,
     "the whole, as gzip": lambda request: head("200 OK", "Content-Encoding: gzip") + gzip.compress(VALUE),
+    "the whole, as gzip that was uploaded in chunks": lambda request: (
+        head("200 OK", "Content-Encoding: gzip,aws-chunked") + gzip.compress(VALUE)
+    ),
     "the whole, as two of gzip": lambda request: (
         head("200 OK", "Content-Encoding: x-gzip") + gzip.compress(VALUE[:50]) + gzip.compress(VALUE[50:])
     ),
@@ -211,6 +216,8 @@ BAD: dict[str, Callable[[str], bytes]] = {
     "protocols switched": lambda request: head("101 Switching Protocols", "Upgrade: x") + right(request),
     "a redirect to nowhere": lambda request: head("302 Away", "Content-Length: 0"),
     "not modified": lambda request: head("304 Not Modified"),
+    "a note that the value is being staged": lambda request: head("202 Accepted", "Content-Length: 200") + bytes(200),
+    "a note on many values": lambda request: head("207 Multi-Status", "Content-Length: 200") + bytes(200),
 }  # fmt: skip
 
 
@@ -266,6 +273,25 @@ def test_an_answer_without_content_is_an_empty_value() -> None:
         assert await get(web, server) == b""
 
     run(_answering(lambda _: head("204 No Content")), check)
+
+
+def test_ranges_of_an_encoded_value_are_an_error_that_says_so() -> None:
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        with pytest.raises(ReadError, match="the server sends ranges of it as gzip, unrequested"):
+            await get(web, server)
+
+    run(_answering(_206(*SIZED, "Content-Encoding: gzip")), check)
+
+
+@pytest.mark.parametrize("status", ["202 Accepted", "301 Away", "304 Not Modified"])
+def test_the_size_of_an_answer_without_the_value_is_not_that_of_the_value(status: str) -> None:
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        with pytest.raises(ReadError, match=f"HTTP status {status}"):
+            await web.stat(f"http://127.0.0.1:{server.port}/v")
+
+    note = head(status, "Location: /w", "Content-Length: 20")
+    run(_answering(lambda request: note + (bytes(20) if request.startswith("GET") else b""), True), check,
+        "http.allow_redirects=false")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -341,7 +367,7 @@ def test_a_temporary_redirect_that_is_not_to_be_remembered(line: str) -> None:
     run(_redirecting(302, "/w", line), check)
 
 
-@pytest.mark.parametrize("denial", ["401 No", "403 Expired", "404 Gone", "410 Gone"])
+@pytest.mark.parametrize("denial", ["400 ExpiredToken", "401 No", "403 Expired", "404 Gone", "410 Gone"])
 def test_a_remembered_redirect_that_is_over_is_asked_for_again(denial: str) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import trio
 from tests.remotereading import using
 from tests.servers import Sftp
 from zarrfs.config.options import Options, parse
-from zarrfs.errors import ReadError
+from zarrfs.errors import NotFound, ReadError
+from zarrfs.store.api import Kind
+from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
@@ -90,3 +93,43 @@ def test_a_known_host_key(sftp: Sftp, url: str, tmp_path: Path, monkeypatch: pyt
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/known_hosts").write_text(sftp.known_host)
     read_with(url)
+
+
+def test_symbolic_links_are_what_they_lead_to(sftp: Sftp) -> None:
+    """A listing without them would make their chunks absent, and so would a link whose file was not fetched."""
+    tree = sftp.root / "tree"
+    (tree / "d").mkdir(parents=True)
+    (tree / "c").mkdir()
+    (tree / "c/y").write_bytes(VALUE[:6])
+    (tree / "d/x").write_bytes(VALUE[:5])
+    (tree / "value").write_bytes(VALUE)
+    for name, target in (("link", "value"), ("e", "d"), ("up", "."), ("d/up", ".."), ("d/round", "../c"),
+                         ("c/round", "../d"), ("lost", "nowhere")):  # fmt: skip
+        (tree / name).symlink_to(target)
+    os.mkfifo(tree / "pipe")
+
+    async def main() -> None:
+        store = FsspecStore(f"{sftp.url}/tree", Options(storage={"sftp": sftp.options}, retries=0))
+        try:
+            with pytest.raises(ReadError, match="is a symbolic link that leads nowhere"):
+                await store.open("lost")
+            found = [info async for info in store.list_dir("")]
+            assert [(info.name, info.kind, info.size) for info in found if info.kind is Kind.FILE] == [
+                ("link", Kind.FILE, len(VALUE)), ("lost", Kind.FILE, None), ("pipe", Kind.FILE, None),
+                ("value", Kind.FILE, len(VALUE)),
+            ]  # fmt: skip
+            assert [key async for key in store.list_prefix("")] == [
+                "c/round/x", "c/y", "d/round/y", "d/x", "e/round/y", "e/x",
+                "link", "lost", "pipe", "value",
+            ]  # fmt: skip
+            assert bytes(await store.get("link", 10, 20)) == VALUE[10:30]
+            with pytest.raises(ReadError, match="is a symbolic link that leads nowhere"):
+                await store.open("lost")
+            with pytest.raises(ReadError, match="the server does not state its size"):
+                await store.open("pipe")
+            with pytest.raises(NotFound):
+                await store.info("absent")
+        finally:
+            await store.aclose()
+
+    trio.run(main)

@@ -231,6 +231,15 @@ def test_who_looks_up_the_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) 
             read(f"http://nowhere.invalid:{port}/value", f"http.proxy=socks5://{at}")
 
 
+def test_a_proxy_whose_name_is_unknown_is_named(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(host: str, *args: object, **named: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", nobody)
+    with pytest.raises(ReadError, match=r"proxy proxy\.example:3128: Name or service not known"):
+        read(plain.put("/value", VALUE), "http.proxy=http://proxy.example:3128")
+
+
 def test_reach_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address that zarrfs resolves must be public; names that the proxy resolves are not checked here."""
     resolving(monkeypatch, {"inside.test": ["127.0.0.1"], "set.test": ["8.8.8.8"]})

@@ -99,6 +99,44 @@ def test_a_relative_archive(base: Path, archive: str) -> None:
     assert Targets(Options(), "http://h/d/").resolve("zip://a::../t.zip") == "zip://a::http://h/t.zip"
 
 
+@pytest.mark.parametrize(
+    ("url", "data"),
+    [
+        ("data:application/octet-stream;base64,AAEC/w==", b"\0\1\2\xff"),
+        ("data:;base64,AAEC%2Fw%3D%3D", b"\0\1\2\xff"),
+        ("data:,a%20b::c://d,%FF", b"a b::c://d,\xff"),
+        ("data:text/plain;charset=utf-8,\u00e9", b"\xc3\xa9"),
+        ("data:,", b""),
+    ],
+)
+def test_a_url_that_contains_its_bytes(url: str, data: bytes) -> None:
+    async def main() -> None:
+        targets = Targets(Options(), "https://host/d/", "https://host/d/set.json")
+        assert await targets.size(url, begin=True) == len(data)
+        assert await targets.read(url, 0, len(data), 0, len(data)) == data
+        assert await targets.read(url, 1, max(len(data) - 1, 0), 0, len(data)) == data[1:] if data else True
+        await targets.prefetch([(url, 0, len(data))])
+        with pytest.raises(OutOfRange, match=f"has {len(data)} bytes"):
+            await targets.read(url, 1, len(data), 1, 1 + len(data))
+        assert (targets.resolve(url), targets.remote) == (url, False)
+        await targets.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("data:;base64,AAE", "malformed: incorrect padding"), ("data:;base64,A*EC", "malformed: "),
+        ("data:" + "x" * 1000, "malformed: a data: url without a comma"),
+    ],
+)  # fmt: skip
+def test_a_malformed_data_url(url: str, rule: str) -> None:
+    with pytest.raises(ReadError, match=rule) as caught:
+        read(Targets(Options()), url)
+    assert len(str(caught.value)) < 200
+
+
 def test_relative_to_the_directory_of_the_process(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base)
     assert read(Targets(Options()), "sub/f") == DATA[3:8]

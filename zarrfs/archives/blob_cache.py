@@ -42,6 +42,7 @@ class MemoryBlobs:
         self._blobs: SizedLRU[str, Buffer] = SizedLRU(len)
         self._in_flight = 0
         self._landed = trio.lowlevel.ParkingLot()
+        self._queued: list[object] = []  # tasks that wait for room
 
     def __len__(self) -> int:
         return len(self._blobs)
@@ -66,12 +67,22 @@ class MemoryBlobs:
 
     @contextlib.asynccontextmanager
     async def room(self, blobref: str, size: int | None) -> AsyncIterator[None]:
-        """Wait until `size` bytes can be in flight, and reserve them inside. ReadError if they never fit."""
+        """Wait until `size` bytes can be in flight, and reserve them inside. ReadError if they never fit.
+
+        First come, first served: otherwise a large blob might wait for ever.
+        """
         size = min(UNKNOWN, self._largest) if size is None else size
         if size > self._largest:
             raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
-        while self._in_flight and self._in_flight + size > self.limit // 4:
-            await self._landed.park()
+        turn = object()
+        self._queued.append(turn)
+        try:
+            while self._queued[0] is not turn or (self._in_flight and self._in_flight + size > self.limit // 4):
+                await self._landed.park()
+        finally:
+            self._queued.remove(turn)
+            if self._queued:
+                self._landed.unpark_all()
         self._in_flight += size
         try:
             self._shrink()
@@ -81,7 +92,7 @@ class MemoryBlobs:
 
     def reserve(self, size: int) -> bool:
         """Reserve `size` bytes in flight until release(), or return False if that means waiting."""
-        if self._in_flight + size > self.limit // 4:
+        if self._queued or self._in_flight + size > self.limit // 4:
             return False
         self._in_flight += size
         self._shrink()

@@ -296,10 +296,14 @@ class DumpSource:
         found = index.known(blobref)  # by another search meanwhile
         if found is not None and found != wrong and (data := await self._matching(found, blobref)) is not None:
             return data
+        algorithm = blobref.partition("-")[0]
         for length in index.lengths() if declared is None else [declared]:
+            if (algorithm, length) in index.hashed:
+                continue
             for member in index.candidates(length):
                 if (data := await self._matching(member, blobref)) is not None:
                     return data
+            index.hashed.add((algorithm, length))
         index.absent.add((blobref, declared))
         return None
 

@@ -68,6 +68,7 @@ class DumpIndex:
         self.fault = ""
         self.complete = False  # True once all headers are read; before, there are hints alone
         self.absent: set[tuple[str, int | None]] = set()  # (blobref, length) of blobs that a search did not find
+        self.hashed: set[tuple[str, int]] = set()  # (algorithm, length) of members that were all passed to found()
         self._hints: dict[str, Member] = {}
         self._sizes: dict[int, list[Member]] = defaultdict(list)
         self._at: dict[int, int] = defaultdict(int)  # by size: the member at which the next search begins

@@ -82,8 +82,12 @@ class TaskBlobs:
 
 
 def memory_of(region: int) -> int:
-    """Return the bytes of memory of a task: TASK_BYTES and a region, with headers and padding of many tiny regions."""
-    return 3 * TASK_BYTES + region
+    """Return the bytes of memory of a task.
+
+    Files cut into regions take TASK_BYTES and a region, their headers and padding 4,096 KiB; 127 small files, which a
+    task takes whatever room there is, 33 KiB each, or less than 1 KiB where regions are as tiny as to need padding.
+    """
+    return 4 * TASK_BYTES + region
 
 
 class DumpWriter:

@@ -26,6 +26,7 @@ BATCH = 64  # files of one task
 MANY = 4096  # regions: a file of more is cut into tasks, and so is one with more data than a task has room for
 PIECE = 32 << 10  # bytes: a larger file is written to the document in pieces
 _UNFINISHED = "a name that is reserved for unfinished copies"  # so extraction refuses it
+_NO_SIZE = "no archive can hold it; archive a copy"
 _PAGE = 4096  # bytes that one read(2) returns from a single moment
 
 # Some names of a directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
@@ -173,12 +174,12 @@ class EntryReader:
                 raise changed(self._base, path)
             rule = time_rule(status.st_mtime_ns)
             if rule is None and not status.st_size and os.pread(descriptor, 1, 0):
-                rule = "bytes in a file whose size is 0, as of /proc, which no archive can hold"
+                rule = f"bytes in a file whose size is 0, as of /proc: {_NO_SIZE}"
             if rule is None:
                 fields = self._fields(status)
                 fields["size"] = status.st_size
-                self._add_content(descriptor, path, fields, status)
-                self._files += 1
+                rule = self._add_content(descriptor, path, fields, status)
+                self._files += rule is None
             return rule
         finally:
             os.close(descriptor)
@@ -201,33 +202,41 @@ class EntryReader:
 
     # -- what is in a file
 
-    def _add_content(self, descriptor: int, path: str, fields: dict[str, Any], status: os.stat_result) -> None:
+    def _add_content(self, descriptor: int, path: str, fields: dict[str, Any], status: os.stat_result) -> str | None:
+        """Add a file; return why no archive can hold it, or None."""
         size, options = status.st_size, self._options
         if not size or (not status.st_blocks and not any(each_extent(descriptor, size))):
             self._emit(path, fields)
-            return
+            return None
         inline = options.all_inline or size <= options.inline
         if not inline and self._blobs is None:
             raise UsageError(f"{path}: {blobs_rule(size)}")
         if size <= PIECE and (inline or (size <= options.region and _is_dense(descriptor, size))):
-            fields |= self._small(descriptor, path, status, inline)
+            small = self._small(descriptor, path, status, inline)
+            if small is None:
+                return f"fewer bytes than its size of {size:,}, as of /sys: {_NO_SIZE}"
+            fields |= small
         else:
             found = None if inline else self._blobvec(descriptor, path, status)
             if found is None:
                 self._join()
                 self._found.append((path, fields, identity_of(status)))
-                return
+                return None
             if found:
                 fields |= {"encoding": "blobvec", "data": found}
         self._emit(path, fields)
+        return None
 
-    def _small(self, descriptor: int, path: str, status: os.stat_result, inline: bool) -> dict[str, Any]:
-        """Read a file by one call; return its fields `encoding` and `data`."""
+    def _small(self, descriptor: int, path: str, status: os.stat_result, inline: bool) -> dict[str, Any] | None:
+        """Read a file by one call; return its fields `encoding` and `data`. None if it ends before its size."""
         size = status.st_size
         view = memoryview(bytearray(size + 1)) if self._blobs is None else self._blobs.buffer(size + 1)
         data = view[: os.preadv(descriptor, [view], 0)]
-        if len(data) != size or (size > _PAGE and identity_of(os.fstat(descriptor)) != identity_of(status)):
-            raise changed(self._base, path)
+        if len(data) != size or size > _PAGE:
+            if identity_of(os.fstat(descriptor)) != identity_of(status) or len(data) > size:
+                raise changed(self._base, path)
+            if len(data) < size:
+                return None
         self._bytes += size
         if inline:
             return inline_content(bytes(data))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from zarrfs.config.redaction import links
 
@@ -63,6 +65,8 @@ def protocols(url: str) -> list[str]:
 
     "zip://a::s3://b/c.zip" has zip and s3; "zip://a::/b/c.zip" and "zip://a::c.zip" have zip and file.
     """
+    if is_data(url):
+        return ["data"]
     chain = links(url)
     first = _SCHEME.match(chain[0])
     if len(chain) == 1:
@@ -73,6 +77,21 @@ def protocols(url: str) -> list[str]:
         return []
     later = [_LATER_SCHEME.match(link) for link in chain[1:]]
     return [first[1].lower(), *((match[1] or match[2]).lower() if match else "file" for match in later)]
+
+
+def is_data(url: str) -> bool:
+    """Return whether a URL contains its bytes (RFC 2397)."""
+    return url.startswith("data:")
+
+
+@functools.lru_cache(1)  # a large one is read in parts
+def data_in(url: str) -> bytes:
+    """Return the bytes in a data: URL. Raise ValueError if it is malformed."""
+    about, comma, data = url.removeprefix("data:").partition(",")
+    if not comma:
+        raise ValueError("a data: URL without a comma")
+    raw = unquote_to_bytes(data.encode("utf-8", "surrogatepass"))
+    return base64.b64decode(raw, validate=True) if about.endswith(";base64") else raw
 
 
 def relative_end(url: str) -> tuple[str, str] | None:

@@ -115,7 +115,12 @@ class Server:
         name, port = (self.proxy.host, self.proxy.port) if self.proxy else (self.name, self.port)
         async with self._lookup:
             if time.monotonic() - self._looked_up > _ADDRESSES:
-                found = await trio.socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+                try:
+                    found = await trio.socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+                except OSError as exc:
+                    if self.proxy is None:
+                        raise
+                    raise Transient(f"{self.proxy}: {exc.strerror or exc}") from exc
                 self._addresses = [(family, address) for family, _, _, _, address in found]
                 self._looked_up = time.monotonic()
         error: Exception = OSError(errno.EHOSTUNREACH, "no address")

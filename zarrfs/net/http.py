@@ -41,6 +41,7 @@ _PIECE = 256 << 10  # bytes of an encoded body that are decoded at once
 _ERROR_MAX = 8 << 10  # bytes of an answer that says why there is no value
 _RESUMED_MIN = 64 << 10  # bytes after which a body that was cut off is worth to be gone on with
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
+_SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; of the other 2xx ones the body is a note
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
@@ -129,7 +130,9 @@ class HttpSystem(Unpaged):
         if status == 206:
             match = RANGE.match(headers.get("Content-Range"))
             first, last = (int(match[1]), int(match[2])) if match else (-1, 0)
-            if match is None or first != start or last < first or headers.get("Content-Encoding"):
+            if coding := _coding(response):
+                raise ReadError(without_secrets(url), f"the server sends ranges of it as {coding}, unrequested")
+            if match is None or first != start or last < first:
                 raise ReadError(without_secrets(url), "the server answers with another range than requested")
             total = None if match[3] == "*" else int(match[3])
             end = last + 1
@@ -200,7 +203,7 @@ class HttpSystem(Unpaged):
             if _is_directory(response):
                 return Entry("", True)
             size = _length(response)
-            if response.status < 400 and (size is not None or url.partition("?")[0].endswith("/")):
+            if response.status in _SERVED and (size is not None or url.partition("?")[0].endswith("/")):
                 return _entry(response, size)
             if response.status in (404, 410):
                 _check_status(response, url)
@@ -260,7 +263,7 @@ def web_host(url: str) -> str:
 
 async def _part(response: Response, skip: int, want: int) -> tuple[Buffer, int]:
     """Return (up to `want` bytes after the first `skip`, how many bytes were seen)."""
-    if not skip and want <= _WHOLE and not response.headers.get("Content-Encoding"):
+    if not skip and want <= _WHOLE and not _coding(response):
         data = await response.body.read(want)
         return data, len(data)
     found = bytearray()
@@ -286,8 +289,8 @@ async def _counted(response: Response, limit: int, url: str) -> int:
 
 async def _pieces(response: Response) -> AsyncIterator[bytes]:
     """Iterate over a body, decoded if the server has encoded it unrequested."""
-    coding = response.headers.get("Content-Encoding").lower()
-    if coding in ("", "identity"):
+    coding = _coding(response)
+    if not coding:
         while piece := await response.body.piece():
             yield piece
         return
@@ -358,12 +361,21 @@ def _modified(response: Response) -> str | None:
 def _length(response: Response) -> int | None:
     """Return the length of the body in bytes; None if the head has none, or the body is encoded."""
     text = response.headers.get("Content-Length")
-    return int(text) if text.isdecimal() and not response.headers.get("Content-Encoding") else None
+    return int(text) if text.isdecimal() and not _coding(response) else None
+
+
+def _coding(response: Response) -> str:
+    """Return how the body is encoded; "" if it is not.
+
+    "aws-chunked" was the coding of an upload to S3; some servers store it with the value, whose bytes do not have it.
+    """
+    codings = map(str.strip, response.headers.get("Content-Encoding").lower().split(","))
+    return ", ".join(coding for coding in codings if coding not in ("", "identity", "aws-chunked"))
 
 
 def _check_status(response: Response, url: str) -> None:
-    """Raise the error of a status of 400 and more, or of a redirect without a place."""
-    if response.status >= 300:
+    """Raise the error of an answer without the value: a failure, a redirect without a place, or 202 (Accepted)."""
+    if response.status not in _SERVED:
         raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
 
 

@@ -129,7 +129,7 @@ class CoroutineSystem:
         """As System.fetch."""
         if self.sends_versions:
             return await self._call(path, self._fetch_s3, path, start, stop)
-        if self._protocol in ("sftp", "ssh") and stop is not None:
+        if self._protocol in _SSH and stop is not None:
             return await self._call(path, self._fetch_sftp, path, start, stop)
         return Fetched(await self._call(path, self._cat, path, start, stop))
 
@@ -202,11 +202,55 @@ class CoroutineSystem:
                 self._lost = False
 
     async def _info(self, path: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._fs._info(path)
+        try:
+            found: dict[str, Any] = await self._fs._info(path)
+        except FileNotFoundError:
+            if self._protocol in _SSH and await self._is_there(path):
+                raise ReadError(self.shown(path), "is a symbolic link that leads nowhere") from None
+            raise
         return found
 
     async def _ls(self, path: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await self._fs._ls(path, True)
+        if self._protocol in _SSH and any(info["type"] == "link" for info in found):
+            return await self._followed(path, found)
+        return found
+
+    async def _is_there(self, path: str) -> bool:
+        """Return whether an SFTP server has a name, even if that is a symbolic link to nothing."""
+        async with self._fs._pool.get() as channel:
+            try:
+                await channel.lstat(path)
+            except Exception:  # what stat(2) has said holds
+                return False
+        return True
+
+    async def _followed(self, path: str, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Replace symbolic links in an SFTP listing by what they lead to.
+
+        A link to a directory that it lies in, or that leads to it, is left out, as a walk would never end. One that
+        cannot be followed stays as a file of unknown size, whose reader gets the error.
+        """
+        import asyncio
+
+        links = [info["name"] for info in infos if info["type"] == "link"]
+        found = [info for info in infos if info["type"] != "link"]
+        async with self._fs._pool.get() as channel:
+            above = [path[:at] for at, letter in enumerate(path) if letter == "/" and at]
+            here = await asyncio.gather(*map(channel.realpath, (path, *above)))
+            for at in range(0, len(links), _REQUESTS):
+                names = links[at : at + _REQUESTS]
+                attributes = await asyncio.gather(*map(channel.stat, names), return_exceptions=True)
+                for name, one in zip(names, attributes, strict=True):
+                    if isinstance(one, BaseException) and (not isinstance(one, Exception) or _is_lost(one)):
+                        raise one
+                    unknown = isinstance(one, Exception)
+                    info = {"type": "file"} if unknown else self._fs._decode_attributes(one)
+                    if info["type"] == "directory":
+                        there = (await channel.realpath(name)).rstrip("/") + "/"
+                        if any(f"{one}/".startswith(there) for one in here):
+                            continue
+                    found.append({**info, "name": name})
         return found
 
     async def _cat(self, path: str, start: int, stop: int | None) -> bytes:
@@ -285,6 +329,7 @@ class CoroutineSystem:
         return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
 
 
+_SSH = ("sftp", "ssh")
 _NO_CONNECTION = ("DisconnectError", "ChannelOpenError", "SFTPNoConnection", "SFTPConnectionLost")  # of asyncssh
 
 
@@ -426,13 +471,18 @@ def entry(info: dict[str, Any]) -> Entry:
         return Entry(name, True)
     tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
     mtime_ns = _time_ns(info)
-    size = info.get("size")
+    link = info.get("type", "file") != "file" or str(info.get("unix.mode")).startswith("l")  # the latter from FTP
+    size = None if link else info.get("size")  # that of a link is not that of its file
     strong = tag is not None and "CRC" not in info
     return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
 
 
 def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
-    """Convert the result of fsspec's ls() to entries; NotADirectoryError if it lists a file as itself."""
+    """Convert the result of fsspec's ls() to entries; NotADirectoryError if it lists a file as itself.
+
+    What is neither a file nor a directory (a symbolic link, a FIFO) is listed as a file of unknown size: left out, it
+    would be absent, and a chunk of that name the fill value.
+    """
     whole = path.strip("/")
     found = []
     for info in infos:
@@ -441,8 +491,6 @@ def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
             if info.get("type") != "directory" and len(infos) == 1:
                 raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
             continue  # an object that marks the directory
-        if info.get("type") not in ("file", "directory"):
-            continue  # a fifo, a dangling link, ...
         if at.startswith(whole + "/") and "/" in at[len(whole) + 1 :]:
             raise ReadError(path, f"its listing names something outside of it: {at[:200]!r}")
         found.append(entry(info))

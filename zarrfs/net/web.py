@@ -38,7 +38,9 @@ _STATUSES = (301, 302, 303, 307, 308)
 _SITES = 256  # places that are remembered
 _FOLLOWED = 60.0  # seconds for which the redirect of a value is followed without asking
 _REMEMBERED = 65_536  # such redirects
-_DENIALS = (401, 403, 404, 410)  # what a place answers when a remembered redirect is over, or does not hold for a name
+# What a place answers when a remembered redirect is over, or does not hold for a name; a bucket answers 400 to an
+# expired token in a signed URL.
+_DENIALS = (400, 401, 403, 404, 410)
 _COOKIES = 1024  # that are remembered
 _OURS = ("Accept-Encoding", "Range", "If-Range", "Connection", "Content-Length", "Transfer-Encoding")  # not the user's
 # URLs that are sent as they are written; yarl reads all others.

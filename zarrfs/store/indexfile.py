@@ -261,7 +261,7 @@ def has_urls(path: str, base: str, blobs: Sequence[str]) -> bool:
     with contextlib.closing(open_database(path)) as db:
         for (url,) in db.execute("SELECT url FROM target"):
             protocols = urls.protocols(url)
-            if relative if not protocols else protocols[0] not in ("file", "local"):
+            if relative if not protocols else protocols[0] not in ("file", "local", "data"):
                 return True
     return False
 

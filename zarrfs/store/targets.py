@@ -1,9 +1,9 @@
 """Targets of references: the TargetReader interface, and its implementation for local files and URLs.
 
 Forms of a target: an absolute path; file:///path, taken literally as fsspec does, percent-decoded if there is
-no such file; file://relative/path and relative paths, which start at `base`; and protocol://... of the
-protocols that reference sets use. net/reach.py decides which targets a set may reach: a set that came over the
-network could name any file of the user who mounts it.
+no such file; file://relative/path and relative paths, which start at `base`; data:..., which contains its bytes; and
+protocol://... of the protocols that reference sets use. net/reach.py decides which targets a set may reach: a set that
+came over the network could name any file of the user who mounts it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
-from zarrfs.errors import ReadError, TargetMissing
+from zarrfs.errors import OutOfRange, ReadError, TargetMissing
 from zarrfs.net.reach import LOCAL, Trust
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _KNOWN = 65_536  # URLs whose path is cached
+_SHOWN = 80  # characters of a data: URL in messages
 
 
 class TargetReader(abc.ABC):
@@ -118,6 +119,8 @@ class Targets(TargetReader):
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         try:
+            if urls.is_data(url):
+                return self._data(url, offset, length)
             path = self._paths.get(url)
             if path is None:
                 path, remote = await self._find(url)
@@ -125,7 +128,7 @@ class Targets(TargetReader):
                     return await self._remotely().read(remote, offset, length, low, high)
             return await self.local.read(path, offset, length)
         except ReadError as exc:
-            exc.about(self.resolve(url), offset, length)
+            exc.about(exc.where if urls.is_data(url) else self.resolve(url), offset, length)
             raise
 
     @property
@@ -133,6 +136,8 @@ class Targets(TargetReader):
         return self._remote is not None
 
     async def get_ready(self, url: str) -> None:
+        if urls.is_data(url):
+            return
         with contextlib.suppress(ReadError):
             path, remote = self._absolute(url)
             if path is None:
@@ -142,6 +147,8 @@ class Targets(TargetReader):
         # local targets are left to the page cache
         found = []
         for url, low, high in wanted:
+            if urls.is_data(url):
+                continue
             try:
                 path, remote = await self._find(url)
             except ReadError:
@@ -152,12 +159,16 @@ class Targets(TargetReader):
             await self._remotely().prefetch(found)
 
     async def size(self, url: str, begin: bool = False) -> int:
+        if urls.is_data(url):
+            return len(self._data(url))
         path, remote = await self._find(url)
         if path is None:
             return await self._remotely().size(remote, begin)
         return await self.local.size(path)
 
     def resolve(self, url: str) -> str:
+        if urls.is_data(url):
+            return url
         try:
             path, remote = self._absolute(url)
         except ReadError:
@@ -182,6 +193,19 @@ class Targets(TargetReader):
         await self.local.aclose()
         if self._remote is not None:
             await self._remote.aclose()
+
+    def _data(self, url: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return bytes that a data: URL contains; unless `length` is given, all of them."""
+        shown = url if len(url) <= _SHOWN else f"{url[:_SHOWN]}..."
+        try:
+            data = urls.data_in(url)
+        except ValueError as exc:
+            raise ReadError(shown, f"malformed: {str(exc).lower()}") from None
+        if length is None:
+            return data
+        if offset + length > len(data):
+            raise OutOfRange(shown, f"has {len(data)} bytes, bytes [{offset}, {offset + length}) were asked for")
+        return data[offset : offset + length]
 
     def _remotely(self) -> RemoteFiles:
         if self._remote is None:
