@@ -188,11 +188,21 @@ def test_a_download_is_of_one_version(tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_bytes() == b"old" * (3 << 20)
 
 
+def test_a_directory_in_the_place_of_a_chunk_is_no_fill_value(tmp_path: Path) -> None:
+    zarr.open_array(tmp_path / "z", mode="w", shape=(4,), chunks=(2,), dtype="i4")[:] = range(4)
+    (tmp_path / "z/c/1").unlink()
+    (tmp_path / "z/c/1").mkdir()
+    array = zarr.open_array(f"zarrfs://::file://{tmp_path}/z", mode="r")
+    assert array[:2].tolist() == [0, 1]
+    with pytest.raises(zarrfs.ReadError, match="c/1: is a directory"):
+        array[:]
+
+
 def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:
     for call in (files.cat_file, files.info, files.open, files.ls):
         with pytest.raises(FileNotFoundError):
             call("/none")
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(zarrfs.ReadError, match="is a directory"):
         files.cat_file("/t2m")
     for write in (
         lambda: files.pipe_file("/x", b""), lambda: files.rm_file("/zarr.json"), lambda: files.open("/x", "wb"),

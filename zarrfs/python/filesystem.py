@@ -104,6 +104,8 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 start, end, _step = slice(start, end).indices(size)
             length = None if end is None else max(0, end - (start or 0))
             return await self.handle.call_async(get_followed, key, start or 0, length)
+        except IsDirectory as exc:  # zarr takes IsADirectoryError for an absent chunk, and shows its fill value
+            raise ReadError(path, "is a directory") from exc
         except StoreError as exc:
             _raise(exc, path)
 
