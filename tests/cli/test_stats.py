@@ -313,3 +313,10 @@ def test_an_interval_that_is_not_a_time_is_refused(tmp_path: Any) -> None:
     result = CliRunner().invoke(main, ["top", "--interval", "often", str(tmp_path)])
     assert result.exit_code == 2
     assert "--interval: expected a time" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["rw", "ro", "nosuid"])
+def test_a_flag_of_the_kernel_is_no_option_that_refresh_changes(name: str, tmp_path: Any) -> None:
+    done = CliRunner().invoke(main, ["refresh", "--set", f"retries=1,{name}", str(tmp_path)])
+    assert done.exit_code == 2
+    assert done.stderr == f"zarrfs: option {name}: is a flag of the kernel: mount -o remount,{name}\n"

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from zarrfs.cli.common import SETTINGS, report_errors
-from zarrfs.config.options import split_commas
+from zarrfs.config.options import KERNEL_FLAGS, split_commas
+from zarrfs.errors import UsageError
 
 EPILOG = """\b
 Examples:
@@ -35,8 +36,11 @@ def refresh(mountpoint: str, force: bool, items: tuple[str, ...], as_json: bool)
     from zarrfs.metrics.statistics import mount_of
 
     with report_errors():
-        at = mount_of(mountpoint)
         said = [item for text in items for item in split_commas(text)]
+        for name in KERNEL_FLAGS | {"ro", "rw"}:
+            if name in said:
+                raise UsageError(f"option {name}: is a flag of the kernel: mount -o remount,{name}")
+        at = mount_of(mountpoint)
         answer = control_client.change(at, said) if items else control_client.refresh(at, force)
         text = json.dumps({"mount": at, **answer}) if as_json else f"{at}: {_said(answer)}"
         sys.stdout.buffer.write(os.fsencode(text + "\n"))
