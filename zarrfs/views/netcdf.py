@@ -80,16 +80,12 @@ class _FileTexts:
         self._changed = False
 
     async def read(self, array: TextArray, path: str) -> None:
-        """Read an array, or note why it cannot be shown. ReadError if that may be better later."""
+        """Read an array, or note why it cannot be shown. ReadError as TextArray.read()."""
         self._arrays.append(array)
         try:
             self.items[path] = await array.read()
         except MetadataError as exc:
             self.items[path] = str(exc)
-        except ReadError as exc:
-            if not isinstance(exc.__cause__, MetadataError):
-                raise
-            self.items[path] = str(exc)  # a damaged chunk
 
     async def changed(self) -> bool:
         """Return whether chunks have changed since they were read."""
@@ -341,7 +337,7 @@ class NetCDFView(DecodedView):
         mtimes = [node.mtime_ns for node in nodes if node.mtime_ns is not None]
         if mtimes and old is not None and old.texts.items != texts.items:
             mtimes.append(time.time_ns())
-        data = [variable.data for variable in description.variables if variable.data is not None]
+        data = [one.texts.data for one in description.variables if one.texts is not None]
         content = hashlib.sha256(b"".join([digest.encode(), *data])).hexdigest()
         return _File(
             split_key(key)[1], root, nodes, description, digest, content, texts, header,
@@ -435,8 +431,10 @@ class _NetCDFValue(Value):
 
     async def _items(self, variable: Variable, start: int, stop: int) -> Buffer:
         """Return the bytes [start, stop) of a variable. ReadError."""
-        if variable.data is not None:
-            return memoryview(variable.data)[start:stop]
+        if variable.texts is not None:
+            if variable.texts.damage is not None:
+                raise ReadError(variable.texts.damage.where, variable.texts.damage.reason)
+            return memoryview(variable.texts.data)[start:stop]
         flat, form = self._arrays.reader(variable.node), variable.form
         if form.convert is None:
             return await flat.read(start, stop)

@@ -55,7 +55,7 @@ class Variable:
     node: Node
     form: Form
     nbytes: int
-    data: bytes | None = None  # all of them, if they are not made of the array's chunks
+    texts: Texts | None = None  # the items, if they are not decoded when they are read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _Group:
                 self._variables.append(_variable(array, form, name, shown, own))
                 size = form.itemsize * math.prod(array.shape)
                 text = texts.get(node.path)
-                found.append((Variable(node, form, size, text.data if isinstance(text, Texts) else None), size))
+                found.append((Variable(node, form, size, text if isinstance(text, Texts) else None), size))
         return found
 
     def _dimensions_of(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zarrfs.errors import ReadError
 from zarrfs.store.api import Store
 from zarrfs.views.boxes import Box
 from zarrfs.views.chunks import Array, Chunks
@@ -31,7 +32,8 @@ class Texts(NamedTuple):
     """The items of an array of text."""
 
     form: Form
-    data: bytes  # each item padded with NUL to the width of the form
+    data: bytes = b""  # each item padded with NUL to the width of the form
+    damage: ReadError | None = None  # of a chunk, in place of the items: their width is not known then
 
 
 def is_text(node: Node) -> bool:
@@ -51,12 +53,21 @@ class TextArray:
         self._cache, self._store = cache, store
 
     async def read(self) -> Texts:
-        """Read all items. MetadataError for an array that is too large or has other items; ReadError."""
+        """Read all items. MetadataError for an array that is too large or has other items.
+
+        ReadError for a chunk that cannot be read, which may be better later; damage stays.
+        """
         chunks = self._chunks
         if math.prod(chunks.shape) > _ITEMS_MAX or chunks.number > _CHUNKS_MAX:
             raise MetadataError(f"text of any length in more than {_ITEMS_MAX:,} items or {_CHUNKS_MAX:,} chunks")
-        items = await read_box(self._store, chunks, self._cache, Box((0,) * len(chunks.shape), chunks.shape))
-        return _texts(items, chunks.array.dtype.kind == "B")
+        raw = chunks.array.dtype.kind == "B"
+        try:
+            items = await read_box(self._store, chunks, self._cache, Box((0,) * len(chunks.shape), chunks.shape))
+        except ReadError as exc:
+            if not isinstance(exc.__cause__, MetadataError):
+                raise
+            return Texts(_form(1, raw), damage=exc)
+        return _texts(items, raw)
 
     async def unchanged(self) -> bool:
         """Return whether the chunks still have the versions that were read."""
@@ -81,6 +92,8 @@ def _texts(items: Array, raw: bool) -> Texts:
     width = max(map(len, found), default=0) or 1
     if width * len(found) > _BYTES_MAX:
         raise MetadataError(f"{len(found):,} items as long as the longest, {width:,} bytes: more than 32 MiB")
-    attributes = () if raw else (("_Encoding", "utf-8"),)
-    form = Form("|S1", width, attributes=attributes, masks=False)
-    return Texts(form, np.array(found, f"S{width}").tobytes())
+    return Texts(_form(width, raw), np.array(found, f"S{width}").tobytes())
+
+
+def _form(width: int, raw: bool) -> Form:
+    return Form("|S1", width, attributes=() if raw else (("_Encoding", "utf-8"),), masks=False)
