@@ -433,6 +433,7 @@ def test_processes_share_the_cache_directory(tmp_path: Path) -> None:
 
 def test_the_cache_command(tmp_path: Path) -> None:
     place = cached(tmp_path, *pieces(5, 4096))
+    (tmp_path / "none").mkdir()
     command = ("--cache-dir", tmp_path / "cache", "--index-dir", tmp_path / "none")
     (row,) = map(json.loads, zarrfs("cache", "ls", "--json", *command).stdout.splitlines())
     assert (row["source"], row["blocks"], row["size"]) == ("archives", 5, 5 * 4096)

@@ -61,10 +61,7 @@ def test_an_error_of_the_system_is_a_reason(tmp_path: Path, monkeypatch: pytest.
         mounts.unmount_own(str(tmp_path), None)
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["mount SOURCE", "umount", "stats", "refresh", "top --once", "unstage"],
-)
+@pytest.mark.parametrize("command", ["mount SOURCE", "umount", "stats", "refresh", "top --once"])
 def test_an_empty_name_is_not_the_working_directory(command: str, tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"version": 1, "refs": {"a": "x"}}')
     done = run(*command.replace("SOURCE", f"{tmp_path}/set.json").split(" "), "", cwd=tmp_path)
