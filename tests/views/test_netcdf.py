@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -382,6 +383,8 @@ def test_a_damaged_chunk_is_an_error_of_its_bytes_alone(tmp_path: Path) -> None:
 def test_every_sample(tmp_path: Path, store: Path) -> None:
     """Stores of zarr 0.3 to 3, by other programs too."""
     left_out = converted(store, tmp_path / "x.nc")
+    for command in ["ncdump"], ["h5dump", "-H"], ["ncks", "-m"]:
+        subprocess.run([*command, tmp_path / "x.nc"], stdout=subprocess.DEVNULL, check=True)
     with h5py.File(tmp_path / "x.nc") as file:
         for sample in [one for one in SAMPLES + DRAFT if one.store == store]:
             path = sample.path or "array"
