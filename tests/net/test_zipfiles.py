@@ -13,6 +13,7 @@ import trio
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net import zipfiles
+from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
 MEMORY = 8 << 20
@@ -76,3 +77,23 @@ def test_members_of_a_file_that_needs_little_are_read(tmp_path: Path) -> None:
         file.writestr("a/b/c", bytes(4 << 20))
         file.comment = b"x" * 65_535
     assert stat(tmp_path / "small.zip", "a/b/c")[0] == 4 << 20
+
+
+@pytest.mark.parametrize(("raw", "shown"), [("é/0".encode(), "é/0"), (b"\x82/0", "é/0"), (b"a\xff/0", "a\xa0/0")])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_names_without_the_flag_of_utf8(tmp_path: Path, raw: bytes, shown: str, method: int) -> None:
+    """UTF-8 as Info-ZIP writes it, else cp437."""
+    placeholder = "x" * len(raw)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as made:
+        made.writestr(placeholder, b"data" * 100)
+    content = (tmp_path / "x.zip").read_bytes()
+    (tmp_path / "x.zip").write_bytes(content.replace(placeholder.encode(), raw))
+
+    async def main() -> tuple[list[str], bytes]:
+        store = FsspecStore(f"zip://::file://{tmp_path}/x.zip", Options())
+        try:
+            return [key async for key in store.list_prefix("")], bytes(await store.get(shown))
+        finally:
+            await store.aclose()
+
+    assert trio.run(main) == ([shown], b"data" * 100)

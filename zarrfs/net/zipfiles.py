@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import calendar
+import contextlib
 import io
 import struct
 import zipfile
@@ -222,6 +223,8 @@ class ZipSystem(Unpaged):
         file.most = None
         self._room = self._memory - _MEMORY_OF_INDEX * (size - found.start_dir)
         for info in found.infolist():
+            if not (info.flag_bits & _UTF_8 or info.filename.isascii()):
+                _read_as_utf8(found, info)
             name = info.filename.rstrip("/")
             if {"", ".", ".."}.isdisjoint(name.split("/")):  # other names are nobody's key
                 self._add(name, info.is_dir())
@@ -330,6 +333,15 @@ class ZipSystem(Unpaged):
         except _BAD as exc:
             where = self.shown(path) if path else self._archive.shown
             raise ReadError(where, f"bad zip file: {exc}") from exc
+
+
+def _read_as_utf8(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+    """Give a member the name that its bytes are in UTF-8, if they are: Info-ZIP writes such names without the flag."""
+    with contextlib.suppress(UnicodeError):
+        name = info.filename.encode("cp437").decode()
+        archive.NameToInfo.pop(info.filename, None)
+        info.filename = name
+        archive.NameToInfo[name] = info
 
 
 def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
