@@ -83,6 +83,8 @@ def test_errors_are_the_lines_of_the_program(tree: Path) -> None:
         zarrfs.open_store("/none.json")
     with pytest.raises(zarrfs.UsageError, match=r"unknown option 'retrys' \(did you mean retries\?\)"):
         zarrfs.open_store(tree, retrys=5)
+    with pytest.raises(zarrfs.UsageError, match="unknown option 'retrys'"):
+        zarrfs.open_store(tree, retrys=False)
     with pytest.raises(zarrfs.UsageError, match="option storage_options: expected values that JSON has"):
         zarrfs.open_store(tree, storage_options={"s3": {"session": object()}})
     with zarrfs.open_store(tree) as store, pytest.raises(zarrfs.StoreError, match="a/x: no such key"):

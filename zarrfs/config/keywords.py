@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zarrfs.config import values as parsers
-from zarrfs.config.options import TABLE
+from zarrfs.config.options import TABLE, read
 from zarrfs.errors import UsageError
 
 
@@ -18,7 +18,8 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
 
     Text is what the command line takes ("64MiB", "30s"). Numbers are bytes, seconds or counts, permission bits are as
     of os.chmod(), repeatable options take lists, storage_options takes {"s3": {"anon": True}}, and s3={"anon": True}
-    is the same. Raises UsageError for a value that no text can say; that text itself is checked by its parser.
+    is the same. Raises UsageError for a value that no text can say, and for an unknown name that is False; everything
+    else is checked by options.read().
     """
     items: list[str] = []
     for name, value in given.items():
@@ -35,7 +36,9 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
             items += [f"{name}={_text(parser, one)}" for one in value]
         elif value is True:
             items.append(name)
-        elif value is not False or parser is not None:
+        elif value is False and parser is None:
+            read([name])  # a word of mount(8) that is not given: it must be one
+        else:
             items.append(f"{name}={_text(parser, value)}")
     return items
 
