@@ -534,6 +534,22 @@ def test_items_of_any_length_of_other_codecs_and_types(tmp_path: Path) -> None:
         assert netCDF4.chartostring(file["json"][:]).tolist() == ["ab", "", ""]
 
 
+def test_text_in_broken_shards_is_left_out(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3)
+    root.create_array("none", shape=(0,), chunks=(2,), dtype="string")
+    letters = np.array(list("abcdefgh"), object)
+    for name in ("good", "bad"):
+        root.create_array(name, shape=(8,), chunks=(2,), shards=(4,), dtype="string")[:] = letters
+    path = tmp_path / "z/bad/zarr.json"
+    document = json.loads(path.read_text())
+    document["codecs"][0]["configuration"]["chunk_shape"] = [3]
+    path.write_text(json.dumps(document))
+    reasons = converted(tmp_path / "z", tmp_path / "x.nc")
+    assert reasons == {"bad": "sharding_indexed: shards of [4] are no whole number of chunks of [3]"}
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        assert (file["none"].shape, "".join(file["good"][:])) == ((0, 1), "abcdefgh")
+
+
 def test_too_much_text_is_left_out(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3)
     root.create_array("many", shape=(2**21,), chunks=(2**20,), dtype="string")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import hashlib
 import importlib
 import logging
@@ -79,10 +80,11 @@ class _FileTexts:
         self._looked = trio.current_time()
         self._changed = False
 
-    async def read(self, array: TextArray, path: str) -> None:
+    async def read(self, path: str, make: Callable[[], TextArray]) -> None:
         """Read an array, or note why it cannot be shown. ReadError as TextArray.read()."""
-        self._arrays.append(array)
         try:
+            array = make()
+            self._arrays.append(array)
             self.items[path] = await array.read()
         except MetadataError as exc:
             self.items[path] = str(exc)
@@ -351,7 +353,8 @@ class NetCDFView(DecodedView):
         if any(isinstance(node.metadata, ArrayMetadata) and not node.metadata.dtype.itemsize for node in nodes):
             texts = await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_texts")
             for node in filter(texts.is_text, nodes):
-                await found.read(texts.TextArray(self.lower, node, self._arrays.cache), node.path)
+                make = functools.partial(texts.TextArray, self.lower, node, self._arrays.cache)
+                await found.read(node.path, make)
         return found
 
     async def _header(self, key: str, digest: str, description: Description) -> Header:
