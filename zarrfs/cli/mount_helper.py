@@ -103,7 +103,7 @@ def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
         mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
     if verbose:
         text = message_line(f"{without_secrets(source)} mounted on {mountpoint}")
-        with contextlib.suppress(OSError):  # it is mounted, whoever reads that
+        with contextlib.suppress(OSError):  # the mount exists even if this line cannot be written
             os.write(1, f"mount.zarrfs: {text}\n".encode())
 
 

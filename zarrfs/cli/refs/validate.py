@@ -63,7 +63,7 @@ class _Report:
 
     @property
     def valid(self) -> bool:
-        """Whether there are no errors and, with --strict, no warnings."""
+        """True if no error was found; with --strict, no warning either."""
         return not (self.counts[0] or (self._strict and self.counts[1]))
 
     def add(self, fault: Fault) -> None:
