@@ -22,7 +22,7 @@ from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem, other_host
+from zarrfs.net.systems import SSH, CoroutineSystem, System, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
 from zarrfs.system.memory import memory_limit
 from zarrfs.system.packages import install_command
@@ -37,7 +37,6 @@ _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
-_SSH = ("sftp", "ssh")
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
@@ -152,7 +151,7 @@ class Openers:
                     raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
                 if fs.async_impl:
                     hint = "" if personal else _ANONYMOUSLY
-                    again = connect if family in _SSH else None
+                    again = connect if family in SSH else None
                     self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint, again)
                 elif family == "ftp":
                     self._systems[key] = FtpSystem(fs, protocol, timeout, limit)
@@ -225,8 +224,8 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache
-    uncached = {} if family in _SSH else {"use_listings_cache": False}
-    given = {**_ssh_defaults(), **options} if family in _SSH else options
+    uncached = {} if family in SSH else {"use_listings_cache": False}
+    given = {**_ssh_defaults(), **options} if family in SSH else options
     try:
         fs = class_of(protocol, family)(**given, skip_instance_cache=True, **uncached)
     except Exception as exc:

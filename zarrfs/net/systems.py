@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _REQUESTS = 64  # of one system in flight at once; the deadline of others starts when they are sent
 _THREADS = 16  # the same where each takes a thread; waiting for one is bounded by a deadline of its own
+SSH = ("sftp", "ssh")  # names of one protocol
 PAGE = 1000  # keys of a flat listing in one request
 _CHUNK = 1 << 20  # bytes of a body that are read at once
 
@@ -129,7 +130,7 @@ class CoroutineSystem:
         """As System.fetch."""
         if self.sends_versions:
             return await self._call(path, self._fetch_s3, path, start, stop)
-        if self._protocol in _SSH and stop is not None:
+        if self._protocol in SSH and stop is not None:
             return await self._call(path, self._fetch_sftp, path, start, stop)
         return Fetched(await self._call(path, self._cat, path, start, stop))
 
@@ -205,14 +206,14 @@ class CoroutineSystem:
         try:
             found: dict[str, Any] = await self._fs._info(path)
         except FileNotFoundError:
-            if self._protocol in _SSH and await self._is_there(path):
+            if self._protocol in SSH and await self._is_there(path):
                 raise ReadError(self.shown(path), "is a symbolic link that leads nowhere") from None
             raise
         return found
 
     async def _ls(self, path: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await self._fs._ls(path, True)
-        if self._protocol in _SSH and any(info["type"] == "link" for info in found):
+        if self._protocol in SSH and any(info["type"] == "link" for info in found):
             return await self._followed(path, found)
         return found
 
@@ -329,7 +330,6 @@ class CoroutineSystem:
         return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
 
 
-_SSH = ("sftp", "ssh")
 _NO_CONNECTION = ("DisconnectError", "ChannelOpenError", "SFTPNoConnection", "SFTPConnectionLost")  # of asyncssh
 
 

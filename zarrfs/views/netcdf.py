@@ -51,6 +51,7 @@ _FRESH = 1.0  # seconds for which the documents of a mutable store are not looke
 _PAUSE = 10.0  # or for so many times as long as that took
 _LOOKED_AT = 2048  # chunks to check for changes when a file is opened
 _NODES_MAX = 100_000  # nodes of a hierarchy
+_JSON = {"json", "json2"}  # codecs of objects that may all be text, as those of kerchunk are
 _WALK = "//"  # of Looks: the whole hierarchy
 _ENDINGS = (
     ".gz", ".zst", ".bz2", ".xz", ".lz4", ".json", ".zip", ".zarr", ".parquet", ".parq", ".n5", ".refs", ".nc", ".h5",
@@ -350,9 +351,10 @@ class NetCDFView(DecodedView):
     async def _texts(self, nodes: list[Node]) -> _FileTexts:
         """Read the arrays of text of any length among `nodes`."""
         found = _FileTexts()
-        if any(isinstance(node.metadata, ArrayMetadata) and not node.metadata.dtype.itemsize for node in nodes):
+        arrays = [node for node in nodes if _is_text(node)]
+        if arrays:
             texts = await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_texts")
-            for node in filter(texts.is_text, nodes):
+            for node in arrays:
                 make = functools.partial(texts.TextArray, self.lower, node, self._arrays.cache)
                 await found.read(node.path, make)
         return found
@@ -452,6 +454,14 @@ class _NetCDFValue(Value):
             raise ReadError(variable.node.path, exc.reason) from None
         shown = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         return shown[start - first * form.itemsize : stop - first * form.itemsize]
+
+
+def _is_text(node: Node) -> bool:
+    """Return whether a node is an array of text or bytes of any length, or of objects that may be text."""
+    array = node.metadata
+    if not isinstance(array, ArrayMetadata) or array.dtype.itemsize:
+        return False
+    return array.dtype.kind in "TB" or any(codec.name.rpartition(".")[2] in _JSON for codec in array.codecs)
 
 
 def _address(part: tuple[int, bytes]) -> int:

@@ -20,12 +20,10 @@ from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf_items import Form
 from zarrfs.views.reading import read_box
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.model import ArrayMetadata
 
 _ITEMS_MAX = 1 << 20
 _CHUNKS_MAX = 1 << 14
 _BYTES_MAX = 32 << 20  # of an array, all items as wide as the longest
-_JSON = {"json", "json2"}  # codecs of objects that may all be text, as those of kerchunk are
 
 
 class Texts(NamedTuple):
@@ -34,14 +32,6 @@ class Texts(NamedTuple):
     form: Form
     data: bytes = b""  # each item padded with NUL to the width of the form
     damage: ReadError | None = None  # of a chunk, in place of the items: their width is not known then
-
-
-def is_text(node: Node) -> bool:
-    """Return whether a node is an array of text or bytes of any length, or of objects that may be text."""
-    array = node.metadata
-    if not isinstance(array, ArrayMetadata) or array.dtype.itemsize:
-        return False
-    return array.dtype.kind in "TB" or any(codec.name.rpartition(".")[2] in _JSON for codec in array.codecs)
 
 
 class TextArray:

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import socket
 from collections.abc import Iterator
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Check, Finding
 from zarrfs.config.options import Options
@@ -89,16 +89,24 @@ def advice_for(reason: str, url: str) -> str:
     return ""
 
 
-def _server(url: str) -> Iterator[Finding]:
-    """Check an HTTP server: its name, its port, its answer at this URL."""
+def _web_server(url: str) -> tuple[SplitResult, str, int] | None:
+    """Return (parts, host, port) of an HTTP URL; None for others, and if it is malformed: opening it says why."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError:  # opening it says what is wrong
+    except ValueError:
+        return None
+    if parts.scheme not in _PORTS or host is None:
+        return None
+    return parts, host, port or _PORTS[parts.scheme]
+
+
+def _server(url: str) -> Iterator[Finding]:
+    """Check an HTTP server: its name, its port, its answer at this URL."""
+    server = _web_server(url)
+    if server is None or proxied():
         return
-    if parts.scheme not in _PORTS or host is None or proxied():
-        return
-    port = port or _PORTS[parts.scheme]
+    _, host, port = server
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as exc:
@@ -117,13 +125,10 @@ def _status(url: str) -> str:
     """Return the status with which an HTTP server answers a client without credentials, as "403"; "" for success."""
     import http.client
 
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
+    server = _web_server(url)
+    if server is None:
         return ""
-    if parts.scheme not in _PORTS or host is None:
-        return ""
+    parts, host, port = server
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(host, port, timeout=5)
     try:
