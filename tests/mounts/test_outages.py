@@ -186,7 +186,9 @@ class Restartable:
         made = stack.enter_context(nginx_at(directory / "nginx", directory / "www"))
         self.web = made.plain
         self._directory, self._stack = directory / "nginx", stack
-        self._pid = int((directory / "nginx/pid").read_text())
+        pid = directory / "nginx/pid"
+        wait_for(lambda: pid.exists() and pid.read_text().endswith("\n"))  # nginx listens before it writes that
+        self._pid = int(pid.read_text())
 
     def stop(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
