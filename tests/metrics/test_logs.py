@@ -9,6 +9,8 @@ import os
 import resource
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -242,6 +244,26 @@ def test_a_place_that_hangs_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPa
         time.sleep(0.01)
     assert place.sent[:3] == ["first", "990 lines of the log are lost: they could not be written", "0"]
     assert place.sent[3:12] == [str(number) for number in range(1, 10)]
+
+
+def test_a_process_without_descriptors_opens_its_log(tmp_path: Path) -> None:
+    """At its first line, which may be the one that says so."""
+    script = """
+import errno, logging, os, resource, sys
+from zarrfs.config.options import Options
+from zarrfs.metrics import logs
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))
+logs.configure(Options(log_file=sys.argv[1]), False)
+try:
+    while True:
+        os.dup(0)
+except OSError as exc:
+    assert exc.errno == errno.EMFILE
+    logs.log.warning("%s", exc)
+logs.finish()
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path / "log"], check=True)
+    assert "WARNING: [Errno 24] Too many open files" in (tmp_path / "log").read_text()
 
 
 def test_lost_lines_are_counted_and_reported() -> None:

@@ -10,6 +10,7 @@ Sources: systemd's "Native Journal Protocol", sd-daemon(3) for levels on stderr,
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -271,6 +272,9 @@ class QueueingHandler(logging.Handler):
         self._reported = 0  # lost lines that a line of the log has reported
         self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
+        self._spare: int | None = None  # a descriptor to open the target with when the process has no other left
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record. logging calls this under the lock of handle()."""
@@ -300,10 +304,17 @@ class QueueingHandler(logging.Handler):
                 self._thread.join(max(0.0, until - time.monotonic()))
             self._thread = None
 
+    def close(self) -> None:
+        """As logging.Handler.close; call finish() before."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        super().close()
+
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                self.target.send(line)
+                self._send(line)
                 lost = self.lost
                 if lost != self._reported:
                     self.target.send(self.target.line(_lost(lost - self._reported)))
@@ -314,11 +325,23 @@ class QueueingHandler(logging.Handler):
             self._lines.task_done()
         self._lines.task_done()
 
+    def _send(self, data: bytes) -> None:
+        try:
+            self.target.send(data)
+        except OSError as exc:
+            if exc.errno != errno.EMFILE or self._spare is None:
+                raise
+            os.close(self._spare)
+            self._spare = None
+            self.target.send(data)
+
 
 def configure(options: Options, foreground: bool, mountpoint: str = "", source: str = "") -> None:
     """Direct the log of this process to its destination. `source` must have no credentials."""
     about = {name: text for name, text in (("mountpoint", mountpoint), ("source", source)) if text}
     target = _target(options, foreground, about)
+    for handler in log.handlers:
+        handler.close()
     log.handlers[:] = [logging.NullHandler() if target is None else QueueingHandler(target)]
     log.propagate = False
     log.setLevel(options.log_level.upper())
