@@ -192,6 +192,10 @@ class ReadError(ZarrfsError):
         found.offset, found.length = self.offset, self.length
         return found
 
+    def reason_for(self, key: str) -> str:
+        """Return the reason for a line that names `key` already: it names what failed only if that is another."""
+        return self.reason if self.where == key else str(self)
+
     def facts(self) -> dict[str, str | int]:
         """Return those of url, offset, length, attempt (the number of the last one) and status that are known."""
         known = {name: getattr(self, name) for name in ("url", "offset", "length", "status")}

@@ -42,7 +42,7 @@ class MemoryBlobs:
         self._blobs: SizedLRU[str, Buffer] = SizedLRU(len)
         self._in_flight = 0
         self._landed = trio.lowlevel.ParkingLot()
-        self._queued: list[object] = []  # tasks that wait for room
+        self._turn = trio.Lock()  # held by the one that waits for room
 
     def __len__(self) -> int:
         return len(self._blobs)
@@ -74,16 +74,10 @@ class MemoryBlobs:
         size = min(UNKNOWN, self._largest) if size is None else size
         if size > self._largest:
             raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
-        turn = object()
-        self._queued.append(turn)
-        try:
-            while self._queued[0] is not turn or (self._in_flight and self._in_flight + size > self.limit // 4):
+        async with self._turn:
+            while self._in_flight and self._in_flight + size > self.limit // 4:
                 await self._landed.park()
-        finally:
-            self._queued.remove(turn)
-            if self._queued:
-                self._landed.unpark_all()
-        self._in_flight += size
+            self._in_flight += size
         try:
             self._shrink()
             yield
@@ -92,7 +86,7 @@ class MemoryBlobs:
 
     def reserve(self, size: int) -> bool:
         """Reserve `size` bytes in flight until release(), or return False if that means waiting."""
-        if self._queued or self._in_flight + size > self.limit // 4:
+        if self._turn.locked() or self._in_flight + size > self.limit // 4:
             return False
         self._in_flight += size
         self._shrink()

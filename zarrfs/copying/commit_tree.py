@@ -200,7 +200,7 @@ def _reading(place: str, key: str) -> Iterator[None]:
     except SourceError:
         raise
     except ZarrfsError as exc:
-        reason = exc.reason if isinstance(exc, ReadError) and exc.where == key else str(exc)
+        reason = exc.reason_for(key) if isinstance(exc, ReadError) else str(exc)
         raise SourceError(place, reason, key or "/") from exc
     except OSError as exc:
         raise SourceError(place, reason_of(exc), key or "/") from exc

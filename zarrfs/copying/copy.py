@@ -531,8 +531,8 @@ def _source_error(destination: str, key: str, exc: Exception) -> ZarrfsError:
     """Turn the failure that ends a run into one line that names the entry."""
     if isinstance(exc, StoreError):
         rule = exc.reason or type(exc).__doc__ or str(exc)
-    elif isinstance(exc, ReadError) and exc.where == key:
-        rule = exc.reason
+    elif isinstance(exc, ReadError):
+        rule = exc.reason_for(key)
     elif isinstance(exc, ZarrfsError):
         rule = str(exc)
     elif isinstance(exc, OSError):
