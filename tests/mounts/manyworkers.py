@@ -28,6 +28,15 @@ def workers(mountpoint: Path) -> list[int]:
     return children(starter(mountpoint))
 
 
+def replace_workers(mountpoint: Path) -> None:
+    """Kill the workers, and wait until others are in their place; the kernel aborts a request that one of them has."""
+    parent = starter(mountpoint)
+    old = children(parent)
+    for pid in old:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: len(set(children(parent)) - set(old)) == len(old))
+
+
 def running(mountpoint: Path) -> int | None:
     """Return how many processes answer; None if one that dies had the question."""
     with contextlib.suppress(OSError):

@@ -22,7 +22,16 @@ import pytest
 import zarr
 
 from tests.conftest import run
-from tests.mounts.manyworkers import children, drop_pages, processes, running, starter, stopped, workers
+from tests.mounts.manyworkers import (
+    children,
+    drop_pages,
+    processes,
+    replace_workers,
+    running,
+    starter,
+    stopped,
+    workers,
+)
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
 from tests.mounts.remotevalues import publish
 from tests.servers import Nginx, nginx
@@ -177,10 +186,7 @@ def test_open_files_keep_their_version_in_every_process(tmp_path: Path) -> None:
             assert (mountpoint / "a/0").read_bytes() == b"new!"
             assert sorted(os.listdir(mountpoint / "a")) == ["0", "2"]
             assert os.read(opened[0], 9) == b"old."
-        old = workers(mountpoint)
-        for pid in old:
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: len(set(workers(mountpoint)) - set(old)) == WORKERS - 1)
+        replace_workers(mountpoint)
         with stopped(daemon_pid(mountpoint)):
             assert (mountpoint / "a/0").read_bytes() == b"new!"
             assert os.read(opened[1], 9) == b"old."
@@ -323,11 +329,8 @@ def test_a_worker_that_starts_later_has_the_present_level_of_the_log(tmp_path: P
     (document := tmp_path / "set.json").write_text(json.dumps({"a": ["missing", 0, 4]}))
     with mounted(document, tmp_path / "mnt", f"workers={WORKERS}") as mountpoint:
         until(lambda: len(workers(mountpoint)) == WORKERS - 1)
-        old = workers(mountpoint)
         assert run("refresh", "--set", "log_level=debug", mountpoint).returncode == 0
-        for pid in old:
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: len(set(workers(mountpoint)) - set(old)) == WORKERS - 1)
+        replace_workers(mountpoint)
         before = log_of(mountpoint).count("where it came from")
         with stopped(daemon_pid(mountpoint)), pytest.raises(OSError, match="Input/output error"):
             (mountpoint / "a").read_bytes()

@@ -304,13 +304,6 @@ class QueueingHandler(logging.Handler):
                 self._thread.join(max(0.0, until - time.monotonic()))
             self._thread = None
 
-    def close(self) -> None:
-        """As logging.Handler.close; call finish() before."""
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-        super().close()
-
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
@@ -340,8 +333,6 @@ def configure(options: Options, foreground: bool, mountpoint: str = "", source: 
     """Direct the log of this process to its destination. `source` must have no credentials."""
     about = {name: text for name, text in (("mountpoint", mountpoint), ("source", source)) if text}
     target = _target(options, foreground, about)
-    for handler in log.handlers:
-        handler.close()
     log.handlers[:] = [logging.NullHandler() if target is None else QueueingHandler(target)]
     log.propagate = False
     log.setLevel(options.log_level.upper())
