@@ -1,4 +1,4 @@
-"""Failures of requests: their counters, and a rate limit on their lines in the log.
+"""Count failed requests, and limit their lines in the log.
 
 Readers of one chunk, or of a million chunks, may cause the same failure thousands of times a minute. A failure is
 logged at once, then once a minute with the number of repetitions; all together share a token bucket of lines.

@@ -136,7 +136,7 @@ async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
             else:
                 os.mkdir(at, dir_fd=directory)
                 os.chmod(at, what, dir_fd=directory)
-        if name == "mkdir" and overlay.upper.hides(key):
+        if name == "mkdir" and overlay.upper.has_whiteout(key):
             overlay.upper.make_opaque(key)
         model[key] = what if name == "link" else None
     elif name == "delete" and model:

@@ -147,7 +147,7 @@ def test_killed_it_leaves_nothing_but_the_command_s_mount(when: float | None, no
     assert eventually(node.clean), (node.records(), node.processes())
 
 
-def test_a_killed_mount_holder_does_not_change_the_status(node: Node) -> None:
+def test_a_killed_keeper_does_not_change_the_status(node: Node) -> None:
     """The status stays that of the command, though something is left behind that the keeper was to wait for."""
     go = node.path / "go"
     script = f"echo; while [ ! -e {go} ]; do sleep 0.1; done; sleep 100 >&- 2>&- & exit 7"

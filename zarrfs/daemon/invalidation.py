@@ -1,5 +1,7 @@
 """Invalidation of the kernel's dentries and attributes after a refresh.
 
+Pages need none: files get new inodes (fuse/inodes.py, renew()), so no name leads to the pages of an old version.
+
 Since Linux 6.16 one message covers all dentries, also negative ones: each belongs to an epoch, and is looked up again
 in the next one. Directories that keep their inode stay valid, so no process loses its working directory. For older
 kernels every name is invalidated by itself, in a thread; negative entries are recorded for that.

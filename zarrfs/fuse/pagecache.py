@@ -1,4 +1,7 @@
-"""Tune the kernel's page cache for this mount: a larger read-ahead window, or pages stored ahead of requests."""
+"""Tune the kernel's page cache for this mount: a larger read-ahead window, or pages stored ahead of requests.
+
+What it has of a file is kept or dropped when the file is opened: open() of operations.py says which.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple, NoReturn
 
 from zarrfs.config.options import Parsed
 from zarrfs.errors import MountError, reason_of
-from zarrfs.jobs import mount_holder, nodelocal, processes, stagein
+from zarrfs.jobs import keeper, nodelocal, processes, stagein
 from zarrfs.jobs.processes import Process
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import UnstageOptions, unstage
@@ -65,7 +65,7 @@ def run(command: Command, parsed: Parsed, notify: Callable[[str], None]) -> int:
                 return status or FAILED
             return status
         for process in left:
-            mount_holder.add_owner(pipe, process)
+            keeper.add_owner(pipe, process)
         notify(f"{record.place}: stays mounted as long as there is {', '.join(map(processes.shown, left))}")
         return status or FAILED
 
@@ -75,7 +75,7 @@ def _run(
 ) -> int:
     """Start the command, forward signals to it until it ends, and return its exit status."""
     def add_owner(process: Process) -> None:
-        mount_holder.add_owner(pipe, process)
+        keeper.add_owner(pipe, process)
         record.owners.append(process)
         record.update()
 

@@ -13,7 +13,7 @@ from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.shares import Share
 from zarrfs.errors import MountError, UsageError, reason_of
-from zarrfs.jobs import mount_holder, nodelocal, processes, records
+from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.processes import Process
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import UnstageOptions, unstage, why_dead, why_stale
@@ -94,10 +94,10 @@ def _join(other: Record, owners: list[Process]) -> bool:
         now = records.current(other)
         if now is None or now.state != records.READY:
             return False
-        root = mount_holder.open_root(now.place)
+        root = keeper.open_root(now.place)
         try:
             former, now.owners = now.keeper, [*filter(processes.alive, now.owners), *owners]
-            now.keeper, _ = mount_holder.start(now.id, root, now.owners)
+            now.keeper, _ = keeper.start(now.id, root, now.owners)
             now.save()
         finally:
             os.close(root)
@@ -138,7 +138,7 @@ def mount(
 ) -> tuple[Record, IO[bytes] | None]:
     """Mount a source; it can be read, and has a keeper, when this returns. After an error nothing is left behind.
 
-    With `pipe`, the stream for mount_holder.add_owner() is returned, too. Raises UsageError, SourceError, MountError
+    With `pipe`, the stream for keeper.add_owner() is returned, too. Raises UsageError, SourceError, MountError
     as daemon.session.mount.
     """
     if parsed.options.foreground:
@@ -206,11 +206,11 @@ def mount_here(record: Record, source: str, parsed: Parsed, notify: Callable[[st
 
 def hold_and_link(record: Record, pipe: bool = False) -> IO[bytes] | None:
     """Start the keeper, make the link, and mark the record as ready; return the stream of the keeper, if any."""
-    root = mount_holder.open_root(record.place) if record.mounted else None
+    root = keeper.open_root(record.place) if record.mounted else None
     try:
         stream = None
         if record.mounted or record.owners:
-            record.keeper, stream = mount_holder.start(record.id, root, record.owners, pipe)
+            record.keeper, stream = keeper.start(record.id, root, record.owners, pipe)
     finally:
         if root is not None:
             os.close(root)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.config.shares import share_of
 from zarrfs.errors import MountError, ZarrfsError, reason_of
-from zarrfs.jobs import mount_holder, processes, records
+from zarrfs.jobs import keeper, processes, records
 from zarrfs.jobs.records import READY, Record, StillOwned
 from zarrfs.system import mounts
 from zarrfs.system.processes import boot, readable
@@ -54,7 +54,7 @@ def unstage(record: Record, options: UnstageOptions) -> bool:
     if record.keeper == record.maker:  # the keeper has become this process
         record.keeper = None
     elif record.keeper is None and (record.mounted or record.owners):
-        record.keeper = mount_holder.find(record.id)
+        record.keeper = keeper.find(record.id)
     try:
         if record.boot == boot():  # after a reboot, its pids are those of other processes
             _end_mount(record, options) if record.mounted else processes.kill(record.keeper)
@@ -140,9 +140,9 @@ def ensure_keeper(record: Record) -> None:
     if not record.mounted or processes.alive(record.keeper):
         return
     mount = mount_of(record)
-    root = mount_holder.open_root(record.place if mount is None else mount.mountpoint)
+    root = keeper.open_root(record.place if mount is None else mount.mountpoint)
     try:
-        record.keeper = mount_holder.start(record.id, root, record.owners)[0]
+        record.keeper = keeper.start(record.id, root, record.owners)[0]
     finally:
         os.close(root)
 
@@ -168,7 +168,7 @@ def _end_mount(record: Record, options: UnstageOptions) -> None:
         processes.kill(record.keeper)
         mounts.unmount(mount.mountpoint, lazy=True)
         return
-    root = mount_holder.open_root(mount.mountpoint)
+    root = keeper.open_root(mount.mountpoint)
     processes.kill(record.keeper)
     record.keeper = None
     deadline, notified, pause = time.monotonic() + options.timeout, False, _POLL
@@ -179,7 +179,7 @@ def _end_mount(record: Record, options: UnstageOptions) -> None:
             try:
                 mounts.unmount(mount.mountpoint, options.lazy)
             except MountError as exc:
-                root = mount_holder.open_root(mount.mountpoint)
+                root = keeper.open_root(mount.mountpoint)
                 if time.monotonic() >= deadline:
                     raise
                 if not notified:

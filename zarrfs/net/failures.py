@@ -1,4 +1,4 @@
-"""Failures of requests: what an exception or a status of a server stands for, whichever client it comes from."""
+"""Turn a server's status or a client's exception into an error of zarrfs: one to repeat, or one for the reader."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from zarrfs.net.systems import System, ThreadSystem
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
-_ONCE_MORE = 1.0  # seconds for a read that comes again just after it has failed
+_LAST_ATTEMPT = 1.0  # seconds for a read that comes again just after it has failed
 TINY = 64 << 10  # bytes: wants below are not worth a file each
 _NAMED = 32  # servers that stats name, the busiest ones: an extended attribute has 64 KiB
 _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
@@ -124,7 +124,7 @@ class RequestQueue:
         host = self._host(system, path)
         want = _Want(system, path, start, stop, ahead)
         if host.outage is not None and not ahead and (late := host.outage.late(want.range)):
-            return await self._once_more(host, want, late)
+            return await self._last_attempt(host, want, late)
         found: Fetched
         if ahead or host.waiting or not self._may_send(host, want):
             found = await self._wait(host, want)
@@ -138,7 +138,7 @@ class RequestQueue:
         found = want.found
         return found
 
-    async def _once_more(self, host: _Host, want: _Want, reason: str) -> Fetched:
+    async def _last_attempt(self, host: _Host, want: _Want, reason: str) -> Fetched:
         """Fetch a range whose reader has just failed for `reason` by one attempt, without a turn to probe."""
         size = want.stop - want.start
         self._requests += 1
@@ -146,7 +146,7 @@ class RequestQueue:
         host.flying += 1
         host.flying_bytes += size
         try:
-            with trio.CancelScope(deadline=trio.current_time() + _ONCE_MORE):
+            with trio.CancelScope(deadline=trio.current_time() + _LAST_ATTEMPT):
                 found = await self._once(want.system, want.path, want.start, want.stop)
                 host.answered()
                 return found
@@ -306,7 +306,7 @@ class RequestQueue:
             size = max(want.stop for want in wants) - min(want.start for want in wants)
             host.flying += 1
             host.flying_bytes += size
-            in_background(self._fly, host, request, size)
+            in_background(self._carry_out, host, request, size)
 
     def _neighbours(self, host: _Host, first: _Want) -> list[_Want]:
         """Return `first` and the wants coalesced with it, by offset; for read-ahead, begin with the lowest offset."""
@@ -339,7 +339,7 @@ class RequestQueue:
 
     # -- requests
 
-    async def _fly(self, host: _Host, request: _Request, size: int) -> None:
+    async def _carry_out(self, host: _Host, request: _Request, size: int) -> None:
         wants = list(request.wants)  # none: all have left before this was begun
         with request.scope:
             try:
@@ -401,7 +401,7 @@ class RequestQueue:
             probed = None
             if host.outage is not None:
                 with trio.CancelScope(deadline=self._limit(wants, began)) as waiting:
-                    probed = await self._turn(host, wants)
+                    probed = await self._await_probe(host, wants)
                 if waiting.cancelled_caught:
                     raise self._final(wants[0], start, length, attempt, self._too_late(host))
             attempt += 1
@@ -427,7 +427,7 @@ class RequestQueue:
                 if host.outage is not None:
                     host.answered()
                 return found
-            after, waits = 0.0, self._waits(host, failure)
+            after, waits = 0.0, self._waits_for_server(host, failure)
             if not waits or failure.of_value or host.answers != answers:
                 counted += not (waits and failure.asks_for_patience)
                 after = max(failure.after, pause * random.uniform(0.5, 1.5))
@@ -435,7 +435,7 @@ class RequestQueue:
                 if waits and failure.of_value:
                     host.answered()
             else:
-                self._suffer(host, failure, wants[0].path, probed)
+                self._note_outage(host, failure, wants[0].path, probed)
             answers = host.answers
             if counted > self._options.retries:
                 times = f" ({attempt} attempts)" if attempt > 1 else ""
@@ -460,7 +460,7 @@ class RequestQueue:
         error.about(where, start, length, attempts)
         return error
 
-    async def _turn(self, host: _Host, wants: list[_Want]) -> Outage | None:
+    async def _await_probe(self, host: _Host, wants: list[_Want]) -> Outage | None:
         """Wait until the outage is over, or it is the turn of these to probe: returns the outage then."""
         host.note_waiting(wants)
         readers = sum(not want.ahead for want in wants)
@@ -486,7 +486,7 @@ class RequestQueue:
         finally:
             outage.pass_on()
 
-    def _suffer(self, host: _Host, failure: Transient, path: str, probed: Outage | None) -> None:
+    def _note_outage(self, host: _Host, failure: Transient, path: str, probed: Outage | None) -> None:
         """Take a failure for one of the server, not of the request."""
         if host.outage is None:
             host.outage = Outage(host.name, failure.reason, path, failure.after)
@@ -494,7 +494,7 @@ class RequestQueue:
         elif host.outage.fail(failure.reason, failure.after, path, probed is host.outage):
             self._outages += 1
 
-    def _waits(self, host: _Host, failure: Transient) -> bool:
+    def _waits_for_server(self, host: _Host, failure: Transient) -> bool:
         """Return whether an outage of this server is waited for, rather than repeated `retries=` times."""
         if not self._options.retries or self._options.patience == "none":
             return False

@@ -139,7 +139,7 @@ class IndexStore(Store):
     # -- the Store interface
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        row = self._row(key)
+        row = self._row_of_key(key)
         if row.size is None and (sized or row.ref in self._sizes):
             return self._info(row)._replace(size=await self._whole_size(row.ref))
         return self._info(row)
@@ -168,7 +168,7 @@ class IndexStore(Store):
             after = page[-1][0]
 
     async def open(self, key: str) -> Value:
-        row = self._row(key)
+        row = self._row_of_key(key)
         if row.kind == Kind.DIRECTORY:
             raise IsDirectory(key)
         info = self._info(row)
@@ -210,13 +210,13 @@ class IndexStore(Store):
         rows = []
         for key in keys:
             with contextlib.suppress(StoreError):
-                rows.append(self._row(key))
+                rows.append(self._row_of_key(key))
         unknown = {row.ref for row in rows if row.kind == Kind.FILE and row.size is None} - self._sizes.keys()
         await at_once(self._try_size, unknown)
         await self._targets.prefetch([range_ for row in rows for range_ in self._ranges(row)])
 
     async def locate(self, key: str) -> dict[str, Any]:
-        row = self._row(key)
+        row = self._row_of_key(key)
         if row.place == ContentKind.RANGE:
             return {"url": self._shown(row.ref), "offset": row.start, "length": row.size}
         if row.place == ContentKind.WHOLE:
@@ -306,7 +306,7 @@ class IndexStore(Store):
         target = self._inline(ref, 0, size).decode()
         return Info(name, Kind.SYMLINK, size, mode, mtime_ns, target)
 
-    def _row(self, key: str) -> _Row:
+    def _row_of_key(self, key: str) -> _Row:
         row = self._rows.get(key)
         if row is None:
             if key.startswith("/"):  # no key, though it would split into the root and a name
@@ -337,7 +337,7 @@ class IndexStore(Store):
         return ident
 
     def _enter(self, key: str) -> int:
-        row = self._row(key)
+        row = self._row_of_key(key)
         if row.kind != Kind.DIRECTORY:
             raise NotDirectory(key)
         _check_order(key, self._directory(split_key(key)[0]), row.ref)
@@ -471,7 +471,7 @@ class _IndexReader(BlockingReader):
         return found
 
     def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
-        row = self._store._row(key)
+        row = self._store._row_of_key(key)
         if row.place == ContentKind.HOLE:
             return []
         if row.place != ContentKind.REGIONS or not self._targets.has_whole:

@@ -151,7 +151,7 @@ class Overlay(WritableStore):
         """Write a whiteout at `key` if would_show(); call it before removing the upper entry. Hold `lock`."""
         if await self.would_show(key):
             await self.make_parents(key)
-            self.upper.hide(key)
+            self.upper.write_whiteout(key)
 
     async def entries(self, key: str) -> list[Merged]:
         """Return the merged entries of a directory, by name. NotFound, NotDirectory."""
@@ -354,7 +354,7 @@ class Overlay(WritableStore):
                     staged.place(directory, name_there)
             finally:
                 staged.discard()
-            self.upper.show(key)
+            self.upper.remove_whiteout(key)
 
     async def delete(self, key: str) -> None:
         """Remove a file, a link, or a directory with everything below it; NotFound. Parents stay."""
@@ -383,7 +383,7 @@ class Overlay(WritableStore):
                 found = await self.find(at)
             except NotFound:
                 await self.make_parents(at)
-                lower_there = self.upper.hides(at)
+                lower_there = self.upper.has_whiteout(at)
                 with self.upper.at(at) as (directory, name_there):
                     os.mkdir(name_there, 0o755, dir_fd=directory)
                 if lower_there:

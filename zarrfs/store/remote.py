@@ -185,7 +185,7 @@ class FsspecStore(Store):
             with contextlib.suppress(StoreError, ReadError):
                 entry = (await self._exact_known(key, look=True)).entry
                 if entry is not None and not entry.directory and entry.size:
-                    system, path = await self._place(key)
+                    system, path = await self._path_of_key(key)
                     wanted.append(self.files.first_block(system, path, 0, entry.size, entry))
 
         await at_once(look, keys)
@@ -195,7 +195,7 @@ class FsspecStore(Store):
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             return {}
-        system, path = await self._place(key)
+        system, path = await self._path_of_key(key)
         return {"url": system.shown(path)}
 
     def adjust(self, options: Options) -> None:
@@ -251,7 +251,7 @@ class FsspecStore(Store):
         if self.names.listed(prefix, now):
             with contextlib.suppress(Emptied):
                 return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
-        system, path = await self._place(prefix)
+        system, path = await self._path_of_key(prefix)
         try:
             entries = await self.files.listing_at(system, path)
         except NotADirectoryError:
@@ -284,7 +284,7 @@ class FsspecStore(Store):
         personal = from_netrc(urlsplit(self._url).hostname or "") if family == "http" else ""
         return self._url, sorted(self._storage.items()), variables, personal
 
-    async def _place(self, key: str) -> tuple[System, str]:
+    async def _path_of_key(self, key: str) -> tuple[System, str]:
         """Return (system, path in it) of a key."""
         check_key(key, root=True)
         if self._found is None:
@@ -361,7 +361,7 @@ class FsspecStore(Store):
         return await self._asking.run(key, ask, known)
 
     async def _ask(self, key: str, look: bool) -> Known:
-        system, path = await self._place(key)
+        system, path = await self._path_of_key(key)
         try:
             entry = await self.files.look_at(system, path) if look and self._may_look(key, system, path) else None
             if entry is None or _is_page(key, entry):  # which may be the listing of a directory
@@ -451,11 +451,11 @@ class FsspecStore(Store):
 
     async def is_flat(self) -> bool:
         """Return whether the store lists all keys below a place in one go."""
-        system, _ = await self._place("")
+        system, _ = await self._path_of_key("")
         return system.flat and self._pages is not None
 
     async def _page(self, after: str) -> Page:
-        return await self.files.page_at(*await self._place(""), after)
+        return await self.files.page_at(*await self._path_of_key(""), after)
 
     async def _flat_dir(self, prefix: str, after: str) -> AsyncIterator[Info]:
         """Yield a directory as its pages arrive."""
@@ -482,7 +482,7 @@ class FsspecStore(Store):
                 break
             begun = True
         if not (found or after or prefix):
-            system, path = await self._place("")
+            system, path = await self._path_of_key("")
             if not (await self.files.stat_at(system, path)).directory:
                 raise NotDirectory(prefix)
 
@@ -560,7 +560,7 @@ class FsspecStore(Store):
     async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
         if entry.directory:
             raise IsDirectory(key)
-        system, path = await self._place(key)
+        system, path = await self._path_of_key(key)
         if entry.size is None:
             data = await self.files.read_all_at(system, path)
             return memoryview(data)[start : len(data) if length is None else start + length]

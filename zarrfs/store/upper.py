@@ -263,16 +263,16 @@ class Upper:
             if directory != self._base.descriptor:
                 os.close(directory)
 
-    def hides(self, key: str) -> bool:
+    def has_whiteout(self, key: str) -> bool:
         """Return whether a whiteout hides the lower entry `key`."""
         status = None if self.plain else self.status(_beside(key))
         return status is not None and stat.S_ISREG(status.st_mode)
 
-    def hide(self, key: str) -> None:
+    def write_whiteout(self, key: str) -> None:
         """Write the whiteout of `key`; its directory exists in the upper directory."""
         self._touch(_beside(key))
 
-    def show(self, key: str) -> None:
+    def remove_whiteout(self, key: str) -> None:
         """Remove the whiteout of `key`, if there is one."""
         with contextlib.suppress(FileNotFoundError), self.at(_beside(key)) as (directory, name):
             os.unlink(name, dir_fd=directory)

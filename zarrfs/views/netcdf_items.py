@@ -37,7 +37,7 @@ class Form:
     suffix: str = ""  # of the variable's name
     convert: Convert | None = None  # from items in the array's data type; None: the bytes are the same
     attributes: tuple[tuple[str, str], ...] = ()  # which a reader needs to understand the items
-    masks: bool = True  # a _FillValue means the same as in the array
+    has_fill_value: bool = True  # a _FillValue means the same as in the array
 
     @property
     def itemsize(self) -> int:
@@ -54,22 +54,22 @@ def forms_of(dtype: DataType) -> tuple[Form, ...]:
         assert isinstance(text, str)
         return (Form(text),)
     if kind == "b":
-        return (Form("|i1", attributes=(("dtype", "bool"),), masks=False),)
+        return (Form("|i1", attributes=(("dtype", "bool"),), has_fill_value=False),)
     if kind == "f" and size == 2:
         return (Form("<f4", convert=lambda items: items.astype("<f4")),)
     if kind == "c" and size in (8, 16):
         real = f"{'>' if dtype.endian == 'big' else '<'}f{size // 2}"
         return (
-            Form(real, 0, "_real", lambda items: np.ascontiguousarray(items.real), masks=False),
-            Form(real, 0, "_imag", lambda items: np.ascontiguousarray(items.imag), masks=False),
+            Form(real, 0, "_real", lambda items: np.ascontiguousarray(items.real), has_fill_value=False),
+            Form(real, 0, "_imag", lambda items: np.ascontiguousarray(items.imag), has_fill_value=False),
         )
     if kind in "mM":
         return (_time(dtype),)
     if kind == "S":
-        return (Form("|S1", size, masks=False),)
+        return (Form("|S1", size, has_fill_value=False),)
     if kind == "U":
         convert = _utf8(f"S{size}")  # an item of UTF-32 has room for its UTF-8
-        return (Form("|S1", size, convert=convert, attributes=(("_Encoding", "utf-8"),), masks=False),)
+        return (Form("|S1", size, convert=convert, attributes=(("_Encoding", "utf-8"),), has_fill_value=False),)
     raise MetadataError(f"dtype {_short(text)}: NetCDF-4 has no such type")
 
 

@@ -287,7 +287,7 @@ def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
     Of v2 and older that is `fill_value`, else the attribute; of v3 the attribute alone. Raises MetadataError for a
     date that is out of range.
     """
-    if not form.masks:
+    if not form.has_fill_value:
         return None
     dtype = array.dtype
     if array.fill is not None and array.generation not in ("v3", "v3-draft"):

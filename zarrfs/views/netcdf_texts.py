@@ -86,4 +86,4 @@ def _texts(items: Array, raw: bool) -> Texts:
 
 
 def _form(width: int, raw: bool) -> Form:
-    return Form("|S1", width, attributes=() if raw else (("_Encoding", "utf-8"),), masks=False)
+    return Form("|S1", width, attributes=() if raw else (("_Encoding", "utf-8"),), has_fill_value=False)
