@@ -78,6 +78,18 @@ def test_what_cannot_be_read_is_no_missing_key(source: str) -> None:
             store["gone"]
 
 
+@pytest.mark.parametrize("blobs", [(), ("http://127.0.0.1:9/blobs",)])
+def test_links_of_an_archive_are_followed_wherever_its_blobs_are(blobs: tuple[str, ...], tmp_path: Path) -> None:
+    files = [
+        {"path": "d", "mode": 0o40755},
+        {"path": "d/f", "mode": 0o100644, "encoding": "utf-8", "data": "hello"},
+        {"path": "l", "mode": 0o120777, "data": "d"},
+    ]
+    (tmp_path / "archive.json").write_text(json.dumps(files))
+    with zarrfs.open_store(tmp_path / "archive.json", blobs=blobs) as store:
+        assert store.get("l/f") == b"hello"
+
+
 def test_errors_are_the_lines_of_the_program(tree: Path) -> None:
     with pytest.raises(zarrfs.SourceError, match=r"none\.json: no such file"):
         zarrfs.open_store("/none.json")

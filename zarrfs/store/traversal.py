@@ -80,7 +80,8 @@ async def open_followed(store: Store, key: str) -> Value:
     try:
         value = await store.open(key)
     except (NotFound, NotDirectory):
-        at = None if store.remote else await follow(store, key)  # stores on servers have no links
+        # a store on a server has no links, and would be asked for every part of an absent key
+        at = await follow(store, key) if store.knows_names or not store.remote else None
         if at is None or at == key:
             raise
     else:
