@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import http.server
 import os
+import random
 import re
 import shutil
 import socket
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import pytest
 
 _START_SECONDS = 60.0
+_DICE = random.SystemRandom()  # others are the same in all processes of the tests
 _RESERVED: list[socket.socket] = []
 
 
@@ -126,13 +128,19 @@ def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.
 def free_port() -> int:
     """A port on which nobody listens, and that no other program is given as long as this process runs.
 
-    A server that sets SO_REUSEADDR, as they do, can listen on it.
+    A server that sets SO_REUSEADDR, as they do, can listen on it. It is below those that the kernel gives to sockets
+    without a port (ip_local_port_range): one of these that sets SO_REUSEADDR may be given a reserved port.
     """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    _RESERVED.append(reserved)
-    return int(reserved.getsockname()[1])
+    while True:
+        reserved = socket.socket()
+        try:
+            reserved.bind(("127.0.0.1", _DICE.randrange(10_000, 32_768)))  # fails if another process has reserved it
+        except OSError:
+            reserved.close()
+            continue
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _RESERVED.append(reserved)
+        return int(reserved.getsockname()[1])
 
 
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
