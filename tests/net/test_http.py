@@ -99,6 +99,27 @@ def test_an_answer_that_is_cut_off(sent: int, reset: bool) -> None:
     run(serve, check)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_connection_that_is_reset_behind_a_head_has_begun_to_answer(chunked: bool) -> None:
+    """So it is the request that failed, and not the server that is out."""
+
+    async def serve(peer: Peer) -> None:
+        request = await peer.heard()
+        assert request is not None
+        extent, length = part(request)[0]
+        await peer.send(head("206 Partial Content", extent, "Transfer-Encoding: chunked" if chunked else length))
+        await trio.sleep(0.1)
+        await peer.reset()
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        with pytest.raises(Transient) as error:
+            await get(web, server)
+        assert error.value.begun
+        assert error.value.of_value
+
+    run(serve, check)
+
+
 @pytest.mark.parametrize("sent", [0, 1, 30, -101, -100, -1])
 def test_an_answer_that_stalls(sent: int) -> None:
     async def serve(peer: Peer) -> None:

@@ -7,7 +7,9 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 import trio
 import trio.testing
@@ -17,6 +19,7 @@ from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import (
     AccessDenied,
+    NotFound,
     ReadError,
 )
 from zarrfs.net import http, request_queue, webpages
@@ -204,6 +207,15 @@ def test_listings_of_many_servers(server: str) -> None:
     assert {(entry.name, entry.directory) for entry in found} == {("a b", False), ("c", True)}
 
 
+@pytest.mark.parametrize("link", ["/s/a=b/0.0", "/s/a%3Db/0.0", "/s/a%3db/0%2E0", "0.0", "http://h/s/a=b/0.0"])
+@pytest.mark.parametrize("base", ["http://h/s/a%3Db/", "http://h/s/a=b/"])
+def test_a_listing_may_spell_its_path_otherwise(base: str, link: str) -> None:
+    """What is a directory's own path has many spellings, and a link that is taken for one elsewhere is no entry."""
+    found = webpages.listed(f'<title>Directory Listing</title><a href="/s/">..</a><a href="{link}">0.0</a>', base)
+    assert found is not None
+    assert [entry.name for entry in found] == ["0.0"]
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -303,3 +315,64 @@ def test_a_page_of_a_server_that_does_not_redirect(faulty: Faulty) -> None:
         await store.aclose()
 
     trio.run(check)
+
+
+def test_a_name_with_a_slash_is_left_out_of_a_listing(faulty: Faulty) -> None:
+    faulty.put("/", b"<title>Index of /</title><a href='ok'>ok</a><a href='a%2Fb'>x</a>", forever="html")
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        assert [info.name async for info in store.list_dir("")] == ["ok"]
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_many_who_find_that_a_value_is_gone(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zarrfs.store.remote._FRESH", 0.0)
+    monkeypatch.setattr(faulty, "tell_tags", False)
+    faulty.put("/v", VALUE)
+    gone = []
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        assert (await store.info("v")).size == len(VALUE)
+        del faulty.values["/v"]
+
+        async def get() -> None:
+            with pytest.raises(NotFound):
+                await store.get("v")
+            gone.append(1)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(get)
+        await store.aclose()
+
+    trio.run(check)
+    assert len(gone) == 3
+
+
+def test_a_value_of_parts_is_of_one_version_where_bytes_show_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of the server's protocol tells versions by attributes alone."""
+    monkeypatch.setattr("zarrfs.store.remote._FRESH", 0.0)
+    system = fsspec.filesystem("memory")
+    system.pipe("/parts/v", b"old" * 1000)
+
+    async def check() -> None:
+        store = FsspecStore("memory://parts", OPTIONS)
+        read_at, new = store.files.read_at, b"new" * 1000
+
+        async def replaced(*arguments: Any) -> Any:
+            found = await read_at(*arguments)
+            if system.cat("/parts/v") != new:
+                await trio.sleep(1)  # times are compared by seconds
+                system.pipe("/parts/v", new)
+            return found
+
+        monkeypatch.setattr(store.files, "read_at", replaced)
+        assert await store.get("v") == new
+        await store.aclose()
+
+    trio.run(check)
+    system.rm("/parts", recursive=True)

@@ -94,6 +94,20 @@ def test_a_target_that_changes_after_its_first_bytes(faulty: Faulty) -> None:
     using(check)
 
 
+def test_a_target_that_grows_after_its_size_was_shown_is_not_cut(faulty: Faulty) -> None:
+    """A listing shows a size; the value that is read later is a longer one."""
+    url = faulty.put("/first", b"one")
+
+    async def check(files: RemoteFiles) -> None:
+        assert await files.size(url) == 3
+        faulty.put("/first", b"three")
+        for _ in range(2):
+            with pytest.raises(TargetChanged, match="has grown since its size was shown"):
+                await files.read(url, 0, 3, 0, 3)
+
+    using(check)
+
+
 def test_many_are_asked_for_within_the_bound_of_a_server(faulty: Faulty) -> None:
     import trio
 

@@ -226,6 +226,21 @@ def of_two(*arrays: str) -> Tree:
     return {".zgroup": group, ".zmetadata": b'{"metadata": {".zgroup": ' + group + named + b"}}"} | nodes
 
 
+def test_consolidated_metadata_of_both_generations(faulty: Faulty) -> None:
+    """A node has the documents that either names."""
+    tree = of_two("a")
+    tree["a/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+    named = {"metadata": {"a": json.loads(tree["a/zarr.json"])}, "kind": "inline", "must_understand": False}
+    tree["zarr.json"] = json.dumps({"zarr_format": 3, "node_type": "group", "consolidated_metadata": named}).encode()
+    url = put_exact(faulty, "both", tree)
+
+    async def check(store: Store, plan: Any) -> None:
+        assert bytes(await store.get("a/zarr.json")) == tree["a/zarr.json"]
+        assert bytes(await store.get("a/.zarray")) == tree["a/.zarray"]
+
+    with_store(url, check)
+
+
 def test_consolidated_metadata_is_read_again_after_its_time(faulty: Faulty) -> None:
     url = put_exact(faulty, "growing", of_two("a"))
 

@@ -70,6 +70,13 @@ class Connection:
             except ssl.SSLWantWriteError:
                 await trio.lowlevel.wait_writable(self.sock)
 
+    async def receive_of_body(self, most: int) -> bytes:
+        """As receive(), after the head of an answer has come. Raises Cut."""
+        try:
+            return await self.receive(most)
+        except OSError as exc:
+            raise Cut(f"the answer was cut off: {exc.strerror or exc}", b"") from exc
+
     async def head(self) -> Head | None:
         """Receive the head of an answer; None if the connection ends before anything has come.
 
@@ -119,7 +126,7 @@ class Connection:
                 if _available(self.sock) < size:
                     low = self._wait_for(size, low)
                     await trio.lowlevel.wait_readable(self.sock)
-                begun = await self.receive(size)
+                begun = await self.receive_of_body(size)
                 got = len(begun)
                 if got == size:
                     return begun
@@ -258,7 +265,7 @@ class Body:
         while (end := connection.ahead.find(b"\r\n")) < 0:
             if len(connection.ahead) > LINE_MAX:
                 raise BadAnswer("a line within its body is too long")
-            more = await connection.receive(_FIRST)
+            more = await connection.receive_of_body(_FIRST)
             if not more:
                 raise Cut("the answer was cut off", b"")
             connection.ahead += more
@@ -270,10 +277,7 @@ class Body:
         if connection.ahead:
             data, connection.ahead = connection.ahead[:most], connection.ahead[most:]
             return data
-        try:
-            return await connection.receive(most)
-        except OSError as exc:
-            raise Cut(f"the answer was cut off: {exc.strerror or exc}", b"") from exc
+        return await connection.receive_of_body(most)
 
 
 def _available(sock: socket.socket | TlsInTls) -> int:

@@ -6,7 +6,7 @@ import calendar
 import datetime
 import html
 import re
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from zarrfs.net.responses import Entry
 
@@ -29,22 +29,31 @@ def listed(text: str, base: str) -> list[Entry] | None:
     page = _LinkParser(text)
     found: dict[str, Entry] = {}
     here = urlsplit(base)
-    prefix = here.path if here.path.endswith("/") else here.path + "/"
+    prefix = _in_one_spelling(here.path if here.path.endswith("/") else here.path + "/")
     above = prefix[: prefix.rstrip("/").rfind("/") + 1]
     up = elsewhere = False
     for link, beside in page.links:
         there = urlsplit(urljoin(base, link))
-        inside = there.netloc == here.netloc and there.path.startswith(prefix)
-        name, slash, rest = there.path[len(prefix) :].partition("/") if inside else ("", "", "")
+        path = _in_one_spelling(there.path)
+        inside = there.netloc == here.netloc and path.startswith(prefix)
+        name, slash, rest = path[len(prefix) :].partition("/") if inside else ("", "", "")
         if name and not rest and not there.query:
             text = unquote(name, errors="surrogateescape")
             found.setdefault(text, Entry(text, True) if slash else _value(text, beside))
-        elif there.netloc == here.netloc and prefix.startswith(there.path) and not there.query:
-            up = up or there.path in (above, above.rstrip("/"))
+        elif there.netloc == here.netloc and prefix.startswith(path) and not there.query:
+            up = up or path in (above, above.rstrip("/"))
         else:
             elsewhere = elsewhere or not inside or bool(rest)  # not what sorts the same listing: ?C=N
     listing = _TITLE.search(page.title) or (found and (up or not elsewhere))
     return list(found.values()) if listing else None
+
+
+def _in_one_spelling(path: str) -> str:
+    """Return the path of a URL with the same characters percent-encoded, whoever wrote it; "%2F" is no slash."""
+    if path.isascii() and path.replace("/", "").replace(".", "").isalnum():
+        return path
+    parts = (unquote_to_bytes(part.encode("utf-8", "surrogateescape")) for part in path.split("/"))
+    return "/".join(quote(part, safe="") for part in parts)
 
 
 def is_titled(text: str) -> bool:

@@ -34,12 +34,13 @@ _HIGH = "z"  # comes after all that follows a digit, mostly
 class _Chain:
     """A place up to which keys are known, from where the next page goes on."""
 
-    __slots__ = ("after", "at", "landed", "pages", "stop")
+    __slots__ = ("after", "at", "error", "landed", "pages", "stop")
 
     def __init__(self, at: bytes, after: str, stop: bytes) -> None:
         self.at, self.after, self.stop = at, after, stop
         self.pages = 0
         self.landed: trio.Event | None = None  # of a page that is under way
+        self.error: ReadError | None = None  # why readers did not get the last page
 
 
 class Pages:
@@ -78,6 +79,8 @@ class Pages:
                 await self._page(chain)
             else:
                 await chain.landed.wait()
+                if chain.error is not None:
+                    raise chain.error.with_traceback(None)
 
     def _chain(self, at: bytes) -> tuple[_Chain, bool]:
         """Return (the chain that continues at `at`, whether it existed)."""
@@ -89,20 +92,21 @@ class Pages:
             index = bisect.bisect_left(self._chains, at, key=lambda chain: chain.at)
         stop = self._chains[index].at if index < len(self._chains) else END
         after = at.removesuffix(b"\0").decode("utf-8", "surrogateescape")
-        if at.endswith(b"0"):  # where a directory ends
-            after = after[:-1] + _LAST
-        elif at.endswith(b"/"):  # where one begins: its page has the keys of this directory alone,
+        if at.endswith(b"/"):  # where a directory begins: its page has the keys of this directory alone,
             self._directories = self._directories + 1 if at > self._directory else 0
             self._directory = at
             if self.walking:  # unless one after the other is listed
                 after = after[:-1]
+        elif after and not at.endswith(b"\0"):  # where a directory ends, or a key that was forgotten: that is wanted
+            after = _before(after)
         chain = _Chain(at, after, stop)
         self._chains.insert(index, chain)
         return chain, False
 
     async def _page(self, chain: _Chain) -> None:
         """Take the next page of a chain into the table."""
-        landed = chain.landed = trio.Event()
+        landed, chain.error = trio.Event(), None
+        chain.landed = landed
         try:
             since, start = time.time(), chain.at
             page = await self._fetch(chain.after)
@@ -125,6 +129,9 @@ class Pages:
                 self._chains.remove(chain)
             elif chain.pages >= _LONG:
                 self._split(chain)
+        except ReadError as exc:
+            chain.error = exc
+            raise
         finally:
             chain.landed = None
             landed.set()
@@ -167,9 +174,16 @@ class Pages:
             await self._page(chain)
             bisect.insort(self._unused, start)
         except ReadError as exc:  # a reader that needs it asks again and gets the error
+            chain.error = None
             log.debug("%s", exc)
             self._window = 0
         finally:
             self._flying -= 1
             if begun is not None:
                 begun.set()
+
+
+def _before(key: str) -> str:
+    """Return a text that sorts right before a key, as a page has the keys after a text."""
+    last = ord(key[-1]) - 1
+    return key[:-1] + chr(last if not 0xD800 <= last < 0xE000 else 0xD7FF) + "\U0010ffff"

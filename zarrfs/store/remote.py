@@ -332,6 +332,8 @@ class FsspecStore(Store):
         tagged = entry.tag is not None and self._found is not None and self._found[0].sends_versions
         if (entry.rough and entry.tag is None) or not (tagged or known.seen + _FRESH > time.time()):
             known = await self._once(key, look=True)
+            if known.entry is None:  # so another task has just been told
+                raise NotFound(key)
         return known
 
     async def _known(self, key: str, look: bool = False, sized: bool = True) -> Known:
@@ -540,7 +542,7 @@ class FsspecStore(Store):
         """Note a listing; return its valid names, sorted."""
         found: dict[str, Entry] = {}
         for entry in entries:
-            rule = name_rule(entry.name)
+            rule = name_rule(entry.name) or ("a name with a slash" if "/" in entry.name else "")
             if rule:
                 log.debug("%s: %s: not listed", join_key(prefix, entry.name), rule)
             elif entry.name not in found or not entry.directory:
@@ -562,12 +564,19 @@ class FsspecStore(Store):
             raise IsDirectory(key)
         system, path = await self._path_of_key(key)
         if entry.size is None:
-            data = await self.files.read_all_at(system, path)
-            return memoryview(data)[start : len(data) if length is None else start + length]
+            whole = await self.files.read_all_at(system, path)
+            return memoryview(whole)[start : len(whole) if length is None else start + length]
         stop = entry.size if length is None else min(entry.size, start + length)
         if start >= stop:
             return b""
-        return await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)
+        data = await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)
+        if not (self.immutable or system.sends_versions):
+            # the parts of a large value do not show whether they are of one version: the server is asked again, unless
+            # it was a second ago
+            now = (await self._exact_known(key)).entry
+            if now is not None and not _same(entry, now):
+                raise TargetChanged(key, "has changed while it was read")
+        return data
 
     def _info(self, key: str, known: Known) -> Info:
         name, entry = split_key(key)[1], known.entry

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import trio
 
 from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
@@ -86,7 +87,7 @@ class UnlistedStore(Store):
         self._named: dict[str, tuple[str, ...]] = {}
         self._named_until = -math.inf
         self._complete = False  # _named has all documents of the nodes
-        self._lock = trio.Lock()
+        self._reading: SingleFlight[None] = SingleFlight()
 
     async def info(self, key: str, sized: bool = True) -> Info:
         check_key(key, root=True)
@@ -321,28 +322,34 @@ class UnlistedStore(Store):
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes in consolidated metadata at the root, and their documents; read for metadata_ttl= once."""
-        async with self._lock:
-            if self._named_until <= trio.current_time():
-                named: dict[str, tuple[str, ...]] = {}
-                whole, until = True, trio.current_time() + self._store.names.ttl
-                for name in CONSOLIDATED:
-                    try:
-                        data = await self._document(name)
-                    except AccessDenied:
-                        data, until = None, min(until, trio.current_time() + _REFUSED)
-                    if data is not None:
-                        found = _named_by(name, data)
-                        named |= found
-                        whole = whole and bool(found)
-                self._complete = whole and bool(named)
-                for path in self._members:
-                    while path and path not in named:
-                        named[path] = ()
-                        path = split_key(path)[0]
-                if self._members:
-                    named.setdefault("", ())
-                self._named, self._named_until = named, until
-            return self._named
+        known = self._valid_names()
+        return await self._reading.run(None, self._read_names, self._valid_names) if known is None else known
+
+    def _valid_names(self) -> dict[str, tuple[str, ...]] | None:
+        return self._named if self._named_until > trio.current_time() else None
+
+    async def _read_names(self) -> dict[str, tuple[str, ...]]:
+        named: dict[str, tuple[str, ...]] = {}
+        whole, until = True, trio.current_time() + self._store.names.ttl
+        for name in CONSOLIDATED:
+            try:
+                data = await self._document(name)
+            except AccessDenied:
+                data, until = None, min(until, trio.current_time() + _REFUSED)
+            if data is not None:
+                found = _named_by(name, data)
+                for node, documents in found.items():  # one may have those of both generations
+                    named[node] = (*named.get(node, ()), *documents)
+                whole = whole and bool(found)
+        self._complete = whole and bool(named)
+        for path in self._members:
+            while path and path not in named:
+                named[path] = ()
+                path = split_key(path)[0]
+        if self._members:
+            named.setdefault("", ())
+        self._named, self._named_until = named, until
+        return named
 
     async def _document(self, key: str) -> bytes | None:
         """Return the bytes of a document, None if it is absent. AccessDenied, ReadError."""
