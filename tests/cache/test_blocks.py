@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,43 @@ def test_a_version_that_was_seen_long_ago_is_asked_for(faulty: Faulty, tmp_path:
     faulty.put("/v", other, tag="2")
     assert read(url, options, 50_000, 0) == [other[50_000:60_000], other[:10_000]]
     assert [method for method, _, _ in faulty.requests] == ["HEAD", "GET", "GET"]
+
+
+def test_a_block_of_a_version_that_is_replaced_while_it_is_read(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread reads it from the disk, when bytes of another version come."""
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    fill(faulty, url, options, 0)
+    other = os.urandom(len(VALUE))
+    faulty.put("/v", other, tag="2")
+    found: dict[int, bytes] = {}
+
+    async def check(files: RemoteFiles) -> None:
+        on_disk = files.blocks._disk
+        assert on_disk is not None
+        read_block, new = on_disk._cache.read, threading.Event()
+
+        def late(target: str, version: Any, start: int, stop: int, again: bool, now: bool, *more: Any) -> Any:
+            if now:
+                raise BlockingIOError
+            if start == 0:
+                assert new.wait(20)
+            return read_block(target, version, start, stop, again, now, *more)
+
+        async def get(low: int) -> None:
+            found[low] = bytes(await files.read(url, low, 10_000, low, low + 10_000))
+
+        monkeypatch.setattr(on_disk._cache, "read", late)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get, 0)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            await get(50_000)
+            new.set()
+
+    using(check, options)
+    assert found == {0: other[:10_000], 50_000: other[50_000:60_000]}
 
 
 def test_versions_are_never_mixed(faulty: Faulty, tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ class Blocks:
         """Fetch a block ahead of its readers, as BlockCache.ahead()."""
         return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
 
+    def note_size(self, system: System, path: str, size: int) -> None:
+        """Note the size that readers were told: a version that is longer is TargetChanged to them."""
+        self._pins.note_size((id(system), path), size)
+
     async def begin(self, wanted: BlockRequest) -> int | None:
         """Return the size of a target by fetching its first block, `wanted`; None: request it alone. ReadError."""
         if self._disk is not None:

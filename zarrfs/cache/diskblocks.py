@@ -108,15 +108,23 @@ class DiskBlocks:
         """
         if not self._keeps(wanted):
             return None, None
+        changes = self._pins.changes
         block, old, lease = await self._look_or_lease_soon(wanted, stays)
         if old and await self._pins.ask(wanted):
+            changes = self._pins.changes
             block, _, lease = await self._look_or_lease_soon(wanted, stays)
-        return block, lease
+        return self._still(block, changes), lease
 
     async def all(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Block], dict[Hashable, Lease]]:
         """Return (blocks of `wanted` that are there, leases on the rest), by key."""
         # one thread for all: neighbours that are missing stay together
-        return await trio.to_thread.run_sync(self._all, wanted, limiter=self._readers)
+        changes = self._pins.changes
+        found, leases = await trio.to_thread.run_sync(self._all, wanted, limiter=self._readers)
+        return found if changes == self._pins.changes else {}, leases
+
+    def _still(self, block: Block | None, changes: int) -> Block | None:
+        """Return a block, if no target has got another version since it was looked for: a thread may have read it."""
+        return block if changes == self._pins.changes else None
 
     def _oldest(self) -> float:
         """Return the earliest time of a valid version, in seconds since 1970."""
@@ -195,6 +203,8 @@ class DiskBlocks:
                 known = self._cache.version(target, self._oldest(), now)
                 if known is None:
                     return None, self._cache.version(target, 0.0, now) is not None
+                if self._pins.is_longer(at, known.size):  # its server has told another size since
+                    return None, True
                 since = self.options.targets_since  # another process of this mount may have read that version
                 certain = bool(since) and self._cache.version(target, since, now) is not None
                 pin = self._pins.put(at, Pin(known.tag, known.size, certain, noted=True))
@@ -258,7 +268,9 @@ class DiskBlocks:
                     turn = leases.look(lease, patience)
                 else:
                     turn = await trio.to_thread.run_sync(leases.look, lease, patience, limiter=self._readers)
-        return (await trio.to_thread.run_sync(self._find, wanted, True, limiter=self._readers))[0]
+        changes = self._pins.changes
+        block, _ = await trio.to_thread.run_sync(self._find, wanted, True, limiter=self._readers)
+        return self._still(block, changes)
 
     def _patience(self) -> float:
         """Return the seconds after which a lease holder is too slow to wait for."""

@@ -39,6 +39,8 @@ class Pins:
         self.remember: Callable[[BlockRequest, TargetVersion], None] | None = None  # that of a cache on disk
         self._queue, self._forget = queue, forget
         self._pins: LRU[Target, Pin] = LRU(_PINS)
+        self._shown: LRU[Target, int] = LRU(_PINS)  # sizes that were told before any bytes came
+        self.changes = 0  # versions that have given way to others
         self._asking: SingleFlight[Target] = SingleFlight()
 
     def get(self, target: Target) -> Pin | None:
@@ -52,6 +54,14 @@ class Pins:
     def pop(self, target: Target) -> Pin | None:
         """Forget the version of a target: return what was known of it."""
         return self._pins.pop(target, None)
+
+    def note_size(self, target: Target, size: int) -> None:
+        """Note the size that readers were told before any bytes of a target came."""
+        self._shown.put(target, size)
+
+    def is_longer(self, target: Target, size: int | None) -> bool:
+        """Return whether a version of `size` bytes is longer than readers were told, who would read a part of it."""
+        return size is not None and size > self._shown.get(target, size)
 
     def size(self, target: Target) -> int | None:
         """Return the size of a target in bytes; None if no answer has shown it."""
@@ -70,6 +80,8 @@ class Pins:
             self._change(wanted, found, pin)
             pin = None
         if pin is None:
+            if self.options.stale == "error" and self.is_longer(wanted.at, found.total):
+                raise TargetChanged(wanted.system.shown(wanted.path), "has grown since its size was shown")
             head = None if wanted.start else found._replace(data=b"")
             self._pins.put(wanted.at, Pin(found.tag, found.total, head=head))
             blind = self.is_blind(wanted, found)  # then its attributes are requested next
@@ -89,6 +101,7 @@ class Pins:
             self.remember(wanted, version)
         if pin.certain and self.options.stale == "error":
             raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+        self.changes += 1
         log.warning("%s: has changed; the new version is read (stale=reread)", wanted.system.shown(wanted.path))
         self._forget(wanted.at)
 

@@ -68,6 +68,7 @@ class RemoteFiles:
         found = await self.stat_at(system, path)
         if found.directory or found.size is None:
             raise ReadError(system.shown(path), "is a directory" if found.directory else "has no known size")
+        self.blocks.note_size(system, path, found.size)
         return found.size
 
     async def find(self, url: str) -> tuple[System, str]:
