@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import stat
@@ -189,6 +190,33 @@ def test_copying_up(tmp_path: Path) -> None:
     assert os.readlink(upper / "d/link") == "e/file"
     assert sorted(os.listdir(upper / "d")) == ["e", "link", "sparse"]
     assert sorted(os.listdir(upper)) == ["d"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does one whose name another file has taken, which stays."""
+
+    async def check(store: Overlay) -> None:
+        copy = store._copy_bytes
+
+        async def late(*arguments: Any) -> None:
+            await copy(*arguments)
+            await store.delete("a/k")
+            if again:
+                await store.set("a/k", b"other")
+
+        monkeypatch.setattr(store, "_copy_bytes", late)
+        with contextlib.suppress(NotFound):
+            await store.copy_up("a/k")
+        if again:
+            assert await store.get("a/k") == b"other"
+        else:
+            with pytest.raises(NotFound):
+                await store.get("a/k")
+
+    run(tmp_path, {"a/k": b"below"}, check)
 
 
 def test_only_so_many_bytes_are_read(tmp_path: Path) -> None:
