@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import tempfile
@@ -20,7 +21,9 @@ from zarr.dtype import VariableLengthBytes
 
 import zarrfs
 from tests.views.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
+from zarrfs.sources import open_source
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.reading import read_array
@@ -222,6 +225,37 @@ def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
 
     with_view(tmp_path, check, raw=True)
     assert (zarrfs.read_array(str(tmp_path), "x") == items).all()
+
+
+@pytest.mark.parametrize("how", ["plain", "compressed", "shards"])
+def test_links_of_an_archive_in_the_place_of_chunks_are_followed(tmp_path: Path, how: str) -> None:
+    items = np.array([7, 9, 7, 9], "u1")
+    more: dict[str, Any] = {"shards": (2,)} if how == "shards" else {}
+    array = zarr.create_array(
+        str(tmp_path / "z"), shape=(4,), chunks=(1 if more else 2,), dtype="u1", zarr_format=3 if more else 2,
+        compressors="auto" if how == "compressed" else None, **more,
+    )  # fmt: skip
+    array[:2] = items[:2]
+    archive: list[dict[str, object]] = []
+    for path in sorted((tmp_path / "z").rglob("*")):
+        name = path.relative_to(tmp_path / "z").as_posix()
+        if path.is_dir():
+            archive.append({"path": name, "mode": 0o40755})
+            continue
+        data = base64.b64encode(path.read_bytes()).decode()
+        archive.append({"path": name, "mode": 0o100644, "encoding": "base64", "data": data})
+    archive.append({"path": "c/1" if more else "1", "mode": 0o120777, "data": "0"})
+    (tmp_path / "archive.json").write_text(json.dumps(archive))
+    assert zarrfs.read_array(tmp_path / "archive.json").tolist() == items.tolist()
+
+    async def main() -> None:
+        view = open_source(str(tmp_path / "archive.json"), Options(view="arrays", arrays="raw"))
+        try:
+            assert bytes(await view.get("array.bin")) == items.tobytes()
+        finally:
+            await view.aclose()
+
+    trio.run(main)
 
 
 def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:

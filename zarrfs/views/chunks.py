@@ -178,15 +178,16 @@ class Chunks:
         if self._sharding is None:
             key = self._key(index)
             now, begun = trio.current_time(), self._cache.begin_look(key)
-            info = await self._info(key, sized=False)
-            version = None if info is None or self._store.immutable else _version_of(info)
+            found = await self._find(key, sized=False)
+            version = self._version_in(found)
             self._cache.looked(key, version, begun)
             data = None
-            if info is not None:
+            if found is not None:
+                at, info = found
                 if info.unreadable or info.kind is Kind.DIRECTORY:
                     raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
                 self._check_sizes(key, info.size)
-                data = await _ask(key, self._store.get, key)
+                data = await _ask(key, self._store.get, at)
         else:
             now = trio.current_time()
             key, version, data = await self._inner(self._sharding, index)
@@ -200,8 +201,12 @@ class Chunks:
     async def stored(self, number: int, start: int, count: int) -> Buffer | None:
         """Read `count` items of a chunk of a plain array from `start` on; None if the chunk is missing."""
         key, size = self.key(number), self.size_of_chunk
-        self._note(key, await self._version(key))
-        data: Buffer | None = await _ask(key, self._store.get, key, start * self.itemsize, count * self.itemsize)
+        found = await self._find(key, sized=False)
+        self._note(key, self._version_in(found))
+        if found is None:
+            return None
+        extent = start * self.itemsize, count * self.itemsize
+        data: Buffer | None = await _ask(key, self._store.get, found[0], *extent)
         if data is None:
             return None
         info = await self._info(key)
@@ -268,14 +273,22 @@ class Chunks:
 
     async def _version(self, key: str) -> ChunkVersion | None:
         """Return the version of a stored value as known without a request."""
-        if self._store.immutable:
-            return None
-        info = await self._info(key, sized=False)
-        return None if info is None else _version_of(info)
+        return None if self._store.immutable else self._version_in(await self._find(key, sized=False))
 
-    async def _info(self, key: str, sized: bool = True) -> Info | None:
-        """Stat a stored value, following links; None if it does not exist. ReadError."""
-        found = await _ask(key, resolve, self._store, key, sized)
+    def _version_in(self, found: tuple[str, Info] | None) -> ChunkVersion | None:
+        return None if found is None or self._store.immutable else _version_of(found[1])
+
+    async def _find(self, key: str, sized: bool = True) -> tuple[str, Info] | None:
+        """Return (key, Info) of a stored value, following links; None if it does not exist. ReadError.
+
+        Read its bytes by this key: a store that shows links has the text of a link as its bytes.
+        """
+        found: tuple[str, Info] | None = await _ask(key, resolve, self._store, key, sized)
+        return found
+
+    async def _info(self, key: str) -> Info | None:
+        """Stat a stored value as _find() does."""
+        found = await self._find(key)
         return None if found is None else found[1]
 
     def _note(self, key: str, version: Hashable) -> None:
@@ -313,7 +326,8 @@ class Chunks:
             if run is None:
                 return key, found.version, None
             self._check_sizes(key, run[1])
-            data = await _ask(key, self._store.get, key, *run)
+            at_present = await self._find(key, sized=False)
+            data = None if at_present is None else await _ask(key, self._store.get, at_present[0], *run)
             if await self._version(key) == found.version:  # otherwise the shard was replaced meanwhile
                 if data is None or len(data) != run[1]:
                     raise ReadError(key, f"ends before {run[0]} + {run[1]}")
@@ -325,16 +339,17 @@ class Chunks:
         now, begun = trio.current_time(), self._cache.begin_look(key)
         version = await self._version(key)
         self._cache.looked(key, version, begun)
-        info = await self._info(key)
-        if info is None:
+        found = await self._find(key)
+        if found is None:
             return Decoded(None, KEPT, version, now)
+        at, info = found
         if info.kind is not Kind.FILE:
             raise ReadError(key, "is a directory, not a shard")
         size, length = info.size or 0, sharding.index_length
         self._check_room(key, length)
         if size < length:
             raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
-        data = await _ask(key, self._store.get, key, size - length if sharding.index_at == "end" else 0, length)
+        data = await _ask(key, self._store.get, at, size - length if sharding.index_at == "end" else 0, length)
         try:
             index: ShardIndex | None = None if data is None else sharding.read_index(data, size)
         except MetadataError as exc:
