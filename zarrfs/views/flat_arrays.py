@@ -61,6 +61,10 @@ class FlatArrays:
         self._seen[node.path] = now, changed
         return flat.chunks.noted
 
+    def last_look(self, node: Node) -> float:
+        """Return when the chunks of an array were last checked, in trio's time; 0 for never."""
+        return self._seen.get(node.path, (0.0, 0))[0]
+
     def changed(self, node: Node) -> int:
         """Return when a change of chunks was last noticed, in ns since 1970; 0 for never."""
         return self._seen.get(node.path, (0.0, 0))[1]
