@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from zarr.dtype import VariableLengthBytes
 
 import zarrfs
+from tests.store.contract import listed
 from tests.views.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
@@ -276,6 +278,28 @@ def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
         assert await view.info("x.bin") == second
 
     with_view(tmp_path, check, raw=True)
+
+
+@pytest.mark.parametrize("view", ["arrays", "netcdf"])
+def test_a_change_of_an_array_whose_document_is_of_the_future_makes_a_new_version(tmp_path: Path, view: str) -> None:
+    array = zarr.create_array(str(tmp_path / "x"), shape=(4,), chunks=(4,), dtype="u1", zarr_format=2)
+    array[:] = 1
+    for path in (tmp_path / "x/.zarray", tmp_path / "x/.zattrs"):
+        os.utime(path, (4_000_000_000, 4_000_000_000))
+
+    async def main() -> None:
+        shown = open_source(str(tmp_path / "x"), Options(view=view))
+        try:
+            (name,) = [info.name for info in await listed(shown, "") if not info.name.endswith(".json")]
+            old = await shown.open(name)
+            await old.read(0, old.size)
+            array[:] = 7
+            await trio.sleep(1.5)
+            assert (await shown.open(name)).version != old.version
+        finally:
+            await shown.aclose()
+
+    trio.run(main)
 
 
 def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:

@@ -183,7 +183,8 @@ class NetCDFView(DecodedView):
         info = self._info(file)
         # several processes have no version in common: each only knows of changes of the chunks that it has read
         known = self.immutable or (info.mtime_ns is not None and not self._several)
-        version = (file.content, info.mtime_ns) if known else None
+        edition = sum(self._arrays.edition(one.node) for one in file.description.variables)
+        version = (file.content, info.mtime_ns, edition) if known else None
         return _NetCDFValue(self._arrays, key, file, info, version)
 
     async def locate(self, key: str) -> dict[str, Any]:
