@@ -27,6 +27,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.sources import open_source
 from zarrfs.store.directory import FileSystemStore
+from zarrfs.views import flat_arrays
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.reading import read_array
 
@@ -300,6 +301,27 @@ def test_a_change_of_an_array_whose_document_is_of_the_future_makes_a_new_versio
             await shown.aclose()
 
     trio.run(main)
+
+
+def test_a_change_of_an_array_whose_reader_was_evicted_makes_a_new_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flat_arrays, "_OPEN", 1)
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    for name in "ab":
+        group.create_array(name, shape=(4,), chunks=(4,), dtype="u1")[:] = 1
+
+    async def check(view: ArraysView) -> None:
+        old = await view.open("a.bin")
+        await old.read(0, 4)
+        await view.get("b.bin")
+        group["a"][:] = 7
+        await trio.sleep(2)
+        new = await view.open("a.bin")
+        assert new.version != old.version
+        assert new.info == old.info  # reading many arrays does not look like a change to tar or rsync
+
+    with_view(tmp_path, check, raw=True)
 
 
 def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:

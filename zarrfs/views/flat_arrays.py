@@ -33,7 +33,7 @@ class FlatArrays:
         """`budget`: bytes of decoded chunks to cache. `c_order`: read items in C order, however they are stored."""
         self._store, self._c_order = store, c_order
         self.cache = DecodedCache(budget)
-        self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
+        self._arrays: LRU[str, FlatArray] = LRU(_OPEN, self._forget)
         self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
         self._editions: dict[str, int] = {}
         heap()
@@ -72,8 +72,16 @@ class FlatArrays:
         return self._seen.get(node.path, (0.0, 0))[1]
 
     def edition(self, node: Node) -> int:
-        """Return a number that differs once chunks have changed, also where the array's document has a later mtime."""
+        """Return a number that differs once chunks have changed, also where the array's document has a later mtime.
+
+        It also differs once a reader was evicted, as nobody can check any more what that had read.
+        """
         return self._editions.get(node.path, 0)
+
+    def _forget(self, flat: FlatArray) -> None:
+        """Note that a reader was evicted, and what it knew of the versions of its chunks with it."""
+        if flat.chunks.noted:
+            self._editions[flat.chunks.node.path] = self.edition(flat.chunks.node) + 1
 
     async def get_ready(self) -> None:
         """Import what the first read takes."""
