@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -200,6 +201,19 @@ def test_what_v3_has_no_name_for_is_raw_bytes_with_its_layout(tmp_path: Path) ->
     array = zarr.open_array(memory(found), mode="r")
     assert array.attrs["zarrfs.dtype"] == layout
     assert np.asarray(array[:3]).tobytes() == values[:3].tobytes()
+
+
+@pytest.mark.parametrize("layout", [[["a", ">i2", [2]]], [["a", ">i2", [2]], ["b", "<i4"]]])
+def test_decoded_items_that_are_raw_bytes_have_the_byte_order_of_their_layout(tmp_path: Path, layout: Any) -> None:
+    values = np.zeros(1, [tuple(field) for field in layout])
+    values["a"] = [1, 2]
+    about = v2(shape=[1], chunks=[1], dtype=layout, fill_value=None, filters=[{"id": "base64"}])
+    found, form = seen(written(tmp_path, {".zarray": about, "0": base64.b64encode(values.tobytes())}), 3)
+    assert form == {"form": "decoded"}
+    array = zarr.open_array(memory(found), mode="r")
+    shown: Any = array.attrs["zarrfs.dtype"]
+    read = np.frombuffer(np.asarray(array[:]).tobytes(), [tuple(field) for field in shown])
+    assert read["a"].tolist() == [[1, 2]]
 
 
 def test_old_and_odd_arrays(tmp_path: Path) -> None:
