@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
+import http.server
 import itertools
 import json
+import threading
 import warnings
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,7 +32,9 @@ from zarr.core.buffer import default_buffer_prototype
 import zarrfs
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, TargetChanged
+from zarrfs.sources import open_source
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.chunknames import InnerNames
@@ -362,6 +367,34 @@ def test_a_chunk_that_fails_is_an_error_of_its_own(tmp_path: Path, version: Lite
         assert (await view.locate("a/0.0")) == {"decoded_from": await view.lower.locate("a/0.0")}
 
     on_view(written(tmp_path, {"a/.zarray": ODD, "a/0.0": CHUNK, "a/0.1": b"short"}), version, check)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+
+def test_decoded_chunks_on_a_server_whose_listing_has_no_sizes(tmp_path: Path) -> None:
+    about = v2(filters=[{"id": "base64"}], dimension_separator=".")
+    base = written(tmp_path, {".zgroup": GROUP_2, "a/.zarray": about, "a/0.0": base64.b64encode(bytes(400))})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=base))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    async def main() -> None:
+        view = open_source(f"http://127.0.0.1:{server.server_port}/", Options(view="v3"))
+        try:
+            assert "0.0" in [info.name for info in await listed(view, "a")]
+            value = await view.open("a/0.0")
+            for _ in range(2):
+                assert bytes(await value.read(0, 400)) == bytes(await view.get("a/0.0")) == bytes(400)
+        finally:
+            await view.aclose()
+
+    try:
+        trio.run(main)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_transcode_off_leaves_out_what_would_be_decoded(tmp_path: Path) -> None:

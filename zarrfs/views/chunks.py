@@ -151,8 +151,9 @@ class Chunks:
         return found
 
     async def version(self, number: int) -> ChunkVersion | None:
-        """Return the version of the stored chunk, or of its shard, as known without a request."""
-        return await self._version(self.key(number))
+        """Return the version of the stored chunk, or of its shard; None if it is not known without a request."""
+        found = await self._version(self.key(number))
+        return found if found is not None and _is_complete(found) else None
 
     async def stored_at(self, number: int) -> StoredAt | None:
         """Return where an inner chunk of a shard is stored, by the shard's index; None if it is missing. ReadError."""
@@ -188,6 +189,9 @@ class Chunks:
                     raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
                 self._check_sizes(key, info.size)
                 data = await _ask(key, self._store.get, at)
+                if version is not None and not _is_complete(version):  # reading it has completed what is known of it
+                    version = await self._version(key)
+                    self._cache.looked(key, version, begun)
         else:
             now = trio.current_time()
             key, version, data = await self._inner(self._sharding, index)
@@ -337,9 +341,9 @@ class Chunks:
 
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
         now, begun = trio.current_time(), self._cache.begin_look(key)
-        version = await self._version(key)
-        self._cache.looked(key, version, begun)
         found = await self._find(key)
+        version = self._version_in(found)
+        self._cache.looked(key, version, begun)
         if found is None:
             return Decoded(None, KEPT, version, now)
         at, info = found
@@ -377,6 +381,11 @@ def _run_of(index: Decoded, key: str, place: int) -> tuple[int, int] | None:
 
 def _version_of(info: Info) -> ChunkVersion:
     return info.size, info.mtime_ns, info.identity
+
+
+def _is_complete(version: ChunkVersion) -> bool:
+    """Return whether a version is more than what a listing without sizes says of a value."""
+    return version[0] is not None
 
 
 def is_fortran(array: ArrayMetadata) -> bool:

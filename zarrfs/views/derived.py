@@ -113,6 +113,8 @@ class _DecodedChunk(Value):
 
     async def read(self, start: int, length: int) -> Buffer:
         found = await self._chunks.decoded(self._number)
+        if self._stored is None:  # it was not known when the chunk was opened: it is the version read first
+            self._stored = found.version
         if found.value is None or found.version != self._stored:
             raise TargetChanged(self._key, "has changed since it was opened")
         items: Any = found.value
