@@ -8,6 +8,7 @@ import functools
 import http.server
 import itertools
 import json
+import os
 import threading
 import warnings
 import zlib
@@ -367,6 +368,32 @@ def test_a_chunk_that_fails_is_an_error_of_its_own(tmp_path: Path, version: Lite
         assert (await view.locate("a/0.0")) == {"decoded_from": await view.lower.locate("a/0.0")}
 
     on_view(written(tmp_path, {"a/.zarray": ODD, "a/0.0": CHUNK, "a/0.1": b"short"}), version, check)
+
+
+def test_a_chunk_that_was_just_rewritten_is_read_when_it_is_opened_again(tmp_path: Path) -> None:
+    def text(items: list[str]) -> bytes:
+        return bytes(numcodecs.VLenUTF8().encode(np.array(items, object)))
+
+    numbers = v2(filters=[{"id": "base64"}])
+    texts = v2(shape=[2], chunks=[2], dtype="|O", fill_value="", filters=[{"id": "vlen-utf8"}],
+               compressor={"id": "zarrfs-test-inverted"})  # fmt: skip
+    tree = {"a/.zarray": numbers, "a/0.0": base64.b64encode(bytes(400)), "b/.zarray": texts,
+            "b/0": Inverted().encode(text(["a", "b"]))}  # fmt: skip
+
+    async def check(view: TranslatedView, base: Path) -> None:
+        old = await view.open("a/0.0")
+        await view.get("a/0.0")
+        await view.get("b/0")
+        (base / "a/0.0").write_bytes(base64.b64encode(bytes([7]) * 400))
+        (base / "b/0").write_bytes(Inverted().encode(text(["longer", "b"])))
+        for key in "a/0.0", "b/0":
+            os.utime(base / key, (1, 1))
+        assert bytes(await view.get("a/0.0")) == bytes([7]) * 400
+        assert bytes(await view.get("b/0")) == text(["longer", "b"])
+        with pytest.raises(TargetChanged):
+            await old.read(0, 4)
+
+    on_view(written(tmp_path, tree), 3, check)
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

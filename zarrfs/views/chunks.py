@@ -143,10 +143,16 @@ class Chunks:
         """Return the chunk in full chunk shape; None if it is missing. ReadError if it cannot be read or decoded."""
         return (await self.decoded(number)).value  # type: ignore[no-any-return]
 
-    async def decoded(self, number: int) -> Decoded:
-        """Return the chunk as get() does, with the version of the stored value that it was decoded from."""
+    async def decoded(self, number: int, version: Hashable = None) -> Decoded:
+        """Return the chunk as get() does, with the version of the stored value that it was decoded from.
+
+        If that is not `version`, but the stored value has `version` now, the chunk is decoded again.
+        """
         found = await self._fresh(self.id(number), self.key(number))
         if found is None:
+            found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
+        if version is not None and found.version != version and await self.version(number) == version:
+            self._cache.drop(self.id(number), found)
             found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
         return found
 
