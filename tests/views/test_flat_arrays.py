@@ -26,6 +26,7 @@ from tests.views.arraystores import Array, Shape, flat_bytes, shapes, with_view,
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.sources import open_source
+from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views import flat_arrays
 from zarrfs.views.arrays import ArraysView
@@ -277,6 +278,36 @@ def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
         assert second.mtime_ns != first.mtime_ns
         await trio.sleep(1.2)
         assert await view.info("x.bin") == second
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_chunks_are_checked_for_changes_concurrently_and_only_to_the_first_change(tmp_path: Path) -> None:
+    plain(tmp_path, (128,), (1,))
+    looks: list[str] = []
+
+    async def check(view: ArraysView) -> None:
+        await view.get("x.bin")
+        info = view.lower.info
+
+        async def slow(key: str, sized: bool = True) -> Info:
+            if key.startswith("x/") and key[2:].isdigit():
+                looks.append(key)
+                await trio.sleep(0.1)
+            return await info(key, sized)
+
+        view.lower.info = slow  # type: ignore[method-assign]
+        await trio.sleep(1.1)
+        begun = trio.current_time()
+        first = await view.info("x.bin")
+        assert len(looks) == 128
+        assert trio.current_time() - begun < 2  # one after the other it takes 12.8 seconds
+        for number in range(128):
+            (tmp_path / f"x/{number}").write_bytes(b"")
+        looks.clear()
+        await trio.sleep(1.1)
+        assert await view.info("x.bin") != first
+        assert len(looks) < 128
 
     with_view(tmp_path, check, raw=True)
 

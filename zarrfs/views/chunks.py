@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import trio
 
+from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.traversal import resolve
@@ -36,6 +37,7 @@ T = TypeVar("T")
 ChunkVersion = tuple[int | None, int | None, int | None]  # size, time and identity, as far as the store knows them
 
 _NOTED = 2048  # stored values to check for changes when a file is opened again
+_AT_ONCE = 64  # of them concurrently: the kernel's lock of a directory may wait for that
 _SLOW = 1 << 62  # bytes: more than is ever decoded on the event loop
 _TRIES = 3  # to read a shard of one version
 _CHANGES = "changes while it is read"
@@ -231,10 +233,16 @@ class Chunks:
 
     async def unchanged(self) -> bool:
         """Return whether the stored values read first (_NOTED of them) still have their versions."""
+
+        async def look(noted: tuple[str, Hashable]) -> None:
+            key, version = noted
+            if await self._version(key) != version:
+                raise ReadError(key, "has changed")
+
+        noted = iter(list(self._read.items()))
         try:
-            for key, version in list(self._read.items()):
-                if await self._version(key) != version:
-                    return False
+            while batch := list(itertools.islice(noted, _AT_ONCE)):
+                await at_once(look, batch)
         except ReadError:
             return False
         return True
