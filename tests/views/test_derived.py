@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
+import http.server
 import itertools
 import json
+import os
+import threading
 import warnings
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -28,7 +33,9 @@ from zarr.core.buffer import default_buffer_prototype
 import zarrfs
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, TargetChanged
+from zarrfs.sources import open_source
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.chunknames import InnerNames
@@ -202,6 +209,19 @@ def test_what_v3_has_no_name_for_is_raw_bytes_with_its_layout(tmp_path: Path) ->
     assert np.asarray(array[:3]).tobytes() == values[:3].tobytes()
 
 
+@pytest.mark.parametrize("layout", [[["a", ">i2", [2]]], [["a", ">i2", [2]], ["b", "<i4"]]])
+def test_decoded_items_that_are_raw_bytes_have_the_byte_order_of_their_layout(tmp_path: Path, layout: Any) -> None:
+    values = np.zeros(1, [tuple(field) for field in layout])
+    values["a"] = [1, 2]
+    about = v2(shape=[1], chunks=[1], dtype=layout, fill_value=None, filters=[{"id": "base64"}])
+    found, form = seen(written(tmp_path, {".zarray": about, "0": base64.b64encode(values.tobytes())}), 3)
+    assert form == {"form": "decoded"}
+    array = zarr.open_array(memory(found), mode="r")
+    shown: Any = array.attrs["zarrfs.dtype"]
+    read = np.frombuffer(np.asarray(array[:]).tobytes(), [tuple(field) for field in shown])
+    assert read["a"].tolist() == [[1, 2]]
+
+
 def test_old_and_odd_arrays(tmp_path: Path) -> None:
     """Labels, pickles that stay where they are, chunks that a writer cut at the edge, and long doubles."""
     labels = np.array(["a", "ccc", "", "a"], object)
@@ -348,6 +368,60 @@ def test_a_chunk_that_fails_is_an_error_of_its_own(tmp_path: Path, version: Lite
         assert (await view.locate("a/0.0")) == {"decoded_from": await view.lower.locate("a/0.0")}
 
     on_view(written(tmp_path, {"a/.zarray": ODD, "a/0.0": CHUNK, "a/0.1": b"short"}), version, check)
+
+
+def test_a_chunk_that_was_just_rewritten_is_read_when_it_is_opened_again(tmp_path: Path) -> None:
+    def text(items: list[str]) -> bytes:
+        return bytes(numcodecs.VLenUTF8().encode(np.array(items, object)))
+
+    numbers = v2(filters=[{"id": "base64"}])
+    texts = v2(shape=[2], chunks=[2], dtype="|O", fill_value="", filters=[{"id": "vlen-utf8"}],
+               compressor={"id": "zarrfs-test-inverted"})  # fmt: skip
+    tree = {"a/.zarray": numbers, "a/0.0": base64.b64encode(bytes(400)), "b/.zarray": texts,
+            "b/0": Inverted().encode(text(["a", "b"]))}  # fmt: skip
+
+    async def check(view: TranslatedView, base: Path) -> None:
+        old = await view.open("a/0.0")
+        await view.get("a/0.0")
+        await view.get("b/0")
+        (base / "a/0.0").write_bytes(base64.b64encode(bytes([7]) * 400))
+        (base / "b/0").write_bytes(Inverted().encode(text(["longer", "b"])))
+        for key in "a/0.0", "b/0":
+            os.utime(base / key, (1, 1))
+        assert bytes(await view.get("a/0.0")) == bytes([7]) * 400
+        assert bytes(await view.get("b/0")) == text(["longer", "b"])
+        with pytest.raises(TargetChanged):
+            await old.read(0, 4)
+
+    on_view(written(tmp_path, tree), 3, check)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+
+def test_decoded_chunks_on_a_server_whose_listing_has_no_sizes(tmp_path: Path) -> None:
+    about = v2(filters=[{"id": "base64"}], dimension_separator=".")
+    base = written(tmp_path, {".zgroup": GROUP_2, "a/.zarray": about, "a/0.0": base64.b64encode(bytes(400))})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=base))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    async def main() -> None:
+        view = open_source(f"http://127.0.0.1:{server.server_port}/", Options(view="v3"))
+        try:
+            assert "0.0" in [info.name for info in await listed(view, "a")]
+            value = await view.open("a/0.0")
+            for _ in range(2):
+                assert bytes(await value.read(0, 400)) == bytes(await view.get("a/0.0")) == bytes(400)
+        finally:
+            await view.aclose()
+
+    try:
+        trio.run(main)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_transcode_off_leaves_out_what_would_be_decoded(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -19,9 +21,14 @@ from hypothesis import strategies as st
 from zarr.dtype import VariableLengthBytes
 
 import zarrfs
+from tests.store.contract import listed
 from tests.views.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
+from zarrfs.sources import open_source
+from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
+from zarrfs.views import flat_arrays
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.reading import read_array
 
@@ -224,6 +231,37 @@ def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
     assert (zarrfs.read_array(str(tmp_path), "x") == items).all()
 
 
+@pytest.mark.parametrize("how", ["plain", "compressed", "shards"])
+def test_links_of_an_archive_in_the_place_of_chunks_are_followed(tmp_path: Path, how: str) -> None:
+    items = np.array([7, 9, 7, 9], "u1")
+    more: dict[str, Any] = {"shards": (2,)} if how == "shards" else {}
+    array = zarr.create_array(
+        str(tmp_path / "z"), shape=(4,), chunks=(1 if more else 2,), dtype="u1", zarr_format=3 if more else 2,
+        compressors="auto" if how == "compressed" else None, **more,
+    )  # fmt: skip
+    array[:2] = items[:2]
+    archive: list[dict[str, object]] = []
+    for path in sorted((tmp_path / "z").rglob("*")):
+        name = path.relative_to(tmp_path / "z").as_posix()
+        if path.is_dir():
+            archive.append({"path": name, "mode": 0o40755})
+            continue
+        data = base64.b64encode(path.read_bytes()).decode()
+        archive.append({"path": name, "mode": 0o100644, "encoding": "base64", "data": data})
+    archive.append({"path": "c/1" if more else "1", "mode": 0o120777, "data": "0"})
+    (tmp_path / "archive.json").write_text(json.dumps(archive))
+    assert zarrfs.read_array(tmp_path / "archive.json").tolist() == items.tolist()
+
+    async def main() -> None:
+        view = open_source(str(tmp_path / "archive.json"), Options(view="arrays", arrays="raw"))
+        try:
+            assert bytes(await view.get("array.bin")) == items.tobytes()
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+
+
 def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
     items = plain(tmp_path, (64,), (32,))
     array = zarr.open_array(tmp_path / "x", mode="r+")
@@ -240,6 +278,79 @@ def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
         assert second.mtime_ns != first.mtime_ns
         await trio.sleep(1.2)
         assert await view.info("x.bin") == second
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_chunks_are_checked_for_changes_concurrently_and_only_to_the_first_change(tmp_path: Path) -> None:
+    plain(tmp_path, (128,), (1,))
+    looks: list[str] = []
+
+    async def check(view: ArraysView) -> None:
+        await view.get("x.bin")
+        info = view.lower.info
+
+        async def slow(key: str, sized: bool = True) -> Info:
+            if key.startswith("x/") and key[2:].isdigit():
+                looks.append(key)
+                await trio.sleep(0.1)
+            return await info(key, sized)
+
+        view.lower.info = slow  # type: ignore[method-assign]
+        await trio.sleep(1.1)
+        begun = trio.current_time()
+        first = await view.info("x.bin")
+        assert len(looks) == 128
+        assert trio.current_time() - begun < 2  # one after the other it takes 12.8 seconds
+        for number in range(128):
+            (tmp_path / f"x/{number}").write_bytes(b"")
+        looks.clear()
+        await trio.sleep(1.1)
+        assert await view.info("x.bin") != first
+        assert len(looks) < 128
+
+    with_view(tmp_path, check, raw=True)
+
+
+@pytest.mark.parametrize("view", ["arrays", "netcdf"])
+def test_a_change_of_an_array_whose_document_is_of_the_future_makes_a_new_version(tmp_path: Path, view: str) -> None:
+    array = zarr.create_array(str(tmp_path / "x"), shape=(4,), chunks=(4,), dtype="u1", zarr_format=2)
+    array[:] = 1
+    for path in (tmp_path / "x/.zarray", tmp_path / "x/.zattrs"):
+        os.utime(path, (4_000_000_000, 4_000_000_000))
+
+    async def main() -> None:
+        shown = open_source(str(tmp_path / "x"), Options(view=view))
+        try:
+            (name,) = [info.name for info in await listed(shown, "") if not info.name.endswith(".json")]
+            old = await shown.open(name)
+            await old.read(0, old.size)
+            array[:] = 7
+            await trio.sleep(1.5)
+            assert (await shown.open(name)).version != old.version
+        finally:
+            await shown.aclose()
+
+    trio.run(main)
+
+
+def test_a_change_of_an_array_whose_reader_was_evicted_makes_a_new_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flat_arrays, "_OPEN", 1)
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    for name in "ab":
+        group.create_array(name, shape=(4,), chunks=(4,), dtype="u1")[:] = 1
+
+    async def check(view: ArraysView) -> None:
+        old = await view.open("a.bin")
+        await old.read(0, 4)
+        await view.get("b.bin")
+        group["a"][:] = 7
+        await trio.sleep(2)
+        new = await view.open("a.bin")
+        assert new.version != old.version
+        assert new.info == old.info  # reading many arrays does not look like a change to tar or rsync
 
     with_view(tmp_path, check, raw=True)
 

@@ -21,6 +21,7 @@ import xarray as xr
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from tests.conftest import DATA, run
 from tests.views.arraystores import Shape, shapes, write
@@ -31,6 +32,7 @@ from zarrfs.errors import NotFound, ReadError, UsageError
 from zarrfs.sources import open_source
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.api import Kind
+from zarrfs.views import netcdf
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf import name_of
 from zarrfs.views.netcdf_header import pack, unpack
@@ -441,6 +443,26 @@ def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
     trio.run(main)
     with h5py.File(tmp_path / "x.nc") as file:
         assert file["v"][()].tolist() == [0, 1, 2, 3, 0, 0]
+
+
+def test_every_variable_is_checked_for_changes_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netcdf, "_LOOKED_AT", 1)  # one variable each time
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    for name in "ab":
+        root.create_array(name, shape=(4,), chunks=(4,), dtype="u1")[:] = 1
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            old = await view.open("x.nc")
+            await old.read(0, old.size)
+            root["b"][:] = 7
+            versions = []
+            for _ in range(2):
+                await trio.sleep(1.1)
+                versions.append((await view.open("x.nc")).version)
+            assert versions[-1] != old.version
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize("name", ["combined_v1", "day0_v0", "day0_v1", "day2_v1", "parquet"])

@@ -60,6 +60,8 @@ class Bomb(Codec):
             return np.frombuffer(buf, "<i2") + np.int16(1)
         if self.does == "print":
             print("to standard output", flush=True)
+        if self.does == "first":
+            buf = bytes(buf[:8])
         return np.ones(int.from_bytes(bytes(buf), "little"), np.uint8)  # as many as the chunk claims
 """
 
@@ -96,6 +98,15 @@ def test_memory_of_an_external_codec_is_bounded(bomb: str) -> None:
         bombed(bomb, 100_000)
     assert bombed(bomb, 1000).tolist() == [1] * 1000  # the codec works afterwards
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB, of this process
+
+
+def test_a_child_process_receives_a_larger_chunk_than_it_could_decode_before(bomb: str) -> None:
+    assert bombed(bomb, 1000).tolist() == [1] * 1000
+    (child,) = external._idle
+    stored = (1000).to_bytes(512 << 20, "little")
+    codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
+    assert bytes(codec.decode(stored)) == bytes([1]) * 1000
+    assert external._idle == [child]
 
 
 def test_an_external_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:

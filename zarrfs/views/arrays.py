@@ -78,10 +78,7 @@ class ArraysView(DecodedView):
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        entry = await self._find(key)
-        if entry.items and not self.immutable:
-            await self._arrays.look_at_chunks(entry.node)
-        return self._info(split_key(key)[1], entry)
+        return self._info(split_key(key)[1], await self._checked(key))
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         entry = await self._find(prefix)
@@ -108,12 +105,14 @@ class ArraysView(DecodedView):
                 yield ahead[name]
 
     async def open(self, key: str) -> Value:
-        info = await self.info(key)
-        if info.kind is Kind.DIRECTORY:
+        entry = await self._checked(key)
+        if entry.text is None:
             raise IsDirectory(key)
+        info = self._info(split_key(key)[1], entry)
         # several processes have no version in common: each only knows of changes of the chunks that it has read
         unknown = info.mtime_ns is None or (self._several and not self.immutable)
-        return _ArrayValue(self, key, info, None if unknown else (info.size, info.mtime_ns))
+        version = info.size, info.mtime_ns, self._arrays.edition(entry.node)
+        return _ArrayValue(self, key, info, None if unknown else version)
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         entry = await self._find(key)
@@ -157,6 +156,13 @@ class ArraysView(DecodedView):
             return known[1]
         entry = await self._look_up(check_key(key, root=True))
         self._entries.put(key, (now, entry))
+        return entry
+
+    async def _checked(self, key: str) -> _ViewEntry:
+        """Return the entry of `key`, its chunks checked for changes. NotFound."""
+        entry = await self._find(key)
+        if entry.items and not self.immutable:
+            await self._arrays.look_at_chunks(entry.node)
         return entry
 
     async def _look_up(self, key: str) -> _ViewEntry:

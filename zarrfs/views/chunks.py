@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import trio
 
+from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.traversal import resolve
@@ -36,6 +37,7 @@ T = TypeVar("T")
 ChunkVersion = tuple[int | None, int | None, int | None]  # size, time and identity, as far as the store knows them
 
 _NOTED = 2048  # stored values to check for changes when a file is opened again
+_AT_ONCE = 64  # of them concurrently: the kernel's lock of a directory may wait for that
 _SLOW = 1 << 62  # bytes: more than is ever decoded on the event loop
 _TRIES = 3  # to read a shard of one version
 _CHANGES = "changes while it is read"
@@ -143,16 +145,23 @@ class Chunks:
         """Return the chunk in full chunk shape; None if it is missing. ReadError if it cannot be read or decoded."""
         return (await self.decoded(number)).value  # type: ignore[no-any-return]
 
-    async def decoded(self, number: int) -> Decoded:
-        """Return the chunk as get() does, with the version of the stored value that it was decoded from."""
+    async def decoded(self, number: int, version: Hashable = None) -> Decoded:
+        """Return the chunk as get() does, with the version of the stored value that it was decoded from.
+
+        If that is not `version`, but the stored value has `version` now, the chunk is decoded again.
+        """
         found = await self._fresh(self.id(number), self.key(number))
         if found is None:
+            found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
+        if version is not None and found.version != version and await self.version(number) == version:
+            self._cache.drop(self.id(number), found)
             found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
         return found
 
     async def version(self, number: int) -> ChunkVersion | None:
-        """Return the version of the stored chunk, or of its shard, as known without a request."""
-        return await self._version(self.key(number))
+        """Return the version of the stored chunk, or of its shard; None if it is not known without a request."""
+        found = await self._version(self.key(number))
+        return found if found is not None and _is_complete(found) else None
 
     async def stored_at(self, number: int) -> StoredAt | None:
         """Return where an inner chunk of a shard is stored, by the shard's index; None if it is missing. ReadError."""
@@ -178,15 +187,19 @@ class Chunks:
         if self._sharding is None:
             key = self._key(index)
             now, begun = trio.current_time(), self._cache.begin_look(key)
-            info = await self._info(key, sized=False)
-            version = None if info is None or self._store.immutable else _version_of(info)
+            found = await self._find(key, sized=False)
+            version = self._version_in(found)
             self._cache.looked(key, version, begun)
             data = None
-            if info is not None:
+            if found is not None:
+                at, info = found
                 if info.unreadable or info.kind is Kind.DIRECTORY:
                     raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
                 self._check_sizes(key, info.size)
-                data = await _ask(key, self._store.get, key)
+                data = await _ask(key, self._store.get, at)
+                if version is not None and not _is_complete(version):  # reading it has completed what is known of it
+                    version = await self._version(key)
+                    self._cache.looked(key, version, begun)
         else:
             now = trio.current_time()
             key, version, data = await self._inner(self._sharding, index)
@@ -200,8 +213,12 @@ class Chunks:
     async def stored(self, number: int, start: int, count: int) -> Buffer | None:
         """Read `count` items of a chunk of a plain array from `start` on; None if the chunk is missing."""
         key, size = self.key(number), self.size_of_chunk
-        self._note(key, await self._version(key))
-        data: Buffer | None = await _ask(key, self._store.get, key, start * self.itemsize, count * self.itemsize)
+        found = await self._find(key, sized=False)
+        self._note(key, self._version_in(found))
+        if found is None:
+            return None
+        extent = start * self.itemsize, count * self.itemsize
+        data: Buffer | None = await _ask(key, self._store.get, found[0], *extent)
         if data is None:
             return None
         info = await self._info(key)
@@ -216,10 +233,16 @@ class Chunks:
 
     async def unchanged(self) -> bool:
         """Return whether the stored values read first (_NOTED of them) still have their versions."""
+
+        async def look(noted: tuple[str, Hashable]) -> None:
+            key, version = noted
+            if await self._version(key) != version:
+                raise ReadError(key, "has changed")
+
+        noted = iter(list(self._read.items()))
         try:
-            for key, version in list(self._read.items()):
-                if await self._version(key) != version:
-                    return False
+            while batch := list(itertools.islice(noted, _AT_ONCE)):
+                await at_once(look, batch)
         except ReadError:
             return False
         return True
@@ -268,14 +291,22 @@ class Chunks:
 
     async def _version(self, key: str) -> ChunkVersion | None:
         """Return the version of a stored value as known without a request."""
-        if self._store.immutable:
-            return None
-        info = await self._info(key, sized=False)
-        return None if info is None else _version_of(info)
+        return None if self._store.immutable else self._version_in(await self._find(key, sized=False))
 
-    async def _info(self, key: str, sized: bool = True) -> Info | None:
-        """Stat a stored value, following links; None if it does not exist. ReadError."""
-        found = await _ask(key, resolve, self._store, key, sized)
+    def _version_in(self, found: tuple[str, Info] | None) -> ChunkVersion | None:
+        return None if found is None or self._store.immutable else _version_of(found[1])
+
+    async def _find(self, key: str, sized: bool = True) -> tuple[str, Info] | None:
+        """Return (key, Info) of a stored value, following links; None if it does not exist. ReadError.
+
+        Read its bytes by this key: a store that shows links has the text of a link as its bytes.
+        """
+        found: tuple[str, Info] | None = await _ask(key, resolve, self._store, key, sized)
+        return found
+
+    async def _info(self, key: str) -> Info | None:
+        """Stat a stored value as _find() does."""
+        found = await self._find(key)
         return None if found is None else found[1]
 
     def _note(self, key: str, version: Hashable) -> None:
@@ -313,7 +344,8 @@ class Chunks:
             if run is None:
                 return key, found.version, None
             self._check_sizes(key, run[1])
-            data = await _ask(key, self._store.get, key, *run)
+            at_present = await self._find(key, sized=False)
+            data = None if at_present is None else await _ask(key, self._store.get, at_present[0], *run)
             if await self._version(key) == found.version:  # otherwise the shard was replaced meanwhile
                 if data is None or len(data) != run[1]:
                     raise ReadError(key, f"ends before {run[0]} + {run[1]}")
@@ -323,18 +355,19 @@ class Chunks:
 
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
         now, begun = trio.current_time(), self._cache.begin_look(key)
-        version = await self._version(key)
+        found = await self._find(key)
+        version = self._version_in(found)
         self._cache.looked(key, version, begun)
-        info = await self._info(key)
-        if info is None:
+        if found is None:
             return Decoded(None, KEPT, version, now)
+        at, info = found
         if info.kind is not Kind.FILE:
             raise ReadError(key, "is a directory, not a shard")
         size, length = info.size or 0, sharding.index_length
         self._check_room(key, length)
         if size < length:
             raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
-        data = await _ask(key, self._store.get, key, size - length if sharding.index_at == "end" else 0, length)
+        data = await _ask(key, self._store.get, at, size - length if sharding.index_at == "end" else 0, length)
         try:
             index: ShardIndex | None = None if data is None else sharding.read_index(data, size)
         except MetadataError as exc:
@@ -362,6 +395,11 @@ def _run_of(index: Decoded, key: str, place: int) -> tuple[int, int] | None:
 
 def _version_of(info: Info) -> ChunkVersion:
     return info.size, info.mtime_ns, info.identity
+
+
+def _is_complete(version: ChunkVersion) -> bool:
+    """Return whether a version is more than what a listing without sizes says of a value."""
+    return version[0] is not None
 
 
 def is_fortran(array: ArrayMetadata) -> bool:

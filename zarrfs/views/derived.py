@@ -44,7 +44,8 @@ class DerivedChunks:
         """Return the size of a decoded chunk in bytes: of items of any length, by decoding it. NotFound, ReadError."""
         if self._size is not None:
             return self._size
-        found = await self._chunks.decoded(self._grid.number_at(index))
+        number = self._grid.number_at(index)
+        found = await self._chunks.decoded(number, await self._chunks.version(number))
         if found.value is None:
             raise NotFound(key)
         size: int = found.value.nbytes
@@ -112,7 +113,9 @@ class _DecodedChunk(Value):
         self._key, self._chunks, self._number, self._stored = key, chunks, number, stored
 
     async def read(self, start: int, length: int) -> Buffer:
-        found = await self._chunks.decoded(self._number)
+        found = await self._chunks.decoded(self._number, self._stored)
+        if self._stored is None:  # it was not known when the chunk was opened: it is the version read first
+            self._stored = found.version
         if found.value is None or found.version != self._stored:
             raise TargetChanged(self._key, "has changed since it was opened")
         items: Any = found.value

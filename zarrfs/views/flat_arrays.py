@@ -33,8 +33,9 @@ class FlatArrays:
         """`budget`: bytes of decoded chunks to cache. `c_order`: read items in C order, however they are stored."""
         self._store, self._c_order = store, c_order
         self.cache = DecodedCache(budget)
-        self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
+        self._arrays: LRU[str, FlatArray] = LRU(_OPEN, self._forget)
         self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
+        self._editions: dict[str, int] = {}
         heap()
 
     def reader(self, node: Node) -> FlatArray:
@@ -47,23 +48,40 @@ class FlatArrays:
         return found
 
     async def look_at_chunks(self, node: Node) -> int:
-        """Check whether chunks read so far have changed; a new mtime then makes the kernel drop cached pages.
+        """Check whether chunks read so far have changed: the array then has another edition, and a new mtime.
 
         Returns how many were looked at.
         """
-        looked, changed = self._seen.get(node.path, (0.0, 0))
         flat, now = self._arrays.get(node.path), trio.current_time()
-        if flat is None or now - looked < _FRESH:
+        if flat is None or now - self.last_look(node) < _FRESH:
             return 0
-        if not await flat.chunks.unchanged():
-            changed = time.time_ns()
+        if await flat.chunks.unchanged():
+            self._seen[node.path] = now, self.changed(node)
+        else:
+            self._seen[node.path] = now, time.time_ns()
+            self._editions[node.path] = self.edition(node) + 1
             self._arrays.pop(node.path, None)
-        self._seen[node.path] = now, changed
         return flat.chunks.noted
+
+    def last_look(self, node: Node) -> float:
+        """Return when the chunks of an array were last checked, in trio's time; 0 for never."""
+        return self._seen.get(node.path, (0.0, 0))[0]
 
     def changed(self, node: Node) -> int:
         """Return when a change of chunks was last noticed, in ns since 1970; 0 for never."""
         return self._seen.get(node.path, (0.0, 0))[1]
+
+    def edition(self, node: Node) -> int:
+        """Return a number that differs once chunks have changed, also where the array's document has a later mtime.
+
+        It also differs once a reader was evicted, as nobody can check any more what that had read.
+        """
+        return self._editions.get(node.path, 0)
+
+    def _forget(self, flat: FlatArray) -> None:
+        """Note that a reader was evicted, and what it knew of the versions of its chunks with it."""
+        if flat.chunks.noted:
+            self._editions[flat.chunks.node.path] = self.edition(flat.chunks.node) + 1
 
     async def get_ready(self) -> None:
         """Import what the first read takes."""

@@ -183,7 +183,8 @@ class NetCDFView(DecodedView):
         info = self._info(file)
         # several processes have no version in common: each only knows of changes of the chunks that it has read
         known = self.immutable or (info.mtime_ns is not None and not self._several)
-        version = (file.content, info.mtime_ns) if known else None
+        edition = sum(self._arrays.edition(one.node) for one in file.description.variables)
+        version = (file.content, info.mtime_ns, edition) if known else None
         return _NetCDFValue(self._arrays, key, file, info, version)
 
     async def locate(self, key: str) -> dict[str, Any]:
@@ -317,10 +318,10 @@ class NetCDFView(DecodedView):
         return Info(split_key(key)[1], Kind.FILE, None) if file is None else self._info(file)
 
     async def _look_at_chunks(self, file: _File) -> None:
-        """Check chunks for changes, a bounded number at a time; the next call goes on with the others."""
+        """Check chunks for changes, a bounded number at a time: those first that were not checked for longest."""
         looked = 0
-        for variable in file.description.variables:
-            looked += await self._arrays.look_at_chunks(variable.node)
+        for node in sorted((one.node for one in file.description.variables), key=self._arrays.last_look):
+            looked += await self._arrays.look_at_chunks(node)
             if looked >= _LOOKED_AT:
                 break
 

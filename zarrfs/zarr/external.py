@@ -187,13 +187,19 @@ def _answer(header: Header, body: bytearray) -> tuple[Header, Any]:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     most = used + _COPIES * (header["limit"] + header["size"]) + _SLACK
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
+    _limit_memory(most)
     found = codec.decode(_from_wire(header, body))
     answer = _header(found)
     if answer["size"] > header["limit"]:
         raise ValueError(f"decodes to {answer['size']} bytes, not {header['limit']}")
     return answer, found
+
+
+def _limit_memory(most: int | None) -> None:
+    """Limit the address space of this process to `most` bytes; None: as far as it may have more."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = hard if most is None or 0 <= hard < most else most
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 @functools.cache
@@ -217,3 +223,4 @@ def serve() -> None:
         request = None
         _send(answers, header, found)
         found = None
+        _limit_memory(None)  # the next chunk, perhaps a larger one, has to be received before its limit is known

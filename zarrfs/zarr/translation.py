@@ -99,7 +99,7 @@ def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
         text = array.fill_object if isinstance(array.fill_object, str) else None
         dtype = _labels(array, len(text or ""))
         fill = None if text is None else text.encode("utf-32-le", "surrogatepass").ljust(dtype.itemsize, b"\0")
-    elif dtype.fields and (dtype.mixed or dtype.endian == "big") and (version == 3 or dtype.name):
+    elif dtype.fields and (dtype.mixed or dtype.endian == "big") and (dtype.name or (version == 3 and _in_v3(dtype))):
         dtype = dtypes.little_endian(dtype)
         fill = fill and _converted(fill, array.dtype, dtype)
     codecs = (bytes_codec(dtype),)
@@ -137,15 +137,21 @@ def _opaque(array: ArrayMetadata) -> ArrayMetadata:
     dtype, names = array.dtype, [spec.name for spec in array.codecs]
     if dtype.kind not in "fcV" or "bytes" not in names or {*names[: names.index("bytes")]} - {"transpose"}:
         return array
-    try:
-        dtypes.as_v3(dtypes.little_endian(dtype))
-    except MetadataError:
-        raw = dtypes.raw(dtype.itemsize)
-    else:
+    if _in_v3(dtype):
         return array
+    raw = dtypes.raw(dtype.itemsize)
     codecs = tuple(bytes_codec(raw) if spec.name == "bytes" else spec for spec in array.codecs)
     attributes = {**array.attributes, LAYOUT: dtypes.as_v2(dtype)}
     return dataclasses.replace(array, dtype=raw, codecs=codecs, attributes=attributes)
+
+
+def _in_v3(dtype: DataType) -> bool:
+    """Return whether v3 has a data type for these items, in its byte order."""
+    try:
+        dtypes.as_v3(dtypes.little_endian(dtype))
+    except MetadataError:
+        return False
+    return True
 
 
 def _labels(array: ArrayMetadata, length: int) -> DataType:
