@@ -86,6 +86,8 @@ class Overlay(WritableStore):
         self.lower, self.upper, self.owner = lower, upper, owner
         self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
+        # a store on a server has no links, and would be asked for every directory on the way to a key
+        self.merged = lower is None or lower.knows_names or not lower.remote
         self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: dict[str, trio.Lock] = {}
         self._told: set[str] = set()

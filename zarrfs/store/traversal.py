@@ -89,6 +89,11 @@ async def open_followed(store: Store, key: str) -> Value:
 
     Raises what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
     """
+    if store.merged:
+        at = await _followed(store, key)
+        if at is None:
+            raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
+        return await store.open(at)
     try:
         value = await store.open(key)
     except (NotFound, NotDirectory):
