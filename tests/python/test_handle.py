@@ -23,6 +23,8 @@ import trio
 
 import zarrfs
 from tests.conftest import open_descriptors
+from tests.servers import Nginx
+from tests.servers import nginx as nginx
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import TABLE, Options, parse
 from zarrfs.python import background
@@ -344,6 +346,29 @@ def test_a_program_on_trio_has_the_store_itself(tree: Path) -> None:
             await store.aclose()
 
     assert trio.run(read) == b"ello"
+
+
+def test_every_opening_sees_names_that_an_earlier_one_has_cached_as_absent(nginx: Nginx) -> None:
+    """The table of names is kept for other processes, for metadata_ttl=."""
+    url, root = f"{nginx.plain.url}/names_since", nginx.plain.root / "names_since"
+    root.mkdir()
+    (root / ".zgroup").write_text('{"zarr_format": 2}')
+
+    def read(key: str) -> bytes:
+        store = zarrfs.open_trio_store(url)
+
+        async def get() -> bytes:
+            try:
+                return bytes(await store.get(key))
+            finally:
+                await store.aclose()
+
+        return trio.run(get)
+
+    with pytest.raises(zarrfs.NotFound):
+        read("late")
+    (root / "late").write_bytes(b"2")
+    assert read("late") == b"2"
 
 
 def test_importing_zarrfs_imports_nothing_else() -> None:
