@@ -219,6 +219,16 @@ def test_no_attributes_and_empty_ones_are_the_same(tmp_path: Path) -> None:
     assert "does not have it" in only_bad(tmp_path)[2]
 
 
+def test_a_chunk_with_a_hole_has_the_same_bytes_twice(tmp_path: Path) -> None:
+    array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "filters": None,
+             "fill_value": 0, "order": "C"}  # fmt: skip
+    archive = {".zarray": {"mode": 0o100644, "encoding": "utf-8", "data": json.dumps(array)},
+               "0": {"mode": 0o100644, "size": 4}}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(archive))
+    done = CliRunner().invoke(main, ["check", "--twice", "-o", "type=archive", str(tmp_path / "a.json")])
+    assert (done.exit_code, done.output.count("changed: ")) == (0, 0), done.output
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("{", ""), ("[]", ""), ('{"zarr_format": 2, "shape": [-1]}', ""), ('{"zarr_format": 7}', "zarr_format")],
