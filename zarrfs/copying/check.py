@@ -58,7 +58,7 @@ async def check(
     if division is not None:
         report.listing = division.listing
     if arrays is not None:
-        arrays.missing(report)
+        await arrays.missing(report)
     if share is None or not share.index:
         await _count_absent_records(store, key, report)
 
