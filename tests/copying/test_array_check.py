@@ -219,6 +219,33 @@ def test_no_attributes_and_empty_ones_are_the_same(tmp_path: Path) -> None:
     assert "does not have it" in only_bad(tmp_path)[2]
 
 
+def test_documents_that_are_links_are_there(tmp_path: Path) -> None:
+    """Or lie behind a link: no listing has them, and every reader does."""
+    array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "compressor": None, "filters": None,
+             "fill_value": 0, "order": "C"}  # fmt: skip
+    group = {"zarr_format": 2}
+    named = {".zgroup": group, **dict.fromkeys(("a/.zarray", "b/.zarray", "c/.zarray", "d/.zarray"), array)}
+    documents = {".zgroup": group, "a/.zarray": array}
+    documents[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": named}
+    archive = {key: {"mode": 0o100644, "encoding": "utf-8", "data": json.dumps(one)} for key, one in documents.items()}
+    links = {"b/.zarray": "../a/.zarray", "c": "a", "d/.zarray": "../none/.zarray"}
+    archive |= {key: {"mode": 0o120777, "data": target} for key, target in links.items()}
+    (tmp_path / "a.json").write_text(json.dumps(archive))
+    done = CliRunner().invoke(main, ["check", "--json", "-o", "type=archive", str(tmp_path / "a.json")])
+    found = [(bad["key"], bad["reason"]) for bad in json.loads(done.stdout)["bad"]]
+    assert found == [("d/.zarray", "is not there, but .zmetadata has it")]
+
+
+def test_a_chunk_with_a_hole_has_the_same_bytes_twice(tmp_path: Path) -> None:
+    array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "filters": None,
+             "fill_value": 0, "order": "C"}  # fmt: skip
+    archive = {".zarray": {"mode": 0o100644, "encoding": "utf-8", "data": json.dumps(array)},
+               "0": {"mode": 0o100644, "size": 4}}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(archive))
+    done = CliRunner().invoke(main, ["check", "--twice", "-o", "type=archive", str(tmp_path / "a.json")])
+    assert (done.exit_code, done.output.count("changed: ")) == (0, 0), done.output
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("{", ""), ("[]", ""), ('{"zarr_format": 2, "shape": [-1]}', ""), ('{"zarr_format": 7}', "zarr_format")],

@@ -255,6 +255,34 @@ def test_an_existing_file_is_an_error(tmp_path: Path) -> None:
     assert {key: after[key] for key in after if key} == {key: before[key] for key in before if key}
 
 
+@pytest.mark.parametrize("size", [100, BIG])
+def test_a_file_that_its_disk_cannot_read_does_not_end_the_others(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a-bad", "good", "z-good"):
+        (source / name).write_bytes(b"x" * size)
+    bad = (source / "a-bad").stat().st_ino
+
+    def failing(real: Any) -> Any:
+        def call(descriptor: int, *arguments: Any) -> Any:
+            if os.fstat(descriptor).st_ino == bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(descriptor, *arguments)
+
+        return call
+
+    for name in ("copy_file_range", "pread"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    report = write(FileSystemStore(str(source)), tmp_path / "out", keep_going=True)
+    assert [one[:2] for one in report.failed] == [("a-bad", "unreadable")]
+    assert report.failed[0].reason == "input/output error"
+    assert sorted(os.listdir(tmp_path / "out")) == ["good", "z-good"]
+    with pytest.raises(SourceError, match="a-bad: input/output error"):
+        write(FileSystemStore(str(source)), tmp_path / "again")
+
+
 def test_another_kind_is_there(tmp_path: Path) -> None:
     out, outside = tmp_path / "out", tmp_path / "outside"
     outside.mkdir()

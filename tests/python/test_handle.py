@@ -23,9 +23,12 @@ import trio
 
 import zarrfs
 from tests.conftest import open_descriptors
+from tests.servers import Nginx
+from tests.servers import nginx as nginx
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import TABLE, Options, parse
 from zarrfs.python import background
+from zarrfs.store.overlay import Overlay
 
 
 @pytest.fixture
@@ -88,6 +91,33 @@ def test_links_of_an_archive_are_followed_wherever_its_blobs_are(blobs: tuple[st
     (tmp_path / "archive.json").write_text(json.dumps(files))
     with zarrfs.open_store(tmp_path / "archive.json", blobs=blobs) as store:
         assert store.get("l/f") == b"hello"
+
+
+def test_links_lead_to_what_an_upper_directory_shows(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "changes").mkdir()
+    for link, target in (("l", "a/b"), ("d", "a"), ("gone", "top"), ("circle", "top2"), ("top2", "top")):
+        (tree / link).symlink_to(target)
+
+    async def change() -> None:
+        store = zarrfs.open_trio_store(tree, upperdir=tmp_path / "changes")
+        assert isinstance(store, Overlay)
+        store.upper.lock(True)
+        await store.set("a/b", b"changed")
+        await store.set("a/new", b"new")
+        await store.delete("top")
+        await store.aclose()
+
+    trio.run(change)
+    (tmp_path / "changes/mine").symlink_to("d/new")
+    (tmp_path / "changes/top2").symlink_to("circle")
+    with zarrfs.open_store(tree, upperdir=tmp_path / "changes") as store:
+        assert [store.get(key) for key in ("l", "d/b", "d/new", "mine")] == [b"changed", b"changed", b"new", b"new"]
+        with pytest.raises(zarrfs.ReadError, match="gone: is, or lies behind, a symbolic link that leads nowhere"):
+            store.get("gone")
+        with pytest.raises(zarrfs.ReadError, match=r"circle: .* in a circle"):
+            store.get("circle")
+        with pytest.raises(zarrfs.NotFound):
+            store.get("d/none")
 
 
 def test_errors_are_the_lines_of_the_program(tree: Path) -> None:
@@ -316,6 +346,29 @@ def test_a_program_on_trio_has_the_store_itself(tree: Path) -> None:
             await store.aclose()
 
     assert trio.run(read) == b"ello"
+
+
+def test_every_opening_sees_names_that_an_earlier_one_has_cached_as_absent(nginx: Nginx) -> None:
+    """The table of names is kept for other processes, for metadata_ttl=."""
+    url, root = f"{nginx.plain.url}/names_since", nginx.plain.root / "names_since"
+    root.mkdir()
+    (root / ".zgroup").write_text('{"zarr_format": 2}')
+
+    def read(key: str) -> bytes:
+        store = zarrfs.open_trio_store(url)
+
+        async def get() -> bytes:
+            try:
+                return bytes(await store.get(key))
+            finally:
+                await store.aclose()
+
+        return trio.run(get)
+
+    with pytest.raises(zarrfs.NotFound):
+        read("late")
+    (root / "late").write_bytes(b"2")
+    assert read("late") == b"2"
 
 
 def test_importing_zarrfs_imports_nothing_else() -> None:

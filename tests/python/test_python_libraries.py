@@ -111,10 +111,27 @@ def test_what_is_in_the_way_of_a_chunk_is_no_fill_value(place: Path, tmp_path: P
     else:
         chunk.unlink()
         chunk.mkdir()
-    array = zarr.open_array(zarrfs.zarr_store(tmp_path / "x.zarr"), path="t2m", mode="r")
-    assert np.isfinite(array[2]).all()
-    with pytest.raises(zarrfs.ReadError, match=rf"t2m/{name}: is (not )?a directory"):
-        array[1]
+    for source in (zarrfs.zarr_store(tmp_path / "x.zarr"), f"zarrfs://::{tmp_path}/x.zarr"):
+        array = zarr.open_array(source, path="t2m", mode="r")
+        assert np.isfinite(array[2]).all()
+        with pytest.raises(zarrfs.ReadError, match=rf"t2m/{name}: is (not )?a directory"):
+            array[1]
+
+
+@pytest.mark.parametrize("target", ["nowhere", "zarr.json/c", "../x/./nowhere/"])
+def test_chunks_behind_a_dangling_link_are_no_fill_values(tmp_path: Path, target: str) -> None:
+    """Unlike those that a linked directory does not have."""
+    zarr.create_array(tmp_path / "z", shape=(2,), chunks=(1,), dtype="u1", fill_value=7, compressors=None)
+    document = {"mode": 0o100644, "encoding": "utf-8", "data": (tmp_path / "z/zarr.json").read_text()}
+    (tmp_path / "a.json").write_text(json.dumps({
+        "x/zarr.json": document, "x/c": {"mode": 0o120777, "data": target},
+        "y/zarr.json": document, "y/c": {"mode": 0o120777, "data": "../d"},
+        "d/1": {"mode": 0o100644, "encoding": "utf-8", "data": "A"},
+    }))  # fmt: skip
+    for source in (zarrfs.zarr_store(tmp_path / "a.json"), f"zarrfs://::{tmp_path}/a.json"):
+        with pytest.raises(zarrfs.ReadError, match=r"x/c/[01]: is, or lies behind, a symbolic link that"):
+            zarr.open_array(source, path="x", mode="r")[:]
+        assert zarr.open_array(source, path="y", mode="r")[:].tolist() == [7, 65]
 
 
 def test_the_store_is_one_of_zarr(store: Any, place: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.contract import Tree, WritableContract, check_tree
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
 from zarrfs.store.upper import Upper
@@ -250,6 +250,21 @@ def test_a_link_in_the_upper_leads_nowhere(tmp_path: Path) -> None:
 
     run(tmp_path, {"d/file": b"hidden by the link"}, check)
     assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"file": b"untouched"}
+
+
+def test_a_special_file_of_the_upper_is_listed_and_cannot_be_read(tmp_path: Path) -> None:
+    """As in a store without changes: left out, it would be missing in a copy that nobody complains about."""
+    os.mkfifo(write(tmp_path / "upper", {}) / "fifo")
+
+    async def check(store: Overlay) -> None:
+        infos = [info async for info in store.list_dir("")]
+        assert [info.name for info in infos] == ["a", "fifo"]
+        assert infos[1].unreadable == "is a FIFO, which is not opened"
+        assert await store.info("fifo") == infos[1]
+        with pytest.raises(ReadError, match="fifo: is a FIFO, which is not opened"):
+            await store.open("fifo")
+
+    run(tmp_path, {"a": b""}, check)
 
 
 @pytest.mark.parametrize("name", [".wh.x", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from zarrfs.errors import ReadError
+from zarrfs.system import sparse as sparse_files
 from zarrfs.system.sparse import copy_data, data_extents, write_sparse
 
 MIB = 1 << 20
@@ -35,10 +40,38 @@ def test_extents_end_with_the_size_asked_for(size: int, extents: list[tuple[int,
 @pytest.mark.parametrize("size", [4 * MIB, MIB + 5])
 def test_a_copy_has_the_same_bytes_and_holes(size: int, sparse: int, tmp_path: Path) -> None:
     copy = os.open(tmp_path / "copy", os.O_RDWR | os.O_CREAT)
-    copy_data(sparse, copy, size)
+    copy_data(sparse, copy, size, "sparse")
     assert os.fstat(copy).st_size == size
     assert os.pread(copy, size, 0) == os.pread(sparse, size, 0)
     assert os.fstat(copy).st_blocks <= os.fstat(sparse).st_blocks
+
+
+def failing(real: Any, bad: int) -> Callable[..., Any]:
+    """Return a system call that fails with EIO for the descriptor `bad`, wherever it stands in the arguments."""
+
+    def call(*arguments: Any) -> Any:
+        if bad in arguments[:2]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*arguments)
+
+    return call
+
+
+def test_a_failure_to_read_is_told_from_a_failure_to_write(
+    sparse: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = os.open(tmp_path / "copy", os.O_RDWR | os.O_CREAT)
+    for bad, kind in ((sparse, ReadError), (copy, OSError)):
+        with monkeypatch.context() as patch:
+            for name in ("copy_file_range", "pread", "pwrite"):
+                patch.setattr(os, name, failing(getattr(os, name), bad))
+            with pytest.raises(kind, match="input/output error" if bad == sparse else "Input/output error"):
+                copy_data(sparse, copy, 4 * MIB, "key")
+    os.truncate(tmp_path / "sparse", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sparse_files, "data_extents", lambda descriptor, size: [(0, size)])
+        with pytest.raises(ReadError, match="key: ended at byte 0 while it was read"):
+            copy_data(sparse, copy, 4 * MIB, "key")
 
 
 def test_long_runs_of_zeros_are_written_as_holes(tmp_path: Path) -> None:

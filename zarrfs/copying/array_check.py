@@ -15,9 +15,9 @@ import trio
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.copying.array_survey import nodes_of
 from zarrfs.copying.check_report import CheckReport, Unsound
-from zarrfs.errors import StoreError, ZarrfsError
+from zarrfs.errors import NotDirectory, NotFound, StoreError, ZarrfsError
 from zarrfs.store.api import Store, join_key, split_key
-from zarrfs.store.traversal import check_length
+from zarrfs.store.traversal import check_length, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.consolidated import consolidated
@@ -196,11 +196,20 @@ class ArrayChecks:
             found.bad_files += 1
             report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
 
-    def missing(self, report: CheckReport) -> None:
+    async def missing(self, report: CheckReport) -> None:
         """Tell `report` of documents that consolidated metadata names, and that are not there."""
         for key, (said_by, digest) in self._said.items():
-            if not _is_absence(key, digest):
+            if not _is_absence(key, digest) and not await self._is_linked(key):
                 report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
+
+    async def _is_linked(self, key: str) -> bool:
+        """Return whether a document that no listing has is there by a symbolic link, of its own or of a directory."""
+        try:
+            return await follow(self._store, key) is not None
+        except (NotFound, NotDirectory):
+            return False
+        except (ZarrfsError, OSError):
+            return True  # what it leads to is reported itself
 
     # -- parts
 

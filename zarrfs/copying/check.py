@@ -58,7 +58,7 @@ async def check(
     if division is not None:
         report.listing = division.listing
     if arrays is not None:
-        arrays.missing(report)
+        await arrays.missing(report)
     if share is None or not share.index:
         await _count_absent_records(store, key, report)
 
@@ -186,7 +186,9 @@ async def _check_file(
             info = await store.info(key)
         if arrays is not None and arrays.whole(key, info.size or 0):
             await arrays.look(key, info.size or 0, report)
-            if digests is not None and not digests.complete(key, info.size or 0):  # a shard that was read in parts
+            # a shard that was read in parts; or holes, which the second pass does not read
+            if digests is not None and (info.allocated is not None or not digests.complete(key, info.size or 0)):
+                digests.drop(key)
                 await _read(store, key, info, report, piece, digests)
         else:
             await _read(store, key, info, report, piece, digests)

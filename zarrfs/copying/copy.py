@@ -449,8 +449,8 @@ class _Copy:
                 descriptor = value.fileno()
                 if descriptor is not None:
                     begun.item.info = begun.item.info._replace(size=value.size)
-                    copied = functools.partial(self._copied, item)
-                    await self._in_thread(copy_data, descriptor, begun.staged.descriptor, value.size, copied)
+                    to, copied = begun.staged.descriptor, functools.partial(self._copied, item)
+                    await self._in_thread(copy_data, descriptor, to, value.size, item.key, copied)
                 else:
                     error = await self._pieces(begun, value)
             if error is None:

@@ -206,7 +206,7 @@ class BatchWriter:
         try:
             size = os.fstat(item.descriptor).st_size
             item.info = item.info._replace(size=size)
-            copy_data(item.descriptor, staged.descriptor, size)
+            copy_data(item.descriptor, staged.descriptor, size, item.key)
             digest = self._digest(staged.descriptor, item.key) if self._sums else None
         except BaseException:
             self._filling.discard(staged)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from zarrfs.config.effective import settings
@@ -54,4 +56,4 @@ def open_trio_store(source: str | os.PathLike[str], **options: Any) -> Store:
     Options and errors as of open_store(). Blocks while the source is read; await store.aclose() at the end.
     """
     found = settings(as_items(options), [os.fspath(source)])
-    return open_source(found.sources[0], found.parsed.options)
+    return open_source(found.sources[0], dataclasses.replace(found.parsed.options, names_since=time.time()))

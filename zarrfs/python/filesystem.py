@@ -20,6 +20,7 @@ from zarrfs.python import background
 from zarrfs.python.handle import StoreHandle
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key
 from zarrfs.store.traversal import get_followed, open_followed, resolve
+from zarrfs.zarr import DOCUMENTS
 
 _FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")  # options of AsyncFileSystem
 _PIECE = 4 << 20  # bytes of a download to hold
@@ -104,8 +105,13 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 start, end, _step = slice(start, end).indices(size)
             length = None if end is None else max(0, end - (start or 0))
             return await self.handle.call_async(get_followed, key, start or 0, length)
-        except IsDirectory as exc:  # zarr takes IsADirectoryError for an absent chunk, and shows its fill value
+        # zarr takes IsADirectoryError and NotADirectoryError for an absent chunk, and shows its fill value
+        except IsDirectory as exc:
             raise ReadError(path, "is a directory") from exc
+        except NotDirectory as exc:
+            if key.rpartition("/")[2] in DOCUMENTS:  # these are sought below every name of a group, also below files
+                _raise(exc, path)
+            raise ReadError(exc.key, "is not a directory") from exc
         except StoreError as exc:
             _raise(exc, path)
 

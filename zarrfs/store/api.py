@@ -153,6 +153,7 @@ class Store(abc.ABC):
     immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages for good
     knows_names: bool = False  # names are looked up and listed without a request to a server
     is_reference_set: bool = False  # references() and faults() have something to say
+    merged: bool = False  # open() follows a link in one of several layers: resolve links before, by info()
 
     @property
     def sizes_known(self) -> bool:

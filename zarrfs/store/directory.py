@@ -244,13 +244,13 @@ class FileSystemStore(WritableStore):
         name = split_key(key)[1]
         if target is not None and self._links is not Links.KEEP:
             return self._follow(name, path, status, target, cached)
-        return _info(name, status, target)
+        return info_of(name, status, target)
 
     def _follow(self, name: str, path: bytes, link: os.stat_result, target: bytes, cached: bool = False) -> Info:
         """Stat the target of a link, or the link itself if it is shown as one."""
         try:
             if self._links is Links.FOLLOW_OUT and self._stays(path, cached):
-                return _info(name, link, target)
+                return info_of(name, link, target)
             descriptor = self._base.find(path, self._allowed, cached=cached)
             try:
                 status = os.fstat(descriptor)
@@ -262,7 +262,7 @@ class FileSystemStore(WritableStore):
             raise
         except OSError as exc:
             return _unreadable(name, link, _why_not_followed(target, exc), len(target))
-        return _info(name, status, None)
+        return info_of(name, status, None)
 
     def _stays(self, path: bytes, cached: bool = False) -> bool:
         """Return whether a link stays in the base directory, dangling or not."""
@@ -310,7 +310,7 @@ class FileSystemStore(WritableStore):
             if self._links is not Links.KEEP and self._is_above(status, path, cached):
                 raise ReadError(key, f"is a symbolic link that {_LEADS_BACK}")
             raise IsDirectory(key)
-        raise ReadError(key, f"is {_special(status)}, which is not opened")
+        raise ReadError(key, not_opened(status))
 
     def _link_at(self, path: bytes, cached: bool) -> bytes | None:
         """Return _target_of_link(), or None if there is no entry."""
@@ -405,7 +405,7 @@ class FileSystemStore(WritableStore):
                 found.append(Info(name, Kind.DIRECTORY, 0))
                 continue
             if target is None or self._links is Links.KEEP:
-                found.append(_info(name, status, target))
+                found.append(info_of(name, status, target))
             else:
                 found.append(self._follow(name, os.fsencode(join_key(prefix, name)), status, target))
         return found
@@ -543,7 +543,7 @@ def _reserved(name: str) -> bool:
     return name.startswith(RESERVED)
 
 
-def _info(name: str, status: os.stat_result, target: bytes | None) -> Info:
+def info_of(name: str, status: os.stat_result, target: bytes | None) -> Info:
     """Return the entry of a file, a directory, a link to `target`, or of an unreadable special file."""
     mode, size = stat.S_IMODE(status.st_mode), status.st_size
     if stat.S_ISREG(status.st_mode):
@@ -557,7 +557,7 @@ def _info(name: str, status: os.stat_result, target: bytes | None) -> Info:
     if target is not None:
         text = os.fsdecode(target)
         return Info(name, Kind.SYMLINK, size, mode, status.st_mtime_ns, text, links=status.st_nlink)
-    return _unreadable(name, status, f"is {_special(status)}, which is not opened")
+    return _unreadable(name, status, not_opened(status))
 
 
 def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> Info:
@@ -568,9 +568,10 @@ def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> I
     return Info(name, Kind.FILE, max(size, 1), 0o444, status.st_mtime_ns, identity=status.st_ino, unreadable=why)
 
 
-def _special(status: os.stat_result) -> str:
+def not_opened(status: os.stat_result) -> str:
+    """Return the reason why a FIFO, socket or device cannot be read."""
     kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    return kinds.get(stat.S_IFMT(status.st_mode), "no regular file")
+    return f"is {kinds.get(stat.S_IFMT(status.st_mode), 'no regular file')}, which is not opened"
 
 
 def _why_not_followed(target: bytes, exc: OSError) -> str:
@@ -611,7 +612,7 @@ class _LocalValue(FileValue):
     __slots__ = ("_key",)
 
     def __init__(self, key: str, descriptor: int) -> None:
-        super().__init__(descriptor, lambda status: _info(split_key(key)[1], status, None))
+        super().__init__(descriptor, lambda status: info_of(split_key(key)[1], status, None))
         self._key = key
 
     async def read(self, start: int, length: int) -> Buffer:

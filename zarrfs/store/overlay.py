@@ -30,6 +30,7 @@ from zarrfs.store.api import (
     ordinary_mode,
     split_key,
 )
+from zarrfs.store.directory import info_of, not_opened
 from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.upper import RECORD, NamesLock, Upper, reserved
 from zarrfs.store.uri import file_uri
@@ -85,6 +86,8 @@ class Overlay(WritableStore):
         self.lower, self.upper, self.owner = lower, upper, owner
         self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
+        # a store on a server has no links, and would be asked for every directory on the way to a key
+        self.merged = lower is None or lower.knows_names or not lower.remote
         self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: dict[str, trio.Lock] = {}
         self._told: set[str] = set()
@@ -292,9 +295,8 @@ class Overlay(WritableStore):
 
     async def info(self, key: str, sized: bool = True) -> Info:
         found = await self.find(key)
-        name = split_key(key)[1]
         if found.status is not None:
-            return self._info_of(key, name, found.status)
+            return self._info_of(key, found.status)
         if sized and found.info is not None and found.info.size is None and self.lower is not None:
             return _shown(await self.lower.info(key))
         assert found.info is not None
@@ -303,10 +305,7 @@ class Overlay(WritableStore):
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         for name, status, info in await self.entries(prefix):
             if name > after:
-                key = join_key(prefix, name)
-                if status is not None and not _is_key(status):
-                    continue
-                yield self._info_of(key, name, status) if status is not None else info  # type: ignore[misc]
+                yield self._info_of(join_key(prefix, name), status) if status is not None else info  # type: ignore[misc]
 
     async def open(self, key: str) -> Value:
         found = await self.find(key)
@@ -318,9 +317,9 @@ class Overlay(WritableStore):
         if stat.S_ISLNK(found.status.st_mode):
             raise ReadError(key, "is a symbolic link, which is not followed here")
         if not stat.S_ISREG(found.status.st_mode):
-            raise NotFound(key)
+            raise ReadError(key, not_opened(found.status))
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
-        return FileValue(descriptor, lambda status: self._info_of(key, split_key(key)[1], status))
+        return FileValue(descriptor, lambda status: self._info_of(key, status))
 
     async def locate(self, key: str) -> dict[str, Any]:
         found = await self.find(key)
@@ -393,17 +392,9 @@ class Overlay(WritableStore):
                 raise NotDirectory(at)
         await self.make_parents(join_key(prefix, "x"))
 
-    def _info_of(self, key: str, name: str, status: os.stat_result) -> Info:
-        mode, size = stat.S_IMODE(status.st_mode), status.st_size
-        if stat.S_ISDIR(status.st_mode):
-            return Info(name, Kind.DIRECTORY, 0, mode, status.st_mtime_ns, links=status.st_nlink)
-        if stat.S_ISLNK(status.st_mode):
-            return Info(name, Kind.SYMLINK, size, mode, status.st_mtime_ns, self.upper.readlink(key))
-        if not stat.S_ISREG(status.st_mode):
-            raise NotFound(key)  # a FIFO, a socket or a device is no key
-        held = status.st_blocks * 512
-        return Info(name, Kind.FILE, size, mode, status.st_mtime_ns, None, held if held < size else None,
-                    status.st_nlink, status.st_ino)  # fmt: skip
+    def _info_of(self, key: str, status: os.stat_result) -> Info:
+        target = os.fsencode(self.upper.readlink(key)) if stat.S_ISLNK(status.st_mode) else None
+        return info_of(split_key(key)[1], status, target)
 
     # -- passed to the lower store
 
@@ -484,7 +475,3 @@ def _shown(info: Info) -> Info:
 
 def _mode(info: Info) -> int:
     return _MODES[info.kind] if info.mode is None else info.mode
-
-
-def _is_key(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)

@@ -24,15 +24,22 @@ from zarrfs.system.buffers import Buffer
 LINKS_MAX = 40  # the kernel's limit
 
 
+class Dangling(NotFound):
+    """no such key, though a symbolic link leads there"""
+
+
 async def follow(store: Store, key: str) -> str | None:
     """Resolve symbolic links in `key`; return the final key, or None if a link leaves the tree or loops.
 
-    Raises NotFound or NotDirectory for a dangling link.
+    Raises NotFound or NotDirectory if there is no such key: Dangling if that is because of a link.
     """
     done: list[str] = []
     rest, links = key.split("/"), 0
+    own = len(rest)  # parts at the end of `rest` that are from `key` itself, not from a link
     while rest:
+        of_link = len(rest) > own
         part, rest = rest[0], rest[1:]
+        own = min(own, len(rest))
         if part in ("", "."):
             continue
         if part == "..":
@@ -41,7 +48,12 @@ async def follow(store: Store, key: str) -> str | None:
             done.pop()
             continue
         at = "/".join([*done, part])
-        info = await store.info(at)
+        try:
+            info = await store.info(at, sized=False)
+        except (NotFound, NotDirectory) as exc:
+            if of_link:
+                raise Dangling(at) from exc
+            raise
         if info.kind is Kind.SYMLINK:
             links += 1
             target = info.target or ""
@@ -49,7 +61,7 @@ async def follow(store: Store, key: str) -> str | None:
                 return None
             rest = [*target.split("/"), *rest]
         elif rest and info.kind is not Kind.DIRECTORY:
-            raise NotDirectory(at)
+            raise Dangling(join_key(at, rest[0])) if len(rest) > own else NotDirectory(at)
         else:
             done.append(part)
     return "/".join(done)
@@ -77,11 +89,16 @@ async def open_followed(store: Store, key: str) -> Value:
 
     Raises what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
     """
+    if store.merged:
+        at = await _followed(store, key)
+        if at is None:
+            raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
+        return await store.open(at)
     try:
         value = await store.open(key)
     except (NotFound, NotDirectory):
         # a store on a server has no links, and would be asked for every part of an absent key
-        at = await follow(store, key) if store.knows_names or not store.remote else None
+        at = await _followed(store, key) if store.knows_names or not store.remote else None
         if at is None or at == key:
             raise
     else:
@@ -90,6 +107,14 @@ async def open_followed(store: Store, key: str) -> Value:
         value.close()
         at, _info = await resolve(store, key)
     return await store.open(at)
+
+
+async def _followed(store: Store, key: str) -> str | None:
+    """Return follow(); ReadError for a dangling link, since what is behind it is not absent but unreadable."""
+    try:
+        return await follow(store, key)
+    except Dangling as exc:
+        raise ReadError(key, "is, or lies behind, a symbolic link that leads nowhere") from exc
 
 
 async def get_followed(store: Store, key: str, start: int = 0, length: int | None = None) -> bytes:

@@ -7,14 +7,13 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
+from zarrfs.errors import ReadError, reason_of
 from zarrfs.system.buffers import Buffer, write_all
 
 _HOLE = 64 << 10  # bytes: an aligned run of zeros of this size is left as a hole
 _ZEROS = bytes(_HOLE)
 _PIECE = 64 << 20  # bytes copied by one call
 _READ = 1 << 20
-# errors of copy_file_range(2) where the two file systems do not support it
-_UNSUPPORTED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
 def data_extents(descriptor: int, size: int) -> list[tuple[int, int]]:
@@ -59,32 +58,43 @@ def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
         write_all(descriptor, view[start:stop], at + start)
 
 
-def copy_data(source: int, to: int, size: int, copied: Callable[[int], object] = lambda count: None) -> None:
+def copy_data(
+    source: int, to: int, size: int, name: str, copied: Callable[[int], object] = lambda count: None
+) -> None:
     """Copy the data extents in the first `size` bytes of a file, and set the size of the copy.
 
-    `copied` is called after each piece with its bytes, and may raise to cancel. Raise OSError, EIO for a source that
-    ends early. Source: copy_file_range(2).
+    `copied` is called after each piece with its bytes, and may raise to cancel. Raise OSError for a failed write, and
+    ReadError about `name` for a source that cannot be read, or ends early. Source: copy_file_range(2).
     """
     in_kernel = True
-    for start, stop in data_extents(source, size):
+    with _reading(name):
+        extents = data_extents(source, size)
+    for start, stop in extents:
         at = start
         while at < stop:
             count = 0
             if in_kernel:
-                try:
+                # it is not supported everywhere, and a failure may be of either file: pread and write tell of which
+                with contextlib.suppress(OSError):
                     count = os.copy_file_range(source, to, min(stop - at, _PIECE), at, at)
-                except OSError as exc:
-                    if exc.errno not in _UNSUPPORTED:
-                        raise
             if not count:  # some file systems return 0 instead of an error
                 in_kernel = False
-                data = os.pread(source, min(stop - at, _READ), at)
+                with _reading(name):
+                    data = os.pread(source, min(stop - at, _READ), at)
                 if not data:
-                    raise OSError(errno.EIO, f"ended at byte {at:,} while it was read")
+                    raise ReadError(name, f"ended at byte {at:,} while it was read")
                 count = write_all(to, data, at) - at
             at += count
             copied(count)
     os.ftruncate(to, size)
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise ReadError(name, reason_of(exc)) from exc
 
 
 def _data_runs(view: memoryview) -> Iterator[tuple[int, int]]:
