@@ -201,7 +201,10 @@ class WorkerOperations(Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """As Operations.read(), of a file that any process has opened."""
         if fh not in self._files:
-            await self._reopen(fh)
+            try:
+                await self._reopen(fh)
+            except StoreError as exc:  # it was there when it was opened: to a Zarr reader ENOENT is the fill value
+                raise ReadError(exc.key, "removed while open") from exc
         return cast(bytes, await _read(self, fh, off, size))
 
     @handler
