@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pyfuse3
 import pytest
 import trio
 import trio.testing
-from pyfuse3 import FileNameT, FlagT, InodeT
+from pyfuse3 import FileNameT, FlagT, InodeT, ReaddirToken
 
 from tests.fuse.test_versions import CONTEXT
 from zarrfs.config.options import Options
@@ -74,3 +75,40 @@ def test_a_file_that_was_removed_is_an_io_error_for_a_process_that_opens_it_anew
         return int(caught.value.errno)
 
     assert trio.run(body) == errno.EIO
+
+
+def test_a_listing_goes_on_where_another_process_has_left_it_after_a_rewinddir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that was created in between moves all others by one."""
+    for number in range(100):
+        (tmp_path / f"e{number:02}").touch()
+    sent, room = list[str](), 0
+
+    def reply(_token: object, name: bytes, _entry: object, _next: int) -> bool:
+        nonlocal room
+        room -= 1
+        if room >= 0:
+            sent.append(name.decode())
+        return room >= 0
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+
+    async def body() -> None:
+        nonlocal room
+        token = cast(ReaddirToken, None)
+        one, other = pair(tmp_path)
+        handle, room = await one.opendir(ROOT, CONTEXT), 27
+        await other.readdir(handle, 0, token)
+        assert sent[2:] == [f"e{number:02}" for number in range(25)]
+        (tmp_path / "!new").touch()
+        sent.clear()
+        room = 27
+        await one.readdir(handle, 0, token)
+        room = 1000
+        await other.readdir(handle, 27, token)
+        assert sent[2:] == ["!new", *(f"e{number:02}" for number in range(100))]
+        for operations in one, other:
+            await operations.aclose()
+
+    trio.run(body)
