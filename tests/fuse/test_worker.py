@@ -20,6 +20,7 @@ from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.store.api import Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.system.buffers import Buffer
+from zarrfs.system.othermounts import XATTR
 
 ROOT = InodeT(1)
 
@@ -108,6 +109,31 @@ def test_a_listing_goes_on_where_another_process_has_left_it_after_a_rewinddir(
         room = 1000
         await other.readdir(handle, 27, token)
         assert sent[2:] == ["!new", *(f"e{number:02}" for number in range(100))]
+        for operations in one, other:
+            await operations.aclose()
+
+    trio.run(body)
+
+
+@pytest.mark.parametrize(("entered", "answer"), [({}, b"0"), ({77: "/nowhere"}, b"1"), (None, b"1")])
+def test_a_mount_waits_for_what_any_of_its_processes_reads_from(
+    entered: dict[int, str] | None, answer: bytes, tmp_path: Path
+) -> None:
+    """One that does not answer may read from anywhere."""
+
+    async def body() -> None:
+        one, other = pair(tmp_path)
+
+        async def of_others() -> dict[int, str] | None:
+            return entered
+
+        async def ask(name: str, uid: int) -> bytes:
+            return await one.control_answer(name, uid)
+
+        one.entered, other.ask = of_others, ask
+        name = pyfuse3.XAttrNameT(f"{XATTR}77:3".encode())
+        context = cast(pyfuse3.RequestContext, type("Context", (), {"uid": 0}))
+        assert [await each.getxattr(ROOT, name, context) for each in (one, other)] == [answer, answer]
         for operations in one, other:
             await operations.aclose()
 
