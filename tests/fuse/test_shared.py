@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from zarrfs.fuse.shared import NEW, RELEASED, Handles, Shared
+from pathlib import Path
+
+import pytest
+import trio
+
+from zarrfs.fuse.shared import NEW, RELEASED, Handles, Shared, SharedInodes
+from zarrfs.store.api import Kind
+from zarrfs.store.directory import FileSystemStore
 
 
 def test_a_slot_of_a_killed_process_is_free_once() -> None:
@@ -48,3 +55,13 @@ def test_open_handles_are_found_by_inode_and_by_generation() -> None:
     other.release(taken[0])
     assert [handle for handle, _slot in one.of_inode(7)] == [taken[2]]
     assert [one.holds(generation) for generation in (3, 4)] == [False, True]
+
+
+@pytest.mark.parametrize("identity", [None, 0, 2**64 - 1, -(2**63)])
+def test_any_identity_of_a_file_is_known_to_all_processes(identity: int | None, tmp_path: Path) -> None:
+    """st_ino has 64 bits without a sign; views have identities with one."""
+    shared, store = Shared(2), FileSystemStore(str(tmp_path))
+    inode = SharedInodes(shared, 0, store).lookup("a", Kind.FILE, identity)
+    found = SharedInodes(shared, 1, store).find(inode)
+    assert (found.key, found.identity) == ("a", identity)
+    trio.run(store.aclose)

@@ -86,3 +86,25 @@ def test_a_lookup_that_waits_for_the_lower_store_finds_what_was_changed_meanwhil
         return found
 
     assert trio.run(body) == expected
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_refused_truncation_leaves_the_bytes_of_a_read_only_file(
+    uid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lets root open it for writing; the daemon of a user may not open its own copy."""
+    for place in ("lower", "upper"):
+        (tmp_path / place).mkdir()
+    (tmp_path / "lower/K").write_bytes(b"old")
+    (tmp_path / "lower/K").chmod(0o444)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+
+    async def body() -> bytes:
+        store = FileSystemStore(str(tmp_path / "lower"))
+        mount = WritableOperations(Overlay(store, Upper(str(tmp_path / "upper"))), Options(), {}, lambda: None)
+        known = await mount.lookup(pyfuse3.ROOT_INODE, FileNameT(b"K"), CONTEXT)
+        await mount.copy_up(known.st_ino, 0)
+        await mount.aclose()
+        return (tmp_path / "upper/K").read_bytes()
+
+    assert trio.run(body) == (b"old" if uid else b"")

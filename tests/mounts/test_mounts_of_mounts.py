@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run
-from tests.mounts.mounting import log_of, mount_lines
+from tests.mounts.manyworkers import running, stopped
+from tests.mounts.mounting import daemon_pid, log_of, mount_lines, until
 
 RULE = "lies in a mount that itself reads from this one"
 _READ = """
@@ -183,3 +184,21 @@ def test_a_cache_in_a_mount_whose_targets_lie_in_this_one(tmp_path: Path) -> Non
         assert done.returncode == 1
         assert "no upper directory: cannot write there: invalid argument (it lies in another mount" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_set_that_lies_in_a_mount_of_which_one_process_reads_from_this_one(cached: bool, tmp_path: Path) -> None:
+    """With workers=, only the process that reads knows it, and another may be asked."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    (tmp_path / "data").write_bytes(b"x" * 1000)
+    end = [str(tmp_path / "data"), 0, 100]
+    document(tmp_path / "one.json", {"to": [str(two / "end"), 0, 100], "end": end})
+    document(tmp_path / "two.json", {"x": [str(one / "end"), 0, 100], "end": end})
+    options = ["workers=2", *([f"cache_dir={tmp_path / 'cache'}"] if cached else [])]
+    with together((tmp_path / "one.json", one, options), (tmp_path / "two.json", two, options)):
+        until(lambda: running(one) == running(two) == 2)
+        with stopped(daemon_pid(one)):
+            assert read(one / "to") == 100
+        assert read(two / "x") in REFUSED
+        assert RULE in log_of(two)
+        assert read(two / "end") == 100

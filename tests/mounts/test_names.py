@@ -210,3 +210,18 @@ def test_auto_unmount_of_any_name(machine: Machine, name: str) -> None:
     assert source_of(machine, place) == [source]
     machine.root("pkill -KILL -x zarrfs")
     until(lambda: source_of(machine, place) == [])
+
+
+def test_keys_where_python_would_not_read_names_as_utf8(machine: Machine) -> None:
+    """As in LC_ALL=en_US, which is ISO 8859-1: names are found that no listing has shown."""
+    inside = "/home/keys"
+    (base := machine.path(inside)).mkdir()
+    (base / "mnt").mkdir()
+    (base / "set.json").write_text(json.dumps({"version": 1, "refs": {"é/0": "value"}}))
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = machine.run("zarrfs", "mount", f"{inside}/set.json", f"{inside}/mnt", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    try:
+        assert (base / "mnt/é/0").read_text() == "value"
+    finally:
+        assert machine.run("umount", f"{inside}/mnt").returncode == 0

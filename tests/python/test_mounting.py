@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,3 +137,21 @@ def test_errors_are_those_of_the_command(source: str, tmp_path: Path, monkeypatc
             pytest.fail("there is no mount")
     assert daemons(os.getpid()) == []
     assert os.listdir(own) == []
+
+
+def test_a_python_that_does_not_read_names_as_utf8_is_refused(tmp_path: Path) -> None:
+    """As in LC_ALL=en_US, which is ISO 8859-1."""
+    built = shutil.which("localedef") and subprocess.run(
+        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US"], capture_output=True, check=False
+    )
+    if not built or built.returncode:
+        pytest.skip("needs localedef and the definitions of locales")
+    (document := tmp_path / "set.json").write_text(json.dumps({"version": 1, "refs": {"é/0": "value"}}))
+    code = f"import zarrfs\nwith zarrfs.mounted({str(document)!r}) as at: print((at / chr(233) / '0').read_text())"
+    refused = "UsageError: this Python reads file names as iso8859-1: start it with PYTHONUTF8=1"
+    for environment, said in ({}, refused), ({"PYTHONUTF8": "1"}, "value\n"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+            env={**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "en_US", **environment},
+        )  # fmt: skip
+        assert said in done.stdout + done.stderr

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from tests.store.contract import keys, listed
+from tests.system.leases import leased
 from zarrfs.errors import (
     InvalidKey,
     IsDirectory,
@@ -487,3 +488,17 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_a_file_with_a_lease_is_read_when_its_holder_yields(store: FileSystemStore) -> None:
+    (path := Path(store.path, "a")).write_bytes(b"value")
+
+    async def body() -> bytes:
+        value = await store.open("a")
+        try:
+            return bytes(await value.read(0, 5))
+        finally:
+            value.close()
+
+    with leased(path):
+        assert trio.run(body) == b"value"

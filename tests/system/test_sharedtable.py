@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
 
+import pytest
+
+from zarrfs.system import sharedtable
 from zarrfs.system.sharedtable import SharedTable
 
 COUNT = 20_000  # several segments
@@ -37,3 +41,22 @@ def test_values_of_any_length() -> None:
     for number, size in enumerate((0, 1, 65_535, 65_535, 3)):
         table.put(number + 1, bytes(size))
     assert [len(table.get(number) or b"") for number in range(1, 6)] == [0, 1, 65_535, 65_535, 3]
+
+
+def test_segments_begin_at_pages_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of 64 KiB, as on arm64 and ppc64: mmap(2) takes no other offsets."""
+    offsets, mapped = [], mmap.mmap
+
+    def note(file: int, length: int, offset: int = 0) -> mmap.mmap:
+        offsets.append(offset)
+        return mapped(file, length, offset=offset)
+
+    monkeypatch.setattr(sharedtable, "_HEADER", 65_536)
+    monkeypatch.setattr(mmap, "PAGESIZE", 65_536)
+    monkeypatch.setattr(mmap, "mmap", note)
+    table = SharedTable()
+    for number in range(5000):
+        table.put(number + 1, b"%d" % number)
+    assert len(offsets) == 4
+    assert all(offset % 65_536 == 0 for offset in offsets)
+    assert all(table.get(number + 1) == b"%d" % number for number in range(5000))

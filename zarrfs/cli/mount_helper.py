@@ -18,6 +18,7 @@ from zarrfs.config.effective import settings
 from zarrfs.config.options import TABLE, Parsed, parse, split_commas
 from zarrfs.config.redaction import cleaned, without_secrets
 from zarrfs.errors import MountError, UsageError, ZarrfsError, behind, internal_error, message_line, reason_of
+from zarrfs.system.processes import use_utf8
 from zarrfs.system.signals import orderly_end, raise_again
 
 # Options that mount(8) does not pass to its helpers, and those that it passes if they are off
@@ -31,6 +32,7 @@ USAGE, INTERRUPTED, FAILED = 1, 8, 32
 def main(arguments: list[str] | None = None) -> int:
     """Run the helper; return the exit status."""
     if arguments is None:
+        use_utf8()
         hide_secrets()
         raise_again()
     if None in (sys.stdin, sys.stdout, sys.stderr):

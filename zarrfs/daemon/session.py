@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import stat
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +47,9 @@ def mount(
     mounted. `tell` is called with warnings, one line each.
     """
     options = parsed.options
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8":  # names of stores are UTF-8, and those that the kernel asks for would be others
+        raise UsageError(f"this Python reads file names as {encoding}: start it with PYTHONUTF8=1, or LC_ALL=C.UTF-8")
     _check_workers(options, parsed.writable)
     if parsed.writable and options.view is not None and options.upperdir is None:
         raise UsageError("option view: views are read-only; with upperdir=DIR changes are stored in DIR")

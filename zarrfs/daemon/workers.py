@@ -237,6 +237,7 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
     logs.configure(options, options.foreground, session.mountpoint, visible.plan.source)
     try:
         announce(sock, "forked", os.getpid())
+        OTHER_MOUNTS.forked()
         clone(session.device)
         store = _opened(visible, session)
         operations = WorkerOperations(
@@ -319,6 +320,9 @@ class _Worker:
 
     async def _stats(self) -> dict[str, Any]:
         return self._operations.own_stats()
+
+    async def _entered(self) -> dict[int, str]:
+        return OTHER_MOUNTS.entered(str(os.getpid()))
 
     async def _prepare(self, opening: Opening) -> None:
         self._operations.prepare(StoreVersion(_opened(opening, self._session), opening.options))
@@ -422,7 +426,7 @@ class Team:
         """Return the handlers and the waiting of the first process."""
         session = self._session
         operations = WorkerOperations(store, self.options, session.about, on_ready, session.shared, 0)
-        operations.gather, operations.totals = self.gather, self._totals
+        operations.gather, operations.totals, operations.entered = self.gather, self._totals, self.entered
         waiting = SharedWaiting(session.shared, 0, session.front)
         session.shared.put(0, RUNS, 1)
         self._operations, self._waiting = operations, waiting
@@ -548,6 +552,21 @@ class Team:
     def _keep_counters(self, counters: dict[str, Any]) -> None:
         self._ended.add(counters)
         self._errors = summed([self._errors, counters.get("errors", {})])
+
+    async def entered(self) -> dict[int, str] | None:
+        """Return a path in each mount that the workers read from, by st_dev; None if one of them does not answer."""
+        found, silent = dict[int, str](), False
+
+        async def ask(member: _Member) -> None:
+            nonlocal silent
+            with trio.move_on_after(_ANSWER) as scope, contextlib.suppress(MountError):  # it has ended
+                found.update(await member.channel.ask("entered"))
+            silent |= scope.cancelled_caught
+
+        async with trio.open_nursery() as nursery:
+            for member in list(self._members.values()):
+                nursery.start_soon(ask, member)
+        return None if silent else found
 
     # -- orders to all
 

@@ -66,6 +66,8 @@ class DirectoryHandle:
     def resume(self, position: int, name: str) -> None:
         """Note that another process has sent the entries before `position`, the last of which is `name`."""
         self._reached = position, name
+        if self._sent == position and self.place != self._reached:  # after a rewinddir, of another listing
+            self._sent = -1  # so that entries() seeks
 
     @property
     def place(self) -> tuple[int, str] | None:

@@ -56,6 +56,7 @@ from zarrfs.fuse.xattrs import (
 from zarrfs.metrics import process
 from zarrfs.prefetch.recording import Recorder
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
+from zarrfs.system import othermounts
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
 from zarrfs.system.othermounts import OTHER_MOUNTS
@@ -585,10 +586,17 @@ class Operations(pyfuse3.Operations):
 
     async def _waits_for(self, question: str) -> bytes:
         """Answer another mount, which asks whether this one waits for it before it reads from this one."""
-        answer = OTHER_MOUNTS.answer(question)
+        entered = await self._entered_mounts()
+        if entered is None:
+            return othermounts.YES  # at worst one read is refused, and no two mounts wait for each other
+        answer = othermounts.answer(question, entered)
         if answer is None:  # a limiter of its own: reads may occupy all other threads
-            answer = await trio.to_thread.run_sync(OTHER_MOUNTS.waits_for, question, limiter=self._asking)
+            answer = await trio.to_thread.run_sync(othermounts.ask, question, entered, limiter=self._asking)
         return answer
+
+    async def _entered_mounts(self) -> dict[int, str] | None:
+        """Return a path in each mount that this one reads from, by st_dev; None if that is not known."""
+        return OTHER_MOUNTS.entered()
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         """Return the timeout (seconds) of a negative entry, remembered if a refresh has to invalidate it."""

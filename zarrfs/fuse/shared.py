@@ -34,8 +34,9 @@ _SLOT = struct.Struct("=QQQIiQQ")
 _SEQUENCE = (1 << 32) - 1
 _WORDS, _SLOT_SIZE, _PLACE_SIZE = 8, 64, 512  # words and bytes of a slot, bytes of a place
 _SLOTS = (1 << 40) - 1  # of a handle: its slot; above it the sequence number
+_IDENTITY = 9  # bytes: st_ino has 64 bits, and other identities may be negative
 # of a name: kind, has an identity, generation, identity, length of the key, which follows, then the store's own bytes
-_RECORD = struct.Struct("<BBIqH")
+_RECORD = struct.Struct(f"<BBI{_IDENTITY}sH")
 _KNOWN = 32_768  # names kept in a process
 _M64 = (1 << 64) - 1
 _INODES = (1 << 62) - 1
@@ -260,7 +261,8 @@ class SharedInodes(InodeTable):
             found = self._hinted(inode)
             if found is None:
                 encoded = key.encode("utf-8", "surrogateescape")
-                head = _RECORD.pack(kind, identity is not None, generation, identity or 0, len(encoded))
+                number = (identity or 0).to_bytes(_IDENTITY, "little", signed=True)
+                head = _RECORD.pack(kind, identity is not None, generation, number, len(encoded))
                 exported = self.store.export_entry(key) if kind is Kind.FILE and generation == self.generation else b""
                 self._table.put(inode, head + encoded + exported)
                 self._shared.hints[inode & _HINTS - 1] = self._process + 1
@@ -299,7 +301,8 @@ class SharedInodes(InodeTable):
 def _decoded(record: bytes) -> _Name:
     kind, has_identity, generation, identity, length = _RECORD.unpack_from(record)
     key = record[_RECORD.size : _RECORD.size + length].decode("utf-8", "surrogateescape")
-    return _Name(key, Kind(kind), identity if has_identity else None, generation)
+    number = int.from_bytes(identity, "little", signed=True)
+    return _Name(key, Kind(kind), number if has_identity else None, generation)
 
 
 class PageVersions(dict[int, Hashable]):

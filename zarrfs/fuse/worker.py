@@ -67,7 +67,8 @@ class WorkerOperations(Operations):
     """The request handlers of one process of a read-only mount; the first one has the number 0.
 
     `ask` sends a request for an attribute of control to the first process, and is None there. `gather` brings the
-    counters of the other processes up to date, and is None in them.
+    counters of the other processes up to date, and is None in them; so is `entered`, which returns the mounts that
+    they read from.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class WorkerOperations(Operations):
         store.share_looks(self._looks)
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
+        self.entered: Callable[[], Awaitable[dict[int, str] | None]] | None = None
         self.totals: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own
         self.brief_absences = False  # no process remembers the negative entries that others have sent
 
@@ -201,7 +203,10 @@ class WorkerOperations(Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """As Operations.read(), of a file that any process has opened."""
         if fh not in self._files:
-            await self._reopen(fh)
+            try:
+                await self._reopen(fh)
+            except StoreError as exc:  # it was there when it was opened: to a Zarr reader ENOENT is the fill value
+                raise ReadError(exc.key, "removed while open") from exc
         return cast(bytes, await _read(self, fh, off, size))
 
     @handler
@@ -362,6 +367,11 @@ class WorkerOperations(Operations):
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         found = super()._absent_for(parent_inode, name)
         return min(1.0, found) if self.brief_absences else found
+
+    async def _entered_mounts(self) -> dict[int, str] | None:
+        own = await super()._entered_mounts()
+        others = {} if self.entered is None else await self.entered()
+        return None if own is None or others is None else {**others, **own}
 
     async def _fetch_handles(self, inode: int) -> bool:
         """Open what other processes hold open of an inode; return whether there was anything."""

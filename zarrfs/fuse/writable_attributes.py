@@ -264,6 +264,8 @@ class AttributeOperations(Operations):
         other = below is not None and below.kind is Kind.FILE and self.inodes.is_other(inode, below.identity)
         if other or self.inodes.is_superseded(inode, key):
             raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
+        if below is not None and os.geteuid() and not self.permissions.unmasked(below) & stat.S_IWUSR:
+            size = None  # the copy cannot be opened for writing, and the file must not lose its bytes by that
         try:
             status = await self.overlay.copy_up(key, size)
         except NotFound:

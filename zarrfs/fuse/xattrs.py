@@ -27,7 +27,8 @@ REFRESH_XATTR = b"user.zarrfs.refresh:"  # followed by TOKEN; not listed
 SET_XATTR = b"user.zarrfs.set:"  # followed by TOKEN:NUMBER:PART or TOKEN:COUNT; not listed
 REFRESH, SET = REFRESH_XATTR.decode(), SET_XATTR.decode()
 PART = 160  # characters of text in one name, of at most 255 bytes
-_REMEMBERED = 64  # tokens
+_ANSWERS = 1024  # answers to remember after the work has ended
+_TEXTS = 64  # tokens with parts of texts
 _PARTS = 256  # of one text
 _SIZE = 2048  # bytes: fits every file system that `cp -a` or `rsync -X` may carry it to
 
@@ -66,8 +67,9 @@ class Control:
         settle: Callable[[str], Awaitable[dict[str, Any]]],
     ) -> None:
         self._nursery, self._do_refresh, self._settle = nursery, refresh, settle
-        self._answers: LRU[str, dict[str, Any]] = LRU(_REMEMBERED)  # by name
-        self._texts: LRU[str, dict[int, str]] = LRU(_REMEMBERED)  # parts by token
+        self._answers: LRU[str, dict[str, Any]] = LRU(_ANSWERS)  # by name
+        self._running = set[str]()  # names whose work has not ended: dropped, it would begin again
+        self._texts: LRU[str, dict[int, str]] = LRU(_TEXTS)  # parts by token
 
     def answer(self, name: str) -> bytes:
         """Return the value of a control attribute as JSON: {"state": "running"}, {"error"}, or the result."""
@@ -89,10 +91,10 @@ class Control:
         return self._once(name, lambda: self._settle(text))
 
     def _once(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
-        if name not in self._answers:
-            self._answers.put(name, {"state": "running"})
+        if name not in self._answers and name not in self._running:
+            self._running.add(name)
             self._nursery.start_soon(self._run, name, work)
-        return json.dumps(self._answers[name]).encode()
+        return json.dumps(self._answers.get(name, {"state": "running"})).encode()
 
     async def _run(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         try:
@@ -100,5 +102,5 @@ class Control:
         except Exception as exc:  # one request failed: the mount goes on
             log.exception("a request of control failed")
             answer = {"error": internal_error(exc)}
-        if name in self._answers:
-            self._answers[name] = answer
+        self._running.discard(name)
+        self._answers.put(name, answer)

@@ -303,7 +303,7 @@ class FileSystemStore(WritableStore):
         try:
             status = os.fstat(found)
             if stat.S_ISREG(status.st_mode):
-                return reopen(found, os.O_RDONLY)
+                return reopen(found, os.O_RDONLY, wait=not cached)
         finally:
             os.close(found)
         if stat.S_ISDIR(status.st_mode):

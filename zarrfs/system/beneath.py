@@ -291,10 +291,13 @@ def real_path(descriptor: int) -> str:
         raise OSError(errno.EIO, "cannot be found without /proc") from None
 
 
-def reopen(descriptor: int, flags: int) -> int:
-    """Open the regular file of an O_PATH descriptor, even if its name has changed. OSError: EIO without /proc."""
+def reopen(descriptor: int, flags: int, wait: bool = False) -> int:
+    """Open the regular file of an O_PATH descriptor, even if its name has changed. OSError: EIO without /proc.
+
+    A file with a lease (fcntl_locking(2)) is a BlockingIOError; with `wait` the call blocks until its holder yields.
+    """
     try:
-        return os.open(f"/proc/self/fd/{descriptor}", flags | _BASIC)
+        return os.open(f"/proc/self/fd/{descriptor}", flags | (_BASIC & ~os.O_NONBLOCK if wait else _BASIC))
     except FileNotFoundError:
         raise OSError(errno.EIO, "cannot be opened without /proc") from None
 

@@ -187,7 +187,10 @@ class LocalFiles:
         # O_NONBLOCK: opening a FIFO must not block the thread until a writer comes
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         checked = self._forbidden is not None or self._roots is not None
-        descriptor = self._open_checked(path, flags) if checked else os.open(path, flags)
+        try:
+            descriptor = self._open_checked(path, flags) if checked else os.open(path, flags)
+        except BlockingIOError:  # another process holds a lease on it (fcntl_locking(2))
+            descriptor = self._open_checked(path, flags, wait=True)
         try:
             return descriptor, self._identity(path, descriptor)
         except BaseException:
@@ -205,8 +208,11 @@ class LocalFiles:
             raise TargetChanged(path, "has changed since the mount or its last refresh (with workers=, at any time)")
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _open_checked(self, path: str, flags: int) -> int:
-        """Open a file. Raise Loop if it lies in the mount being served, AccessDenied if it lies beneath no root."""
+    def _open_checked(self, path: str, flags: int, wait: bool = False) -> int:
+        """Open a file. Raise Loop if it lies in the mount being served, AccessDenied if it lies beneath no root.
+
+        `wait`: if it is a regular file, until the holder of a lease on it yields.
+        """
         # The check is on the file found, not on its name, so no link and no rename in between matters. O_PATH
         # looks up without opening: nothing outside the roots is touched, and our own mount gets no request. open(2)
         # and fstat(2) ask for attributes, which may be the very request that is being answered.
@@ -224,6 +230,8 @@ class LocalFiles:
                 real = os.readlink(link)
                 if not any(real.startswith(root.rstrip("/") + "/") for root in self._roots):
                     raise AccessDenied(path, self._rule)
+            if wait and stat.S_ISREG(os.fstat(found).st_mode):
+                flags &= ~os.O_NONBLOCK
             return os.open(link, flags)
         finally:
             os.close(found)

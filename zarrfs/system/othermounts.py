@@ -20,7 +20,7 @@ from zarrfs.errors import Loop
 # DEVICE:HOPS follows; never listed. Not in user.*: for those the kernel first asks for attributes, and the size of a
 # file may have to come from its target.
 XATTR = "system.zarrfs.waits_for:"
-_YES, _NO = b"1", b"0"
+YES, _NO = b"1", b"0"
 _HOPS = 16  # mounts in a chain, each of which reads from the next
 _FSTYPE = b"fuse.zarrfs"
 _RULE = "lies in a mount that itself reads from this one: each would wait for the other (copy what one of them needs)"
@@ -53,7 +53,7 @@ class OtherMounts:
             if device in self._entered:
                 return
             self._entered[device] = os.dup(descriptor)
-            if _asked(descriptor, self.device, _HOPS):
+            if _asked(f"/proc/self/fd/{descriptor}", self.device, _HOPS):
                 os.close(self._entered.pop(device))
                 raise Loop(path, _RULE)
 
@@ -71,16 +71,18 @@ class OtherMounts:
         """Return the descriptors that a forked process has to keep."""
         return {*self._entered.values(), *([] if self._table is None else [self._table])}
 
-    def answer(self, question: str) -> bytes | None:
-        """Return the value of the attribute XATTR + `question`; None if other mounts must be asked by waits_for()."""
-        device, _ = _parts(question)
-        return _YES if device in self._entered else None if self._entered else _NO
+    def forked(self) -> None:
+        """Open mountinfo anew in a forked process: the kernel reports a change to one of those that share it."""
+        if self._table is not None:
+            os.close(self._table)
+        self._table, self._changed, self._devices = None, select.poll(), {}
 
-    def waits_for(self, question: str) -> bytes:
-        """Return the value of the attribute XATTR + `question` by asking other mounts. Blocks."""
-        device, hops = _parts(question)
-        others = list(self._entered.values()) if hops > 0 else []
-        return _YES if any(_asked(descriptor, device, hops - 1) for descriptor in others) else _NO
+    def entered(self, process: str = "self") -> dict[int, str]:
+        """Return a path in each mount that this process reads from, by st_dev.
+
+        `process`: "self", or for other processes to use the paths, the number of this one.
+        """
+        return {device: f"/proc/{process}/fd/{descriptor}" for device, descriptor in list(self._entered.items())}
 
     def device_of(self, descriptor: int) -> int | None:
         """Return the st_dev of the zarrfs mount of an O_PATH descriptor, without a request to it; None elsewhere."""
@@ -118,15 +120,27 @@ class OtherMounts:
 OTHER_MOUNTS = OtherMounts()  # a process has one mount
 
 
+def answer(question: str, entered: dict[int, str]) -> bytes | None:
+    """Return the value of XATTR + `question` for a mount that has entered others; None if those must be asked."""
+    device, _ = _parts(question)
+    return YES if device in entered else None if entered else _NO
+
+
+def ask(question: str, entered: dict[int, str]) -> bytes:
+    """Return the value of XATTR + `question` by asking the mounts that ours has entered. Blocks."""
+    device, hops = _parts(question)
+    return YES if hops > 0 and any(_asked(path, device, hops - 1) for path in entered.values()) else _NO
+
+
 def _parts(question: str) -> tuple[int, int]:
     """Return (device, hops); device 0, which no mount has, for a malformed question."""
     device, _, hops = question.partition(":")
     return (int(device), min(int(hops), _HOPS)) if device.isdecimal() and hops.isdecimal() else (0, 0)
 
 
-def _asked(descriptor: int, device: int, hops: int) -> bool:
-    """Return whether the mount of a descriptor waits for `device`, through up to `hops` others."""
+def _asked(path: str, device: int, hops: int) -> bool:
+    """Return whether the mount that has `path` waits for `device`, through up to `hops` others."""
     try:
-        return os.getxattr(f"/proc/self/fd/{descriptor}", f"{XATTR}{device}:{hops}") == _YES
+        return os.getxattr(path, f"{XATTR}{device}:{hops}") == YES
     except OSError:  # unmounted, or served by a version without this attribute
         return False

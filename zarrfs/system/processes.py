@@ -40,7 +40,14 @@ def python(module: str) -> list[str]:
     """
     places = [place for place in sys.path if os.path.isabs(place)]
     run = f"import runpy, sys; sys.path = {places!a}; runpy.run_module({module!r}, None, '__main__', True)"
-    return [sys.executable, "-I", "-c", run]
+    utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []  # -I ignores PYTHONUTF8, and both must read names alike
+    return [sys.executable, "-I", *utf8, "-c", run]
+
+
+def use_utf8() -> None:
+    """Run the program again with names in UTF-8, as stores have them, if the locale has another encoding."""
+    if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:  # the latter: at most once
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def readable(descriptor: int, seconds: float) -> bool:

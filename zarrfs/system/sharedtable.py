@@ -20,13 +20,18 @@ _OFFSET = (1 << 40) - 1  # of a cell: where its record lies, plus 1; above it a 
 _LONGEST = (1 << 16) - 1
 
 
+def _size(records: int) -> int:
+    """Return the bytes of a segment: whole pages, as the next one is mapped behind it."""
+    return -(-records * (16 + _RECORD) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 class _Segment:
     """A log of records, and open addressing over it."""
 
     def __init__(self, file: int, at: int, index: int) -> None:
         records = _FIRST << index
         self.room, self._mask = records * _RECORD, 2 * records - 1
-        self.size = 16 * records + self.room
+        self.size = _size(records)
         self._map = mmap.mmap(file, self.size, offset=at)
         self._cells = memoryview(self._map)[: 16 * records].cast("Q")
         self._log = memoryview(self._map)[16 * records :]
@@ -122,8 +127,7 @@ class SharedTable:
 
     def _grow(self) -> None:
         at, index = _HEADER + sum(segment.size for segment in self._segments), len(self._segments)
-        records = _FIRST << index
         # allocated, not only sized: where memory ends, this fails, and no later access to the map
-        os.posix_fallocate(self._file, at, records * (16 + _RECORD))
+        os.posix_fallocate(self._file, at, _size(_FIRST << index))
         self._segments.append(_Segment(self._file, at, index))
         self._ends[0] = index + 1

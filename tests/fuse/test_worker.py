@@ -1,0 +1,140 @@
+"""The handlers of two processes of one mount, in one process: what one has opened, the other reads and lists."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pyfuse3
+import pytest
+import trio
+import trio.testing
+from pyfuse3 import FileNameT, FlagT, InodeT, ReaddirToken
+
+from tests.fuse.test_versions import CONTEXT
+from zarrfs.config.options import Options
+from zarrfs.fuse.shared import Shared
+from zarrfs.fuse.worker import WorkerOperations
+from zarrfs.store.api import Value
+from zarrfs.store.directory import FileSystemStore
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.othermounts import XATTR
+
+ROOT = InodeT(1)
+
+
+class _Value(Value):
+    """A value that no descriptor stands for."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value.info, value.version)
+        self._value = value
+
+    async def read(self, start: int, length: int) -> Buffer:
+        return await self._value.read(start, length)
+
+    def close(self) -> None:
+        self._value.close()
+
+
+class RemoteStore(FileSystemStore):
+    """A store whose values have no descriptor, as those behind URLs."""
+
+    async def open(self, key: str) -> Value:
+        return _Value(await super().open(key))
+
+
+def pair(path: Path, kind: type[FileSystemStore] = FileSystemStore) -> Iterator[WorkerOperations]:
+    shared = Shared(2)
+    for process in range(2):
+        yield WorkerOperations(kind(str(path)), Options(), {}, lambda: None, shared, process)
+
+
+@pytest.mark.parametrize("left", ["nothing", "a directory", "a file above"])
+def test_a_file_that_was_removed_is_an_io_error_for_a_process_that_opens_it_anew(left: str, tmp_path: Path) -> None:
+    """ENOENT, ENOTDIR and EISDIR would be fill values to a Zarr reader."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/a").write_bytes(b"value")
+
+    async def body() -> int:
+        one, other = pair(tmp_path, RemoteStore)
+        above = await one.lookup(ROOT, FileNameT(b"d"), CONTEXT)
+        entry = await one.lookup(above.st_ino, FileNameT(b"a"), CONTEXT)
+        opened = await one.open(entry.st_ino, FlagT(0), CONTEXT)
+        (tmp_path / "d/a").unlink()
+        if left == "a directory":
+            (tmp_path / "d/a").mkdir()
+        elif left == "a file above":
+            (tmp_path / "d").rmdir()
+            (tmp_path / "d").touch()
+        with pytest.raises(pyfuse3.FUSEError) as caught:
+            await other.read(opened.fh, 0, 10)
+        for operations in one, other:
+            await operations.aclose()
+        return int(caught.value.errno)
+
+    assert trio.run(body) == errno.EIO
+
+
+def test_a_listing_goes_on_where_another_process_has_left_it_after_a_rewinddir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that was created in between moves all others by one."""
+    for number in range(100):
+        (tmp_path / f"e{number:02}").touch()
+    sent, room = list[str](), 0
+
+    def reply(_token: object, name: bytes, _entry: object, _next: int) -> bool:
+        nonlocal room
+        room -= 1
+        if room >= 0:
+            sent.append(name.decode())
+        return room >= 0
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+
+    async def body() -> None:
+        nonlocal room
+        token = cast(ReaddirToken, None)
+        one, other = pair(tmp_path)
+        handle, room = await one.opendir(ROOT, CONTEXT), 27
+        await other.readdir(handle, 0, token)
+        assert sent[2:] == [f"e{number:02}" for number in range(25)]
+        (tmp_path / "!new").touch()
+        sent.clear()
+        room = 27
+        await one.readdir(handle, 0, token)
+        room = 1000
+        await other.readdir(handle, 27, token)
+        assert sent[2:] == ["!new", *(f"e{number:02}" for number in range(100))]
+        for operations in one, other:
+            await operations.aclose()
+
+    trio.run(body)
+
+
+@pytest.mark.parametrize(("entered", "answer"), [({}, b"0"), ({77: "/nowhere"}, b"1"), (None, b"1")])
+def test_a_mount_waits_for_what_any_of_its_processes_reads_from(
+    entered: dict[int, str] | None, answer: bytes, tmp_path: Path
+) -> None:
+    """One that does not answer may read from anywhere."""
+
+    async def body() -> None:
+        one, other = pair(tmp_path)
+
+        async def of_others() -> dict[int, str] | None:
+            return entered
+
+        async def ask(name: str, uid: int) -> bytes:
+            return await one.control_answer(name, uid)
+
+        one.entered, other.ask = of_others, ask
+        name = pyfuse3.XAttrNameT(f"{XATTR}77:3".encode())
+        context = cast(pyfuse3.RequestContext, type("Context", (), {"uid": 0}))
+        assert [await each.getxattr(ROOT, name, context) for each in (one, other)] == [answer, answer]
+        for operations in one, other:
+            await operations.aclose()
+
+    trio.run(body)

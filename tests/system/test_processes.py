@@ -1,0 +1,41 @@
+"""Processes that are started anew: the encoding of names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # no UTF-8, without a locale to install
+SAYS = "import sys; print(sys.getfilesystemencoding(), ascii(sys.argv[1:]))"
+AGAIN = f"from zarrfs.system.processes import use_utf8; use_utf8(); {SAYS}"
+CHILD = "from zarrfs.system.processes import python; print(python('x')[2:4] == ['-X', 'utf8'])"
+
+
+def said(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, **ASCII}, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_a_program_reads_names_as_utf8_in_any_locale() -> None:
+    assert said("-c", SAYS, "é") == r"ascii ['\udcc3\udca9']"
+    assert said("-c", AGAIN, "é") == r"utf-8 ['\xe9']"
+
+
+def test_a_program_that_must_not_read_names_as_utf8_is_started_once() -> None:
+    assert said("-X", "utf8=0", "-c", AGAIN, "é") == r"ascii ['\udcc3\udca9']"
+
+
+def test_a_child_reads_names_as_its_parent() -> None:
+    assert said("-X", "utf8", "-c", CHILD) == "True"
+    assert said("-c", CHILD) == "False"
+
+
+@pytest.mark.parametrize("module", ["zarrfs", "zarrfs.cli.mount_helper"])
+def test_the_programs_read_names_as_utf8(module: str) -> None:
+    code = f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module({module!r}, run_name='__main__')"
+    traced = f"import os; os.execv = lambda *command: print(command[1][1:3], flush=True) or os._exit(0); {code}"
+    assert said("-c", traced) == "['-X', 'utf8']"
