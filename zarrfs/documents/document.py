@@ -9,6 +9,8 @@ import os
 import time
 from typing import IO, Any
 
+from zarrfs.system.beneath import keeps_ctime
+
 _SETTLED_NS = 2_000_000_000  # two changes less than a clock tick apart have equal times
 _PIECE = 1 << 20  # bytes hashed or read at once
 
@@ -59,11 +61,15 @@ class Document:
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
     def settled(self) -> bool:
-        """Return whether a further change would alter stamp(): changes within one clock tick have equal times."""
+        """Return whether a further change would alter stamp().
+
+        Changes within one clock tick have equal times, and not every file system has a ctime that no program can set.
+        """
         if self.origin or isinstance(self.data, bytes):
             return bool(self.version)
         status = os.fstat(self.data)
-        return time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
+        late = time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
+        return late and keeps_ctime(self.data)
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the bytes as fetched."""
