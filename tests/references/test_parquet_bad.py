@@ -302,6 +302,22 @@ def test_a_large_record_file(tmp_path: Path) -> None:
     assert found["4"] == b"4"
 
 
+def test_a_large_record_file_behind_a_url_is_not_fetched_whole(faulty: Faulty, tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+    for path in root.rglob("*.parq"):
+        faulty.put(f"/large/{path.relative_to(root)}", path.read_bytes())
+    faulty.put("/large/.zmetadata", (root / ".zmetadata").read_bytes())
+    faulty.put("/large/a/refs.0.parq", bytes((64 << 20) + 1000))
+
+    async def read(store: ParquetStore) -> None:
+        with pytest.raises(ReadError, match=rf"refs\.0\.parq: more than {64 << 20} bytes \(-o memory_limit=\)$"):
+            await store.get("a/0")
+        assert bytes(await store.get("a/4")) == b"4"
+
+    ask(f"{faulty.url}/large", read, memory_limit=256 << 20)
+    assert ("GET", "/large/a/refs.0.parq", f"bytes=0-{64 << 20}") in faulty.requests
+
+
 def test_chunks_are_listed_in_steps_whatever_the_record_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     sizes = RecordFile.sizes

@@ -61,7 +61,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
         limit = Bound(options.document_limit, "document_limit")
     place: SetLocation
     if plan.url is not None:
-        place = Remote(plan.url, options)
+        place = Remote(plan.url, options, limit)
     else:
         place = Directory(plan.path or "/", options.document_limit, limit)
     return ParquetStore(place, targets, share, limit, plan.mtime_ns, options.missing_records == "absent")
