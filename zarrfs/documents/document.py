@@ -9,6 +9,7 @@ import os
 import time
 from typing import IO, Any
 
+from zarrfs.errors import SourceError, reason_of
 from zarrfs.system.beneath import keeps_ctime
 
 _SETTLED_NS = 2_000_000_000  # two changes less than a clock tick apart have equal times
@@ -44,10 +45,10 @@ class Document:
             os.close(self.data)
 
     def open(self) -> IO[bytes]:
-        """Open a reader with a position of its own, at the beginning."""
+        """Open a reader with a position of its own, at the beginning. Its reads raise SourceError."""
         if isinstance(self.data, bytes):
             return io.BytesIO(self.data)
-        return io.BufferedReader(_Positioned(self.data), _PIECE)
+        return io.BufferedReader(_Positioned(self.data, self.source), _PIECE)
 
     def stamp(self) -> str:
         """Return a name for this version, or "" if nothing identifies it.
@@ -81,10 +82,10 @@ class Document:
 
 
 class _Positioned(io.RawIOBase):
-    """A reader with a position of its own; readers may share the descriptor."""
+    """A reader with a position of its own, whose only error is SourceError; readers may share the descriptor."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._at = descriptor, 0
+    def __init__(self, descriptor: int, source: str) -> None:
+        self._descriptor, self._source, self._at = descriptor, source, 0
 
     def readable(self) -> bool:
         return True
@@ -98,6 +99,9 @@ class _Positioned(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        count = os.preadv(self._descriptor, [buffer], self._at)
+        try:
+            count = os.preadv(self._descriptor, [buffer], self._at)
+        except OSError as exc:
+            raise SourceError(self._source, reason_of(exc)) from exc
         self._at += count
         return count
