@@ -19,7 +19,7 @@ from tests.conftest import open_descriptors
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.sources import index_cache, open_plan
+from zarrfs.sources import index_cache, open_plan, plan_source
 from zarrfs.sources.prepare import prepare
 from zarrfs.store.indexfile import MAGIC
 
@@ -282,6 +282,16 @@ def test_with_cache_none_and_not_enough_memory(
         assert bytes(trio.run(open_plan(made, Options()).get, "k4999")).decode() == VALUE
     finally:
         subprocess.run(["umount", tmp_path / "small"], check=True)
+
+
+def test_a_refused_option_leaves_no_temporary_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "none"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
+    with pytest.raises(UsageError, match="tag"):
+        plan_source(str(tmp_path / "refs.json"), Options(cache="none", tag="v1"), child=False)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize("compressed", [False, True])
