@@ -140,6 +140,19 @@ def test_whole_numbers_of_any_size() -> None:
         assert str(together(text, apart)) == str(json.loads(text))
 
 
+@pytest.mark.parametrize("rest", ["", ', "z": [' + "1, " * 1000 + "1]"])
+def test_numbers_nested_deeper_than_json_takes_are_refused(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f'{{"refs": {{"k": {{"n": {2**64}}}}}{rest}}}'.encode()
+
+    def too_deep(_text: object) -> object:  # how deep that is depends on the version of Python
+        raise RecursionError
+
+    monkeypatch.setattr(json, "loads", too_deep)
+    for apart in (), ("refs",):
+        with pytest.raises(SourceError, match=r"^x\.json: not JSON: nested too deeply \(at byte \d+\)$"):
+            together(text, apart)
+
+
 def test_a_byte_order_mark_is_skipped() -> None:
     for text in (b'{"a": [1]}', b'{"a": ["' + b"x" * 3000 + b'"]}'):
         assert together(b"\xef\xbb\xbf" + text, ()) == json.loads(text)

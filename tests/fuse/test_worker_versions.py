@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyfuse3
@@ -18,6 +19,7 @@ from pyfuse3 import FlagT, InodeT
 
 from tests.fuse.test_versions import CONTEXT, PausedStore
 from zarrfs.config.options import Options
+from zarrfs.daemon import workers as daemon_workers
 from zarrfs.daemon.invalidation import Invalidation
 from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
@@ -207,6 +209,33 @@ def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> Non
         await refresh()
         assert list(team._generations()) == [3]
         assert not os.path.exists(index)
+        await first.aclose()
+
+    trio.run(body)
+
+
+def test_the_temporary_index_of_a_living_mount_does_not_look_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new worker opens it, however long after the mount began."""
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+    monkeypatch.setattr(daemon_workers, "_COUNTERS", 0.01)
+
+    async def idle(_device: int) -> None:
+        await trio.sleep_forever()
+
+    async def body() -> None:
+        first = FirstProcess(document)
+        index = first.plan.index
+        assert index is not None
+        for path in index, os.path.dirname(index):
+            os.utime(path, (0, 0))
+        first.team._count = 1  # no worker is started
+        first.team._waiting = cast(Any, SimpleNamespace(watch=idle))
+        with trio.move_on_after(1):
+            await first.team.run()
+        discard(planned(document))  # sweeps the memory
+        assert os.path.exists(index)
         await first.aclose()
 
     trio.run(body)

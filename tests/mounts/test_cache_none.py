@@ -97,6 +97,14 @@ def test_a_document_and_targets_behind_urls_where_caches_are_named(
         places.check()
 
 
+def test_a_refused_mount_leaves_no_index(places: Places, references: Path, tmp_path: Path) -> None:
+    (tmp_path / "upper" / "mnt").mkdir(parents=True)
+    options = f"cache=none,rw,upperdir={tmp_path}/upper"
+    done = run("mount", references / "combined_v1.json", tmp_path / "upper" / "mnt", "-o", options)
+    assert done.returncode != 0
+    assert "the mount would contain itself" in done.stderr
+
+
 def test_without_a_place_in_the_environment(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,15 @@ def archive(path: Path, data: bytes) -> Path:
     return Path(ref)
 
 
+def test_a_document_in_a_mount_is_read_again_after_another_mount_in_its_place(tmp_path: Path) -> None:
+    """Both have one inode, size, mtime and ctime."""
+    for value in "AAAA", "BBBB":
+        entry = {"mode": 0o100644, "mtime": 1_000_000_000, "encoding": "utf-8", "data": json.dumps({"k": value})}
+        (tmp_path / "archive.json").write_text(json.dumps({"refs.json": entry}))
+        with together((tmp_path / "archive.json", tmp_path / "m", [])):
+            assert run("cat", tmp_path / "m/refs.json", "k").stdout == value
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_archives_whose_blobs_lie_in_each_other(first: int, tmp_path: Path) -> None:
     at = [tmp_path / "one", tmp_path / "two"]

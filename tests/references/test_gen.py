@@ -90,6 +90,13 @@ def test_the_limit_counts_all_items_and_expands_nothing() -> None:
         read_gen([GOOD, GOOD], (), 3)
 
 
+def test_a_number_of_entries_that_python_does_not_write_is_over_the_limit() -> None:
+    dimensions = {f"d{number}": {"stop": 9 * 10**18} for number in range(300)}
+    with pytest.raises(TemplateError) as caught:
+        read_gen([{"key": "k", "url": "u", "dimensions": dimensions}], (), 10)
+    assert caught.value.rule == "expands to over 10^60 entries, more than 10 (-o gen_limit=)"
+
+
 @settings(deadline=None)
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-9, 9).filter(bool))
 def test_sizes_of_ranges(start: int, stop: int, step: int) -> None:

@@ -123,6 +123,16 @@ def test_metadata_with_nan_is_the_same_in_all_sets(tmp_path: Path) -> None:
     assert f"t/.zattrs: has another value in {one}" in wrong("merge", one, other, "-O", tmp_path / "n.json")
 
 
+@pytest.mark.parametrize(("value", "other"), [("true", "1"), ("false", "0"), ("0.0", "-0.0"), ("0", "-0")])
+def test_metadata_that_only_python_calls_equal_differs(value: str, other: str, tmp_path: Path) -> None:
+    one = made(tmp_path / "1.json", {"t/.zattrs": f'{{"a": {value}}}'})
+    two = made(tmp_path / "2.json", {"t/.zattrs": f'{{"a": {other}}}'})
+    assert f"t/.zattrs: has another value in {one}" in wrong("merge", one, two, "-O", tmp_path / "m.json")
+    same = made(tmp_path / "3.json", {"t/.zattrs": '{"a": 1}'})
+    equal = made(tmp_path / "4.json", {"t/.zattrs": '{"a": 1.0}'})
+    done("merge", same, equal, "-O", tmp_path / "m.json")
+
+
 def test_consolidated_metadata_of_parquet_does_not_hide_other_sets(tmp_path: Path) -> None:
     sets = [
         write_set(tmp_path / f"{name}.parq", {f"{name}/.zarray": zarray([1], [1])}, {name: [b"x"]})

@@ -25,9 +25,10 @@ from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, NotFound, ReadError, SourceError, TargetChanged, TargetMissing
+from zarrfs.references import parquet
 from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import Bound
-from zarrfs.references.parquet_records import parse_record
+from zarrfs.references.parquet_records import RecordFile, parse_record
 from zarrfs.sources import plan_source
 from zarrfs.store.api import Fault
 
@@ -299,6 +300,49 @@ def test_a_large_record_file(tmp_path: Path) -> None:
     found = chunks_of(root, memory_limit=256 << 20)
     assert found["0"] == f"{root}/a/refs.0.parq: more than {64 << 20} bytes (-o memory_limit=)"
     assert found["4"] == b"4"
+
+
+def test_a_large_record_file_behind_a_url_is_not_fetched_whole(faulty: Faulty, tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+    for path in root.rglob("*.parq"):
+        faulty.put(f"/large/{path.relative_to(root)}", path.read_bytes())
+    faulty.put("/large/.zmetadata", (root / ".zmetadata").read_bytes())
+    faulty.put("/large/a/refs.0.parq", bytes((64 << 20) + 1000))
+
+    async def read(store: ParquetStore) -> None:
+        with pytest.raises(ReadError, match=rf"refs\.0\.parq: more than {64 << 20} bytes \(-o memory_limit=\)$"):
+            await store.get("a/0")
+        assert bytes(await store.get("a/4")) == b"4"
+
+    ask(f"{faulty.url}/large", read, memory_limit=256 << 20)
+    assert ("GET", "/large/a/refs.0.parq", f"bytes=0-{64 << 20}") in faulty.requests
+
+
+def test_chunks_are_listed_in_steps_whatever_the_record_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    sizes = RecordFile.sizes
+
+    def seen(record: RecordFile, start: int, stop: int) -> object:
+        asked.append(stop - start)
+        return sizes(record, start, stop)
+
+    monkeypatch.setattr(RecordFile, "sizes", seen)
+    monkeypatch.setattr(parquet, "_LISTED", 3)
+    most = 2**31 - 1
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([most], [1])}, {}, most)
+    write_record(root / "a/refs.0.parq", columns([b"0", None, b"22", None, None, b"5"], 7))
+
+    async def read(store: ParquetStore) -> None:
+        found: list[tuple[str, int | None]] = []
+        async for info in store.list_dir("a"):
+            found.append((info.name, info.size))
+            if len(found) == 8:
+                break
+        lacking = [(f"{number}", None) for number in range(7, 11)]  # a lookup of these is an error
+        assert found[1:] == [("0", 1), ("2", 2), ("5", 1), *lacking]
+
+    ask(root, read)
+    assert set(asked) == {3}
 
 
 def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:

@@ -166,6 +166,15 @@ def test_a_known_document_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None
     assert plan_source(url, options).index != first.index
 
 
+def test_a_document_of_other_request_options_is_another_one(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/set.json", b"")
+    for version in "12":
+        faulty.put(f"/set.json?version={version}", b'{"a": "%b"}' % version.encode())  # of one ETag and size
+        storage = {"http": {"params": {"version": version}}}
+        plan = plan_source(url, Options(index_dir=str(tmp_path), retries=0, storage=storage))
+        assert bytes(trio.run(open_plan(plan, OPTIONS).get, "a")).decode() == version
+
+
 @pytest.mark.parametrize("step", [1, fetching._STEP])
 def test_a_document_replaced_since_its_version_was_requested_is_not_remembered_as_that(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int

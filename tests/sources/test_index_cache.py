@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -18,7 +19,7 @@ from tests.conftest import open_descriptors
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.sources import index_cache, open_plan
+from zarrfs.sources import index_cache, open_plan, plan_source
 from zarrfs.sources.prepare import prepare
 from zarrfs.store.indexfile import MAGIC
 
@@ -281,6 +282,47 @@ def test_with_cache_none_and_not_enough_memory(
         assert bytes(trio.run(open_plan(made, Options()).get, "k4999")).decode() == VALUE
     finally:
         subprocess.run(["umount", tmp_path / "small"], check=True)
+
+
+def test_a_refused_option_leaves_no_temporary_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "none"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
+    with pytest.raises(UsageError, match="tag"):
+        plan_source(str(tmp_path / "refs.json"), Options(cache="none", tag="v1"), child=False)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_document_that_cannot_be_read_is_an_error_of_the_document(
+    compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "refs.json"
+    data = json.dumps({"version": 1, "refs": {"k": VALUE}}).encode()
+    path.write_bytes(gzip.compress(data) if compressed else data)
+    left = 0
+
+    def preadv(*arguments: object) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(*arguments)  # type: ignore[arg-type]
+
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", preadv)
+    errors: list[str] = []
+    failed = True
+    while failed:
+        left, failed = len(errors), False  # one more read succeeds
+        try:
+            plan(tmp_path)
+        except SourceError as exc:
+            errors.append(str(exc))
+            failed = True
+    assert len(errors) > 3
+    assert set(errors) == {f"{path}: input/output error"}
 
 
 def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:

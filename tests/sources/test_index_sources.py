@@ -21,10 +21,12 @@ from tests.references.referencesets import compiled
 from tests.servers import Nginx
 from zarrfs import sources
 from zarrfs.config.options import Options
+from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 from zarrfs.sources import open_source
 from zarrfs.sources.prepare import prepare
 from zarrfs.store.indexfile import IndexWriter, first_fault
+from zarrfs.system import beneath
 
 PAGE = 4096
 COUNT = 3000
@@ -220,6 +222,21 @@ def test_a_document_that_changes_is_read_again(tmp_path: Path) -> None:
     times = document.stat()
     document.write_text('{"a": "new"}')  # of the same size,
     os.utime(document, ns=(times.st_atime_ns, times.st_mtime_ns))  # and with the time of the old one
+    assert content(document, index_dir=kept) == {"a": b"new"}
+
+
+def test_a_document_on_a_file_system_without_ctime_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an image that is mounted in place of another may show the same inode and times
+    document, kept = tmp_path / "refs.json", str(tmp_path / "kept")
+    document.write_text('{"a": "old"}')
+    age(document)
+    monkeypatch.setattr(Document, "stamp", lambda _: "the same")
+    monkeypatch.setattr(beneath, "_file_system", lambda _: 0x73717368)  # squashfs
+    assert content(document, index_dir=kept) == {"a": b"old"}
+    document.write_text('{"a": "new"}')
+    age(document)
     assert content(document, index_dir=kept) == {"a": b"new"}
 
 

@@ -64,6 +64,16 @@ def mount(
     requirements.check(mountpoint, options)
     _check_files(options)
     plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"), forks=True)
+    try:
+        _mount_plan(plan, source, mountpoint, parsed, tell)
+    except BaseException:
+        discard(plan)
+        raise
+
+
+def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None]) -> None:
+    """Check what mount() can only check with a plan, and mount that. After an error the caller discards the plan."""
+    options = parsed.options
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}: the mount would contain itself")
     for warning in plan.warnings:
@@ -91,11 +101,7 @@ def mount(
     )
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
-    try:
-        run(plan, mountpoint, options, parsed.kernel)
-    except BaseException:
-        discard(plan)
-        raise
+    run(plan, mountpoint, options, parsed.kernel)
     if options.workers == 1 or plan.alone:  # of several processes the first one discards it
         discard(plan)
 

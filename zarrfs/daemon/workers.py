@@ -448,6 +448,7 @@ class Team:
                 await self.gather()
                 async with self._changing:
                     self._forget_closed()
+                    self._use_indexes()
 
     async def _keep(self, process: int) -> None:
         """Run the worker with a number; start another one whenever it dies."""
@@ -526,6 +527,13 @@ class Team:
             if not self._operations.holds(generation):
                 del self._older[generation]
                 discard(opening.plan)
+
+    def _use_indexes(self) -> None:
+        """Renew the times of temporary indexes: one without use for an hour counts as left by a killed process."""
+        for opening in (self._opening, *self._older.values()):
+            if opening.plan.temporary and opening.plan.index is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(opening.plan.index)
 
     def discard_older(self) -> None:
         """Remove the temporary indexes of replaced versions."""

@@ -80,6 +80,8 @@ class _Expanding(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._reader.read(min(len(buffer), self._left + 1))
+        except SourceError:  # of the file itself
+            raise
         except Exception as exc:  # each format has errors of its own
             raise SourceError(self._source, f"damaged {self._name} data: {exc}") from exc
         self._left -= len(data)

@@ -9,6 +9,9 @@ import os
 import time
 from typing import IO, Any
 
+from zarrfs.errors import SourceError, reason_of
+from zarrfs.system.beneath import keeps_ctime
+
 _SETTLED_NS = 2_000_000_000  # two changes less than a clock tick apart have equal times
 _PIECE = 1 << 20  # bytes hashed or read at once
 
@@ -42,10 +45,10 @@ class Document:
             os.close(self.data)
 
     def open(self) -> IO[bytes]:
-        """Open a reader with a position of its own, at the beginning."""
+        """Open a reader with a position of its own, at the beginning. Its reads raise SourceError."""
         if isinstance(self.data, bytes):
             return io.BytesIO(self.data)
-        return io.BufferedReader(_Positioned(self.data), _PIECE)
+        return io.BufferedReader(_Positioned(self.data, self.source), _PIECE)
 
     def stamp(self) -> str:
         """Return a name for this version, or "" if nothing identifies it.
@@ -59,11 +62,15 @@ class Document:
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
     def settled(self) -> bool:
-        """Return whether a further change would alter stamp(): changes within one clock tick have equal times."""
+        """Return whether a further change would alter stamp().
+
+        Changes within one clock tick have equal times, and not every file system has a ctime that no program can set.
+        """
         if self.origin or isinstance(self.data, bytes):
             return bool(self.version)
         status = os.fstat(self.data)
-        return time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
+        late = time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
+        return late and keeps_ctime(self.data)
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the bytes as fetched."""
@@ -75,10 +82,10 @@ class Document:
 
 
 class _Positioned(io.RawIOBase):
-    """A reader with a position of its own; readers may share the descriptor."""
+    """A reader with a position of its own, whose only error is SourceError; readers may share the descriptor."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._at = descriptor, 0
+    def __init__(self, descriptor: int, source: str) -> None:
+        self._descriptor, self._source, self._at = descriptor, source, 0
 
     def readable(self) -> bool:
         return True
@@ -92,6 +99,9 @@ class _Positioned(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        count = os.preadv(self._descriptor, [buffer], self._at)
+        try:
+            count = os.preadv(self._descriptor, [buffer], self._at)
+        except OSError as exc:
+            raise SourceError(self._source, reason_of(exc)) from exc
         self._at += count
         return count

@@ -307,7 +307,7 @@ class _Reader:
             if self._text.find(b"{", 1, stop) < 0 or not _has_long_number(members):
                 return values
             del values  # free what may be long before parsing again
-            return json.loads(bytes(members))
+            return self._again(bytes(members), 0)
 
     def _enter(self, apart: Collection[str]) -> tuple[str, dict[str, Any]] | None:
         """Enter a member that comes in slices of its own: (its name, the small members before it), or None.
@@ -386,7 +386,7 @@ class _Reader:
 
         try:
             values = orjson.loads(text)
-            return json.loads(text) if text.find(b"{", 1) > 0 and _has_long_number(text) else values
+            return self._again(text, at) if text.find(b"{", 1) > 0 and _has_long_number(text) else values
         except orjson.JSONDecodeError as first:
             try:
                 return json.loads(text)
@@ -397,6 +397,13 @@ class _Reader:
                 whole = self._ended and not self._start  # only then do the parser's line and column match the document
                 reason = "nested too deeply" if isinstance(exc, RecursionError) else str(first) if whole else first.msg
                 raise self._refuse(reason, at + first.pos) from None
+
+    def _again(self, text: bytes, at: int) -> Any:
+        """Parse `text`, which starts at `at`, with json after orjson: json may take fewer levels of nesting."""
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise self._refuse("nested too deeply", at) from None
 
     def _refuse(self, reason: str, at: int) -> SourceError:
         place = self._start + at + sum(length for before, length in self._gaps if before <= at)

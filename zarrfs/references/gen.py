@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jinja2 import nodes
 
 RENDERED_MAX = 64 << 10  # characters of one rendered text
+_SHOWN = 60  # digits of a number of entries that a message shows
 _FIELDS: tuple[str, ...] = ("key", "url", "offset", "length")  # of an item of gen, in the order of a row
 
 
@@ -86,7 +87,8 @@ def read_gen(
     gens = [gen for gen in read if gen is not None]
     total = sum(gen.count for gen in gens)
     if total > limit:
-        fault(f"expands to {total} entries, more than {limit} (-o gen_limit=)", "gen")
+        many = str(total) if total < 10**_SHOWN else f"over 10^{_SHOWN}"  # Python refuses to write very long numbers
+        fault(f"expands to {many} entries, more than {limit} (-o gen_limit=)", "gen")
         return []
     return gens
 

@@ -84,8 +84,11 @@ def _is_same(one: Reference, other: Reference) -> bool:
 
 
 def _parsed(document: Buffer) -> object:
-    """Parse JSON so that NaN, as in a `_FillValue`, equals itself."""
-    return json.loads(bytes(document), parse_constant=lambda name: (name,))
+    """Parse JSON for a comparison: NaN, as in a `_FillValue`, equals itself; 1 is not true, and 0.0 is not -0.0."""
+    return json.loads(
+        bytes(document), parse_constant=lambda name: (name,), parse_int=lambda text: (int(text), text[0] == "-"),
+        parse_float=lambda text: (float(text), text[0] == "-"),
+    )  # fmt: skip
 
 
 async def _merged_stream(parts: Sequence[MergePart]) -> AsyncIterator[tuple[Reference, MergePart]]:

@@ -44,6 +44,7 @@ _RETRY = 10.0  # seconds before a record file that failed is read again
 _FAILURES = 1024  # failures remembered
 _SIZES = 16_384  # sizes of whole targets remembered
 _AHEAD = 16  # record files read at once after an absent one
+_LISTED = 65_536  # chunks of a record file listed at once, whatever its record_size
 _COUNTED = 1_000_000  # record files counted by requesting each, at most
 _COUNTING = 2.0  # seconds that the first reader of an absent record file waits for the count
 
@@ -60,7 +61,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
         limit = Bound(options.document_limit, "document_limit")
     place: SetLocation
     if plan.url is not None:
-        place = Remote(plan.url, options)
+        place = Remote(plan.url, options, limit)
     else:
         place = Directory(plan.path or "/", options.document_limit, limit)
     return ParquetStore(place, targets, share, limit, plan.mtime_ns, options.missing_records == "absent")
@@ -358,16 +359,19 @@ class ParquetStore(Store):
     ) -> AsyncIterator[tuple[str, int]]:
         """Yield (name, size) of the chunks from number `start` on; the size is negative if it is not known yet."""
         async for number, first, last, record in self._records_of(array, grid, start):
-            if isinstance(record, ReadError):  # list all possible chunks: a lookup of each reports the failure
-                for name in grid.names(first, last):
-                    yield name, UNKNOWN
-                continue
             at = number * record_size
-            sizes = record.sizes(first - at, last - at)
-            if (sizes != ABSENT).any():
-                for name, size in zip(grid.names(first, last), sizes.tolist(), strict=True):
-                    if size != ABSENT:
-                        yield name, size
+            for low in range(first, last, _LISTED):
+                await trio.lowlevel.checkpoint()
+                high = min(low + _LISTED, last)
+                if isinstance(record, ReadError):  # list all possible chunks: a lookup of each reports the failure
+                    for name in grid.names(low, high):
+                        yield name, UNKNOWN
+                    continue
+                sizes = record.sizes(low - at, high - at)
+                if (sizes != ABSENT).any():
+                    for name, size in zip(grid.names(low, high), sizes.tolist(), strict=True):
+                        if size != ABSENT:
+                            yield name, size
 
     async def _records_of(
         self, array: str, grid: Grid, start: int = 0, step: int = 1

@@ -124,10 +124,10 @@ class Directory:
 class Remote:
     """A URL of a set. Each record file takes two requests, the second for the attributes of `.zmetadata`."""
 
-    def __init__(self, url: str, options: Options) -> None:
+    def __init__(self, url: str, options: Options, record: Bound) -> None:
         from zarrfs.store.remotefiles import RemoteFiles
 
-        self._url = url
+        self._url, self._record = url, record
         self._files = RemoteFiles(options)
         self._version: Entry | None = None  # of `.zmetadata`
 
@@ -150,7 +150,13 @@ class Remote:
                     note_unversioned(system.host(path), system.shown(path))
             except AccessDenied:  # a server may permit reads but not attributes
                 self._version = None
-        return await self._files.read_all_at(system, path)
+        if key == DOCUMENT:
+            return await self._files.read_all_at(system, path)
+        stop = self._record.size + 1
+        found = await self._files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, stop))
+        if len(found.data) == stop:
+            raise ReadError(self.shown(key), str(self._record))
+        return bytes(found.data)
 
     async def check(self) -> None:
         """Implement SetLocation.check, as far as the server reports versions."""

@@ -40,7 +40,12 @@ def plan_source(
     as they exist only here. `meanwhile` is called while the child works. `forks`: the caller is one of zarrfs's own
     programs, of which the child may be a fork.
     """
-    return _finished(_planned(source, options, child, meanwhile, forks), options)
+    plan = _planned(source, options, child, meanwhile, forks)
+    try:
+        return _finished(plan, options)
+    except BaseException:
+        discard(plan)
+        raise
 
 
 def plan_sources(

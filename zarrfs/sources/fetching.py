@@ -123,7 +123,8 @@ async def _read_document(
         return None  # plan_remote then looks for a store, and reports what is wrong
     if entry.directory:
         return None
-    stamp, in_tar = _stamp(url, entry), _stamp(f"{url}#{member}", entry)
+    place = system.identity(path)  # which also names the endpoint, for two of which one URL may stand
+    stamp, in_tar = _stamp(place, entry), _stamp(f"{place}#{member}", entry)
     for version, dump in (stamp, False), (in_tar, True):
         if version and known(version, dump):
             return FetchedDocument(None, entry.mtime_ns, version, dump)
@@ -156,8 +157,8 @@ async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options
     return await run_remote(document(size, member, without_secrets(url), options.document_limit), files, url, size)
 
 
-def _stamp(url: str, entry: Entry) -> str:
-    """Return a name for a version; "" if nothing identifies it.
+def _stamp(place: str, entry: Entry) -> str:
+    """Return a name for a version of what is at `place`; "" if nothing identifies it.
 
     Many servers derive ETags from time and size, so a file changed within the last seconds has no name: its next
     change may have the same time.
@@ -165,7 +166,7 @@ def _stamp(url: str, entry: Entry) -> str:
     fresh = entry.mtime_ns is not None and time.time_ns() - entry.mtime_ns < _SETTLED_NS
     if entry.tag is None or not entry.strong or fresh:
         return ""
-    return hashlib.sha256(repr((url, entry.tag, entry.size)).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(repr((place, entry.tag, entry.size)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 async def _download(

@@ -395,7 +395,8 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
     """Remove useless files, those not used for `older_than` seconds, and the least recently used beyond `max_size`.
 
     Returns the removed files (with `dry_run`: those to remove), and the bytes of those left, which include what only
-    another user may remove. A mount that uses an index keeps it open until it ends.
+    another user may remove. A mount that uses an index keeps it open until it ends; with workers= it can start no
+    further worker once the index is removed.
     """
     now = time.time()
     gone, left = [], 0

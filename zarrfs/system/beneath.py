@@ -19,6 +19,12 @@ _SYS_OPENAT2 = 437  # the same number on every architecture
 # statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. overlayfs may lie over anything; tmpfs lacks RWF_NOWAIT
 _LOCAL_FILE_SYSTEMS = (0xCA451A4E, 0x9123683E, 0xEF53, 0xF2F52010, 0x58465342)
 _MACHINE_FILE_SYSTEMS = (*_LOCAL_FILE_SYSTEMS, 0x01021994, 0x794C7630, 0x2FC12FC1)  # tmpfs, overlayfs, ZFS
+# FUSE, squashfs, EROFS, ISO 9660, UDF, cramfs, romfs, FAT, exFAT, SMB (three), 9P, AFS (two): their ctime is the
+# mtime, or what an image or a server says
+_NO_CTIME = (
+    0x65735546, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x28CD3D45, 0x7275, 0x4D44, 0x2011BAB0, 0x517B, 0xFF534D42,
+    0xFE534D42, 0x01021997, 0x5346414F, 0x6B414653,
+)  # fmt: skip
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x01, 0x02, 0x04, 0x08, 0x20
 _PATH_MAX = 4096  # bytes of a path in one system call, with the NUL
 _LINKS_MAX = 40  # the kernel's own limit
@@ -71,6 +77,14 @@ def is_local(descriptor: int) -> bool:
 def is_shared(descriptor: int) -> bool:
     """Return whether other nodes may see an open file, perhaps not before it is synced. The call itself may block."""
     return _file_system(descriptor) not in _MACHINE_FILE_SYSTEMS
+
+
+def keeps_ctime(descriptor: int) -> bool:
+    """Return whether every change of an open file changes its ctime: an image or a mount in place of another may not.
+
+    The call itself may block.
+    """
+    return _file_system(descriptor) not in _NO_CTIME
 
 
 def _file_system(descriptor: int) -> int:
