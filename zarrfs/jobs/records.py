@@ -61,6 +61,7 @@ class Record:
     writable: bool = False
     manifest: str = ""
     manifest_written: bool = False  # completely, by staging
+    asked: str = ""  # digest of the source and of its options (stagein.digest()); "" in older records
     share: str = ""  # I/N of a copy: other shares of it may be staged at the same `dest`
     mark: str = ""  # identifies the runs of a copy (zarrfs.copying.destination_journal)
     note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs, once all is copied
