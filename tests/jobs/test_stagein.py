@@ -11,7 +11,7 @@ import pytest
 from tests.jobs.staged import add_record
 from zarrfs.config.options import parse
 from zarrfs.errors import MountError
-from zarrfs.jobs import stagein
+from zarrfs.jobs import records, stagein
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.stagein import StageRequest
 
@@ -97,3 +97,24 @@ def test_a_mount_of_an_older_zarrfs_is_joined_and_one_of_a_container_is_not(othe
     record.save()
     with pytest.raises(Waits if other == "older" else MountError):
         begun(tmp_path / "in")
+
+
+def test_joining_waits_no_longer_than_a_while_for_an_unstage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may itself wait for an hour, for a process that the job has left behind."""
+    record, now, waited = begun(tmp_path / "in"), [0.0], list[object]()
+
+    def wait(maker: object) -> None:
+        waited.append(maker)
+        now[0] += 1
+        if len(waited) == 40:  # as long as the mount is made there is no limit
+            record.state = records.ENDING
+            record.save()
+        assert len(waited) < 200
+
+    monkeypatch.setattr(stagein, "_wait_for", wait)
+    monkeypatch.setattr("zarrfs.jobs.stagein.time.monotonic", lambda: now[0])
+    with pytest.raises(MountError) as caught:
+        begun(tmp_path / "in")
+    who = f"process {os.getpid()} is unstaging it"
+    assert str(caught.value) == f"{tmp_path}/in: {who}, and waits for others that use it"
+    assert 60 < len(waited) < 80

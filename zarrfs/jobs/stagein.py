@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
@@ -27,6 +28,7 @@ from zarrfs.system.processes import readable
 
 _LOOK = 1.0  # seconds between two looks at what another process stages
 _WAIT = 10.0  # seconds that another process has to take away what is stale, where several do so at once
+_ENDING = 30.0  # seconds that --join waits for another process that unstages
 _FORBIDDEN = re.compile(r"filesystem type (0x[0-9a-f]+) is forbidden")  # a message of fusermount3
 
 
@@ -60,6 +62,7 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
         asked=digest(request.source, parsed.options), share="" if request.share is None else str(request.share),
     )  # fmt: skip
     made: list[str] = []
+    until = time.monotonic() + _ENDING
     while True:
         other = records.add(record)
         if other is None:
@@ -67,6 +70,11 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
         if request.join and _joinable(other, record):
             if _join(other, owners):
                 return other
+            if other.state != records.ENDING:
+                until = time.monotonic() + _ENDING
+            elif time.monotonic() >= until:
+                who = f"process {other.maker.pid} is unstaging it"
+                raise MountError(f"{dest}: {who}, and waits for others that use it")
             _wait_for(other.maker)
             continue
         _replace(other, record, notify, _WAIT if request.join else 0.0)
