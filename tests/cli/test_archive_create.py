@@ -237,16 +237,19 @@ def test_outputs_are_not_archived(place: Path) -> None:
 
 
 def test_what_an_interrupted_extraction_leaves_is_not_archived(place: Path) -> None:
-    """Extraction refuses the name, so such an archive would be useless."""
+    """No store of the directory shows the name, and at the top extraction refuses it."""
     for above in "in", "in/sub":
         (place / above / ".zarrfs-staging").mkdir()
         (place / above / ".zarrfs-staging/note").write_text("{}")
-    told = "zarrfs: warning: in: .zarrfs-staging: a name that is reserved for unfinished copies: left out\n"
-    left = ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp", "sub/.zarrfs-staging", "sub/.zarrfs-staging/note"]
-    assert archived("-C", "in", ".", told=told) == left
-    assert archived("-C", "in", ".zarrfs-staging", "z", told=told) == ["z"]
-    assert archived("-C", "in", ".zarrfs-staging/note", "z", told=told.replace(": a name", "/note: a name")) == ["z"]
-    assert archived("in/.zarrfs-staging") == ["in/.zarrfs-staging", "in/.zarrfs-staging/note"]
+    what = "a name that is reserved for unfinished copies: left out\n"
+    top, below = (f"zarrfs: warning: in: {name}.zarrfs-staging: {what}" for name in ("", "sub/"))
+    left = ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp"]
+    assert archived("-C", "in", ".", told=top + below) == left
+    assert run("archive", "create", "-C", "in", ".", "-O", "new.json").returncode == 0
+    assert run("archive", "diff", "new.json", "in").stdout == ""
+    assert archived("-C", "in", ".zarrfs-staging", "z", told=top) == ["z"]
+    assert archived("-C", "in", ".zarrfs-staging/note", "z", told=top.replace(": a name", "/note: a name")) == ["z"]
+    assert archived("in/.zarrfs-staging", "more", told=f"zarrfs: warning: in/.zarrfs-staging: {what}") == ["more"]
 
 
 def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> None:

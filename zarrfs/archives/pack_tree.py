@@ -25,7 +25,7 @@ _JOBS_MAX = 8  # processes by default: more of them wait for each other at the d
 BATCH = 64  # files of one task
 MANY = 4096  # regions: a file of more is cut into tasks, and so is one with more data than a task has room for
 PIECE = 32 << 10  # bytes: a larger file is written to the document in pieces
-_UNFINISHED = "a name that is reserved for unfinished copies"  # so extraction refuses it
+_UNFINISHED = "a name that is reserved for unfinished copies"  # at any depth: a store of the directory hides it
 _NO_SIZE = "no archive can hold it; archive a copy"
 _PAGE = 4096  # bytes that one read(2) returns from a single moment
 
@@ -351,7 +351,7 @@ class TreeWalk:
         links: dict[str, bool] = {}
         tops = [path for path in kept if not self._is_below(path, kept, links)]
         for path in tops:
-            if path.startswith(RESERVED):
+            if any(part.startswith(RESERVED) for part in path.split("/")):
                 warn(f"{failed(self._base, path, _UNFINISHED)}: left out")
                 continue
             with reading(self._base, path):
@@ -435,8 +435,8 @@ class TreeWalk:
                 name = entry.name
                 if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
                     continue
-                if not path and name.startswith(RESERVED):
-                    warn(f"{failed(self._base, name, _UNFINISHED)}: left out")
+                if name.startswith(RESERVED):
+                    warn(f"{failed(self._base, prefix + name, _UNFINISHED)}: left out")
                 elif entry.inode() in self._inodes and self._is_own(entry):
                     warn(f"{failed(self._base, prefix + name, 'is an output of this command')}: left out")
                 elif entry.is_file(follow_symlinks=False):
