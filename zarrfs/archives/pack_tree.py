@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from zarrfs.archives.blob_writer import ALGORITHMS, BlobDirectory
-from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES, blobs_rule, cut, encoded, inline_content, joined
+from zarrfs.archives.document_writer import (
+    MAX_SIZE,
+    PATH_MAX,
+    SPECIAL_FILES,
+    blobs_rule,
+    cut,
+    encoded,
+    inline_content,
+    joined,
+)
 from zarrfs.archives.dump_writer import BlobSpan, TaskBlobs, check_name
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
@@ -173,6 +182,8 @@ class EntryReader:
             if not stat.S_ISREG(status.st_mode):
                 raise changed(self._base, path)
             rule = time_rule(status.st_mtime_ns)
+            if rule is None and status.st_size > MAX_SIZE:
+                rule = f"a size over {MAX_SIZE:,} bytes, which no archive can hold"
             if rule is None and not status.st_size and os.pread(descriptor, 1, 0):
                 rule = f"bytes in a file whose size is 0, as of /proc: {_NO_SIZE}"
             if rule is None:
