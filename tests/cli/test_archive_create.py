@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.conftest import PROGRAM, run
-from zarrfs.archives.document_writer import PATH_MAX
+from tests.conftest import PROGRAM, run, tmpfs
+from zarrfs.archives.document_writer import MAX_SIZE, PATH_MAX
 
 
 @pytest.fixture
@@ -237,16 +237,32 @@ def test_outputs_are_not_archived(place: Path) -> None:
 
 
 def test_what_an_interrupted_extraction_leaves_is_not_archived(place: Path) -> None:
-    """Extraction refuses the name, so such an archive would be useless."""
+    """No store of the directory shows the name, and at the top extraction refuses it."""
     for above in "in", "in/sub":
         (place / above / ".zarrfs-staging").mkdir()
         (place / above / ".zarrfs-staging/note").write_text("{}")
-    told = "zarrfs: warning: in: .zarrfs-staging: a name that is reserved for unfinished copies: left out\n"
-    left = ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp", "sub/.zarrfs-staging", "sub/.zarrfs-staging/note"]
-    assert archived("-C", "in", ".", told=told) == left
-    assert archived("-C", "in", ".zarrfs-staging", "z", told=told) == ["z"]
-    assert archived("-C", "in", ".zarrfs-staging/note", "z", told=told.replace(": a name", "/note: a name")) == ["z"]
-    assert archived("in/.zarrfs-staging") == ["in/.zarrfs-staging", "in/.zarrfs-staging/note"]
+    what = "a name that is reserved for unfinished copies: left out\n"
+    top, below = (f"zarrfs: warning: in: {name}.zarrfs-staging: {what}" for name in ("", "sub/"))
+    left = ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp"]
+    assert archived("-C", "in", ".", told=top + below) == left
+    assert run("archive", "create", "-C", "in", ".", "-O", "new.json").returncode == 0
+    assert run("archive", "diff", "new.json", "in").stdout == ""
+    assert archived("-C", "in", ".zarrfs-staging", "z", told=top) == ["z"]
+    assert archived("-C", "in", ".zarrfs-staging/note", "z", told=top.replace(": a name", "/note: a name")) == ["z"]
+    assert archived("in/.zarrfs-staging", "more", told=f"zarrfs: warning: in/.zarrfs-staging: {what}") == ["more"]
+
+
+def test_a_file_of_a_size_that_no_archive_can_hold_is_refused_or_left_out(place: Path) -> None:
+    with tmpfs(place / "large", "size=64k"):  # other file systems have no such files
+        for name, size in ("most", MAX_SIZE), ("over", MAX_SIZE + 1):
+            (place / "large" / name).touch()
+            os.truncate(place / "large" / name, size)
+        told = f"large/over: a size over {MAX_SIZE:,} bytes, which no archive can hold"
+        assert refused("large") == f"{told} (--skip-unsupported leaves it out)"
+        document = place / "new.json"
+        done = run("archive", "create", "large", "--skip-unsupported", "-O", document)
+        assert (done.returncode, done.stderr) == (0, f"zarrfs: warning: {told}: left out\n")
+    assert run("ls", document, "large").stdout == "most\n"
 
 
 def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> None:

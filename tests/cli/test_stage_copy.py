@@ -17,6 +17,9 @@ from tests.mounts.staging import Node, eventually, one_line
 from tests.mounts.staging import node as node
 from tests.servers import Faulty
 from tests.servers import faulty as faulty
+from zarrfs.config.options import Options
+from zarrfs.sources import fingerprint, plan_source
+from zarrfs.store.upper import Upper
 
 SOURCE = DATA / "zarr/v2_hier"
 
@@ -351,6 +354,29 @@ def test_a_touched_document_is_taken_up(node: Node) -> None:
     assert {key: (file.read_text(), file.stat().st_mtime) for key, file in files(dest).items()} == {
         "a": ("inline", 7), "b": ("there now", 7),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["base", "upperdir"])
+def test_a_copy_is_not_resumed_with_another_base_or_upper(option: str, node: Node) -> None:
+    """It would keep files of the first one."""
+    dest, refs = node.path / "input", node.path / "refs.json"
+    refs.write_text(json.dumps({"a": ["x.bin", 0, 4], "b": ["y.bin", 0, 4]}))
+    for name, values in {"one": {"a": "AAAA"}, "two": {"a": "BBBB", "b": "YYYY"}}.items():
+        place = node.path / name
+        place.mkdir()
+        if option == "upperdir":
+            plan = plan_source(str(refs), Options())
+            upper = Upper(str(place), over={"source": plan.source, "fingerprint": fingerprint(plan), "view": None})
+            upper.lock(True)
+            upper.close()
+        for key, value in values.items():
+            (place / (key if option == "upperdir" else {"a": "x.bin", "b": "y.bin"}[key])).write_text(value)
+    done = run("stage", "--copy", "--keep-going", refs, dest, "-o", f"{option}={node.path}/one")
+    assert done.returncode == 1, done.stderr
+    assert (dest / "a").read_text() == "AAAA"
+    done = run("stage", "--copy", refs, dest, "-o", f"{option}={node.path}/two")
+    assert (done.returncode, "a: is there already" in one_line(done.stderr)) == (1, True)
+    assert (dest / "a").read_text() == "AAAA"
 
 
 def test_a_copy_is_not_made_in_its_source(node: Node) -> None:

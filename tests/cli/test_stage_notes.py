@@ -114,6 +114,24 @@ def test_a_killed_copy_that_another_node_has_taken_up(node: Node) -> None:
     assert not dest.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a PID namespace")
+def test_what_was_staged_in_a_container_is_not_stale_outside(node: Node) -> None:
+    place = node.path / "local/in"
+    stage = f"'{PROGRAM}' stage --copy --node-local='{place.parent}' '{SOURCE}' '{place}' --for $$"
+    script = f"{stage} && echo up && read x"
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script]
+    with subprocess.Popen(container, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "up\n"
+        done = run("unstage", "--stale")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (place / ".zgroup").exists()
+        assert len(node.records()) == 1
+        job.communicate("\n")
+    assert run("unstage", place).returncode == 0
+    assert node.clean()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("whose", ["staging", "note", "name", "open"])

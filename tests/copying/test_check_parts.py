@@ -99,6 +99,22 @@ def test_a_part_whose_source_has_changed(store: Path, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["base", "view", "upperdir"])
+def test_parts_of_other_variants_of_a_source_are_refused(option: str, tmp_path: Path) -> None:
+    """All of them have the same names, sizes and version."""
+    (tmp_path / "refs.json").write_text(json.dumps({"a": "data"}))
+    for name in "one", "two":
+        (tmp_path / name).mkdir()
+    paths = []
+    for index, value in enumerate(("v2", "v3") if option == "view" else (tmp_path / "one", tmp_path / "two")):
+        paths.append(tmp_path / f"part-{index}.json")
+        done = check("--shard", f"{index}/2", "--report", paths[-1], tmp_path / "refs.json", "-o", f"{option}={value}")
+        assert paths[-1].exists(), done.output
+    done = check("--merge", *paths)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"zarrfs: {paths[1]}: {option}= is "), done.stderr
+
+
 def _changed(**changed: Any) -> Callable[[str], str]:
     def change(text: str) -> str:
         about = json.loads(text)
@@ -125,6 +141,9 @@ def _changed(**changed: Any) -> Callable[[str], str]:
         (_changed(share="0/2"), "is of the share 0/2, as {first} is"),
         (_changed(share="1/3"), "the number of shares is 3, and 2 in {first}"),
         (_changed(source="/other"), "the source is /other, and {store} in {first}"),
+        (_changed(base="/other/"), "base= is /other/, and none in {first}"),
+        (_changed(view="v3"), "view= is v3, and none in {first}"),
+        (_changed(upperdir="/other"), "upperdir= is /other, and none in {first}"),
         (_changed(key="a"), "KEY is a, and none in {first}"),
         (_changed(decode=False), "decoding of chunks is off, and on in {first}"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -33,6 +34,16 @@ def test_a_record_round_trips(tmp_path: Path) -> None:
     record.remove()
     assert records.found() == []
     assert not (tmp_path / "state/staged").exists()
+
+
+def test_a_record_of_an_earlier_version_is_of_no_other_pid_namespace(tmp_path: Path) -> None:
+    record = add_record()
+    (file,) = tmp_path.glob("state/staged/*.json")
+    told = json.loads(file.read_text())
+    assert (told.pop("pid_namespace"), record.foreign) == (os.readlink("/proc/self/ns/pid"), False)
+    file.write_text(json.dumps(told))
+    (found,) = records.found()
+    assert (found.pid_namespace, found.foreign) == ("", False)
 
 
 def test_a_second_record_of_a_dest_is_refused() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.jobs.staged import add_record
+from zarrfs.config.options import parse
 from zarrfs.errors import MountError
-from zarrfs.jobs import stagein
+from zarrfs.jobs import records, stagein
+from zarrfs.jobs.records import Record
+from zarrfs.jobs.stagein import StageRequest
 
 
 def test_an_earlier_child_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
@@ -23,3 +28,93 @@ def test_an_earlier_child_is_not_killed(sleeper: subprocess.Popen[bytes]) -> Non
         fail()
     assert new[0].wait(60) < 0
     assert sleeper.poll() is None
+
+
+def begun(dest: Path, *options: str, source: str = "refs.json", join: bool = True) -> Record:
+    request = StageRequest(source, str(dest), "mount", owner=os.getpid(), join=join)
+    return stagein.begin(request, parse(options), pytest.fail)
+
+
+class Waits(Exception):
+    """A process waits to join a mount."""
+
+
+@pytest.fixture
+def _waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(maker: object) -> None:
+        raise Waits
+
+    monkeypatch.setattr(stagein, "_wait_for", wait)
+
+
+@pytest.mark.usefixtures("_waiting")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("tag=v1", "tag=v2"), ("", "view=v3"), ("base=x", "base=y"), ("blobs=x", "blobs=y"),
+        ("s3.endpoint_url=http://a", "s3.endpoint_url=http://b"),
+    ],
+)  # fmt: skip
+def test_a_mount_with_other_options_is_not_joined(first: str, second: str, tmp_path: Path) -> None:
+    """It shows another version, or other bytes."""
+    begun(tmp_path / "in", *filter(None, [first]))
+    with pytest.raises(Waits):
+        begun(tmp_path / "in", *filter(None, [first]))
+    with pytest.raises(MountError, match="is staged there already"):
+        begun(tmp_path / "in", second)
+
+
+@pytest.mark.usefixtures("_waiting")
+def test_a_mount_of_the_same_name_in_another_directory_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "one", "two":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    begun(tmp_path / "in", "blobs=b", source="./refs.json")
+    monkeypatch.chdir(tmp_path / "two")
+    with pytest.raises(MountError, match="is staged there already"):
+        begun(tmp_path / "in", "blobs=b", source="./refs.json")
+
+
+@pytest.mark.usefixtures("_waiting")
+def test_renewed_credentials_and_options_of_the_reader_keep_no_process_from_joining(tmp_path: Path) -> None:
+    begun(tmp_path / "in", "s3.key=a", "s3.secret=b", "retries=1", source="https://h/x?X-Amz-Signature=a")
+    with pytest.raises(MountError, match="is staged there already"):
+        begun(tmp_path / "in", source="https://h/y")
+    with pytest.raises(Waits):
+        begun(tmp_path / "in", "s3.key=c", "s3.secret=d", "retries=2", source="https://h/x?X-Amz-Signature=b")
+
+
+@pytest.mark.usefixtures("_waiting")
+@pytest.mark.parametrize("other", ["older", "container"])
+def test_a_mount_of_an_older_zarrfs_is_joined_and_one_of_a_container_is_not(other: str, tmp_path: Path) -> None:
+    record = begun(tmp_path / "in")
+    if other == "older":
+        record.asked = ""
+    else:
+        record.pid_namespace = "pid:[1]"
+    record.save()
+    with pytest.raises(Waits if other == "older" else MountError):
+        begun(tmp_path / "in")
+
+
+def test_joining_waits_no_longer_than_a_while_for_an_unstage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may itself wait for an hour, for a process that the job has left behind."""
+    record, now, waited = begun(tmp_path / "in"), [0.0], list[object]()
+
+    def wait(maker: object) -> None:
+        waited.append(maker)
+        now[0] += 1
+        if len(waited) == 40:  # as long as the mount is made there is no limit
+            record.state = records.ENDING
+            record.save()
+        assert len(waited) < 200
+
+    monkeypatch.setattr(stagein, "_wait_for", wait)
+    monkeypatch.setattr("zarrfs.jobs.stagein.time.monotonic", lambda: now[0])
+    with pytest.raises(MountError) as caught:
+        begun(tmp_path / "in")
+    who = f"process {os.getpid()} is unstaging it"
+    assert str(caught.value) == f"{tmp_path}/in: {who}, and waits for others that use it"
+    assert 60 < len(waited) < 80

@@ -39,6 +39,28 @@ def test_why_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_stale(add_record("/9", manager="slurm", job="6")) == ""
 
 
+def test_what_was_staged_in_another_pid_namespace_is_stale_once_its_job_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its processes have other numbers there, or none here."""
+    gone, there = processes.Process(os.getpid(), 1), {"pid_namespace": "pid:[1]"}
+    for number, more in enumerate(
+        ({"state": records.MAKING, "maker": gone}, {"owners": [gone]}, {"how": "mount"}, {"keeper": gone}, {})
+    ):
+        assert why_stale(add_record(f"/{number}", **more, **there)) == ""
+    assert "rebooted" in why_stale(add_record("/5", boot="another", **there))
+    monkeypatch.setattr(processes, "job_is_gone", lambda manager, job: (manager, job) == ("slurm", "5"))
+    assert "job" in why_stale(add_record("/6", manager="slurm", job="5", owners=[gone], **there))
+    assert why_stale(add_record("/7", manager="slurm", job="6", owners=[gone], **there)) == ""
+
+
+def test_no_keeper_is_started_for_what_was_staged_in_another_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would find none of the owners, and unstage the mount."""
+    add_record("/1", how="mount", pid_namespace="pid:[1]")
+    monkeypatch.setattr(unstage, "_replace_keeper", lambda record, notify: pytest.fail("a keeper"))
+    assert unstage.unstage_stale(UnstageOptions()) == []
+
+
 @root_only
 def test_a_child_that_its_user_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output is cut short."""

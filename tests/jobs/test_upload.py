@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from fsspec import AbstractFileSystem
 
 from zarrfs.config.options import Options
 from zarrfs.copying.destination_directory import DestinationDirectory, Staged
@@ -21,6 +23,42 @@ def test_md5_of_info() -> None:
     assert upload.md5_of_info({"md5Hash": "kAFQmDzST7DWlj99KOF/cg=="}) == known
     assert upload.md5_of_info({"content_settings": {"content_md5": bytearray.fromhex(known)}}) == known
     assert upload.md5_of_info({"size": 1}) == ""
+
+
+class Bucket(AbstractFileSystem):
+    """Buckets of several servers, by their endpoints."""
+
+    protocol = "s3"
+    cachable = False
+    held: ClassVar[dict[tuple[str, str], bytes]] = {}
+
+    def __init__(self, endpoint_url: str = "", **more: object) -> None:
+        super().__init__(**more)
+        self.endpoint = endpoint_url
+
+    def put_file(self, lpath: str, rpath: str, **more: object) -> None:
+        self.held[self.endpoint, rpath] = Path(lpath).read_bytes()
+
+    def info(self, path: str, **more: object) -> dict[str, object]:
+        if (self.endpoint, path) not in self.held:
+            raise FileNotFoundError(path)
+        return {"size": len(self.held[self.endpoint, path])}
+
+
+def test_a_bucket_at_another_endpoint_gets_what_the_first_one_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a file of the same name and size, which is not the one that was sent."""
+    (tmp_path / "a").write_text("new")
+    monkeypatch.setattr(upload, "class_of", lambda protocol, family: Bucket)
+    monkeypatch.setattr(Bucket, "held", {("http://two", "b/res/a"): b"old"})
+    tree, skipped = Tree(str(tmp_path), str(tmp_path)), []
+    for where in "one", "one", "two", "two":
+        options, report = Options(storage={"s3": {"endpoint_url": f"http://{where}"}}), StageOutReport()
+        upload.send(tree, upload.UploadOptions("s3://b/res"), options, report)
+        skipped.append(report.skipped)
+    assert skipped == [0, 1, 0, 1]
+    assert Bucket.held == {("http://one", "b/res/a"): b"new", ("http://two", "b/res/a"): b"new"}
 
 
 def test_a_file_that_vanishes_while_it_is_copied_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,19 @@ def kill_and_reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def test_processes_that_ask_for_the_same_share_a_mount(node: Node) -> None:
+    dest = node.path / "input"
+    with subprocess.Popen(["sleep", "100"]) as one, subprocess.Popen(["sleep", "100"]) as other:
+        first = staged(dest, "--join", "--for", one.pid, "-o", "links=keep")
+        assert staged(dest, "--join", "--for", other.pid, "-o", "links=keep")["daemon"] == first["daemon"]
+        refused = run("stage", SOURCE, dest, "--join", "--for", other.pid, "-o", "view=v3")
+        assert (refused.returncode, "is staged there already" in one_line(refused.stderr)) == (1, True)
+        kill(one.pid)
+        assert is_mounted(dest)
+        kill(other.pid)
+    assert eventually(node.clean)
+
+
 def test_the_process_holding_a_mount_is_named_and_waited_for(node: Node) -> None:
     dest = node.path / "input"
     staged(dest, "--job", "7")

@@ -11,6 +11,7 @@ from typing import IO, Any
 import orjson
 
 PATH_MAX = 4095  # bytes of a path, or of a symlink's target: the most that a system call takes
+MAX_SIZE = 2**62  # bytes of one file: an archive may declare a size without holding the data
 SPECIAL_FILES = {  # file types that no archive can hold
     stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",

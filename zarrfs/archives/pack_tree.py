@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from zarrfs.archives.blob_writer import ALGORITHMS, BlobDirectory
-from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES, blobs_rule, cut, encoded, inline_content, joined
+from zarrfs.archives.document_writer import (
+    MAX_SIZE,
+    PATH_MAX,
+    SPECIAL_FILES,
+    blobs_rule,
+    cut,
+    encoded,
+    inline_content,
+    joined,
+)
 from zarrfs.archives.dump_writer import BlobSpan, TaskBlobs, check_name
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
@@ -25,7 +34,7 @@ _JOBS_MAX = 8  # processes by default: more of them wait for each other at the d
 BATCH = 64  # files of one task
 MANY = 4096  # regions: a file of more is cut into tasks, and so is one with more data than a task has room for
 PIECE = 32 << 10  # bytes: a larger file is written to the document in pieces
-_UNFINISHED = "a name that is reserved for unfinished copies"  # so extraction refuses it
+_UNFINISHED = "a name that is reserved for unfinished copies"  # at any depth: a store of the directory hides it
 _NO_SIZE = "no archive can hold it; archive a copy"
 _PAGE = 4096  # bytes that one read(2) returns from a single moment
 
@@ -173,6 +182,8 @@ class EntryReader:
             if not stat.S_ISREG(status.st_mode):
                 raise changed(self._base, path)
             rule = time_rule(status.st_mtime_ns)
+            if rule is None and status.st_size > MAX_SIZE:
+                rule = f"a size over {MAX_SIZE:,} bytes, which no archive can hold"
             if rule is None and not status.st_size and os.pread(descriptor, 1, 0):
                 rule = f"bytes in a file whose size is 0, as of /proc: {_NO_SIZE}"
             if rule is None:
@@ -351,7 +362,7 @@ class TreeWalk:
         links: dict[str, bool] = {}
         tops = [path for path in kept if not self._is_below(path, kept, links)]
         for path in tops:
-            if path.startswith(RESERVED):
+            if any(part.startswith(RESERVED) for part in path.split("/")):
                 warn(f"{failed(self._base, path, _UNFINISHED)}: left out")
                 continue
             with reading(self._base, path):
@@ -435,8 +446,8 @@ class TreeWalk:
                 name = entry.name
                 if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
                     continue
-                if not path and name.startswith(RESERVED):
-                    warn(f"{failed(self._base, name, _UNFINISHED)}: left out")
+                if name.startswith(RESERVED):
+                    warn(f"{failed(self._base, prefix + name, _UNFINISHED)}: left out")
                 elif entry.inode() in self._inodes and self._is_own(entry):
                     warn(f"{failed(self._base, prefix + name, 'is an output of this command')}: left out")
                 elif entry.is_file(follow_symlinks=False):

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from zarrfs.archives.blobrefs import canonical, sized
-from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES
+from zarrfs.archives.document_writer import MAX_SIZE, PATH_MAX, SPECIAL_FILES
 from zarrfs.archives.source_kinds import NO_BLOBS, check_sources
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
@@ -25,8 +25,6 @@ from zarrfs.errors import SourceError
 from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.store.api import Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
-
-MAX_SIZE = 2**62  # bytes of one file: an archive may declare a size without holding the data
 
 _FIELDS = frozenset(("path", "mode", "mtime", "ctime", "size", "encoding", "data"))
 _KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}

@@ -76,7 +76,7 @@ def check(
     from zarrfs.copying.check_report import CheckReport
     from zarrfs.documents.plan import Plan
     from zarrfs.jobs import reports
-    from zarrfs.sources import discard, fingerprint, open_plan, plan_source
+    from zarrfs.sources import discard, fingerprint, open_plan, plan_source, variant
     from zarrfs.store.api import Store
     from zarrfs.system.memory import memory_limit
 
@@ -117,7 +117,8 @@ def check(
             if digests is not None:
                 found.expected_bytes = found.expected_bytes and 2 * found.expected_bytes
                 await again(digests.first(), memory)
-        return arrays.arrays, PartOf(plan.source, fingerprint(plan), below, not no_decode, twice)
+        of = PartOf(plan.source, fingerprint(plan), *variant(plan, options), below, not no_decode, twice)
+        return arrays.arrays, of
 
     arrays, of = common.run_on_store(source, parsed, body)
     sys.exit(write_report(found, as_json, arrays, part_json(of, share, found, arrays) if share else {}, to))

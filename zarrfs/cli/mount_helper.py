@@ -54,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "remount" in items:  # changes only the options that it names
             _remount(mountpoint, _parse_remount(items, typed, "-s" in given), items, typed is not None, "-f" in given)
             return 0
+        if typed is not None and "rw" not in typed:  # mount(8) adds it: no reason to override ro of a file or variable
+            items = [item for item in items if item != "rw"]
         effective = settings(items, [source], sloppy="-s" in given)
         parsed, [source] = effective.parsed, effective.sources
         if "-f" in given:
@@ -100,7 +102,7 @@ def _parse_remount(items: list[str], typed: list[str] | None, sloppy: bool) -> P
 def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
     from zarrfs.daemon.session import mount
 
-    parsed.writable = False  # mount(8) adds rw whenever ro is absent
+    parsed.writable = False  # mount(8) passes ro or rw, so rw need not be the user's choice
     with orderly_end():
         mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
     if verbose:

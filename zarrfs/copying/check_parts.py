@@ -27,6 +27,9 @@ class PartOf:
 
     source: str  # as messages show it
     version: str  # of a document; "": not known
+    base: str  # of sources.variant(), as the next two
+    view: str
+    upperdir: str
     key: str
     decode: bool
     twice: bool
@@ -125,7 +128,9 @@ def _fits(part: _Part, first: _Part, seen: dict[int, str]) -> None:
         raise SourceError(part.path, f"is of the share {part.share}, as {before} is")
     pairs = (
         ("the number of shares", part.share.count, first.share.count), ("the source", part.of.source, first.of.source),
-        ("the version of the source", part.of.version, first.of.version), ("KEY", part.of.key, first.of.key),
+        ("the version of the source", part.of.version, first.of.version),
+        ("base=", part.of.base, first.of.base), ("view=", part.of.view, first.of.view),
+        ("upperdir=", part.of.upperdir, first.of.upperdir), ("KEY", part.of.key, first.of.key),
         ("decoding of chunks", part.of.decode, first.of.decode), ("--twice", part.of.twice, first.of.twice),
     )  # fmt: skip
     for what, here, there in pairs:
@@ -182,7 +187,7 @@ def _read(path: str) -> _Part:
 
 
 def _part(path: str, about: dict[str, Any], part: dict[str, Any]) -> _Part:
-    of = PartOf(*(_typed(part, name, str) for name in ("source", "version", "key")),
+    of = PartOf(*(_typed(part, name, str) for name in ("source", "version", "base", "view", "upperdir", "key")),
                 *(_typed(part, name, bool) for name in ("decode", "twice")))  # fmt: skip
     text = _typed(part, "share", str)
     share = share_of(text, {})

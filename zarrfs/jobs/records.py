@@ -21,7 +21,7 @@ from typing import Any
 from zarrfs.errors import MountError, UsageError, reason_of
 from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
-from zarrfs.system.processes import boot
+from zarrfs.system.processes import boot, pid_namespace
 
 VARIABLE = "ZARRFS_STATE_DIR"  # the directory of records, if it is set
 _ATTEMPTS = 20
@@ -45,6 +45,7 @@ class Record:
     maker: Process  # the process that stages or unstages it
     state: str = MAKING
     boot: str = dataclasses.field(default_factory=boot)
+    pid_namespace: str = dataclasses.field(default_factory=pid_namespace)  # of all pids; "" in older records
     made_upper: bool = False  # the upper directory was made by a command that has not finished
     made: list[str] = dataclasses.field(default_factory=list)  # directories that staging created, outer first
     local: str = ""  # the node-local directory, if one was made
@@ -60,6 +61,7 @@ class Record:
     writable: bool = False
     manifest: str = ""
     manifest_written: bool = False  # completely, by staging
+    asked: str = ""  # digest of the source and of its options (stagein.digest()); "" in older records
     share: str = ""  # I/N of a copy: other shares of it may be staged at the same `dest`
     mark: str = ""  # identifies the runs of a copy (zarrfs.copying.destination_journal)
     note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs, once all is copied
@@ -71,6 +73,11 @@ class Record:
     def mounted(self) -> bool:
         """True if the source is mounted, or was about to be mounted when the record was written."""
         return self.how in ("mount", "run")
+
+    @property
+    def foreign(self) -> bool:
+        """True if it was made in another PID namespace, such as a container: its pids mean nothing in this one."""
+        return self.pid_namespace not in ("", pid_namespace())
 
     def save(self) -> None:
         """Write the record file, whole or not at all. Raises MountError."""
@@ -340,6 +347,7 @@ def _from_json(values: dict[str, Any], directory: str) -> Record:
         raise ValueError("zarrfs_staged")
     for name in ("maker", "daemon", "keeper"):
         values[name] = values[name] and Process(*values[name])
+    values.setdefault("pid_namespace", "")
     values["owners"] = [Process(*owner) for owner in values["owners"]]
     known = {field.name for field in dataclasses.fields(Record)}  # other fields are of another version of zarrfs
     return Record(**{name: value for name, value in values.items() if name in known} | {"directory": directory})

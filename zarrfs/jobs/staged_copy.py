@@ -19,7 +19,7 @@ from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import UnstageOptions, unstage
-from zarrfs.sources import fingerprint
+from zarrfs.sources import fingerprint, variant
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.uri import path_of_uri
 from zarrfs.system import mounts
@@ -91,7 +91,7 @@ async def write(
         if plan.kind == "zarr" and plan.path and mounts.beneath(os.path.realpath(path), os.path.realpath(plan.path)):
             raise UsageError(f"{path}: lies in {plan.source}, which is to be copied")
     linking = _Linking(store, record, options) if record.how == "link" else None
-    version = plan.source, fingerprint(plan) or plan.mtime_ns, options.view
+    version = plan.source, fingerprint(plan) or plan.mtime_ns, *variant(plan, options)
     mark = json.dumps([*version, record.how])
     record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
     record.save()

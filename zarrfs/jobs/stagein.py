@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from zarrfs.config.options import Parsed
+from zarrfs.archives.source_kinds import absolute
+from zarrfs.config.options import TABLE, Options, Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.shares import Share
 from zarrfs.errors import MountError, UsageError, reason_of
@@ -17,11 +21,14 @@ from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.processes import Process
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import UnstageOptions, unstage, why_dead, why_stale
+from zarrfs.net.identity import of_other
+from zarrfs.sources import absolute_source
 from zarrfs.system import mounts
 from zarrfs.system.processes import readable
 
 _LOOK = 1.0  # seconds between two looks at what another process stages
 _WAIT = 10.0  # seconds that another process has to take away what is stale, where several do so at once
+_ENDING = 30.0  # seconds that --join waits for another process that unstages
 _FORBIDDEN = re.compile(r"filesystem type (0x[0-9a-f]+) is forbidden")  # a message of fusermount3
 
 
@@ -52,9 +59,10 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
     record = Record(
         request.how, without_secrets(request.source), dest, dest, records.process_here(), owners=owners,
         manager=manager, job=job, upper=upper, writable=bool(upper) and not parsed.options.ro,
-        share="" if request.share is None else str(request.share),
+        asked=digest(request.source, parsed.options), share="" if request.share is None else str(request.share),
     )  # fmt: skip
     made: list[str] = []
+    until = time.monotonic() + _ENDING
     while True:
         other = records.add(record)
         if other is None:
@@ -62,6 +70,11 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
         if request.join and _joinable(other, record):
             if _join(other, owners):
                 return other
+            if other.state != records.ENDING:
+                until = time.monotonic() + _ENDING
+            elif time.monotonic() >= until:
+                who = f"process {other.maker.pid} is unstaging it"
+                raise MountError(f"{dest}: {who}, and waits for others that use it")
             _wait_for(other.maker)
             continue
         _replace(other, record, notify, _WAIT if request.join else 0.0)
@@ -81,11 +94,25 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
     return record
 
 
+def digest(source: str, options: Options) -> str:
+    """Return a digest of a source and of the options that decide what it shows, in any working directory.
+
+    Credentials do not count, as they may be renewed.
+    """
+    values = {name: getattr(options, name) for name, field in TABLE.items() if field.metadata["scope"] == "source"}
+    values["blobs"] = [without_secrets(absolute(place)) for place in options.blobs]
+    values["base"] = options.base and without_secrets(absolute_source(options.base))
+    values["storage"] = sorted(of_other(place, "", given) for place, given in options.storage.items())
+    text = json.dumps([without_secrets(absolute_source(source)), values], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _joinable(other: Record, record: Record) -> bool:
     """Return whether a new owner may use what is staged at its DEST, or is about to be, by another one of its job."""
     wanted = (record.how, record.source, record.manager, record.job, record.upper, record.writable)
     there = (other.how, other.source, other.manager, other.job, other.upper, other.writable)
-    return there == wanted and bool(other.owners) and not why_stale(other) and not why_dead(other)
+    same = there == wanted and other.asked in ("", record.asked) and not other.foreign
+    return same and bool(other.owners) and not why_stale(other) and not why_dead(other)
 
 
 def _join(other: Record, owners: list[Process]) -> bool:

@@ -114,6 +114,8 @@ def why_stale(record: Record) -> str:
     """
     if record.boot != boot():
         return "the node was rebooted since"
+    if record.foreign:  # whether its processes are alive, and its mount is there, cannot be seen from here
+        return _job_ended(record)
     if record.state != READY:
         return "" if processes.alive(record.maker) else "the process that staged it has died"
     try:
@@ -124,10 +126,14 @@ def why_stale(record: Record) -> str:
     if record.owners:
         return "" if any(map(processes.alive, record.owners)) else "the process that it was for has ended"
     if record.manager:
-        return "its job has ended" if processes.job_is_gone(record.manager, record.job) else ""
+        return _job_ended(record)
     if not record.mounted and not os.path.lexists(record.place):
         return "it is not there any more"
     return why_dead(record)
+
+
+def _job_ended(record: Record) -> str:
+    return "its job has ended" if processes.job_is_gone(record.manager, record.job) else ""
 
 
 def why_dead(record: Record) -> str:
@@ -323,7 +329,7 @@ def _unstage_own_stale(options: UnstageOptions) -> list[dict[str, Any]]:
         reason = why_stale(record)
         if reason:
             chosen.append((record, reason))
-        elif record.state == READY:
+        elif record.state == READY and not record.foreign:  # a keeper here would not see its owners
             _replace_keeper(record, options.notify)
     results = unstage_all(chosen, options)
     if not damaged:  # otherwise a directory may belong to a damaged record

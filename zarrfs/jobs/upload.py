@@ -21,6 +21,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, SourceError, UsageError, reason_of
 from zarrfs.jobs.stageout import StageOutReport, Tree, TreeFile, files, holds
 from zarrfs.net.failures import failure, raise_from
+from zarrfs.net.identity import endpoint
 from zarrfs.net.openers import class_of
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
@@ -38,6 +39,7 @@ class _Destination(NamedTuple):
     path: str  # without a slash at its end
     family: str  # the first name of its protocol
     shown: str
+    endpoint: str = ""  # of a bucket; "": the provider's
 
 
 class UploadOptions(NamedTuple):
@@ -72,7 +74,7 @@ def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport)
         _copy(tree, destination, how, done)
         return
     pool = concurrent.futures.ThreadPoolExecutor(how.jobs or _JOBS)
-    with _journal(tree.upper, destination.shown) as journal, pool as threads:
+    with _journal(tree.upper, destination) as journal, pool as threads:
         waiting = {threads.submit(_send_one, tree, destination, file, options, journal): file for file in pending}
         try:
             for future in concurrent.futures.as_completed(waiting):
@@ -169,8 +171,9 @@ class _Journal:
 
 
 @contextlib.contextmanager
-def _journal(upper: str, shown: str) -> Iterator[_Journal]:
-    name = f"{RECORD}-sent-{hashlib.sha256(os.fsencode(shown)).hexdigest()[:16]}"
+def _journal(upper: str, destination: _Destination) -> Iterator[_Journal]:
+    place = f"{destination.shown} at {destination.endpoint}" if destination.endpoint else destination.shown
+    name = f"{RECORD}-sent-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
     try:
         journal = _Journal(os.path.join(upper, name))
     except OSError as exc:
@@ -187,12 +190,14 @@ def _destination(url: str, options: Options) -> _Destination:
     try:
         class_ = class_of(protocols[0], family)
         given, _ = Trust(options).given(url)
-        fs = class_(**{**class_._get_kwargs_from_urls(url), **given}, skip_instance_cache=True)
+        given = {**class_._get_kwargs_from_urls(url), **given}
+        fs = class_(**given, skip_instance_cache=True)
     except ReadError as exc:
         raise UsageError(f"--to {exc}") from None
     except Exception as exc:
         raise UsageError(f"--to {without_secrets(url)}: cannot be used with these options: {exc}") from exc
-    return _Destination(fs, class_._strip_protocol(url).rstrip("/"), family, without_secrets(url).rstrip("/"))
+    at = endpoint(family, given) if family in urls.BUCKETS else ""
+    return _Destination(fs, class_._strip_protocol(url).rstrip("/"), family, without_secrets(url).rstrip("/"), at)
 
 
 def _send_one(tree: Tree, destination: _Destination, file: TreeFile, options: Options, journal: _Journal) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import directory
 from zarrfs.documents.plan import Plan
 from zarrfs.documents.plan import discard as discard
@@ -184,6 +185,15 @@ def fingerprint(plan: Plan) -> str:
         return plan.digest
     name = os.path.basename(plan.index or "")
     return name.partition(".")[0] if re.fullmatch(r"[0-9a-f]{64}\.[0-9a-f]{64}\.index", name) else ""
+
+
+def variant(plan: Plan, options: Options) -> tuple[str, str, str]:
+    """Return the base, view and upper directory that were chosen, "" for each that was not.
+
+    With others, the keys of one version of a document have other bytes. The base has no credentials.
+    """
+    base = "" if options.base is None else without_secrets(plan.base)
+    return base, options.view or "", options.upperdir or ""
 
 
 def _open(plan: Plan, options: Options) -> Store:

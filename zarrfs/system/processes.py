@@ -18,9 +18,14 @@ def boot() -> str:
         return file.read().strip()
 
 
+def pid_namespace() -> str:
+    """Return the id of the pid namespace of this process, which is unique while the namespace exists."""
+    return os.readlink("/proc/self/ns/pid")
+
+
 def here() -> str:
     """Return an id of the boot and the pid namespace: within it, a pid names one process."""
-    return f"{boot()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot()} {pid_namespace()}"
 
 
 def lives(pid: int) -> bool:
