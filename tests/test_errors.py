@@ -122,6 +122,10 @@ def test_a_message_that_is_made_of_one(
         assert said in line, (where, line)
 
 
+@pytest.mark.parametrize("kind", [errors.ReadError, *errors.ReadError.__subclasses__()])
+def test_a_failed_read_never_reads_as_a_missing_chunk(kind: type[errors.ReadError]) -> None:
+    expected = {errors.AccessDenied: errno.EACCES, errors.Loop: errno.ELOOP}.get(kind, errno.EIO)
+    assert errors.to_errno(kind("s3://b/k", "no answer")) == expected
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENOTCONN, 0])
