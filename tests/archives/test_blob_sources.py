@@ -233,6 +233,29 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
     faulty.release()
 
 
+def test_readers_of_a_blob_of_a_server_that_hangs_do_not_wait_one_after_the_other(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zarrfs.archives.blob_reader._LAST_ATTEMPT", 0.01)
+    failed = []
+
+    async def read(reader: BlobReader) -> None:
+        async def one() -> None:
+            with pytest.raises(ReadError, match="read_timeout"):
+                await whole(reader)
+            failed.append(1)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(one)
+
+    began = time.monotonic()
+    run(served(faulty, forever="slow"), read, read_timeout=1.0)
+    assert time.monotonic() - began < 10, "20 seconds, one after the other"
+    assert len(failed) == 20
+    faulty.release()
+
+
 @pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
 def test_a_tar_whose_reported_length_is_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
     """An error that names both lengths, at once; a tar that has its own end needs no length."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
+import trio.testing
 
 from tests.servers import Faulty
 from zarrfs.config.options import Options
+from zarrfs.errors import ReadError
 from zarrfs.net.request_queue import RequestQueue
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -44,3 +47,39 @@ def test_a_short_answer_before_the_end_is_fetched_again(faulty: Faulty) -> None:
 
     trio.run(main)
     assert faulty.gets() == 2
+
+
+def test_what_came_ahead_with_a_reader_ends_after_the_reader_has(faulty: Faulty) -> None:
+    """One request for both: the deadline of the reader is none for what nobody waits for yet."""
+    url = faulty.put("/out.bin", bytes(100), forever=503)
+    options = Options(host_requests=1, retries=3, read_timeout=0.5)
+    ended = []
+
+    async def main() -> None:
+        files = RemoteFiles(options)
+        system, path = await files.find(url)
+        ranges = RequestQueue(options)
+        faulty.put("/first.bin", b"x", "slow")
+        first, first_path = await files.find(faulty.url + "/first.bin")
+
+        async def ahead() -> None:
+            with pytest.raises(ReadError, match="not read within"):
+                await ranges.fetch(system, path, 0, 10, True)
+            ended.append(1)
+
+        async def reader() -> None:
+            with trio.move_on_after(0.5):
+                await ranges.fetch(system, path, 10, 20)
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ranges.fetch, first, first_path, 0, 1)
+                await trio.to_thread.run_sync(faulty.arrived.wait)
+                nursery.start_soon(ahead)
+                nursery.start_soon(reader)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                faulty.release()
+        await files.aclose()
+
+    trio.run(main)
+    assert ended == [1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ MAX_OPEN = 128  # open descriptors: one more closes the least recently used
 _WARNINGS = 65_536  # warnings remembered, each being logged once
 _HASHING = 4  # blobs hashed at once
 _HASHED_HERE = 32 << 10  # bytes: up to so many take 50 us on the loop, where a thread costs twice that
+_SAME, _LAST_ATTEMPT = 1.0, 1.0  # seconds: a blob that is wanted again so soon after it was late has so long
+_LATE = 1024  # of them that are remembered
 _ATTEMPTS = 3  # a blob that changes under a reader as often is an error
 
 
@@ -76,6 +79,7 @@ class BlobReader(TargetReader):
         self._writer = None if self._disk is None else BackgroundWriter(self._disk, self._memory)
         self._ahead = min(options.prefetch, self._memory.limit // 4)  # bytes
         self._files = BlobFiles()
+        self._late: LRU[tuple[str, str], float] = LRU(_LATE)  # trio's time at which a blob took too long
         self._open: LRU[str, OpenBlob] = LRU(MAX_OPEN, _close)
         self._queues: dict[str, _Queue] = {}
         self._limiter = trio.CapacityLimiter(_HASHING)
@@ -334,11 +338,17 @@ class BlobReader(TargetReader):
 
     @contextlib.contextmanager
     def _in_time(self, source: BlobSource, blobref: str) -> Iterator[None]:
-        """Raise ReadError if the block takes longer than -o read_timeout=."""
+        """Raise ReadError if the block takes longer than -o read_timeout=, or a second just after it has done so.
+
+        Those who have waited for the same blob try it next, and the kernel asks again at once for what fails.
+        """
+        key = source.shown, blobref
+        again = trio.current_time() - self._late.get(key, -math.inf) < _SAME
         try:
-            with trio.fail_after(self._timeout):
+            with trio.fail_after(min(_LAST_ATTEMPT, self._timeout) if again else self._timeout):
                 yield
         except trio.TooSlowError:
+            self._late.put(key, trio.current_time())
             location, limit = f"{source.shown}: {blobref}", f"{self._timeout:g} s (-o read_timeout=)"
             reason = "; ".join([f"not read within {limit}", *self._factory.outages()])
             raise ReadError(location, reason) from None
@@ -350,8 +360,9 @@ class BlobReader(TargetReader):
 
     async def _fetch(self, source: BlobSource, blobref: str, declared: int | None) -> OpenBlob:
         """Fetch a blob from a BlobSource, verify it, and hold it in memory."""
-        async with self._memory.room(blobref, declared):
+        async with contextlib.AsyncExitStack() as stack:
             with self._in_time(source, blobref):
+                await stack.enter_async_context(self._memory.room(blobref, declared))
                 data = await source.fetch(blobref, declared)
             here = len(data) <= _HASHED_HERE
             found = hash_of(data, blobref) if here else await in_thread(self._limiter, hash_of, data, blobref)

@@ -175,16 +175,27 @@ def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = F
         with contextlib.suppress(OSError, Damaged, KeyError):
             one.source = parse_record(bytes(load(layout, records[target])[0]))[1]
             one.seen = records[target].start / 1e9
+    kept = 0
     for used, size, folder, name in files.values():
         if folder == BLOBS:
             one = found.setdefault(b"", Target(BLOBS_SOURCE))
             one.size, one.blocks, one.used = one.size + size, one.blocks + 1, max(one.used, used)
-        if remove:
-            layout.remove(folder, name)
+        if remove and not layout.remove(folder, name) and _is_there(layout, folder, name):
+            kept += 1
     if remove and b"" in found:
         with contextlib.suppress(OSError, Busy), Space(layout, 0, 0).locked(LOCK_PATIENCE):
             Space(layout, 0, 0).recount()
+    if kept:
+        raise PermissionError(errno.EACCES, f"{kept:,} files cannot be removed: permission denied, or read-only")
     return sorted(found.values(), key=lambda one: -max(one.used, one.seen))
+
+
+def _is_there(layout: Layout, folder: str, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=layout.folder(folder), follow_symlinks=False)
+    except FileNotFoundError:  # evicted by another process
+        return False
+    return True
 
 
 def _old(layout: Layout) -> list[Target]:

@@ -49,7 +49,8 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
             raise SourceError(plan.source, "its index cannot be kept: no cache directory (see -o index_dir=)")
     finally:
         discard(plan)
-    sys.stdout.write(f"{output or plan.index}\n")
+    sys.stdout.buffer.write(os.fsencode(f"{output or plan.index}\n"))
+    sys.stdout.buffer.flush()
 
 
 def _write(plan: Plan, output: str, force: bool) -> None:

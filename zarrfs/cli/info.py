@@ -91,7 +91,7 @@ async def _of_source(store: Store, plan: Any) -> dict[str, Any]:
     about: dict[str, Any] = {
         "source": plan.source,
         "kind": plan.kind,
-        "where": plan.path or plan.url,
+        "where": plan.path or (plan.url and without_secrets(plan.url)),
         "base": without_secrets(plan.base) or None,
         "index": None if plan.temporary else plan.index,
         "warnings": list(plan.warnings),

@@ -73,6 +73,8 @@ def _watch(path: str, interval: float, once: bool) -> None:
         else:
             return
     say(f"{first.mountpoint}: no longer mounted")
+    if once:  # the frame that was asked for is not there
+        raise SystemExit(1)
 
 
 def _width() -> int | None:

@@ -9,6 +9,7 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.config.options import Parsed
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import NotDirectory
 from zarrfs.store.api import Info, Kind, Store, join_key
 
@@ -33,7 +34,8 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
         if (await store.info(start)).kind is not Kind.DIRECTORY:
             raise NotDirectory(start)
         counts = dict.fromkeys(Kind, 0)
-        sys.stdout.write(show.printable(f"{source.rstrip('/')}/{start}" if start else source) + "\n")
+        shown = without_secrets(source)
+        sys.stdout.write(show.printable(f"{shown.rstrip('/')}/{start}" if start else shown) + "\n")
         async for indent, info in _lines(store, start, level):
             counts[info.kind] += 1
             arrow = f" -> {show.printable(info.target or '')}" if info.kind is Kind.SYMLINK else ""

@@ -287,6 +287,9 @@ class RequestQueue:
             want.task.wants.remove(want)
             if not want.task.wants:
                 want.task.scope.cancel()
+            elif not want.ahead and all(other.ahead for other in want.task.wants):
+                # the rest have no deadline of their own, and _limit() gave the request none
+                want.task.scope.deadline = trio.current_time() + self._options.read_timeout
 
     def _send(self, host: _Host) -> None:
         """Send what may be sent."""
@@ -350,6 +353,11 @@ class RequestQueue:
             except Exception as exc:
                 for want in wants:
                     want.error = exc
+        if request.scope.cancelled_caught and request.wants:  # its deadline has passed
+            late, extent = self._too_late(host), max(want.stop for want in wants) - wants[0].start
+            error = self._final(wants[0], wants[0].start, extent, 1, late)
+            for want in wants:
+                want.error = error
         for want in wants:
             want.task = None
             self.sent_ahead.discard(want.range)

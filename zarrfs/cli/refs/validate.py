@@ -11,6 +11,7 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.config.options import Parsed
+from zarrfs.config.redaction import without_secrets
 from zarrfs.config.shares import WHOLE
 from zarrfs.errors import SourceError
 
@@ -49,7 +50,7 @@ def validate(source: str, as_json: bool, shard: str | None, parsed: Parsed) -> N
         common.run_on_store(source, dataclasses.replace(parsed, options=validating(parsed.options)), body)
     except SourceError as exc:  # nothing beyond this can be examined, by any share
         report.add(Fault(exc.entry or "", exc.rule))
-    report.end(source)
+    report.end(without_secrets(source))
     sys.exit(0 if report.valid else 1)
 
 
