@@ -25,7 +25,9 @@ from tests.cache.diskblocks import (
     rows as rows_of,
 )
 from tests.conftest import run
+from zarrfs.cache import diskadmin
 from zarrfs.cache.disk import DiskCache
+from zarrfs.errors import UsageError
 
 A, B = "s3://bucket/a.nc", "https://me:word@host/b.nc"
 
@@ -97,6 +99,17 @@ def test_prune_by_age(directory: Path, index: Path) -> None:
     assert [row["blocks"] for row in rows(cache(*command, "--json"))] == [10]
     assert len(rows_of(directory)) == 7
     assert cache(*command) == ""
+
+
+def test_what_cannot_be_removed_is_an_error(
+    directory: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a directory that may only be read, or of another user."""
+    monkeypatch.setattr("zarrfs.cache.diskfiles.Layout.remove", lambda layout, folder, name: False)
+    for remove in (lambda: diskadmin.prune(str(directory), 0.0, None, False), lambda: diskadmin.clear(str(directory))):
+        with pytest.raises(UsageError, match=r"[0-9]+ files cannot be removed: permission denied, or read-only"):
+            remove()
+    assert len(rows_of(directory)) == 17
 
 
 def test_prune_by_size(directory: Path, index: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from zarrfs.cli import main, top_screen
 from zarrfs.cli.stats_text import hosts, milliseconds, table
+from zarrfs.errors import MountError
 from zarrfs.metrics.counters import ERROR_METRICS, HOST_METRICS, LATENCY, METRICS, PLACE_METRICS, TEXTS
 from zarrfs.metrics.exposition import exposition
 from zarrfs.metrics.statistics import Statistics
@@ -307,6 +309,25 @@ def test_a_path_outside_of_mounts_is_one_line(command: list[str], tmp_path: Any)
         result = CliRunner().invoke(main, [*command, str(path)])
         assert (result.exit_code, result.stdout) == (1, "")
         assert re.fullmatch(rf"zarrfs: {re.escape(str(path))}: {says}.*\n", result.stderr)
+
+
+def test_top_without_its_frame_is_a_failure(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mount ends during the interval."""
+    first = SimpleNamespace(mountpoint=str(tmp_path))
+    asked: list[str] = []
+
+    def once(path: str) -> Any:
+        asked.append(path)
+        if len(asked) > 1:
+            raise MountError(f"{path}: not in a mount of zarrfs")
+        return first
+
+    monkeypatch.setattr("zarrfs.metrics.statistics.statistics", once)
+    for arguments, status in (["--once"], 1), ([], 0):
+        asked.clear()
+        result = CliRunner().invoke(main, ["top", *arguments, "--interval", "100ms", str(tmp_path)])
+        assert (result.exit_code, result.stdout) == (status, "")
+        assert result.stderr == f"zarrfs: {tmp_path}: no longer mounted\n"
 
 
 def test_an_interval_that_is_not_a_time_is_refused(tmp_path: Any) -> None:

@@ -87,6 +87,8 @@ def server() -> Iterator[str]:
     with _Server(("127.0.0.1", 0), handler) as server:
         documents["/set.json"] = json.dumps({"version": 1, "refs": refs(server.server_port)}).encode()
         documents["/data"] = bytes(100)
+        documents["/store.zarr/.zgroup"] = b'{"zarr_format": 2}'
+        documents["/store.zarr/.zmetadata"] = b'{"metadata": {".zgroup": {"zarr_format": 2}}}'
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -256,3 +258,23 @@ def test_commands_do_not_tell_them(
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "secret" and "index" not in path.parts:
             assert_hidden(str(path), bytes_of(path))
+
+
+def test_what_commands_print_of_their_source_has_no_secret(server: str, tmp_path: Path) -> None:
+    """The source may be a name of the configuration, whose URL nobody has typed."""
+    password, signature = MINE["the password in the source"], MINE["the signature in the source"]
+    of_set, of_store = (
+        f"http://joe:{password}@{server}/{name}?X-Amz-Signature={signature}" for name in ("set.json", "store.zarr")
+    )
+    (tmp_path / "url").write_text(of_set)
+    (tmp_path / "zarrfs.toml").write_text(f"[source.named]\nsource = \"@{tmp_path}/url\"\n")
+    environment = {**os.environ, "ZARRFS_CONFIG": str(tmp_path / "zarrfs.toml")}
+    more = ["-o", "retries=0,allow=private"]
+    for command in (
+        ["info", of_store], ["info", "--json", of_store], ["tree", of_set], ["tree", "named"],
+        ["refs", "validate", "--json", "named"],
+    ):  # fmt: skip
+        done = run(*command, *more, env=environment)
+        assert done.stdout, done.stderr
+        assert password not in done.stdout + done.stderr, command
+        assert signature not in done.stdout + done.stderr, command
