@@ -19,10 +19,12 @@ import trio
 
 from tests.icechunk.repositories import NUMBERS, Repository, contents, write, write_virtual
 from tests.servers import GCS, S3, Azure, Faulty, Nginx, azure, faulty, gcs, nginx, s3
+from zarrfs.config import urls
 from zarrfs.config.options import parse
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
+from zarrfs.icechunk.repository import virtual_url
 from zarrfs.sources import open_source
 from zarrfs.sources.icechunk import local_refs
 
@@ -312,23 +314,35 @@ def test_virtual_chunks_on_a_server(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("versioned", [False, True])
-@pytest.mark.parametrize("name", [b"nl\n7", b"dat\xff.bin", b"per%0Acent"])
+@pytest.mark.parametrize("name", [b"nl\n7", b"dat\xff.bin", b"per%0Acent", b"a::b", b"a\xff::b"])
 def test_virtual_chunks_in_files_of_unusual_names(tmp_path: Path, name: bytes, versioned: bool) -> None:
     file = os.fsencode(tmp_path) + b"/" + name
     Path(os.fsdecode(file)).write_bytes(NUMBERS.tobytes())
     (tmp_path / "nl").write_bytes(bytes(80))  # what comes before the line break is the name of another
     status = os.stat(file)
     tag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}" if versioned else None
-    write_virtual(tmp_path / "repo", "file://" + urllib.parse.quote(file), tag)
+    write_virtual(tmp_path / "repo", "file://" + urllib.parse.quote(file, safe="/:"), tag)
     assert get(tmp_path / "repo", "virtual/c/0") == NUMBERS[:10].tobytes()
     assert get(tmp_path / "repo", "virtual/zarr.json")
 
 
-@pytest.mark.parametrize("name", ["nl%0A7", "dat%FF.bin"])
+@pytest.mark.parametrize("location", [
+    "http://h/x::file:///etc/passwd", "http://x::file:///etc/passwd", "zip://x::file:///a.zip", "s3://b/x::memory://y",
+    "s3://x::file:///etc/passwd", "s3://b/x%3A%3Amemory://y", "file:///a%FF::memory://y",
+])  # fmt: skip
+def test_no_location_of_a_virtual_chunk_is_a_chain(location: str) -> None:
+    assert len(urls.protocols(virtual_url(location))) == 1
+
+
+def test_a_web_server_of_virtual_chunks_may_have_colons_in_names_and_in_its_address() -> None:
+    assert virtual_url("http://[2001:db8::1]:80/a::b") == "http://[2001:db8::1]:80/a%3A%3Ab"
+
+
+@pytest.mark.parametrize("name", ["nl%0A7", "dat%FF.bin", "a%3A%3Ab"])
 def test_a_virtual_chunk_in_a_key_that_no_client_reads_is_an_error_of_its_own(tmp_path: Path, name: str) -> None:
     write_virtual(tmp_path / "repo", f"s3://bucket/{name}", None)
     assert get(tmp_path / "repo", "virtual/zarr.json")
-    with pytest.raises(ReadError, match=rf"s3://bucket/{name}: its key is not UTF-8, or has a line break"):
+    with pytest.raises(ReadError, match=rf"s3://bucket/{name}: its key is not UTF-8, or has a line break or \"::\""):
         get(tmp_path / "repo", "virtual/c/0")
 
 

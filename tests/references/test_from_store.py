@@ -17,6 +17,7 @@ import zarr
 from click.testing import CliRunner
 
 from tests.conftest import PROGRAM, run
+from tests.icechunk.repositories import write_virtual
 from tests.references.refsets import as_fsspec_reads, done, entries, refs
 from tests.servers import S3, Nginx
 from zarrfs.cli import main
@@ -149,6 +150,15 @@ def test_files_that_no_set_can_hold(make: object, entry: str, rule: str, tree: P
     assert result.stderr.startswith(f"zarrfs: {tree}: {entry}")
     assert rule in result.stderr
     assert not (tmp_path / "set.json").exists()
+
+
+@pytest.mark.parametrize("location", ["vcc://archive/numbers.bin", "s3://bucket/dat%FF.bin"])
+def test_virtual_chunks_of_icechunk_that_no_reference_can_name(location: str, tmp_path: Path) -> None:
+    write_virtual(tmp_path / "repo", location, "1")
+    result = refs("from-store", tmp_path / "repo", "--option", "type=icechunk", "-O", tmp_path / "set.json")
+    assert (result.exit_code, (tmp_path / "set.json").exists()) == (1, False)
+    what = f"virtual/c/0: a virtual chunk at {location}, a location that no reference can name"
+    assert what in result.stderr
 
 
 @pytest.mark.parametrize("locked", ["notes/hh::i", "notes", "x/y/.zarray"])

@@ -250,6 +250,12 @@ def test_v3_optional_members() -> None:
     assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
 
 
+def test_v3_attributes_of_null_are_none() -> None:
+    assert array("zarr.json", attributes=None) == array("zarr.json", attributes={})
+    group = {"zarr_format": 3, "node_type": "group", "attributes": None}
+    assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
+
+
 def test_equal_documents_make_equal_arrays() -> None:
     assert array(".zarray") == array(".zarray")  # callers need not process an equal array twice
     assert array(".zarray") != array(".zarray", shape=[7, 6])

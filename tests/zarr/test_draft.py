@@ -57,6 +57,10 @@ def test_entry_point_keys_and_nodes() -> None:
     assert delta.keys.key((0, 1)) == "c0.1"
 
 
+def test_attributes_of_null_are_none() -> None:
+    assert draft.parse("group", b'{"attributes": null}') == GroupMetadata("v3-draft", {})
+
+
 @pytest.mark.parametrize(
     ("members", "rule"),
     [

@@ -14,6 +14,7 @@ import zarr.storage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from zarr.core.buffer import default_buffer_prototype
 
 from tests.zarr.test_dtypes import SCALARS, described
 from zarrfs.zarr import dtypes
@@ -176,9 +177,43 @@ def test_variable_length_values() -> None:
     assert from_v3("Af8=", data) == from_v3([1, 255], data) == from_v2("Af8=", data) == (None, b"\1\xff")
     assert from_v2(0, text) == (None, "0")  # as zarr-python 2 wrote and zarr-python 3 reads it
     assert from_v2(0, data) == (None, b"")
+    with pytest.raises(MetadataError, match="fill_value"):
+        from_v3(0, data)
     assert from_v2({"a": 1}, data_type("|O")) == (None, {"a": 1})
     assert (as_v3(filled(None, "né", text)), as_v3(filled(None, None, text))) == ("né", "")
     assert (as_v3(filled(None, b"\1\xff", data)), as_v2(filled(None, b"\1\xff", data))) == ("Af8=", "Af8=")
+
+
+@pytest.mark.parametrize("read", [from_v2, from_v3])
+@pytest.mark.parametrize(
+    ("value", "text", "expected"),
+    [
+        ("-9999.0", "<f4", "003c1cc6"), ("0.0", ">f8", "0000000000000000"), ("nan", "<f4", "0000c07f"),
+        ("-inf", "<f2", "00fc"), ("1e300", "<f4", "0000807f"), (["1.5", 0], "<c8", "0000c03f00000000"),
+    ],
+)  # fmt: skip
+def test_floats_may_be_text(read: Any, value: Any, text: str, expected: str) -> None:
+    assert read(value, data_type(text)) == (bytes.fromhex(expected), None)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "fill"), [("f", "-9999.0"), ("f", "nan"), ("f", "1e300"), ("T", 0), ("T", 1.5), ("T", True)]
+)
+def test_numbers_as_text_and_texts_as_numbers_are_what_zarr_python_reads(name: str, fill: Any, version: int) -> None:
+    """Also fill values of variable-length text that are numbers, which zarr-python 2 wrote."""
+    dtype = np.dtypes.StringDType() if name == "T" else np.dtype("<f4")
+    document = documents_of(dtype, "" if name == "T" else 0, version)
+    changed = json.dumps({**json.loads(document), "fill_value": fill}).encode()
+    store = zarr.storage.MemoryStore()
+    key = "zarr.json" if version == 3 else ".zarray"
+    store._store_dict[key] = default_buffer_prototype().buffer.from_bytes(changed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = zarr.open_array(store, mode="r").fill_value
+    found = parse_node(key, changed)
+    assert isinstance(found, ArrayMetadata)
+    assert (found.fill, found.fill_object) == ((None, expected) if name == "T" else (expected.tobytes(), None))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +242,6 @@ def test_v3_values_are_not_cast(value: Any, text: Any) -> None:
     ("value", "text"),
     [
         ("1.5", "<i4"), ("0x1", "<i4"), (True, "<i4"), (10**400, "<f8"),
-        ("nan", "<f8"),
         (True, "<f8"), ([1], "<f8"), ("0x7fc0", "<f4"), ("0x+fc00000", "<f4"), ("0x7fc0 000", "<f4"), ("x", "|b1"),
         (2, "|b1"),
         ([1, 2, 3], "<c8"), ([1, "x"], "<c8"), ([], "<c8"), ("x", "<c8"), (1 << 63, "<M8[s]"), ("never", "<M8[s]"),

@@ -10,12 +10,14 @@ from urllib.parse import quote, unquote
 
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
+from zarrfs.config.redaction import links
 from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
-from zarrfs.icechunk.targets import UNDECODED, target
+from zarrfs.icechunk.targets import target
 from zarrfs.store.api import key_rule
 from zarrfs.store.indexfile import IndexWriter
+from zarrfs.store.targets import UNDECODED
 
 T = TypeVar("T")
 
@@ -199,8 +201,9 @@ class _Chunks:
 def virtual_url(location: str) -> str:
     """Return the URL or path of a virtual chunk's file: keys of buckets and paths are percent-encoded in locations.
 
-    What cannot be decoded in an index (other bytes than UTF-8, or a line break, which ends the URL of a target) stays
-    encoded: the reader decodes the file: URL of a path, and refuses a key.
+    What cannot be decoded in an index (other bytes than UTF-8, a line break, which ends the URL of a target, or the
+    "::" of a URL, which would make a chain of it) stays encoded: the reader decodes the file: URL of a path, and
+    refuses a key.
     """
     scheme, mark, rest = location.partition("://")
     scheme = scheme.lower()
@@ -209,12 +212,18 @@ def virtual_url(location: str) -> str:
     if scheme == "file":
         encoded = "/" + re.split("[?#]", rest)[0].partition("/")[2]
         path = _decoded(encoded)
-        return f"file://{encoded}" if path is None else path
+        return f"file://{_without_chain(encoded)}" if path is None else path
+    host, slash, key = rest.partition("/")
     if scheme in _BUCKETS:
-        bucket, slash, key = rest.partition("/")
         decoded = _decoded(re.split("[?#]", key)[0])
-        return f"{UNDECODED}{location}" if decoded is None else f"{scheme}://{bucket}{slash}{decoded}"
-    return f"{scheme}://{rest}"
+        url = None if decoded is None or "::" in decoded else f"{scheme}://{host}{slash}{decoded}"
+    else:
+        url = f"{scheme}://{host}{slash}{_without_chain(key)}"
+    return f"{UNDECODED}{_without_chain(location)}" if url is None or len(links(url)) > 1 else url
+
+
+def _without_chain(encoded: str) -> str:
+    return encoded.replace("::", "%3A%3A")
 
 
 def _decoded(path: str) -> str | None:

@@ -16,12 +16,10 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged
 from zarrfs.net.responses import Entry
-from zarrfs.store.targets import Targets
+from zarrfs.store.targets import CONTAINER, UNDECODED, Targets
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
-_CONTAINER = "vcc://"  # NAME/PATH: only the configuration of the repository tells where that is
-UNDECODED = "undecoded+"  # before the location of a key whose decoded form an index cannot hold
 _REMEMBERED = 65_536  # targets whose version was compared
 
 
@@ -51,11 +49,11 @@ class RepositoryTargets(Targets):
         self._compared: LRU[str, Entry | None] = LRU(_REMEMBERED)  # the version of a target; None: of a local one
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
-        if url.startswith(_CONTAINER):
+        if url.startswith(CONTAINER):
             rule = "is relative to a virtual chunk container, which zarrfs does not read: rewrite it as a whole URL"
             raise ReadError(_parts(url)[0], rule)
         if url.startswith(UNDECODED):
-            rule = "its key is not UTF-8, or has a line break: give the file another name"
+            rule = 'its key is not UTF-8, or has a line break or "::": give the file another name'
             raise ReadError(without_secrets(_parts(url)[0].removeprefix(UNDECODED)), rule)
         try:
             if "\n" not in url:

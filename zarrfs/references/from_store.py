@@ -13,6 +13,7 @@ from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.references.relocate import NOT_UTF8, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
+from zarrfs.store.targets import CONTAINER, UNDECODED
 from zarrfs.store.traversal import walk, with_sizes
 from zarrfs.store.uri import path_of_uri
 
@@ -73,6 +74,9 @@ async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_t
     if "url" not in where:
         return Reference(key, bytes(await store.get(key)))
     url: str = where["url"]
+    if plan.kind == "icechunk" and url.startswith((CONTAINER, UNDECODED)):
+        what = f"a virtual chunk at {url.removeprefix(UNDECODED)}, a location that no reference can name"
+        raise SourceError(plan.source, what, key)
     if plan.kind == "zarr":
         path = path_of_uri(url) if url.startswith("file:") else local_path(url)
         url = url if path is None else _url_of_path(path, plan, key, relative_to)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
 
 
+CONTAINER = "vcc://"  # NAME/PATH: only the configuration of an Icechunk repository tells where that is
+UNDECODED = "undecoded+"  # before the location of a virtual chunk whose URL an index cannot hold
 _KNOWN = 65_536  # URLs whose path is cached
 _SHOWN = 80  # characters of a data: URL in messages
 

@@ -72,7 +72,9 @@ def parse(kind: str, data: Buffer) -> ArrayMetadata | GroupMetadata:
     document = load_json(data)
     if not isinstance(document, dict):
         raise MetadataError("not a JSON object")
-    attributes = document.get("attributes", {})
+    attributes = document.get("attributes")
+    if attributes is None:  # null is absent, as zarr-python reads it
+        attributes = {}
     if not isinstance(attributes, dict):
         raise MetadataError("attributes: not a JSON object")
     _check_extensions(document)

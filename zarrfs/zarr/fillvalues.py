@@ -45,8 +45,8 @@ def from_v2(value: JSON, dtype: DataType) -> Fill:
         return _read_v2(value, dtype), None
     if dtype.kind == "O":
         return None, value
-    if type(value) in (int, float):  # zarr-python 2 wrote 0 for all kinds of objects
-        return None, (str(value) if dtype.kind == "T" else b"")
+    if dtype.kind == "B" and type(value) in (int, float):  # zarr-python 2 wrote 0 for all kinds of objects
+        return None, b""
     return None, _object(value, dtype)
 
 
@@ -165,16 +165,12 @@ def _real(value: float, dtype: DataType) -> bytes:
 
 
 def _float(value: JSON, dtype: DataType) -> bytes:
-    if type(value) is float:
-        return _real(value, dtype)
-    if type(value) is int:
-        try:
-            return _real(float(value), dtype)
-        except OverflowError:
-            raise _wrong(value, dtype) from None
-    if isinstance(value, str) and value in _TOKENS:
-        return _real(_TOKENS[value], dtype)
-    raise _wrong(value, dtype)
+    if type(value) not in (int, float, str):
+        raise _wrong(value, dtype)
+    try:
+        return _real(float(value), dtype)  # zarr-python accepts numbers as text, too; the names of JSON are among them
+    except (ValueError, OverflowError):
+        raise _wrong(value, dtype) from None
 
 
 def _padded(data: bytes, value: JSON, dtype: DataType) -> bytes:
@@ -198,8 +194,8 @@ def _from_base64(value: JSON, dtype: DataType) -> bytes:
 
 def _object(value: JSON, dtype: DataType) -> str | bytes:
     """Parse text or bytes of any length."""
-    if dtype.kind == "T" and isinstance(value, str):
-        return value
+    if dtype.kind == "T" and isinstance(value, str | int | float):  # zarr-python takes the text of numbers
+        return str(value)
     if dtype.kind == "B" and isinstance(value, str):
         return _from_base64(value, dtype)
     if dtype.kind == "B" and isinstance(value, list):
@@ -294,10 +290,10 @@ def _read_v3(value: JSON, dtype: DataType) -> bytes:
 
 
 def _float_v3(value: JSON, dtype: DataType) -> bytes:
-    if not isinstance(value, str) or value in _TOKENS:
+    if not isinstance(value, str) or not value.startswith("0x"):
         return _float(value, dtype)
     try:
-        if not value.startswith("0x") or len(value) != 2 + 2 * dtype.itemsize:
+        if len(value) != 2 + 2 * dtype.itemsize:
             raise _wrong(value, dtype)
         data = binascii.unhexlify(value[2:])
         return data if dtype.endian == "big" else data[::-1]

@@ -49,7 +49,9 @@ def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     kind = required(document, "node_type")
     if kind not in ("array", "group"):
         raise MetadataError("node_type: neither array nor group")
-    attributes = document.get("attributes", {})
+    attributes = document.get("attributes")
+    if attributes is None:  # null is absent, as zarr-python reads it
+        attributes = {}
     if not isinstance(attributes, dict):
         raise MetadataError("attributes: not a JSON object")
     _check_extensions(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
