@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pyfuse3
 import pytest
@@ -108,3 +109,40 @@ def test_a_refused_truncation_leaves_the_bytes_of_a_read_only_file(
         return (tmp_path / "upper/K").read_bytes()
 
     assert trio.run(body) == (b"old" if uid else b"")
+
+
+def test_open_files_that_no_descriptor_is_left_for_read_the_copy_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never the bytes below, which would stay in the page cache of a file that was written to."""
+    for place in ("lower", "upper"):
+        (tmp_path / place).mkdir()
+    (tmp_path / "lower/K").write_bytes(b"old")
+    real = os.open
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def body() -> None:
+        store = FileSystemStore(str(tmp_path / "lower"))
+        mount = WritableOperations(Overlay(store, Upper(str(tmp_path / "upper"))), Options(), {}, lambda: None)
+        known = await mount.lookup(pyfuse3.ROOT_INODE, FileNameT(b"K"), CONTEXT)
+        handles = [(await mount.open(known.st_ino, FlagT(os.O_RDONLY), CONTEXT)).fh for _ in range(3)]
+        bind = mount.inodes.bind
+
+        def bound(*arguments: Any) -> None:
+            bind(*arguments)
+            monkeypatch.setattr(os, "open", full)
+
+        monkeypatch.setattr(mount.inodes, "bind", bound)
+        await mount.copy_up(known.st_ino)
+        with pytest.raises(pyfuse3.FUSEError):
+            await mount.read(handles[0], 0, 100)
+        monkeypatch.setattr(os, "open", real)
+        (tmp_path / "upper/K").write_bytes(b"new value")
+        for fh in handles:
+            assert bytes(await mount.read(fh, 0, 100)) == b"new value"
+            await mount.release(fh)
+        await mount.aclose()
+
+    trio.run(body)

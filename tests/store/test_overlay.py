@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.store.contract import Tree, WritableContract, check_tree
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError
+from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
 from zarrfs.store.upper import Upper
@@ -230,6 +231,23 @@ def test_only_so_many_bytes_are_read(tmp_path: Path) -> None:
 
     run(tmp_path, {"a": b"value", "b": b"value"}, check)
     assert (tmp_path / "upper/b").read_bytes() == b"val"
+
+
+def test_truncating_a_file_of_unknown_size_does_not_request_its_size(tmp_path: Path) -> None:
+    class Unsized(FileSystemStore):
+        async def info(self, key: str, sized: bool = True) -> Info:
+            assert not sized or key != "a", "a request"
+            return (await super().info(key, sized))._replace(size=None)
+
+    async def main() -> int:
+        lower = Unsized(str(write(tmp_path / "lower", {"a": b"value"})))
+        store = Overlay(lower, Upper(str(write(tmp_path / "upper", {}))))
+        try:
+            return (await store.copy_up("a", 0)).st_size
+        finally:
+            await store.aclose()
+
+    assert trio.run(main) == 0
 
 
 def test_a_link_in_the_upper_leads_nowhere(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ import pytest
 import trio
 import zarr
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 import zarrfs
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.arraystores import view_of, with_view
 from tests.zarrsamples import DRAFT, SAMPLES, Sample
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError
+from zarrfs.errors import NotFound, ReadError, TargetChanged
 from zarrfs.sources import open_source
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
@@ -226,6 +227,52 @@ def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
         assert (await view.info("x.npy")).size == len(npy(6))
 
     with_view(tmp_path, check)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("x.npy", {"shape": [2, 6]}), ("x.bin", {"shape": [2, 6]}), ("x.bin", {"shape": [3, 2], "chunks": [3, 2]}),
+        ("x.bin", {"dtype": ">i4"}), ("x.bin", {"order": "F"}),
+    ],
+)  # fmt: skip
+def test_an_open_array_never_becomes_one_of_another_layout(key: str, change: dict[str, Any], tmp_path: Path) -> None:
+    about = {"zarr_format": 2, "shape": [2, 3], "chunks": [2, 3], "dtype": "<i4", "fill_value": 0, "order": "C"}
+    about |= {"compressor": None, "filters": None}
+    (tmp_path / "x").mkdir()
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / "x/.zarray").write_text(json.dumps(about))
+    items = np.arange(6, dtype="<i4").tobytes()
+    (tmp_path / "x/0.0").write_bytes(items)
+
+    async def main() -> None:
+        async with view_of(tmp_path, raw=key == "x.bin") as view:
+            value = await view.open(key)
+            assert bytes(await value.read(value.size - 24, 24)) == items
+            (tmp_path / "x/.zarray").write_text(json.dumps(about | change, indent=1))
+            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            with pytest.raises(TargetChanged):
+                await value.read(value.size - 24, 24)
+            again = await view.open(key)
+            assert bytes(await again.read(0, again.size)) == bytes(await view.get(key))
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_open_attributes_never_become_the_next_ones_and_the_open_array_stays_readable(tmp_path: Path) -> None:
+    small(zarr.open_group(tmp_path, mode="w", zarr_format=2), "x")
+
+    async def main() -> None:
+        async with view_of(tmp_path) as view:
+            array, document = await view.open("x.npy"), await view.open("x.json")
+            (tmp_path / "x/.zattrs").write_text('{"n": 7}')
+            await trio.sleep(2.2)
+            with pytest.raises(TargetChanged):
+                await document.read(0, document.size)
+            assert json.loads(bytes(await view.get("x.json"))) == {"n": 7}
+            assert bytes(await array.read(0, array.size)) == npy(3)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_attributes_with_a_nan_stay_as_in_the_source(tmp_path: Path) -> None:

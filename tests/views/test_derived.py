@@ -31,6 +31,8 @@ from trio.testing import MockClock
 from zarr.core.buffer import default_buffer_prototype
 
 import zarrfs
+from tests.servers import Faulty
+from tests.sources.zarrstores import put_exact
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
 from zarrfs.config.options import Options
@@ -422,6 +424,69 @@ def test_decoded_chunks_on_a_server_whose_listing_has_no_sizes(tmp_path: Path) -
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_an_open_chunk_of_a_server_is_never_decoded_from_its_next_version(faulty: Faulty) -> None:
+    """Its name in the table of the store is of the version before until the bytes are read."""
+    about = v2(shape=[300_000], chunks=[300_000], dtype="|u1", filters=[{"id": "base64"}], dimension_separator=".")
+    first, then = (base64.b64encode(np.random.default_rng(seed).bytes(300_000)) for seed in (1, 2))
+    url = put_exact(faulty, "replaced", {"a/.zarray": about, ".zgroup": GROUP_2})
+    faulty.put("/replaced/a/0", first)
+
+    async def main() -> None:
+        options = Options(view="v3", retries=0, metadata_ttl=3600.0, array_cache=0, memory_limit=64 << 10, prefetch=0)
+        view = open_source(url, options)
+        try:
+            value = await view.open("a/0")
+            assert bytes(await value.read(0, 300_000)) == base64.b64decode(first)
+            faulty.put("/replaced/a/0", then, tag="2")
+            for _ in range(2):
+                with pytest.raises(TargetChanged):
+                    await value.read(0, 300_000)
+            again = await view.open("a/0")
+            assert bytes(await again.read(0, 300_000)) == base64.b64decode(then)
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+
+
+class _Replaced(FileSystemStore):
+    """A store in which a chunk is replaced between stat and read, as often as the test says."""
+
+    chunk = Path()
+    versions: ClassVar[list[bytes]] = []
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Any:
+        if key == "a/0.0" and self.versions:
+            new = self.chunk.with_name("new")
+            new.write_bytes(self.versions.pop())
+            os.utime(new, (len(self.versions) + 1, 1))
+            new.rename(self.chunk)
+        return await super().get(key, start, length)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_chunk_that_is_replaced_while_it_is_read_is_decoded_from_one_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    base = written(tmp_path, {".zgroup": GROUP_2, "a/.zarray": ODD, "a/0.0": CHUNK})
+    new = Inverted().encode(bytes([7]) * 400)
+    monkeypatch.setattr(_Replaced, "chunk", base / "a/0.0")
+
+    async def main() -> None:
+        view = TranslatedView(_Replaced(str(base)), 3)
+        try:
+            value = await view.open("a/0.0")
+            monkeypatch.setattr(_Replaced, "versions", [new] * times)
+            with pytest.raises(ReadError) as caught:
+                await value.read(0, 400)
+            assert isinstance(caught.value, TargetChanged) == (times < 3), "or it never stays as it is"
+            assert bytes(await view.get("a/0.0")) == bytes([7]) * 400
+        finally:
+            await view.aclose()
+
+    trio.run(main)
 
 
 def test_transcode_off_leaves_out_what_would_be_decoded(tmp_path: Path) -> None:

@@ -279,16 +279,21 @@ class AttributeOperations(Operations):
         self.inodes.bind(inode, file_of(status))
         self._copied.add(inode)
         for fh in self._opened.get(inode, ()):
-            file = self._files[fh]
-            descriptor = self.upper.open(key, os.O_RDONLY)
-            if file.descriptor is None:
-                file.descriptor = descriptor
-            else:  # keep the number: a thread may be reading from it
-                os.dup2(descriptor, file.descriptor, inheritable=False)
-                os.close(descriptor)
-            file.upper = True
+            with contextlib.suppress(OSError):  # no descriptor is left, for example: its next read tries again
+                self._move_up(self._files[fh])
         with contextlib.suppress(OSError):  # owner, blocks and ctime may differ now
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
+
+    def _move_up(self, file: OpenFile) -> None:
+        """Let an open file that was copied up read the copy from now on. OSError if that cannot be opened."""
+        with self._path(file.inode) as path:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if file.descriptor is None:
+            file.descriptor = descriptor
+        else:  # keep the number: a thread may be reading from it
+            os.dup2(descriptor, file.descriptor, inheritable=False)
+            os.close(descriptor)
+        file.upper = True
 
     @contextlib.contextmanager
     def losing(self, key: str, found: OverlayEntry) -> Iterator[None]:

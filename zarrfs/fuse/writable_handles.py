@@ -98,6 +98,8 @@ class HandleOperations(AttributeOperations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Return the bytes [off, off + size) of a file, cut at its end."""
         file = self._files[fh]
+        if not file.upper and self.inodes.file(file.inode) is not None:  # copy_up() could not move this one
+            self._move_up(file)
         if not file.upper or file.descriptor is None:
             return await super().read(fh, off, size)
         data = await read_file(file.descriptor, off, size)

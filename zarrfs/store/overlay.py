@@ -233,7 +233,9 @@ class Overlay(WritableStore):
     async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
         """Copy up a file; return False if its name was taken or removed meanwhile."""
         assert self.lower is not None
-        whole = (info if info.size is not None else await self.lower.info(key)).size or 0
+        whole = info.size if most != 0 else 0  # to truncate it needs no size that the lower store has to request
+        if whole is None:
+            whole = (await self.lower.info(key)).size or 0
         size = whole if most is None else min(whole, most)
         staged = await trio.to_thread.run_sync(self.upper.staging.create, None, 0o600)
         try:

@@ -16,7 +16,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, TargetChanged
 from zarrfs.store.api import (
     Info,
     Kind,
@@ -57,6 +57,16 @@ class _ViewEntry(NamedTuple):
     def size(self) -> int:
         """The size of a file in bytes."""
         return len(self.text or b"") + (self.items or 0)
+
+    @property
+    def layout(self) -> Hashable:
+        """What a reader of the file relies on while it is open: all but the values of the items."""
+        from zarrfs.views.chunks import is_fortran
+
+        array = self.node.metadata
+        if self.items is None or not isinstance(array, ArrayMetadata):
+            return self.text
+        return self.text, self.items, array.shape, array.dtype, is_fortran(array)
 
 
 class ArraysView(DecodedView):
@@ -112,10 +122,19 @@ class ArraysView(DecodedView):
         # several processes have no version in common: each only knows of changes of the chunks that it has read
         unknown = info.mtime_ns is None or (self._several and not self.immutable)
         version = info.size, info.mtime_ns, self._arrays.edition(entry.node)
-        return _ArrayValue(self, key, info, None if unknown else version)
+        return _ArrayValue(self, key, entry, info, None if unknown else version)
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        return await self._read(key, await self._find(key), start, length)
+
+    async def read_opened(self, key: str, opened: _ViewEntry, start: int, length: int) -> Buffer:
+        """Return bytes of a file that was opened as `opened`. TargetChanged if it has another layout by now."""
         entry = await self._find(key)
+        if entry.node is not opened.node and entry.layout != opened.layout:
+            raise TargetChanged(key, "has changed since it was opened")
+        return await self._read(key, entry, start, length)
+
+    async def _read(self, key: str, entry: _ViewEntry, start: int, length: int | None) -> Buffer:
         if entry.text is None:
             raise IsDirectory(key)
         stop = entry.size if length is None else min(entry.size, start + length)
@@ -253,20 +272,23 @@ class ArraysView(DecodedView):
 
 
 class _ArrayValue(Value):
-    """A flat file of the view. Its chunks are looked up at every read, so it is only as constant as its source."""
+    """A flat file of the view. Its chunks are looked up at every read, so they are only as constant as their source.
 
-    __slots__ = ("_key", "_view")
+    Its layout stays the one that was opened.
+    """
 
-    def __init__(self, view: ArraysView, key: str, info: Info, version: Hashable | None) -> None:
+    __slots__ = ("_entry", "_key", "_view")
+
+    def __init__(self, view: ArraysView, key: str, entry: _ViewEntry, info: Info, version: Hashable | None) -> None:
         super().__init__(info, version)
-        self._view, self._key = view, key
+        self._view, self._key, self._entry = view, key, entry
 
     @property
     def pinned(self) -> Hashable:
-        return self.size
+        return self._entry.layout
 
     async def read(self, start: int, length: int) -> Buffer:
-        return await self._view.get(self._key, start, length)
+        return await self._view.read_opened(self._key, self._entry, start, length)
 
 
 def _description(array: ArrayMetadata, fortran: bool) -> JSON:

@@ -39,7 +39,7 @@ ChunkVersion = tuple[int | None, int | None, int | None]  # size, time and ident
 _NOTED = 2048  # stored values to check for changes when a file is opened again
 _AT_ONCE = 64  # of them concurrently: the kernel's lock of a directory may wait for that
 _SLOW = 1 << 62  # bytes: more than is ever decoded on the event loop
-_TRIES = 3  # to read a shard of one version
+_TRIES = 3  # to read a chunk or shard of one version
 _CHANGES = "changes while it is read"
 _EMPTY = {"T": "", "B": b""}  # by kind of dtype: items where there is no fill value
 KEPT = 1024  # bytes: overhead of a cached chunk, and the cost of a missing one
@@ -184,24 +184,11 @@ class Chunks:
         index = self._index(number)
         version: Hashable
         await self._get_ready()
+        now = trio.current_time()
         if self._sharding is None:
             key = self._key(index)
-            now, begun = trio.current_time(), self._cache.begin_look(key)
-            found = await self._find(key, sized=False)
-            version = self._version_in(found)
-            self._cache.looked(key, version, begun)
-            data = None
-            if found is not None:
-                at, info = found
-                if info.unreadable or info.kind is Kind.DIRECTORY:
-                    raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
-                self._check_sizes(key, info.size)
-                data = await _ask(key, self._store.get, at)
-                if version is not None and not _is_complete(version):  # reading it has completed what is known of it
-                    version = await self._version(key)
-                    self._cache.looked(key, version, begun)
+            version, data = await self._whole(key)
         else:
-            now = trio.current_time()
             key, version, data = await self._inner(self._sharding, index)
         self._note(key, version)
         if data is None:
@@ -333,6 +320,28 @@ class Chunks:
         id = self._token, key
         found = await self._fresh(id, key)
         return found or await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
+
+    async def _whole(self, key: str) -> tuple[Hashable, Buffer | None]:
+        """Return (version, bytes) of a chunk that is a stored value of its own; bytes None if it is missing."""
+        for _ in range(_TRIES):
+            begun = self._cache.begin_look(key)
+            found = await self._find(key, sized=False)
+            version = self._version_in(found)
+            self._cache.looked(key, version, begun)
+            if found is None:
+                return None, None
+            at, info = found
+            if info.unreadable or info.kind is Kind.DIRECTORY:
+                raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
+            self._check_sizes(key, info.size)
+            data = await _ask(key, self._store.get, at)
+            read = await self._version(key)
+            if version is not None and not _is_complete(version):  # reading it has completed what is known of it
+                version = read
+                self._cache.looked(key, version, begun)
+            if read == version:  # otherwise the chunk was replaced meanwhile
+                return version, data
+        raise ReadError(key, _CHANGES)
 
     async def _inner(self, sharding: Sharding, index: tuple[int, ...]) -> tuple[str, Hashable, Buffer | None]:
         """Return (key of the shard, its version, bytes of an inner chunk or None)."""
