@@ -118,6 +118,28 @@ def test_storage_options_are_kept_by_protocol() -> None:
     }
 
 
+def test_files_of_storage_options_are_those_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon works in another one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("key.json", "anon"):
+        (tmp_path / name).write_text("{}")
+    items = [
+        "http.client_cert=a.pem", "https://h.client_key=~/b.pem", "sftp.known_hosts=hosts",
+        'ssh.client_keys=["k","/l"]', "gcs.token=key.json", "gs.token=anon", "gs://b.token=raw.token", "sftp://h.known_hosts=",
+        "ssh.known_hosts=null", "s3.token=key.json",
+    ]  # fmt: skip
+    assert parse(items).options.storage == {
+        "http": {"client_cert": f"{tmp_path}/a.pem"}, "https://h": {"client_key": "/home/me/b.pem"},
+        "sftp": {"known_hosts": f"{tmp_path}/hosts"},
+        "ssh": {"client_keys": [f"{tmp_path}/k", "/l"], "known_hosts": None},
+        "gcs": {"token": f"{tmp_path}/key.json"}, "gs": {"token": "anon"}, "gs://b": {"token": "raw.token"},
+        "sftp://h": {"known_hosts": ""}, "s3": {"token": "key.json"},
+    }  # fmt: skip
+
+
 def test_options_of_a_host_or_bucket_are_kept_by_its_url() -> None:
     items = ["s3://my.bucket.anon=true", "http://[::1]:80.headers={}", "https://h.org:8443.x", "abfs://c@account.key=k"]
     assert parse(items).options.storage == {

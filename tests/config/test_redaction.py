@@ -110,6 +110,16 @@ def test_command_lines(line: str, shown: str) -> None:
     assert redacted_arguments(line.split(" ")) == shown.split(" ")
 
 
+def test_a_blank_before_an_option_does_not_show_its_secret() -> None:
+    for item, shown in (
+        ('ro, storage_options={"s3":{"secret":"hush","key":"hush"}}', "ro, storage_options=***,***"),
+        ("ro, storage-options ={hush}", "ro, storage-options =***"),
+        ("ro, s3.secret =hush,  hush, retries=2", "ro, s3.secret =***,***, retries=2"),
+        ("ro, s3.anon =true", "ro, s3.anon =true"),
+    ):
+        assert redacted_arguments(["zarrfs", "mount", "-o", item, "a", "m"])[3] == shown
+
+
 @pytest.mark.parametrize("protocol", ["s3", "gs", "abfs", "az"])
 def test_a_password_in_a_bucket_url_is_refused_without_showing_it(protocol: str) -> None:
     async def main() -> None:

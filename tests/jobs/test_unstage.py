@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -119,6 +120,26 @@ def test_a_damaged_record_is_named_if_nothing_else_is_found(tmp_path: Path) -> N
 @root_only
 def test_a_child_that_its_user_blocks() -> None:
     (result,) = unstage._as_user(65534, lambda: time.sleep(100) or [], 0.2)
+    assert "records of user 65534" in str(result["error"])
+
+
+@root_only
+@pytest.mark.parametrize("said", [b"", b"[" + b" " * 100_000])
+def test_a_child_that_its_user_stops(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root goes on at the deadline, also if the child has begun to answer."""
+    pipes, pipe = list[tuple[int, int]](), os.pipe
+    monkeypatch.setattr(os, "pipe", lambda: pipes.append(pipe()) or pipes[-1])
+
+    def body() -> list[dict[str, object]]:
+        rest = said
+        while rest:
+            rest = rest[os.write(pipes[0][1], rest) :]
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return []
+
+    began = time.monotonic()
+    (result,) = unstage._as_user(65534, body, 1.0)
+    assert time.monotonic() - began < 5
     assert "records of user 65534" in str(result["error"])
 
 

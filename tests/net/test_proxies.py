@@ -37,6 +37,7 @@ from tests.net.test_tls import (
 from tests.net.test_weboptions_proxies import Proxy, plain, proxy, read
 from tests.servers import Faulty, free_port
 from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.net import addresses
 
 __all__ = ["authority", "plain", "proxy", "server"]
 
@@ -250,6 +251,40 @@ def test_reach_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not victim.requests
         named = f"http://localhost:{victim.port}/v"
         assert read_target(named, origin, f"http.proxy=socks5h://{at}") == TARGET[3:11]
+
+
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
+def test_a_private_proxy_does_not_make_the_set_s_server_a_private_one(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name could then be pointed to a private address, once the document has been read."""
+    monkeypatch.setattr(addresses, "_met", set())
+    resolving(monkeypatch, {"set.test": ["8.8.8.8"]})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=forward, args=(listener,)).start()
+        at = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert read("http://set.test/value", f"http.proxy={scheme}://{at}") == VALUE[100:600]
+    assert not addresses.met_private_only()
+
+
+def test_a_private_server_behind_a_proxy_is_a_private_one(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_met", set())
+    url = plain.put("/value", VALUE)
+    with socks() as at:
+        assert read(url, f"http.proxy=socks5://{at}") == VALUE[100:600]
+    assert addresses.met_private_only()
+
+
+def forward(listener: socket.socket) -> None:
+    """Take the first client to any server, as a SOCKS5 proxy, and answer its request in the server's place."""
+    client, _ = listener.accept()
+    with client:
+        client.recv(100)
+        client.sendall(b"\x05\x00")
+        client.recv(300)
+        client.sendall(b"\x05\x00\x00\x01" + bytes(6))
+        client.recv(5000)
+        client.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(VALUE)}\r\n\r\n".encode() + VALUE)
 
 
 def test_a_proxy_that_does_not_speak_socks(proxy: Proxy, plain: Faulty) -> None:

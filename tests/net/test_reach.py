@@ -21,7 +21,9 @@ from tests.servers import S3
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.net.reach import Trust
+from zarrfs.net.systems import CoroutineSystem
 from zarrfs.sources import plan_source
+from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.store.targets import Targets
 from zarrfs.system.localfiles import LocalFiles
 
@@ -304,6 +306,68 @@ def test_credentials_go_to_buckets_that_the_user_named(
             path, _, query = asked.requests[-1][0].partition("?")
             assert path == f"/{bucket}/v"
             assert ("authorization" in asked.headers() or "X-Amz-Signature=" in query) == (bucket in signed), bucket
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ACCOUNT_KEY", "aHVzaA=="),
+        ("SAS_TOKEN", "sv=2020&se=2030&sig=hush"),
+        ("CONNECTION_STRING", "AccountName=mine;AccountKey=aHVzaA=="),
+        ("CONNECTION_STRING", "BlobEndpoint=https://mine.blob.core.windows.net/?sv=2020&sig=hush"),
+        ("CLIENT_ID", "me"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("url", "origin", "items", "host"),
+    [
+        ("abfs://c@theirs.dfs.core.windows.net/x", REMOTE, [], "theirs"),
+        ("az://c/x", REMOTE, ["abfs.account_name=theirs"], "theirs"),
+        ("az://c/x", REMOTE, [], "mine"),
+        ("az://c/x", "", ["abfs.account_name=theirs", "abfs.anon=true"], "theirs"),
+    ],
+)
+def test_no_key_of_the_environment_goes_to_azure_anonymously(
+    variable: str, value: str, url: str, origin: str, items: list[str], host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
+    monkeypatch.setenv("AZURE_STORAGE_CLIENT_SECRET", "hush")
+    monkeypatch.setenv("AZURE_STORAGE_TENANT_ID", "tenant")
+    monkeypatch.setenv(f"AZURE_STORAGE_{variable}", value)
+    service = azure_service(url, origin, "client=fsspec", *items)
+    assert (service.credential, service.url) == (None, f"https://{host}.blob.core.windows.net/")
+
+
+def test_the_user_s_own_keys_go_to_azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVzaA==")
+    assert azure_service("az://c/x", "", "client=fsspec").credential.account_name == "mine"
+    options = ["client=fsspec", "allow=credentials"]
+    assert azure_service("az://c/x", REMOTE, *options).credential.account_name == "mine"
+
+
+def test_an_anonymous_read_of_azure_needs_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose name does not smuggle in another endpoint."""
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")
+    for url in ("az://c/x", "abfs://c@theirs;BlobEndpoint=other.dfs.core.windows.net/x"):
+        with pytest.raises(ReadError, match=r"no account of Azure is named \(-o abfs.account_name=\)"):
+            azure_service(url, REMOTE, "client=fsspec")
+
+
+def azure_service(url: str, origin: str, *items: str) -> Any:
+    """Return the client of Azure's library that a target would be requested with."""
+
+    async def main() -> Any:
+        options = said(*items)
+        files = RemoteFiles(options, None, Trust(options, origin))
+        try:
+            system, _ = await files.find(url)
+            assert isinstance(system, CoroutineSystem)
+            return system._fs.service_client
+        finally:
+            await files.aclose()
+
+    return trio.run(main)
 
 
 def test_a_bucket_that_refuses_strangers_says_what_may_be_done(asked: Recorder) -> None:

@@ -58,7 +58,7 @@ def _redacted_list(text: str) -> str:
     found: list[str] = []
     hiding = False
     for item in re.findall(r"(?:[^,\\]|\\.|\\$)+", text, re.DOTALL):
-        name = item.partition("=")[0].replace("-", "_")
+        name = item.partition("=")[0].strip().replace("-", "_")
         hidden = hiding and name not in TABLE and "." not in name
         found.append(HIDDEN if hidden else redacted_item(item))
         hiding = hidden or "." in name or name == "storage_options"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from zarrfs.config.redaction import redacted_item, without_secrets
-from zarrfs.config.storage import check_storage, is_known
+from zarrfs.config.storage import absolute, check_storage, is_known
 from zarrfs.config.values import (
     ALLOWED,
     AUTO,
@@ -658,7 +658,7 @@ def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = N
     for place, options in storage.items():
         for name, value in options.items():
             try:
-                options[name] = from_files(value)
+                options[name] = absolute(place, name, from_files(value))
             except ValueError as exc:
                 raise UsageError(f"option {place}.{name}: {exc}") from None
         check_storage(place, options)

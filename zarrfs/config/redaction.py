@@ -118,8 +118,8 @@ def redacted_item(item: str) -> str:
     name, equals, value = item.partition("=")
     if not equals:
         return without_secrets(item)
-    if name.replace("-", "_").lstrip("_") == "storage_options":
+    if name.strip().replace("-", "_").lstrip("_") == "storage_options":
         return f"{name}={HIDDEN}"
     if "." in name:
-        return f"{without_secrets(name)}={redacted_storage(name.rpartition('.')[2], value)}"
+        return f"{without_secrets(name)}={redacted_storage(name.rpartition('.')[2].strip(), value)}"
     return f"{name}={without_secrets(value)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 
 from zarrfs.config.urls import names
@@ -18,11 +19,16 @@ _KNOWN = frozenset(
         "simplecache", "smb", "ssh", "tar", "tos", "tosfs", "wandb", "webdav", "webhdfs", "zarrfs", "zip",
     )
 )  # fmt: skip
+_SSH_FILES = ("known_hosts", "client_keys")
 _OBJECTS = {  # options that hold an object, by the first name of their protocol
     "http": ("client_kwargs", "cookies", "headers", "params", "proxy_headers"),
     "s3": ("client_kwargs", "config_kwargs", "s3_additional_kwargs"),
     "gcs": ("session_kwargs",),
 }
+_GCS_TOKENS = ("anon", "browser", "cache", "cloud", "google_default")  # values of token= that are ways to log in
+_FILES = {  # options that name files of this machine, by the first name of their protocol
+    "http": ("client_cert", "client_key"), "gcs": ("token",), "sftp": _SSH_FILES, "ssh": _SSH_FILES,
+}  # fmt: skip
 
 
 def is_known(place: str) -> bool:
@@ -45,6 +51,18 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
     if family == "http" and isinstance(client, Mapping):
         for name in ("cookies", "headers"):
             _check_object(f"option {place}.client_kwargs: {name}", client.get(name))
+
+
+def absolute(place: str, name: str, value: object) -> object:
+    """Return the value of a storage option, with absolute paths of files: a daemon works in another directory."""
+    if name not in _FILES.get(names(place.partition("://")[0])[0], ()):
+        return value
+    if isinstance(value, list):
+        return [absolute(place, name, one) for one in value]
+    if not isinstance(value, str) or not value:
+        return value
+    path = os.path.abspath(os.path.expanduser(value))
+    return value if name == "token" and (value in _GCS_TOKENS or not os.path.isfile(path)) else path
 
 
 def _check_object(where: str, value: object) -> None:

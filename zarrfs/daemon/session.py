@@ -29,7 +29,7 @@ from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.metrics import logs
 from zarrfs.sources import absolute_source, discard, plan_source
 from zarrfs.system import mounts, requirements
-from zarrfs.system.processes import close_descriptors, end_with_parent, readable
+from zarrfs.system.processes import close_descriptors, end_with_parent, leave_directory, readable
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ def _daemon(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until serve() blocks it, which then unmounts
         end_with_parent(parent, signal.SIGTERM)  # until the mount is ready
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.chdir("/")
+        leave_directory()
         if options.notify_pipe is not None and options.notify_pipe < 3:  # standard streams lead nowhere from here on
             options = dataclasses.replace(options, notify_pipe=os.dup(options.notify_pipe))
         close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})

@@ -10,7 +10,6 @@ import json
 import os
 import pwd
 import re
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ from zarrfs.errors import MountError, ZarrfsError, reason_of
 from zarrfs.jobs import keeper, processes, records
 from zarrfs.jobs.records import READY, Record, StillOwned
 from zarrfs.system import mounts
-from zarrfs.system.processes import boot, readable
+from zarrfs.system.processes import boot
 
 _POLL, _POLL_MAX = 0.05, 2.0  # seconds between attempts to unmount, at first and at most
 _USER_TIMEOUT = 120.0  # seconds for the records of one user, besides --timeout
@@ -380,7 +379,8 @@ def _as_user(
 ) -> list[dict[str, Any]]:
     """Return the result of `body` from a child process of `user`, as root must not follow paths of a user.
 
-    A child is killed after `timeout` seconds: the user may have mounted a file system there that does not answer.
+    A child is killed after `timeout` seconds: the user may have mounted a file system there that does not answer, or
+    may have stopped the child.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -397,11 +397,7 @@ def _as_user(
         finally:
             os._exit(0)
     os.close(write_end)
-    if not readable(read_end, timeout):
-        os.kill(child, signal.SIGKILL)
-    with open(read_end) as file:
-        output = file.read()
-    os.waitpid(child, 0)
+    output, _ended = mounts.said_by(child, read_end, timeout)
     try:
         found: list[dict[str, Any]] = json.loads(output)
     except ValueError:  # it was killed, perhaps by its user, before it had written everything

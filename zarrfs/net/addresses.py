@@ -1,8 +1,9 @@
-"""Network addresses: which are public, in every spelling that a resolver takes for one. No I/O."""
+"""Network addresses: which are public, in every spelling that a resolver takes for one; which a process has met."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 
 _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all else is local, mapped or not assigned
@@ -10,6 +11,22 @@ _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all else 
 _NOT_PUBLIC = frozenset(("168.63.129.16",))
 # Where the last 32 bits are the IPv4 address that is reached: mapped (RFC 4291), NAT64 (RFC 6052).
 _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
+
+_met: set[bool] = set()  # whether the addresses of servers are public that this process has connected to
+os.register_at_fork(after_in_child=_met.clear)
+
+
+def note_met(public: bool) -> None:
+    """Note that this process connects to a server with a public or private address, directly or through a proxy.
+
+    The address of a proxy is not noted: it says nothing about the server.
+    """
+    _met.add(public)
+
+
+def met_private_only() -> bool:
+    """Return whether this process, which fetched one document, connected to private addresses only."""
+    return _met == {False}
 
 
 def is_public(address: str) -> bool:

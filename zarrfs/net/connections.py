@@ -18,7 +18,7 @@ import trio
 
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import AccessDenied, ReadError
-from zarrfs.net.addresses import is_public, not_public
+from zarrfs.net.addresses import is_public, not_public, note_met
 from zarrfs.net.failures import certificate_refused
 from zarrfs.net.proxies import Proxy, tunnel
 from zarrfs.net.responses import Transient
@@ -29,14 +29,6 @@ _IDLE = 15.0  # seconds for which a connection is kept, and between two looks fo
 _KEPT = 256  # connections that are kept at most, of all servers
 _NEXT = 0.25  # seconds until the next address of a name is tried as well
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are cached
-
-_met: set[bool] = set()  # whether addresses are public that this process has connected to
-os.register_at_fork(after_in_child=_met.clear)
-
-
-def met_private_only() -> bool:
-    """Return whether this process, which fetched one document, connected to private addresses only."""
-    return _met == {False}
 
 
 class Server:
@@ -127,7 +119,8 @@ class Server:
         admitted = []
         for family, address in self._addresses:
             public = is_public(str(address[0]))
-            _met.add(public)
+            if self.proxy is None:
+                note_met(public)
             # Which address a proxy connects to is the proxy's business: it is one that the user named.
             if public or not self.guarded or self.proxy:
                 admitted.append((family, address))

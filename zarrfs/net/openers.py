@@ -36,6 +36,10 @@ _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
 }  # fmt: skip
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
+_AZURE_VARIABLES = tuple(  # those from which adlfs takes credentials
+    f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID")
+)
+_AZURE_OPTIONS = ("account_key", "connection_string", "sas_token", "client_id", "credential")
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
@@ -101,7 +105,7 @@ class Openers:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol, family)
         parts = class_._get_kwargs_from_urls(url)  # host, user, ...: another server is another system
         options, personal = self._trust.given(url)
-        options = {**parts, **options}
+        options = _kept_anonymous(family, {**parts, **options}, url)
         key = family, repr(sorted(options.items()))
         if key not in self._systems:
             _check_surroundings(family, options, url)
@@ -111,6 +115,7 @@ class Openers:
     def _fast_store(self, protocol: str, family: str, url: str) -> System:
         """obstore's system for the bucket of `url`, with fsspec's to fall back on."""
         options, personal = self._trust.given(url)
+        options = _kept_anonymous(family, options, url)
         key = "obstore", family, repr(sorted(options.items()))
         if key not in self._systems:
             _check_surroundings(family, options, url)
@@ -200,6 +205,23 @@ def _check_surroundings(family: str, options: Mapping[str, Any], url: str) -> No
         raise ReadError(without_secrets(url), f"{variable}{shown_proxy(proxy)}: {rule}")
     if (not endpoint or endpoint.startswith("https:")) and "verify" not in (options.get("client_kwargs") or ()):
         check_variables(family, without_secrets(url))
+
+
+def _kept_anonymous(family: str, options: dict[str, Any], url: str) -> dict[str, Any]:
+    """Return options with which adlfs is anonymous if they say so. Raises ReadError.
+
+    It takes keys from the environment also with anon=True, but none besides a connection string that is an option.
+    """
+    granted = family == "abfs" and any(map(os.environ.get, _AZURE_VARIABLES))
+    if not granted or not options.get("anon") or any(map(options.get, _AZURE_OPTIONS)):
+        return options
+    if options.get("account_host") or not options.get("account_name"):
+        endpoint = identity.endpoint(family, options).partition("?")[0]  # behind it may be a signature
+    else:
+        endpoint = f"https://{options['account_name']}.{_HOSTS[family]}"
+    if ";" in endpoint or endpoint.startswith("https://."):
+        raise ReadError(without_secrets(url), "no account of Azure is named (-o abfs.account_name=)")
+    return {**options, "connection_string": f"BlobEndpoint={endpoint}"}
 
 
 def class_of(protocol: str, family: str) -> Any:

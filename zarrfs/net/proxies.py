@@ -11,7 +11,7 @@ from typing import NamedTuple
 import trio
 
 from zarrfs.errors import AccessDenied, ReadError
-from zarrfs.net.addresses import is_public, literal, not_public
+from zarrfs.net.addresses import is_public, literal, not_public, note_met
 from zarrfs.net.messages import BadAnswer
 from zarrfs.net.responses import Transient
 from zarrfs.net.transport import Connection
@@ -120,6 +120,7 @@ async def _address(proxy: Proxy, name: str, port: int, where: str, guarded: bool
         if len(text) > 255:
             raise ReadError(where, f"{proxy}: the name of the server is too long for SOCKS5")
         return b"\x03%c%b" % (len(text), text)
+    note_met(is_public(number))
     packed = ipaddress.ip_address(number).packed
     return (b"\x01" if len(packed) == 4 else b"\x04") + packed
 

@@ -331,7 +331,7 @@ def _judged(plan: Plan) -> Plan:
     """Set Plan.private. Valid as long as this process has fetched nothing but the plan's document."""
     if not plan.origin:
         return plan
-    from zarrfs.net.connections import met_private_only
+    from zarrfs.net.addresses import met_private_only
 
     return dataclasses.replace(plan, private=met_private_only())
 

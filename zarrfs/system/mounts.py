@@ -297,16 +297,21 @@ def _from_child(answer: Callable[[int], None], timeout: float) -> tuple[bytes, b
         finally:
             os._exit(0)
     os.close(write_end)
+    return said_by(child, read_end, timeout)
+
+
+def said_by(child: int, pipe: int, timeout: float) -> tuple[bytes, bool]:
+    """Return what a child process writes to a pipe, and whether that ended before the timeout; then kill the child."""
     said, deadline = b"", time.monotonic() + timeout
     try:
-        while readable(read_end, max(0.0, deadline - time.monotonic())):
-            part = os.read(read_end, 1 << 16)
+        while readable(pipe, deadline - time.monotonic()):
+            part = os.read(pipe, 1 << 16)
             if not part:
                 return said, True
             said += part
         return said, False
     finally:
-        os.close(read_end)
+        os.close(pipe)
         _end_child(child)
 
 

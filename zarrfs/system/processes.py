@@ -10,6 +10,11 @@ import os
 import select
 import sys
 
+_VARIABLES = (  # of the environment that name files which clients of servers read
+    "NETRC", "SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS",
+)  # fmt: skip
+
 
 @functools.cache
 def boot() -> str:
@@ -75,6 +80,15 @@ def end_with_parent(parent: int | None, number: int = 0) -> None:
     ctypes.CDLL(None).prctl(1, number if parent else 0, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def leave_directory() -> None:
+    """Make / the working directory, and relative names of files in the environment absolute."""
+    for name in _VARIABLES:
+        value = os.environ.get(name, "")
+        if value and value[0] not in "/~":
+            os.environ[name] = os.path.abspath(value)
+    os.chdir("/")
 
 
 def close_descriptors(keep: set[int]) -> None:
