@@ -66,7 +66,11 @@ async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes:
     upper.mkdir()
     blobs.mkdir()
     model = model_of(entries)
-    overlay, plan = opened(write_source(place, kind, entries), upper)
+    source = write_source(place, kind, entries)
+    overlay, plan = opened(source, upper)
+    overlay.upper.lock(True)  # writes the record, as a mount does
+    await overlay.aclose()
+    overlay, plan = opened(source, upper)
     for operation in changes:
         await change(overlay, model, operation)
     merged = await shown(overlay)
