@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +342,49 @@ def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Pat
     assert names == [".zgroup", "a", "large", "sparse"]
     assert commit_to("new.zarr", "--skip-unsupported").stderr.count("\n") == 1
     assert os.readlink("new.zarr/link") == "large"
+
+
+def late(place: Path) -> None:
+    (place / "up/late").write_text("x")
+    os.utime(place / "up/late", ns=(0, 13_569_465_600 * SECOND))  # in 2400
+
+
+def deep(place: Path) -> None:
+    at = os.open(place / "up", os.O_RDONLY)
+    for _ in range(21):  # of 201 bytes each, with the "/"
+        os.mkdir("n" * 200, dir_fd=at)
+        below = os.open("n" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+def huge(place: Path) -> None:
+    """No file of a disk has this size, but the source may say so."""
+    shutil.rmtree(place / "up")
+    (place / "up").mkdir()
+    (place / "refs.json").write_text(json.dumps({".zgroup": "{}", "huge": ["target", 0, 2**62 + 1]}))
+    changed(place / "up", place / "refs.json")
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (late, "a time that does not fit 64 bits of nanoseconds"),
+        (deep, "a path over 4,095 bytes, which no archive can hold"),
+        (huge, "a size over 4,611,686,018,427,387,904 bytes, which no archive can hold"),
+    ],
+)
+def test_what_would_make_an_archive_unreadable_is_an_error_or_left_out(
+    make: Callable[[Path], None], rule: str, place: Path
+) -> None:
+    (place / "up/large").unlink()
+    (place / "up/sparse").unlink()
+    make(place)
+    refused(f": {rule} (--skip-unsupported leaves it out)", "new.json", "--format", "archive")
+    result = commit_to("new.json", "--format", "archive", "--skip-unsupported")
+    assert (result.exit_code, result.stderr.count(f": {rule}: left out\n")) == (0, 1)
+    assert trio.run(read, place / "new.json", ".zgroup").startswith(b"{")
 
 
 def test_a_name_that_is_not_utf8(place: Path) -> None:
