@@ -244,6 +244,13 @@ def test_a_data_file_may_be_named_from_the_set(place: Path) -> None:
     assert trio.run(read, place / "moved/new.json", "large") == b"0123456789" * 200_000
 
 
+@pytest.mark.parametrize("name", ["run::1.json", "data:1.json", "file:1.json"])
+def test_a_data_file_whose_name_looks_like_a_url_is_read(name: str, place: Path) -> None:
+    done(name, "--relative")
+    assert entries_of(f"{place}/{name}")["large"] == [f"./{name}.data", 0, 2_000_000]
+    assert trio.run(read, place / name, "large") == b"0123456789" * 200_000
+
+
 async def read(path: Path, key: str) -> bytes:
     store = sources.open_source(str(path), Options(), child=False)
     data = bytes(await store.get(key))

@@ -20,6 +20,7 @@ from zarrfs.archives.blob_writer import BlobDirectory
 from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, encoded, inline_content
 from zarrfs.archives.pack_tree import path_rule, size_rule, time_rule
 from zarrfs.concurrency.lru import LRU
+from zarrfs.config import urls
 from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.from_store import reference_of
@@ -216,6 +217,8 @@ class DataFile:
         self._descriptor = os.open(self._staged, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         self.path = path
         self._url = path if self._base is None else os.path.relpath(path, self._base)
+        if urls.protocols(self._url):  # the set may be called "run::1.json"
+            self._url = f"./{self._url}"
         if not is_utf8(self._url):
             raise SourceError(self._shown, NOT_UTF8)
 
