@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAM, run
+from zarrfs.archives import blob_writer
 from zarrfs.archives.blob_writer import BlobDirectory
 from zarrfs.archives.pack_tree import CreateOptions, EntryReader, identity_of
 from zarrfs.errors import SourceError
@@ -150,6 +151,19 @@ def test_several_write_to_one_directory(tmp_path: Path) -> None:
         assert one.put(b"1") in os.listdir(tmp_path)
     check_blobs(tmp_path)
     assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_blob_that_another_command_wrote_is_flushed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one may have been killed before it flushed anything."""
+    flushed = list[str]()
+    monkeypatch.setattr(blob_writer, "sync_file_system", flushed.append)
+    with BlobDirectory(str(tmp_path)) as killed:
+        killed.put(b"1")
+    with BlobDirectory(str(tmp_path)) as directory:
+        directory.put(b"1")
+        assert not flushed
+        directory.finish()
+    assert flushed == [str(tmp_path)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,11 @@ async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes:
     upper.mkdir()
     blobs.mkdir()
     model = model_of(entries)
-    overlay, plan = opened(write_source(place, kind, entries), upper)
+    source = write_source(place, kind, entries)
+    overlay, plan = opened(source, upper)
+    overlay.upper.lock(True)  # writes the record, as a mount does
+    await overlay.aclose()
+    overlay, plan = opened(source, upper)
     for operation in changes:
         await change(overlay, model, operation)
     merged = await shown(overlay)
@@ -238,6 +244,13 @@ def test_a_data_file_may_be_named_from_the_set(place: Path) -> None:
     assert trio.run(read, place / "moved/new.json", "large") == b"0123456789" * 200_000
 
 
+@pytest.mark.parametrize("name", ["run::1.json", "data:1.json", "file:1.json"])
+def test_a_data_file_whose_name_looks_like_a_url_is_read(name: str, place: Path) -> None:
+    done(name, "--relative")
+    assert entries_of(f"{place}/{name}")["large"] == [f"./{name}.data", 0, 2_000_000]
+    assert trio.run(read, place / name, "large") == b"0123456789" * 200_000
+
+
 async def read(path: Path, key: str) -> bytes:
     store = sources.open_source(str(path), Options(), child=False)
     data = bytes(await store.get(key))
@@ -336,6 +349,49 @@ def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Pat
     assert names == [".zgroup", "a", "large", "sparse"]
     assert commit_to("new.zarr", "--skip-unsupported").stderr.count("\n") == 1
     assert os.readlink("new.zarr/link") == "large"
+
+
+def late(place: Path) -> None:
+    (place / "up/late").write_text("x")
+    os.utime(place / "up/late", ns=(0, 13_569_465_600 * SECOND))  # in 2400
+
+
+def deep(place: Path) -> None:
+    at = os.open(place / "up", os.O_RDONLY)
+    for _ in range(21):  # of 201 bytes each, with the "/"
+        os.mkdir("n" * 200, dir_fd=at)
+        below = os.open("n" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+def huge(place: Path) -> None:
+    """No file of a disk has this size, but the source may say so."""
+    shutil.rmtree(place / "up")
+    (place / "up").mkdir()
+    (place / "refs.json").write_text(json.dumps({".zgroup": "{}", "huge": ["target", 0, 2**62 + 1]}))
+    changed(place / "up", place / "refs.json")
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (late, "a time that does not fit 64 bits of nanoseconds"),
+        (deep, "a path over 4,095 bytes, which no archive can hold"),
+        (huge, "a size over 4,611,686,018,427,387,904 bytes, which no archive can hold"),
+    ],
+)
+def test_what_would_make_an_archive_unreadable_is_an_error_or_left_out(
+    make: Callable[[Path], None], rule: str, place: Path
+) -> None:
+    (place / "up/large").unlink()
+    (place / "up/sparse").unlink()
+    make(place)
+    refused(f": {rule} (--skip-unsupported leaves it out)", "new.json", "--format", "archive")
+    result = commit_to("new.json", "--format", "archive", "--skip-unsupported")
+    assert (result.exit_code, result.stderr.count(f": {rule}: left out\n")) == (0, 1)
+    assert trio.run(read, place / "new.json", ".zgroup").startswith(b"{")
 
 
 def test_a_name_that_is_not_utf8(place: Path) -> None:

@@ -19,7 +19,7 @@ from zarrfs.config.options import Options
 from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.overlay import Overlay
+from zarrfs.store.overlay import Overlay, OverlayEntry
 from zarrfs.store.upper import Upper
 
 CONTEXT = cast(pyfuse3.RequestContext, SimpleNamespace(uid=0, gid=0))
@@ -87,6 +87,34 @@ def test_a_lookup_that_waits_for_the_lower_store_finds_what_was_changed_meanwhil
         return found
 
     assert trio.run(body) == expected
+
+
+@pytest.mark.parametrize("name", [".zarrfs-upper", ".wh.K", ".zarrfs-staging"])
+def test_a_reserved_name_of_the_upper_is_absent_also_while_something_changes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("lower", "upper"):
+        (tmp_path / place).mkdir()
+    (tmp_path / "upper" / name).touch()
+    overlay = Overlay(FileSystemStore(str(tmp_path / "lower")), Upper(str(tmp_path / "upper")))
+    find, asked = overlay.find, list[str]()
+
+    async def counted(key: str) -> OverlayEntry:
+        asked.append(key)
+        assert len(asked) < 10, "for ever"
+        return await find(key)
+
+    monkeypatch.setattr(overlay, "find", counted)
+
+    async def body() -> int:
+        mount = WritableOperations(overlay, Options(), {}, lambda: None)
+        mount.under_way = 1  # as while a thread copies up or syncs
+        found = await mount.lookup(pyfuse3.ROOT_INODE, FileNameT(name.encode()), CONTEXT)
+        await mount.aclose()
+        return found.st_ino
+
+    assert trio.run(body) == 0
+    assert asked == [name]
 
 
 @pytest.mark.parametrize("uid", [0, 1000])

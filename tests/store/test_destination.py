@@ -16,6 +16,7 @@ from tests.conftest import PROGRAM, run
 from tests.references.refsets import done, entries, refs
 from zarrfs import sources
 from zarrfs.errors import SourceError, UsageError
+from zarrfs.references.parquet_writer import ParquetWriter
 from zarrfs.sources.prepare import prepare
 from zarrfs.store import destination
 from zarrfs.store.destination import placed
@@ -239,6 +240,19 @@ def test_leftovers_of_a_killed_command_are_removed_by_the_next(tmp_path: Path) -
         assert Path(shown).read_text() == "other"
     assert Path(shown).read_text() == "living"
     assert set(os.listdir(tmp_path)) == left
+
+
+def test_leftovers_of_a_killed_command_that_wrote_parquet_are_removed(tmp_path: Path) -> None:
+    out = tmp_path / "set.parq"
+    child = os.fork()
+    if not child:
+        with placed(str(out), "parquet", False) as place, ParquetWriter(place.new):
+            os._exit(0)  # as SIGKILL: nothing is cleaned up
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(os.listdir(tmp_path)) == 1
+    with placed(str(out), "parquet", False) as place, ParquetWriter(place.new) as writer:
+        writer.commit()
+    assert os.listdir(tmp_path) == ["set.parq"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="names another user")

@@ -341,6 +341,18 @@ def test_the_record(tmp_path: Path) -> None:
     Upper(str(tmp_path), over={**OVER, "view": "v3"}).close()  # a record of before views were in it
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_changes_of_another_source_that_were_made_before_the_lock_are_refused(exclusive: bool, tmp_path: Path) -> None:
+    late = Upper(str(tmp_path), over={**OVER, "source": "/y"})
+    first = Upper(str(tmp_path), over=OVER)
+    first.lock(exclusive=True)
+    first.close()
+    with pytest.raises(SourceError, match=r"holds changes of /x/refs.json, not of /y"):
+        late.lock(exclusive)
+    late.close()
+    Upper(str(tmp_path), over=OVER).lock(exclusive=True)
+
+
 def test_the_record_names_the_view(tmp_path: Path) -> None:
     """Of another view the same names are other things."""
     for at, (made, asked, words) in enumerate((

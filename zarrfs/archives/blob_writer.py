@@ -36,7 +36,7 @@ class BlobDirectory:
 
     def __init__(self, path: str, algorithm: str = "sha1") -> None:
         self.path, self.algorithm = path, algorithm
-        self._written = mmap.mmap(-1, 1)  # shared with forked processes: 1 once any of them has written a blob
+        self._written = mmap.mmap(-1, 1)  # shared with forked processes: 1 once any has put a blob
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._base = -1
@@ -68,6 +68,7 @@ class BlobDirectory:
         staged = (self._staged or self.open()).descriptor
         name = blobref_of(data, self.algorithm)
         if os.access(name, os.F_OK, dir_fd=self._base) and self._has(name, len(data)):
+            self._written[0] = 1  # by a command that may have been killed before it flushed it
             return name
         work = f"{os.getpid()}.{next(self._numbers)}"
         try:

@@ -181,9 +181,7 @@ class EntryReader:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise changed(self._base, path)
-            rule = time_rule(status.st_mtime_ns)
-            if rule is None and status.st_size > MAX_SIZE:
-                rule = f"a size over {MAX_SIZE:,} bytes, which no archive can hold"
+            rule = time_rule(status.st_mtime_ns) or size_rule(status.st_size)
             if rule is None and not status.st_size and os.pread(descriptor, 1, 0):
                 rule = f"bytes in a file whose size is 0, as of /proc: {_NO_SIZE}"
             if rule is None:
@@ -500,3 +498,8 @@ def path_rule(path: str) -> str | None:
 def time_rule(mtime_ns: int) -> str | None:
     """Return why an archive cannot hold an entry of this mtime, or None."""
     return None if -(2**63) <= mtime_ns < 2**63 else "a time that does not fit 64 bits of nanoseconds"
+
+
+def size_rule(size: int) -> str | None:
+    """Return why an archive cannot hold a file of `size` bytes, or None."""
+    return None if size <= MAX_SIZE else f"a size over {MAX_SIZE:,} bytes, which no archive can hold"

@@ -18,7 +18,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from zarrfs.archives.blob_writer import BlobDirectory
 from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, encoded, inline_content
+from zarrfs.archives.pack_tree import path_rule, size_rule, time_rule
 from zarrfs.concurrency.lru import LRU
+from zarrfs.config import urls
 from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.from_store import reference_of
@@ -215,6 +217,8 @@ class DataFile:
         self._descriptor = os.open(self._staged, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         self.path = path
         self._url = path if self._base is None else os.path.relpath(path, self._base)
+        if urls.protocols(self._url):  # the set may be called "run::1.json"
+            self._url = f"./{self._url}"
         if not is_utf8(self._url):
             raise SourceError(self._shown, NOT_UTF8)
 
@@ -237,11 +241,10 @@ async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory 
 
 
 def _archive_rule(node: MergedNode) -> str | None:
-    if not is_utf8(node.key):
-        return "a name that is not UTF-8, which no archive can hold"
     if node.target is not None and not is_utf8(node.target):
         return "a symbolic link whose target is not UTF-8, which no archive can hold"
-    return None
+    # one entry that breaks a rule would make the whole archive unreadable
+    return path_rule(node.key) or time_rule(node.mtime_ns or 0) or size_rule(node.size or 0)
 
 
 async def _fields(tree: MergedTree, node: MergedNode, blobs: BlobDirectory | None, inline: int) -> dict[str, Any]:

@@ -371,6 +371,8 @@ class AttributeOperations(Operations):
         """Return whether the upper has, or hides, the entry since the lower store was asked for it."""
         if (self.changes == changes and not self.under_way) or (found is not None and found.status is not None):
             return False
+        if found is None and self.overlay.hides(key):  # a file of the upper that is never found
+            return False
         return self.upper.status(key) is not None or (found is not None and self.upper.covers(key))
 
     def _key_in(self, inode: int, name: bytes = b"") -> str:

@@ -20,6 +20,7 @@ from zarrfs.system.renaming import EXCHANGE, rename
 
 _DOCUMENT = ".zmetadata"
 _RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
+_UNFINISHED = ("new", ".new.")  # names in a temporary directory; the second: of ParquetWriter's own directory
 _DIRECTORIES = {"parquet": "a Parquet set", "directory": "what is to be written"}
 
 
@@ -99,7 +100,7 @@ def _remove_abandoned(directory: str, name: str) -> None:
             try:
                 status = os.fstat(held)
                 ours = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
-                if ours and lock(held) and all(name.startswith("new") for name in os.listdir(held)):
+                if ours and lock(held) and all(name.startswith(_UNFINISHED) for name in os.listdir(held)):
                     remove_tree(work)
             finally:
                 os.close(held)

@@ -179,8 +179,12 @@ class Overlay(WritableStore):
 
     def _check_shown(self, key: str) -> None:
         check_key(key, root=True)
-        if (".wh." in key or ".zarrfs-" in key) and any(map(self._reserved, key.split("/"))):
+        if self.hides(key):
             raise NotFound(key)
+
+    def hides(self, key: str) -> bool:
+        """Return whether a reserved name in `key` keeps it out of the merged tree, also if the upper has it."""
+        return (".wh." in key or ".zarrfs-" in key) and any(map(self._reserved, key.split("/")))
 
     def _reserved(self, name: str) -> bool:
         return reserved(name) and not (self.upper.plain and name.startswith(".wh."))

@@ -102,7 +102,8 @@ class Upper:
     def lock(self, exclusive: bool) -> None:
         """Lock out writers (with `exclusive`, readers too) until close() or the end of the process.
 
-        An exclusive lock also writes the record, if it is missing. SourceError naming the lock holder.
+        An exclusive lock also writes the record, if it is missing. SourceError naming the lock holder, or if another
+        mount has made it the upper directory of another source meanwhile.
         """
         descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._base.descriptor)
         try:
@@ -117,7 +118,10 @@ class Upper:
         if self._locked >= 0:
             os.close(self._locked)
         self._locked = descriptor
-        if exclusive and not self.plain and self._over is not None and self._record() is None:
+        if self.plain or self._over is None:
+            return
+        self._check_record(self._over)  # again: a mount that has ended since may have written it
+        if exclusive and self._record() is None:
             try:
                 self._write_record({"zarrfs_upper": _VERSION, **self._over})
             except OSError as exc:
