@@ -210,7 +210,7 @@ def test_listings_of_many_servers(server: str) -> None:
 @pytest.mark.parametrize("link", ["/s/a=b/0.0", "/s/a%3Db/0.0", "/s/a%3db/0%2E0", "0.0", "http://h/s/a=b/0.0"])
 @pytest.mark.parametrize("base", ["http://h/s/a%3Db/", "http://h/s/a=b/"])
 def test_a_listing_may_spell_its_path_otherwise(base: str, link: str) -> None:
-    """What is a directory's own path has many spellings, and a link that is taken for one elsewhere is no entry."""
+    """The links of a page and the URL of its directory may percent-encode different characters."""
     found = webpages.listed(f'<title>Directory Listing</title><a href="/s/">..</a><a href="{link}">0.0</a>', base)
     assert found is not None
     assert [entry.name for entry in found] == ["0.0"]

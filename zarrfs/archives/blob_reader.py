@@ -340,7 +340,7 @@ class BlobReader(TargetReader):
     def _in_time(self, source: BlobSource, blobref: str) -> Iterator[None]:
         """Raise ReadError if the block takes longer than -o read_timeout=, or a second just after it has done so.
 
-        Those who have waited for the same blob try it next, and the kernel asks again at once for what fails.
+        After such a failure, other tasks that waited for the blob request it again, and the kernel repeats its read.
         """
         key = source.shown, blobref
         again = trio.current_time() - self._late.get(key, -math.inf) < _SAME

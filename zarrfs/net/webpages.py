@@ -49,7 +49,7 @@ def listed(text: str, base: str) -> list[Entry] | None:
 
 
 def _in_one_spelling(path: str) -> str:
-    """Return the path of a URL with the same characters percent-encoded, whoever wrote it; "%2F" is no slash."""
+    """Return the path of a URL with all reserved characters percent-encoded, to compare it; "%2F" stays encoded."""
     if path.isascii() and path.replace("/", "").replace(".", "").isalnum():
         return path
     parts = (unquote_to_bytes(part.encode("utf-8", "surrogateescape")) for part in path.split("/"))

@@ -120,8 +120,8 @@ class Upper:
         self._locked = descriptor
         if self.plain or self._over is None:
             return
-        self._check_record(self._over)  # again: a mount that has ended since may have written it
-        if exclusive and self._record() is None:
+        recorded = self._check_record(self._over)  # again: a mount that has ended since may have written it
+        if exclusive and not recorded:
             try:
                 self._write_record({"zarrfs_upper": _VERSION, **self._over})
             except OSError as exc:
@@ -149,15 +149,18 @@ class Upper:
             staged.discard()
             self.staging.close()  # the next copy-up creates it again
 
-    def _check_record(self, over: dict[str, Any]) -> None:
-        """Raise SourceError if the directory holds other files, or changes of another source, version or view."""
+    def _check_record(self, over: dict[str, Any]) -> bool:
+        """Return whether there is a record.
+
+        Raise SourceError if the directory holds other files, or changes of another source, version or view.
+        """
         found = self._record()
         if found is None:
             names = [name for name in os.listdir(self.path) if not name.startswith((RESERVED, RECORD))]
             if names and names != ["lost+found"]:
                 rule = f"is no upper directory of zarrfs (no {RECORD}) and not empty: it holds {sorted(names)[0]!r}"
                 raise SourceError(self.path, rule)
-            return
+            return False
         if found.get("source") != over.get("source"):
             raise SourceError(self.path, f"holds changes of {found.get('source')}, not of {over.get('source')}")
         if found.get("fingerprint") != over.get("fingerprint"):
@@ -167,6 +170,7 @@ class Upper:
             made, asked = (f"with view={one}" if one else "without view=" for one in (found["view"], over["view"]))
             rule = f"holds changes of {found.get('source')} {made}, not {asked}: take another upperdir="
             raise SourceError(self.path, rule)
+        return True
 
     def _record(self) -> dict[str, Any] | None:
         try:

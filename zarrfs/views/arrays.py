@@ -60,7 +60,7 @@ class _ViewEntry(NamedTuple):
 
     @property
     def layout(self) -> Hashable:
-        """What a reader of the file relies on while it is open: all but the values of the items."""
+        """The header, size, shape, data type and order, which must not change while the file is open."""
         from zarrfs.views.chunks import is_fortran
 
         array = self.node.metadata
