@@ -134,6 +134,44 @@ def test_chunks_behind_a_dangling_link_are_no_fill_values(tmp_path: Path, target
         assert zarr.open_array(source, path="y", mode="r")[:].tolist() == [7, 65]
 
 
+@pytest.mark.parametrize("form", ["archive", "directory"])
+def test_directories_behind_links_are_listed_under_the_names_asked_for(form: str, tmp_path: Path) -> None:
+    tree, upper = tmp_path / "tree", tmp_path / "upper"
+    upper.mkdir()
+    zarr.create_group(tree / "v3")
+    zarr.create_array(tree / "v3/x", shape=(2,), chunks=(1,), dtype="u1", fill_value=0, compressors=None)[:] = [65, 66]
+    links = {"latest": "v3", "v3/x/back": "../..", "gone": "nowhere"}
+    for name, target in links.items():
+        (tree / name).symlink_to(target)
+    files = {str(path.relative_to(tree)): path for path in tree.rglob("*") if path.is_file()}
+    (tmp_path / "a.json").write_text(json.dumps({
+        **{key: {"mode": 0o100644, "encoding": "utf-8", "data": path.read_text()} for key, path in files.items()},
+        **{key: {"mode": 0o120777, "data": target} for key, target in links.items()},
+    }))  # fmt: skip
+    source, options = (tmp_path / "a.json", {}) if form == "archive" else (tree, {"upperdir": str(upper)})
+    below = ["x/back", "x/c/0", "x/c/1", "x/zarr.json", "zarr.json"]
+
+    async def check(store: Any) -> None:
+        names = "latest/zarr.json", "latest/x/c/1", "latest/none", "latest"
+        assert [await store.exists(name) for name in names] == [True, True, False, False]
+        assert await store.getsize("latest/x/c/1") == 1
+        assert sorted([key async for key in store.list_prefix("latest/x/c")]) == ["latest/x/c/0", "latest/x/c/1"]
+        assert sorted([name async for name in store.list_dir("latest")]) == ["x", "zarr.json"]
+        with pytest.raises(zarrfs.ReadError, match="gone: is, or lies behind, a symbolic link that leads nowhere"):
+            assert [name async for name in store.list_dir("gone")]
+
+    with zarrfs.zarr_store(source, **options) as store:
+        assert [*zarr.open_group(store, path="latest", mode="r").array_keys()] == ["x"]
+        asyncio.run(check(store))
+    listed = fsspec.filesystem("zarrfs", source=str(source), **options)
+    assert sorted(listed.ls("/latest", detail=False)) == ["/latest/x", "/latest/zarr.json"]
+    assert listed.info("/latest/x/c/1")["size"] == 1
+    assert listed.find("") == ["/gone", *(f"/{top}/{name}" for top in ("latest", "v3") for name in below)]  # it ends
+    listed.get("/latest/x/c", str(tmp_path / "copy"), recursive=True)
+    assert (tmp_path / "copy/1").read_bytes() == b"B"
+    listed.close()
+
+
 def test_the_store_is_one_of_zarr(store: Any, place: Path) -> None:
     prototype = default_buffer_prototype()
     data = (place / "x.zarr/zarr.json").read_bytes()

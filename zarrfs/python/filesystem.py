@@ -18,8 +18,8 @@ from fsspec.spec import AbstractBufferedFile
 from zarrfs.errors import InvalidKey, IsDirectory, NotDirectory, NotFound, ReadError, StoreError, UsageError
 from zarrfs.python import background
 from zarrfs.python.handle import StoreHandle
-from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key
-from zarrfs.store.traversal import get_followed, open_followed, resolve
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
+from zarrfs.store.traversal import followed, get_followed, open_followed, resolve
 from zarrfs.zarr import DOCUMENTS
 
 _FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")  # options of AsyncFileSystem
@@ -236,23 +236,38 @@ async def _read(_store: Store, value: Value, start: int, length: int) -> bytes:
 
 
 async def _described(store: Store, key: str) -> dict[str, Any]:
-    return await _entry(store, key, await store.info(key))
+    parent, name = split_key(key)
+    at = join_key(await followed(store, parent), name)
+    return await _entry(store, key, at, await store.info(at))
 
 
 async def _listed(store: Store, key: str) -> list[dict[str, Any]]:
-    info = await store.info(key, sized=False)
-    if info.kind is not Kind.DIRECTORY:
-        return [await _described(store, key)]
-    return [await _entry(store, join_key(key, child.name), child) async for child in store.list_dir(key)]
+    at = await followed(store, key)
+    if (await store.info(at, sized=False)).kind is not Kind.FILE and not await _leads_back(store, key, at):
+        with contextlib.suppress(NotDirectory):  # a link out to a file, which a directory store follows itself
+            return [
+                await _entry(store, join_key(key, child.name), join_key(at, child.name), child)
+                async for child in store.list_dir(at)
+            ]
+    return [await _described(store, key)]
 
 
-async def _entry(store: Store, key: str, info: Info) -> dict[str, Any]:
-    """Describe an entry as fsspec's local file system does: a link as what it leads to."""
+async def _leads_back(store: Store, key: str, at: str) -> bool:
+    """Return whether `key` resolves to `at`, a directory that it lies in: walking into it would never end."""
+    while key and key != at:
+        key = split_key(key)[0]
+        if await followed(store, key) == at:
+            return True
+    return False
+
+
+async def _entry(store: Store, key: str, at: str, info: Info) -> dict[str, Any]:
+    """Describe the entry `at`, called `key`, as fsspec's local file system does: a link as what it leads to."""
     more: dict[str, Any] = {}
     if info.kind is Kind.SYMLINK:
         more = {"islink": True, "destination": info.target}
         try:
-            info = (await resolve(store, key))[1]
+            info = (await resolve(store, at))[1]
         except ReadError:  # a dangling link
             more["type"] = "other"
     mtime = None if info.mtime_ns is None else info.mtime_ns / 1e9

@@ -11,7 +11,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.python.handle import StoreHandle
 from zarrfs.store import api
-from zarrfs.store.traversal import get_followed, resolve
+from zarrfs.store.traversal import followed, get_followed, resolve
 from zarrfs.zarr import DOCUMENTS
 
 _ABSENT = (NotFound, IsDirectory, NotDirectory)  # a ReadError is never among them: it would read as fill values
@@ -133,14 +133,15 @@ def _range(wanted: ByteRequest | None) -> tuple[int, int | None]:
 
 
 async def _info(store: api.Store, key: str) -> api.Info:
-    return (await resolve(store, key))[1]
+    return (await resolve(store, await followed(store, key)))[1]
 
 
 async def _keys(store: api.Store, directory: str, prefix: str) -> list[str]:
     found: list[str] = []
     try:
-        async for key in store.list_prefix(directory):
-            found.append(key)
+        at = await followed(store, directory)
+        async for key in store.list_prefix(at):
+            found.append(key if at == directory else api.join_key(directory, key.removeprefix(at).lstrip("/")))
     except _ABSENT as exc:
         _only_if_empty(directory, found, exc)
     return [key for key in found if key.startswith(prefix)]
@@ -149,7 +150,7 @@ async def _keys(store: api.Store, directory: str, prefix: str) -> list[str]:
 async def _names(store: api.Store, directory: str) -> list[str]:
     found: list[str] = []
     try:
-        async for info in store.list_dir(directory):
+        async for info in store.list_dir(await followed(store, directory)):
             found.append(info.name)
     except _ABSENT as exc:
         _only_if_empty(directory, found, exc)

@@ -17,7 +17,7 @@ from zarrfs.errors import (
     TargetMissing,
     ZarrfsError,
 )
-from zarrfs.store.api import Info, Kind, Store, Value, join_key
+from zarrfs.store.api import Info, Kind, Store, Value, join_key, key_rule
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
 
@@ -90,10 +90,7 @@ async def open_followed(store: Store, key: str) -> Value:
     Raises what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
     """
     if store.merged:
-        at = await _followed(store, key)
-        if at is None:
-            raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
-        return await store.open(at)
+        return await store.open(await followed(store, key))
     try:
         value = await store.open(key)
     except (NotFound, NotDirectory):
@@ -107,6 +104,25 @@ async def open_followed(store: Store, key: str) -> Value:
         value.close()
         at, _info = await resolve(store, key)
     return await store.open(at)
+
+
+async def followed(store: Store, key: str) -> str:
+    """Return the key that `key` resolves to, following links in every part of it: where to stat or list it.
+
+    Return `key` itself for a store on a server, which has no links, and for a link out of a directory store, which
+    follows it if that is allowed. Raises NotFound, NotDirectory, and ReadError for a link that is dangling, in a
+    circle, or leads out of the store.
+    """
+    if key_rule(key) or (store.remote and not (store.merged or store.knows_names)):
+        return key
+    if not store.merged:
+        with contextlib.suppress(NotFound, NotDirectory):
+            if (await store.info(key, sized=False)).kind is not Kind.SYMLINK:
+                return key
+    at = await _followed(store, key)
+    if at is None and (store.merged or store.knows_names):
+        raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
+    return key if at is None else at
 
 
 async def _followed(store: Store, key: str) -> str | None:
