@@ -27,7 +27,7 @@ from tests.servers import Nginx
 from tests.servers import nginx as nginx
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import TABLE, Options, parse
-from zarrfs.python import background
+from zarrfs.python import background, handle
 from zarrfs.store.overlay import Overlay
 
 
@@ -217,9 +217,41 @@ def test_a_pickled_handle_opens_again_and_once(
     assert not loops()
 
 
-def _forget_shared() -> None:
-    from zarrfs.python import handle
+def test_a_pickled_handle_reads_the_files_of_relative_options_that_were_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = {"version": 1, "refs": {"a": ["a.bin", 0, 1]}}
+    for place in "here", "there":
+        (tmp_path / place / "data").mkdir(parents=True)
+        (tmp_path / place / "data/a.bin").write_text(place[0])
+        (tmp_path / place / "refs.json").write_text(json.dumps(refs))
+        (tmp_path / place / "zarrfs.toml").write_text(f"[options]\nretries = {10 + len(place)}\n")
+    monkeypatch.chdir(tmp_path / "here")
+    with zarrfs.open_store("refs.json", base="data", allow_path=["data"], config="zarrfs.toml") as store:
+        pickled = pickle.dumps(store)
+    monkeypatch.chdir(tmp_path / "there")
+    again = pickle.loads(pickled)
+    assert again["a"] == b"h"
+    assert again.opened().options.retries == 14
+    _forget_shared()
 
+
+@pytest.mark.parametrize(
+    ("option", "item"),
+    [
+        ({"upperdir": "d"}, "upperdir=/work/d"), ({"ca_bundle": "c.pem"}, "ca_bundle=/work/c.pem"),
+        ({"cache_dir": "http://h/x"}, "cache_dir=http://h/x"), ({"blobs": "b"}, "blobs=/work/b"),
+        ({"blobs": "https://h/b"}, "blobs=https://h/b"), ({"blobs": "flux:"}, "blobs=flux:"),
+        ({"base": "../d"}, "base=/d"), ({"base": "s3://b/d"}, "base=s3://b/d"), ({"members": "a/b"}, "members=a/b"),
+        ({"strict": True}, "strict"), ({"s3.key": "a=b"}, 's3.key="a=b"'),
+    ],
+)  # fmt: skip
+def test_paths_of_options_are_absolute(option: dict[str, Any], item: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: "/work")
+    assert [*map(handle._absolute_item, as_items(option))] == [item]
+
+
+def _forget_shared() -> None:
     for opened in handle._shared.values():
         opened.close()
     handle._shared.clear()

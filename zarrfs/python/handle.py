@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.effective import settings
 from zarrfs.config.keywords import as_items
-from zarrfs.config.options import Options
+from zarrfs.config.options import TABLE, Options
+from zarrfs.config.values import is_url
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, StoreError, UsageError
 from zarrfs.python import background
@@ -54,7 +56,7 @@ class StoreHandle:
     _opened: _Opened | None  # None: not in this process yet
 
     def __init__(self, source: str | os.PathLike[str], options: dict[str, Any]) -> None:
-        self._set(os.fspath(source), as_items(options), None, False)
+        self._set(os.fspath(source), [*map(_absolute_item, as_items(options))], None, False)
         self._opened = opened = self._open()
         self.source, self._fingerprint = opened.source, opened.fingerprint
         self._end_with(opened)
@@ -232,6 +234,19 @@ class StoreHandle:
     def _end_with(self, opened: _Opened) -> None:
         """Close `opened` when this handle is forgotten without close()."""
         weakref.finalize(self, opened.close, wait=False).atexit = False
+
+
+def _absolute_item(item: str) -> str:
+    """Return an item of -o whose path is valid in any working directory: a worker may have another one."""
+    name, equals, value = item.partition("=")
+    metavar = TABLE[name].metadata["metavar"] if name in TABLE and value else ""
+    if metavar in ("DIR", "FILE") and not is_url(value):
+        value = os.path.abspath(value)
+    elif metavar == "PLACE":
+        value = absolute(value)
+    elif metavar == "URL" and "://" not in value:
+        value = absolute_source(value)
+    return f"{name}{equals}{value}"
 
 
 class _Opened:
