@@ -23,6 +23,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import zarrfs
 from zarrfs.python.filesystem import ZarrfsFileSystem
+from zarrfs.store.upper import Upper
 
 ROOT = Path(__file__).parents[2]
 
@@ -251,6 +252,27 @@ def test_a_directory_in_the_place_of_a_chunk_is_no_fill_value(tmp_path: Path) ->
     assert array[:2].tolist() == [0, 1]
     with pytest.raises(zarrfs.ReadError, match="c/1: is a directory"):
         array[:]
+
+
+def test_a_directory_that_cannot_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tree/a").mkdir(parents=True)
+    (tmp_path / "tree/a/b").write_text("x")
+    (tmp_path / "upper").mkdir()
+
+    def listing(upper: Upper, key: str) -> Any:
+        if key == "a":
+            raise OSError(errno.EACCES, "Permission denied")
+        return real(upper, key)
+
+    real = Upper.listing
+    monkeypatch.setattr(Upper, "listing", listing)
+    files = fsspec.filesystem("zarrfs", source=str(tmp_path / "tree"), upperdir=str(tmp_path / "upper"))
+    for call in (files.find, files.ls):
+        with pytest.raises(zarrfs.ReadError, match="a: permission denied"):
+            call("/a")
+    with pytest.raises(zarrfs.ReadError, match="a: permission denied"):
+        files.get("", str(tmp_path / "copy"), recursive=True)
+    files.close()
 
 
 def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:

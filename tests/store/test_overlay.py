@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import stat
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.contract import Tree, WritableContract, check_tree
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, SourceError
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
@@ -268,6 +269,23 @@ def test_a_link_in_the_upper_leads_nowhere(tmp_path: Path) -> None:
 
     run(tmp_path, {"d/file": b"hidden by the link"}, check)
     assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"file": b"untouched"}
+
+
+def test_what_the_disk_of_the_upper_refuses_is_a_read_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of any store: an OSError would be a bug of the store to its callers, and no entry to fsspec."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    async def check(store: Overlay) -> None:
+        monkeypatch.setattr(store.upper, "listing", refuse)
+        with pytest.raises(AccessDenied, match="d: permission denied"):
+            assert [info async for info in store.list_dir("d")]
+        monkeypatch.setattr(store.upper, "status", refuse)
+        with pytest.raises(AccessDenied, match="d/x: permission denied"):
+            await store.info("d/x")
+
+    run(tmp_path, {"d/x": b"x"}, check)
 
 
 def test_a_special_file_of_the_upper_is_listed_and_cannot_be_read(tmp_path: Path) -> None:

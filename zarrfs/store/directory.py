@@ -105,7 +105,7 @@ class FileSystemStore(WritableStore):
 
     async def info(self, key: str, sized: bool = True) -> Info:
         path = _path_of_key(key, root=True)
-        with _answers(key):
+        with answers(key):
             try:
                 found = self._look(key, path, cached=True)
             except BlockingIOError:
@@ -116,7 +116,7 @@ class FileSystemStore(WritableStore):
 
     async def open(self, key: str) -> Value:
         path = _path_of_key(key, root=True)
-        with _answers(key):
+        with answers(key):
             try:
                 descriptor = self._open_value(key, path, cached=True)
             except BlockingIOError:
@@ -128,11 +128,11 @@ class FileSystemStore(WritableStore):
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         path = _path_of_key(prefix, root=True)
-        with _answers(prefix):
+        with answers(prefix):
             directory, names = await trio.to_thread.run_sync(self._open_directory, path, after)
         try:
             for at in range(0, len(names), _PAGE):
-                with _answers(prefix):
+                with answers(prefix):
                     page = await trio.to_thread.run_sync(self._look_at, directory, names[at : at + _PAGE], prefix)
                 for info in page:
                     yield info
@@ -144,11 +144,11 @@ class FileSystemStore(WritableStore):
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """As BlockingReader.entries."""
-        with _answers(prefix):
+        with answers(prefix):
             directory, names = self._open_directory(_path_of_key(prefix, root=True), "")
         try:
             for at in range(0, len(names), _PAGE):
-                with _answers(prefix):
+                with answers(prefix):
                     page = self._look_at(directory, names[at : at + _PAGE], prefix)
                 for name, kind, size, mode, mtime_ns, target, held, *_ in page:
                     yield name, kind.value, size, mode, mtime_ns, held, target, None
@@ -157,7 +157,7 @@ class FileSystemStore(WritableStore):
 
     def open_file(self, key: str) -> int:
         """As BlockingReader.open_file."""
-        with _answers(key):
+        with answers(key):
             return self._open_value(key, _path_of_key(key, root=True))
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
@@ -165,7 +165,7 @@ class FileSystemStore(WritableStore):
             async for key in keys_below(self, prefix):
                 yield key
             return
-        with _answers(prefix):
+        with answers(prefix):
             path = _path_of_key(prefix, root=True)
             first = await trio.to_thread.run_sync(self._children, path)
         stack = [(prefix, iter(first))]
@@ -177,7 +177,7 @@ class FileSystemStore(WritableStore):
                     yield key
                     continue
                 try:
-                    with _answers(key):
+                    with answers(key):
                         found = await trio.to_thread.run_sync(self._children, os.fsencode(key))
                 except (NotFound, NotDirectory):
                     continue  # removed since its parent was listed
@@ -191,13 +191,13 @@ class FileSystemStore(WritableStore):
         if info.kind is Kind.DIRECTORY:
             return {}
         if info.kind is Kind.FILE and not info.unreadable and self._links is not Links.KEEP:
-            with _answers(key):
+            with answers(key):
                 return {"url": file_uri(await trio.to_thread.run_sync(self._real_path, _path_of_key(key)))}
         return {"url": file_uri(os.path.join(self.path, key))}
 
     async def usage(self) -> Usage:
         """Return the usage of the file system that holds the base directory."""
-        with _answers(""):
+        with answers(""):
             status = await trio.to_thread.run_sync(os.fstatvfs, self._base.descriptor)
         unit = status.f_frsize
         return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
@@ -214,13 +214,13 @@ class FileSystemStore(WritableStore):
         OSError for failures without a type of their own: a full disk, a quota, an input/output error.
         """
         path = _path_of_key(key)
-        with _answers(key, writing=True):
+        with answers(key, writing=True):
             await trio.to_thread.run_sync(self._set, path, value)
 
     async def delete(self, key: str) -> None:
         """Remove a file, a link, or a directory with everything below it; NotFound. Parents stay."""
         path = _path_of_key(key)
-        with _answers(key, writing=True):
+        with answers(key, writing=True):
             await trio.to_thread.run_sync(self._delete, path)
 
     async def aclose(self) -> None:
@@ -584,7 +584,7 @@ def _why_not_followed(target: bytes, exc: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _answers(key: str, writing: bool = False) -> Iterator[None]:
+def answers(key: str, writing: bool = False) -> Iterator[None]:
     """Turn an OSError into the matching StoreError. A full disk and similar errors stay an OSError."""
     try:
         yield
@@ -616,7 +616,7 @@ class _LocalValue(FileValue):
         self._key = key
 
     async def read(self, start: int, length: int) -> Buffer:
-        with _answers(self._key):
+        with answers(self._key):
             return await super().read(start, length)
 
 

@@ -30,7 +30,7 @@ from zarrfs.store.api import (
     ordinary_mode,
     split_key,
 )
-from zarrfs.store.directory import info_of, not_opened
+from zarrfs.store.directory import answers, info_of, not_opened
 from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.upper import RECORD, NamesLock, Upper, reserved
 from zarrfs.store.uri import file_uri
@@ -300,16 +300,19 @@ class Overlay(WritableStore):
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        found = await self.find(key)
-        if found.status is not None:
-            return self._info_of(key, found.status)
+        with answers(key):
+            found = await self.find(key)
+            if found.status is not None:
+                return self._info_of(key, found.status)
         if sized and found.info is not None and found.info.size is None and self.lower is not None:
             return _shown(await self.lower.info(key))
         assert found.info is not None
         return found.info
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        for name, status, info in await self.entries(prefix):
+        with answers(prefix):
+            found = await self.entries(prefix)
+        for name, status, info in found:
             if name > after:
                 yield self._info_of(join_key(prefix, name), status) if status is not None else info  # type: ignore[misc]
 
