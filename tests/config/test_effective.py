@@ -173,6 +173,9 @@ def test_variables_and_options_do_not_collide() -> None:
         ("https://host/", "https://me:pw@HOST/x?sig=1", True), ("https://host", "https://host:8443/x", False),
         ("https://host/x", "https://host/x?sig=1", True), ("https://host", "http://host/x", False),
         ("https://host", "https://host@evil.org/x", False), ("https://host", "https://host.evil.org/x", False),
+        ("sftp://host/data", "sftp://joe@HOST/data/s.parq", True), ("ssh://HOST", "ssh://joe@host/x", True),
+        ("ftp://host", "FTP://me:pw@Host/x", True), ("sftp://host", "sftp://host@evil.org/x", False),
+        ("sftp://host/data", "sftp://host/Data", False), ("s3://bucket", "s3://Bucket/x", False),
         ("s3://bucket", "zip://a::s3://bucket/x.zip", True), ("zip://a::s3://bucket", "zip://a::s3://bucket/x", True),
         ("/data", "/data/x.json", True), ("/data/", "/data", True), ("/data", "/database", False),
         ("/data", "file:///data/x", True), ("/data", "/data/../other", False), ("/data", "/other/../data/x", True),
@@ -183,6 +186,19 @@ def test_sections_are_of_sources_that_begin_so(user: Path, prefix: str, source: 
     write(user, f'[source."{prefix}"]\nretries = 77\n')
     found = held(source=source.replace("HOME", os.path.expanduser("~")))
     assert found.retries == (77 if fits else TABLE["retries"].default)
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "source"),
+    [("/home/joe", "~/sets", "/home/joe/sets/a"), ("abfss://c/d", "az://c/d/e", "abfs://c/d/e/x")],
+)
+def test_the_section_of_the_longest_name_wins_however_it_is_written(
+    short: str, long: str, source: str, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/joe")
+    write(user, f'[source."{long}"]\nretries = 1\n[source."{short}"]\nretries = 2\nhost_requests = 2\n')
+    found = held(source=source)
+    assert (found.retries, found.host_requests) == (1, 2)
 
 
 def test_relative_sources_have_sections(user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas
-from zarrfs.config.redaction import links
+from zarrfs.config.redaction import USERS, links
 from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -145,13 +145,17 @@ def _of(file: ConfigFile, source: str, number: int, places: list[str]) -> list[S
         section for section in file.sections
         if section.source is None and any(map(_begins(section.name), _spellings(places[number])))
     ]  # fmt: skip
-    return [*sorted(fitting, key=lambda section: len(section.name)), *named]
+    return [*sorted(fitting, key=lambda section: len(_start(section.name))), *named]
 
 
 def _begins(prefix: str) -> Callable[[str], object]:
     """Return a predicate for spellings that begin with `prefix`, up to the end of a path component or host."""
-    start = _spellings(os.path.expanduser(prefix) if prefix.startswith("~") else prefix)[0].rstrip("/")
+    start = _start(prefix)
     return re.compile(re.escape(start) + ("" if start.endswith(":") else "(?![^/?#])")).match
+
+
+def _start(prefix: str) -> str:
+    return _spellings(os.path.expanduser(prefix) if prefix.startswith("~") else prefix)[0].rstrip("/")
 
 
 def _spellings(source: str) -> list[str]:
@@ -168,7 +172,7 @@ def _spellings(source: str) -> list[str]:
         protocol = protocol.lower()
         if separator:
             host, slash, more = rest.partition("/")
-            if protocol in ("http", "https"):
+            if protocol in USERS:
                 host = host.rpartition("@")[2].lower()
             else:
                 protocol = names(protocol)[0]

@@ -15,7 +15,7 @@ _SEPARATOR = re.compile(r"://(?:[^/?#\[\]]*@)?\[[^\]/?#]*\]|::")
 # is not among them: net/identity.py leaves credentials out of identities.
 CREDENTIALS = "token|key|secret|passw|pwd|credential|auth|session|cookie|bearer|jwt|^sas"
 _SECRET = re.compile(f"{CREDENTIALS}|sig|x-amz-|x-goog-|policy|connection_string", re.IGNORECASE)
-_USERS = ("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webdavs", "dav", "davs")  # have user@host
+USERS = ("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webdavs", "dav", "davs")  # have user@host
 _PASSWORD = re.compile(r"(?<=://)[^/?#@\s]*:[^/?#@\s]*@")
 _PARAMETER = re.compile(  # without "key", which is a path's name in some stores
     r"([?&][\w.%-]*(?:sig|token|secret|passw|pwd|credential|jwt|auth|session)[\w.%-]*=)[^\s&#\"'<>`]+", re.IGNORECASE
@@ -61,7 +61,7 @@ def _without_secrets(url: str) -> str:
     user, at, host = netloc.rpartition("@")
     shown = (
         scheme,
-        host if at and (scheme.lower() in _USERS or ":" in user) else netloc,
+        host if at and (scheme.lower() in USERS or ":" in user) else netloc,
         path,
         "" if _signed(query) else query,
         "" if _signed(fragment) else fragment,
