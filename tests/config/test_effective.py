@@ -257,6 +257,25 @@ def test_values_of_toml(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.blobs == (f"{user.parent}/blobs", "https://host/b")
 
 
+def test_files_of_storage_options_are_beside_the_file(
+    user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/joe")
+    secret = write(tmp_path / "secret", "/else/where")
+    (user.parent / "key.json").touch()
+    write(
+        user, f'[storage.http]\nclient_cert = "a.pem"\nclient_key = "~/b.pem"\n[storage.gcs]\ntoken = "key.json"\n'
+        f'[source."/x".storage.ssh]\nclient_keys = ["k", "/l", "@{secret}"]\nknown_hosts = "@{secret}"\n'
+        '[storage."gs://b"]\ntoken = "cloud"\n'
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert held(source="/x/y").storage == {
+        "http": {"client_cert": f"{user.parent}/a.pem", "client_key": "/home/joe/b.pem"},
+        "gcs": {"token": f"{user.parent}/key.json"}, "gs://b": {"token": "cloud"},
+        "ssh": {"client_keys": [f"{user.parent}/k", "/l", "/else/where"], "known_hosts": "/else/where"},
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("where", ["file", "variable", "item"])
 @pytest.mark.parametrize("command", ["config", "mount", "doctor", "ls"])
 def test_every_command_says_the_same_of_a_bad_value(
@@ -490,6 +509,9 @@ def test_pipes_of_shells_are_read() -> None:
 
 
 def test_values_of_json_have_rules(user: Path) -> None:
+    write(user, '[storage.http]\nclient_cert = "~\\u0000x"\n')
+    assert refused() == "option http.client_cert: has a NUL character"
+    user.unlink()
     deep = "[" * 200 + "]" * 200
     assert refused(f"s3.a={deep}") == "option s3.a: nested too deeply"
     assert refused(r's3.a="\u0000"') == "option s3.a: has a NUL character"

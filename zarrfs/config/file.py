@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Assignments, put
 from zarrfs.config.redaction import is_secret, names_file, without_secrets
-from zarrfs.config.storage import check_storage
+from zarrfs.config.storage import absolute, check_storage
 from zarrfs.config.values import (
     DEPTH,
     content,
@@ -204,7 +204,16 @@ class _Reading:
                 check_storage(place, {key: one for key, one in value.items() if not _from_file(one)})
             except UsageError as exc:
                 raise self._wrong(at, str(exc)) from None
-            given.storage.setdefault(place, {}).update(value)
+            located = {key: self._located(place, key, one) for key, one in value.items()}
+            given.storage.setdefault(place, {}).update(located)
+
+    def _located(self, place: str, name: str, value: object) -> object:
+        """Return the value of a storage option, with absolute paths of files, as those of _beside()."""
+        if isinstance(value, list):
+            return [self._located(place, name, one) for one in value]
+        if isinstance(value, str) and (names_file(value) or "\0" in value):  # the latter is refused with its option
+            return value
+        return absolute(place, name, value, self._beside(""))
 
     def _table(self, value: Any, at: str) -> Mapping[str, Any]:
         """Return `value` if it is a table, else raise UsageError; name the section `at` in errors from now on."""

@@ -53,15 +53,18 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
             _check_object(f"option {place}.client_kwargs: {name}", client.get(name))
 
 
-def absolute(place: str, name: str, value: object) -> object:
-    """Return the value of a storage option, with absolute paths of files: a daemon works in another directory."""
+def absolute(place: str, name: str, value: object, directory: str = "") -> object:
+    """Return the value of a storage option, with absolute paths of files: a daemon works in another directory.
+
+    Relative ones start in `directory`, by default the working directory.
+    """
     if name not in _FILES.get(names(place.partition("://")[0])[0], ()):
         return value
     if isinstance(value, list):
-        return [absolute(place, name, one) for one in value]
+        return [absolute(place, name, one, directory) for one in value]
     if not isinstance(value, str) or not value:
         return value
-    path = os.path.abspath(os.path.expanduser(value))
+    path = os.path.abspath(os.path.join(directory, os.path.expanduser(value)))
     return value if name == "token" and (value in _GCS_TOKENS or not os.path.isfile(path)) else path
 
 
