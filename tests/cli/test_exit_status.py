@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,21 @@ def test_a_command_ends_with_its_status(line: str, status: int) -> None:
     ended = CliRunner().invoke(main, line.split())
     assert ended.exit_code == status, ended.output
     assert bool(ended.stderr) == (status != 0 and "refs validate" not in line and "good.json other" not in line)
+
+
+ENDED = """import os, signal
+from zarrfs.__main__ import program
+from zarrfs.store import destination
+destination._sync_all = lambda path: os.kill(os.getpid(), signal.SIGTERM)
+program()"""
+
+
+@pytest.mark.parametrize("line", ["index -O new/x", "info --html new/x", "check --report new/x"])
+def test_a_command_that_writes_a_file_is_interrupted_by_sigterm_and_leaves_nothing(line: str, tmp_path: Path) -> None:
+    """Ended when its temporary file is complete, and not in place yet."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "set.json").write_text('{"version": 1, "refs": {".zgroup": "{\\"zarr_format\\": 2}"}}')
+    command = [sys.executable, "-c", ENDED, *line.split(), "set.json"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+    assert os.listdir(tmp_path / "new") == []

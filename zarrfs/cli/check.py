@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -16,6 +17,7 @@ from zarrfs.cli import common, meter, show
 from zarrfs.config.options import Parsed
 from zarrfs.config.values import human
 from zarrfs.errors import UsageError
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.copying.array_check import ArrayCheck
@@ -81,10 +83,12 @@ def check(
     from zarrfs.system.memory import memory_limit
 
     to, share, found = reports.place(report), common.share(shard), CheckReport(keep=first)
+    writing = contextlib.nullcontext() if to in (None, "-") else orderly_end()
     if merge:
         if share is not None or no_decode or twice:
             raise UsageError("--merge reads reports of parts: --shard, --no-decode and --twice are for making them")
-        sys.exit(_merge([source, *([key] if key else []), *more], first, as_json, to))
+        with writing:
+            sys.exit(_merge([source, *([key] if key else []), *more], first, as_json, to))
     if more:
         raise UsageError(f"{more[0]}: a check is of one SOURCE, and at or below one KEY")
     below = common.clean_key(key)
@@ -120,8 +124,9 @@ def check(
         of = PartOf(plan.source, fingerprint(plan), *variant(plan, options), below, not no_decode, twice)
         return arrays.arrays, of
 
-    arrays, of = common.run_on_store(source, parsed, body)
-    sys.exit(write_report(found, as_json, arrays, part_json(of, share, found, arrays) if share else {}, to))
+    with writing:
+        arrays, of = common.run_on_store(source, parsed, body)
+        sys.exit(write_report(found, as_json, arrays, part_json(of, share, found, arrays) if share else {}, to))
 
 
 def _merge(paths: list[str], first: int, as_json: bool, to: str | None) -> int:

@@ -10,6 +10,7 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.config.options import Parsed
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -38,17 +39,18 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
 
     if output is not None:
         check_destination(output, "index", force)  # before compiling, which may take long
-    plan = plan_source(source, parsed.options, forks=True)
-    common.write_warnings(plan, parsed.options)
-    try:
-        if plan.index is None:
-            raise SourceError(plan.source, "is read in place: only JSON documents have an index")
-        if output is not None:
-            _write(plan, output, force)
-        elif plan.temporary:
-            raise SourceError(plan.source, "its index cannot be kept: no cache directory (see -o index_dir=)")
-    finally:
-        discard(plan)
+    with orderly_end():
+        plan = plan_source(source, parsed.options, forks=True)
+        common.write_warnings(plan, parsed.options)
+        try:
+            if plan.index is None:
+                raise SourceError(plan.source, "is read in place: only JSON documents have an index")
+            if output is not None:
+                _write(plan, output, force)
+            elif plan.temporary:
+                raise SourceError(plan.source, "its index cannot be kept: no cache directory (see -o index_dir=)")
+        finally:
+            discard(plan)
     sys.stdout.buffer.write(os.fsencode(f"{output or plan.index}\n"))
     sys.stdout.buffer.flush()
 

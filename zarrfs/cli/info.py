@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from zarrfs.cli import common, meter, nodetext, show
 from zarrfs.config.options import Options, Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import human
+from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.store.api import Store
@@ -72,12 +74,14 @@ def info(
             about |= await _absent_records(store, not no_count)
         return about
 
-    about = common.run_on_store(source, parsed, body)
-    if found.nodes:
-        about["nodes"] = [facts.as_json() for facts in found.nodes]
-    if page is not None:
-        _write_page(page, force, source, about)
-    elif as_json:
+    with contextlib.nullcontext() if page is None else orderly_end():
+        about = common.run_on_store(source, parsed, body)
+        if found.nodes:
+            about["nodes"] = [facts.as_json() for facts in found.nodes]
+        if page is not None:
+            _write_page(page, force, source, about)
+            return
+    if as_json:
         sys.stdout.write(json.dumps(about) + "\n")
     else:
         for name, value in about.items():
