@@ -285,6 +285,25 @@ def test_azure_is_the_same_with_either_client(azure: Azure, who: str, container:
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_a_blob_that_marks_a_directory_on_azure(azure: Azure, client: str) -> None:
+    """As blobfuse and Hadoop write them; without the mark, a blob of no bytes is an empty value."""
+    azure.put("private", "marked/group/zarr.json", b"{}")
+    azure.put("private", "marked/group/empty", b"")
+    mark = azure.service.get_blob_client("private", "marked/group")
+    mark.upload_blob(b"", metadata={"hdi_isfolder": "true"}, overwrite=True)
+
+    async def look(system: System, path: str) -> tuple[list[Any], set[Any]]:
+        found = [await system.stat(f"{path}/{name}") for name in ("group", "group/zarr.json", "group/empty")]
+        listed = await system.listing(path) or ()
+        return [(entry.directory, entry.size) for entry in found], {(entry.name, entry.directory) for entry in listed}
+
+    options = [*told("abfs", azure.options["key"]), f"client={client}"]
+    found, listed = with_system(options, "az://private/marked", look)
+    assert found == [(True, None), (False, 2), (False, 0)]
+    assert listed == {("group", True)}
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
 def test_azure_refuses_who_is_nobody(azure: Azure, client: str) -> None:
     azure.put("private", "clients/k", VALUE)
     options = [*told("abfs", azure.options["anonymous"]), f"client={client}"]
