@@ -57,6 +57,18 @@ def test_a_name_is_found_beside_absent_ones(ftp: Ftp) -> None:
     trio.run(main)
 
 
+def test_a_name_may_have_any_letter(ftp: Ftp) -> None:
+    """fsspec would read another file, over another connection."""
+    ftp.values = {name: b"<%b>" % name.encode() for name in ("a", "a?", "a?b", "a#", "a#b", "a\tb", "ab")}
+
+    async def check(files: RemoteFiles) -> None:
+        for name, value in ftp.values.items():
+            assert bytes(await files.read(f"{ftp.url}/{name}", 0, len(value), 0, len(value))) == value
+        assert ftp.connections == 1
+
+    using(check, OPTIONS)
+
+
 def test_a_connection_that_the_server_ends_is_replaced(ftp: Ftp) -> None:
     ftp.values["v"] = VALUE
 

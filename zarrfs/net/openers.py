@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ _AZURE_VARIABLES = tuple(  # those from which adlfs takes credentials
     f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID")
 )
 _AZURE_OPTIONS = ("account_key", "connection_string", "sas_token", "client_id", "credential")
+_SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
 _CONNECTED = ("ftp", *SSH)  # protocols whose clients connect before the first request
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
@@ -108,14 +110,14 @@ class Openers:
         class_ = self._classes.get(protocol)
         if class_ is None:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol, family)
-        parts = class_._get_kwargs_from_urls(url)  # host, user, ...: another server is another system
+        parts, path = parts_of(class_, family, url)  # host, user, ...: another server is another system
         options, personal = self._trust.given(url)
         options = _kept_anonymous(family, {**parts, **options}, url)
         key = family, repr(sorted(options.items()))
         if key not in self._systems:
             _check_surroundings(family, options, url)
         found = self._systems.get(key) or await self._make(key, protocol, options, personal)
-        return found, class_._strip_protocol(url)
+        return found, path
 
     def _fast_store(self, protocol: str, family: str, url: str) -> System:
         """obstore's system for the bucket of `url`, with fsspec's to fall back on."""
@@ -246,6 +248,16 @@ def class_of(protocol: str, family: str) -> Any:
         package, extra = _EXTRAS.get(family, ("", ""))
         hint = f"{package}: {install_command(extra)}" if extra else str(exc)
         raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
+
+
+def parts_of(class_: Any, family: str, url: str) -> tuple[dict[str, Any], str]:
+    """Return (the options that a URL contains, such as host and user; the path in it), by fsspec's class of it.
+
+    A "?", "#" or tab is part of the name of a file; fsspec takes a query for an option, and cuts it off the path.
+    """
+    server = _SERVER.match(url) if family in ("smb", *_CONNECTED) else None
+    head, path = (url, url) if server is None else (server[0], url[server.end() :])
+    return class_._get_kwargs_from_urls(head), class_._strip_protocol(path)
 
 
 def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
