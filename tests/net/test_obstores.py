@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 import trio
 
@@ -17,6 +18,7 @@ from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.responses import Entry, Fetched
+from zarrfs.net.storeoptions import bucket
 from zarrfs.net.systems import System
 from zarrfs.net.web import Hop, Response, Web
 from zarrfs.store.remotefiles import RemoteFiles
@@ -179,6 +181,19 @@ def test_the_file_of_credentials(
         fetch([*options, "client=obstore"], on_s3[1], 0, 10)
     with pytest.raises(ReadError, match="no keys are written down"):
         fetch([*told("s3", {"endpoint_url": s3.endpoint}), "client=obstore"], on_s3[1], 0, 10)
+
+
+def test_the_profile_is_that_of_botocore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("".join(f"[{name}]\naws_access_key_id = {name}\naws_secret_access_key = x\n" for name in "ab"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_PROFILE", "a")
+    monkeypatch.setenv("AWS_DEFAULT_PROFILE", "b")
+    session = botocore.session.Session()
+    assert (session.profile, bucket("s3", {}, "bucket").config["access_key_id"]) == ("b", "b")
 
 
 def test_s3_is_read_by_signed_urls(s3: S3, on_s3: tuple[list[str], str]) -> None:
