@@ -517,6 +517,7 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
 class Ftp:
     """An FTP server of `values` (name -> bytes) in one directory, without MLST and EPSV, as old ones are.
 
+    A name with "/" at its end is listed as a directory.
     The next commands get the replies of `replies`, in turn; after 421 the server hangs up.
     """
 
@@ -584,7 +585,10 @@ class Ftp:
         if passive is None:
             return "425 no data connection"
         with passive:
-            lines = (f"type=file;size={len(value)}; {name}\r\n" for name, value in self.values.items())
+            lines = (
+                f"type={'dir' if name.endswith('/') else 'file'};size={len(value)}; {name.rstrip('/')}\r\n"
+                for name, value in self.values.items()
+            )
             data = self.values.get(path.lstrip("/")) if command == "RETR" else "".join(lines).encode()
             if data is None:
                 return "550 no such file"

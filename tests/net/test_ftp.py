@@ -57,6 +57,18 @@ def test_a_name_is_found_beside_absent_ones(ftp: Ftp) -> None:
     trio.run(main)
 
 
+def test_a_name_may_have_any_letter(ftp: Ftp) -> None:
+    """fsspec would read another file, over another connection."""
+    ftp.values = {name: b"<%b>" % name.encode() for name in ("a", "a?", "a?b", "a#", "a#b", "a\tb", "ab")}
+
+    async def check(files: RemoteFiles) -> None:
+        for name, value in ftp.values.items():
+            assert bytes(await files.read(f"{ftp.url}/{name}", 0, len(value), 0, len(value))) == value
+        assert ftp.connections == 1
+
+    using(check, OPTIONS)
+
+
 def test_a_connection_that_the_server_ends_is_replaced(ftp: Ftp) -> None:
     ftp.values["v"] = VALUE
 
@@ -94,6 +106,38 @@ def test_errors_that_last(ftp: Ftp) -> None:
         ftp.logs_in = False
         with pytest.raises(AccessDenied, match=rf"^{ftp.url}/v: 530 not for you$"):
             await files.read(f"{ftp.url}/v", 0, 100, 0, 100)
+
+    using(check, OPTIONS)
+
+
+@pytest.mark.parametrize("path", ["/v", "/d/0.0"])
+def test_a_directory_that_is_not_listed_is_not_empty(ftp: Ftp, path: str) -> None:
+    """A reader of a name that is absent from it would take the fill value."""
+    ftp.values.update({"v": VALUE, "d/": b""})
+
+    async def check(files: RemoteFiles) -> None:
+        system, v = await files.find(f"{ftp.url}/v")
+        assert (await files.stat_at(system, v)).size == len(VALUE)
+        ftp.replies = ["530 log in"] * 2  # to MLSD and to LIST
+        with pytest.raises(AccessDenied, match=rf"^{ftp.url}{path.rpartition('/')[0] or '/'}: 530 log in$"):
+            await files.stat_at(system, path)
+        ftp.replies = ["550 no such directory"] * 2
+        with pytest.raises(TargetMissing):
+            await files.stat_at(system, "/none/0.0")
+
+    using(check, OPTIONS)
+
+
+def test_a_file_that_is_listed_and_refused_is_not_absent(ftp: Ftp) -> None:
+    class Unreadable(dict[str, bytes]):
+        def get(self, *args: object) -> None:  # type: ignore[override]
+            return None
+
+    ftp.values = Unreadable(v=VALUE)
+
+    async def check(files: RemoteFiles) -> None:
+        with pytest.raises(AccessDenied, match=rf"^{ftp.url}/v: 550 no such file$"):
+            await files.read_all_at(*await files.find(f"{ftp.url}/v"))
 
     using(check, OPTIONS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zarrfs.net.identity import of_other, of_web
+from zarrfs.net.identity import endpoint, of_other, of_web
 
 
 @pytest.mark.parametrize("name", ["password", "passwd", "pwd", "jwt", "bearer", "api_key", "session_id", "sas"])
@@ -22,3 +22,15 @@ def test_credentials_are_no_part_of_an_identity(name: str) -> None:
 @pytest.mark.parametrize("name", ["connection_string", "policy", "x-amz-version-id", "design"])
 def test_options_that_may_name_other_bytes_are_part_of_it(name: str) -> None:
     assert of_other("box", "/v", {name: "one"}) != of_other("box", "/v", {name: "two"})
+
+
+def test_a_profile_that_may_name_an_endpoint_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which botocore looks for it."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert endpoint("s3", {}) == ""
+    monkeypatch.setenv("AWS_PROFILE", "one")
+    assert endpoint("s3", {}) == "profile one"
+    monkeypatch.setenv("AWS_DEFAULT_PROFILE", "other")
+    assert endpoint("s3", {}) == "profile other"
+    assert endpoint("s3", {"profile": "own"}) == "profile own"

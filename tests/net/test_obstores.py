@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 import trio
 
@@ -17,6 +18,7 @@ from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.responses import Entry, Fetched
+from zarrfs.net.storeoptions import bucket
 from zarrfs.net.systems import System
 from zarrfs.net.web import Hop, Response, Web
 from zarrfs.store.remotefiles import RemoteFiles
@@ -181,6 +183,19 @@ def test_the_file_of_credentials(
         fetch([*told("s3", {"endpoint_url": s3.endpoint}), "client=obstore"], on_s3[1], 0, 10)
 
 
+def test_the_profile_is_that_of_botocore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("".join(f"[{name}]\naws_access_key_id = {name}\naws_secret_access_key = x\n" for name in "ab"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_PROFILE", "a")
+    monkeypatch.setenv("AWS_DEFAULT_PROFILE", "b")
+    session = botocore.session.Session()
+    assert (session.profile, bucket("s3", {}, "bucket").config["access_key_id"]) == ("b", "b")
+
+
 def test_s3_is_read_by_signed_urls(s3: S3, on_s3: tuple[list[str], str]) -> None:
     """Also without keys, where everybody may read."""
     options, url = on_s3
@@ -282,6 +297,25 @@ def test_azure_is_the_same_with_either_client(azure: Azure, who: str, container:
     assert one == other
     assert one[0] == [VALUE[100:300]] * 2
     assert fetch(options, f"az://{container}/clients/d/plain", 0, 10).tag == one[2]
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_a_blob_that_marks_a_directory_on_azure(azure: Azure, client: str) -> None:
+    """As blobfuse and Hadoop write them; without the mark, a blob of no bytes is an empty value."""
+    azure.put("private", "marked/group/zarr.json", b"{}")
+    azure.put("private", "marked/group/empty", b"")
+    mark = azure.service.get_blob_client("private", "marked/group")
+    mark.upload_blob(b"", metadata={"hdi_isfolder": "true"}, overwrite=True)
+
+    async def look(system: System, path: str) -> tuple[list[Any], set[Any]]:
+        found = [await system.stat(f"{path}/{name}") for name in ("group", "group/zarr.json", "group/empty")]
+        listed = await system.listing(path) or ()
+        return [(entry.directory, entry.size) for entry in found], {(entry.name, entry.directory) for entry in listed}
+
+    options = [*told("abfs", azure.options["key"]), f"client={client}"]
+    found, listed = with_system(options, "az://private/marked", look)
+    assert found == [(True, None), (False, 2), (False, 0)]
+    assert listed == {("group", True)}
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])

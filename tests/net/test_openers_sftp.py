@@ -42,6 +42,15 @@ def test_a_lost_connection_is_replaced(sftp: Sftp, url: str) -> None:
     using(check, Options(storage={"sftp": sftp.options}, patience="all"))
 
 
+def test_a_name_may_have_any_letter(sftp: Sftp) -> None:
+    async def check(files: RemoteFiles) -> None:
+        for name in ("a?b", "a#b", "a\tb"):
+            (sftp.root / name).write_bytes(name.encode() + VALUE)
+            assert bytes(await files.read(f"{sftp.url}/{name}", 0, 3, 0, len(VALUE))) == name.encode()
+
+    using(check, Options(storage={"sftp": sftp.options}))
+
+
 def test_an_attribute_and_a_listing_over_a_lost_connection(sftp: Sftp, url: str) -> None:
     async def check(files: RemoteFiles) -> None:
         system, path = await files.find(url)

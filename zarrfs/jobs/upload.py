@@ -22,7 +22,7 @@ from zarrfs.errors import ReadError, SourceError, UsageError, reason_of
 from zarrfs.jobs.stageout import StageOutReport, Tree, TreeFile, files, holds
 from zarrfs.net.failures import failure, raise_from
 from zarrfs.net.identity import endpoint
-from zarrfs.net.openers import class_of
+from zarrfs.net.openers import class_of, parts_of
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
 from zarrfs.store.upper import PREFIX, RECORD
@@ -190,14 +190,15 @@ def _destination(url: str, options: Options) -> _Destination:
     try:
         class_ = class_of(protocols[0], family)
         given, _ = Trust(options).given(url)
-        given = {**class_._get_kwargs_from_urls(url), **given}
+        parts, path = parts_of(class_, family, url)
+        given = {**parts, **given}
         fs = class_(**given, skip_instance_cache=True)
     except ReadError as exc:
         raise UsageError(f"--to {exc}") from None
     except Exception as exc:
         raise UsageError(f"--to {without_secrets(url)}: cannot be used with these options: {exc}") from exc
     at = endpoint(family, given) if family in urls.BUCKETS else ""
-    return _Destination(fs, class_._strip_protocol(url).rstrip("/"), family, without_secrets(url).rstrip("/"), at)
+    return _Destination(fs, path.rstrip("/"), family, without_secrets(url).rstrip("/"), at)
 
 
 def _send_one(tree: Tree, destination: _Destination, file: TreeFile, options: Options, journal: _Journal) -> bool:

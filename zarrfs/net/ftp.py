@@ -42,7 +42,9 @@ class FtpSystem(ThreadSystem):
             if self._lost:
                 self._reconnect()
             return function(*args)
-        except FileNotFoundError:
+        except FileNotFoundError as exc:
+            if isinstance(exc.__cause__, ftplib.error_perm):  # fsspec's error for a file that it may not read, too
+                raise AccessDenied(self.shown(path), str(exc.__cause__)) from exc
             raise
         except Exception as exc:
             self._lost = True  # replies may be left over that the next command would take for its own
@@ -62,9 +64,13 @@ class FtpSystem(ThreadSystem):
         self._lost = False
 
     def _watch_replies(self) -> None:
-        """Raise Transient for replies that name a passing error, such as 421, which fsspec takes for "not found"."""
+        """Raise the errors that replies stand for where fsspec would make something else of them.
+
+        Transient for a passing error, such as 421, which is "not found" for fsspec; AccessDenied for a directory that
+        the server refuses to list, which is an empty one.
+        """
         ftp = self._fs.ftp
-        receive = ftp.getresp
+        receive, list_lines = ftp.getresp, ftp.dir
 
         def getresp() -> str:
             try:
@@ -75,4 +81,12 @@ class FtpSystem(ThreadSystem):
                 raise Transient(str(exc)) from exc
             return reply
 
-        ftp.getresp = getresp
+        def dir_(path: str, *args: Any) -> None:  # fsspec's last resort
+            try:
+                list_lines(path, *args)
+            except ftplib.error_perm as exc:
+                if self._fs.info(path)["type"] != "file":
+                    raise AccessDenied(self.shown(path), str(exc)) from exc
+                raise
+
+        ftp.getresp, ftp.dir = getresp, dir_

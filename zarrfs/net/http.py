@@ -313,6 +313,8 @@ async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
             piece = decoder.unconsumed_tail
             if decoder.eof:
                 piece, decoder, begun = decoder.unused_data, zlib.decompressobj(window), False
+            if piece:
+                await trio.lowlevel.checkpoint()
     if begun:
         raise Cut("the answer was cut off", b"")
 

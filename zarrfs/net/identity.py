@@ -74,7 +74,7 @@ def endpoint(family: str, options: Mapping[str, Any]) -> str:
         client = options.get("client_kwargs") or {}
         found = options.get("endpoint_url") or client.get("endpoint_url")
         found = found or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        profile = options.get("profile") or os.environ.get("AWS_PROFILE")  # its file may name an endpoint
+        profile = aws_profile(options.get("profile"))  # its file may name an endpoint
         return str(found or (profile and f"profile {profile}") or "")
     if family == "gcs":
         return str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
@@ -85,6 +85,11 @@ def endpoint(family: str, options: Mapping[str, Any]) -> str:
     if host := options.get("account_host"):
         return f"https://{host}"
     return given.get("blobendpoint") or f"https://{account}.blob.{given.get('endpointsuffix', 'core.windows.net')}"
+
+
+def aws_profile(name: object) -> str:
+    """Return the profile in AWS's files that the option `name` or the environment names, as botocore; "" for none."""
+    return str(name or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE") or "")
 
 
 def connection_string(text: str) -> dict[str, str]:

@@ -258,7 +258,10 @@ class FastStore:
         try:
             place, key = self._found(path)
             try:
-                return await self._call(path, self._head, place.store, path, key)
+                found = await self._call(path, self._head, place.store, path, key)
+                if found.size or self._family != "abfs":
+                    return found
+                raise Unserved("a blob of no bytes may mark a directory, by metadata that obstore does not show")
             except TargetMissing:
                 if not (place.proven and self.flat and _PLAIN.fullmatch(key)):
                     raise

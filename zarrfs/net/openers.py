@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,19 @@ from urllib.parse import urlsplit
 
 import trio
 
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, identity, obstores
 from zarrfs.net.certificates import check_variables
+from zarrfs.net.failures import failure
 from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
+from zarrfs.net.responses import Transient
 from zarrfs.net.systems import SSH, CoroutineSystem, System, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
 from zarrfs.system.memory import memory_limit
@@ -40,6 +44,8 @@ _AZURE_VARIABLES = tuple(  # those from which adlfs takes credentials
     f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID")
 )
 _AZURE_OPTIONS = ("account_key", "connection_string", "sas_token", "client_id", "credential")
+_SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
+_CONNECTED = ("ftp", *SSH)  # protocols whose clients connect before the first request
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
@@ -53,7 +59,7 @@ class Openers:
         self._options, self._files, self._trust = options, files, trust
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
-        self._lock = trio.Lock()
+        self._making: SingleFlight[object] = SingleFlight()
         if options.client == "obstore" and not self._fast:
             rule = f"needs the package obstore, 0.12 or newer: {install_command('fast')}"
             raise ReadError("client=obstore", rule)
@@ -77,7 +83,8 @@ class Openers:
     async def find(self, url: str) -> tuple[System, str]:
         """(system, path in it) of `url`.
 
-        ReadError for a protocol that is unknown or lacks its package, and for a bucket with a password.
+        ReadError for a protocol that is unknown or lacks its package, and for a bucket with a password; Transient for
+        a server that cannot be reached.
         """
         protocols = urls.protocols(url)
         if len(protocols) > 1:
@@ -103,14 +110,14 @@ class Openers:
         class_ = self._classes.get(protocol)
         if class_ is None:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol, family)
-        parts = class_._get_kwargs_from_urls(url)  # host, user, ...: another server is another system
+        parts, path = parts_of(class_, family, url)  # host, user, ...: another server is another system
         options, personal = self._trust.given(url)
         options = _kept_anonymous(family, {**parts, **options}, url)
         key = family, repr(sorted(options.items()))
         if key not in self._systems:
             _check_surroundings(family, options, url)
         found = self._systems.get(key) or await self._make(key, protocol, options, personal)
-        return found, class_._strip_protocol(url)
+        return found, path
 
     def _fast_store(self, protocol: str, family: str, url: str) -> System:
         """obstore's system for the bucket of `url`, with fsspec's to fall back on."""
@@ -134,35 +141,39 @@ class Openers:
             await system.aclose()
 
     async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
-        async with self._lock:
-            if key not in self._systems:
-                timeout, limit = self._options.request_timeout, self._options.document_limit
-                family = urls.names(protocol)[0]
+        timeout, limit = self._options.request_timeout, self._options.document_limit
+        family = urls.names(protocol)[0]
 
-                async def connect() -> Any:
-                    with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
-                        return await trio.to_thread.run_sync(
-                            _file_system, protocol, family, options, abandon_on_cancel=True
-                        )
+        async def connect() -> Any:
+            with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
+                return await trio.to_thread.run_sync(_file_system, protocol, family, options, abandon_on_cancel=True)
 
-                try:
-                    fs = await connect()
-                except trio.TooSlowError:
-                    rule = f"not ready within {timeout:g} s (-o request_timeout=)"
-                    raise ReadError(f"{protocol}://", rule) from None
-                except ReadError:
-                    raise
-                except Exception as exc:
-                    raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
-                if fs.async_impl:
-                    hint = "" if personal else _ANONYMOUSLY
-                    again = connect if family in SSH else None
-                    self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint, again)
-                elif family == "ftp":
-                    self._systems[key] = FtpSystem(fs, protocol, timeout, limit)
-                else:
-                    self._systems[key] = ThreadSystem(fs, protocol, timeout, limit)
-            return self._systems[key]
+        async def make() -> System:
+            try:
+                fs = await connect()
+            except ReadError:
+                raise
+            except Exception as exc:
+                where = f"{protocol}://"
+                found = failure(exc, where, timeout)
+                unreached = isinstance(exc, OSError | trio.TooSlowError) and isinstance(found, Transient)
+                if unreached and family in _CONNECTED:
+                    raise found from exc
+                if isinstance(exc, trio.TooSlowError):
+                    raise ReadError(where, f"not ready within {timeout:g} s (-o request_timeout=)") from exc
+                raise ReadError(where, f"cannot be used with these options: {exc}") from exc
+            system: System
+            if fs.async_impl:
+                hint = "" if personal else _ANONYMOUSLY
+                system = CoroutineSystem(fs, protocol, timeout, limit, hint, connect if family in SSH else None)
+            elif family == "ftp":
+                system = FtpSystem(fs, protocol, timeout, limit)
+            else:
+                system = ThreadSystem(fs, protocol, timeout, limit)
+            self._systems[key] = system
+            return system
+
+        return await self._making.run(key, make, lambda: self._systems.get(key))
 
     async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
         from zarrfs.net.zipfiles import LocalArchive, RemoteArchive, ZipSystem
@@ -176,18 +187,17 @@ class Openers:
         remote = bool(found) and found not in (["file"], ["local"])
         name = ""
         key = "archive", archive if remote else os.path.abspath(urls.file_path(archive))
-        if remote and key not in self._systems:  # not under the lock, which it may need itself
+        if remote and key not in self._systems:
             system, at = await self._files.below().find(archive)
             name = system.identity(at)
-        async with self._lock:
-            if key not in self._systems:
-                opened: Archive
-                if remote:
-                    opened = RemoteArchive(self._files.below(), archive, name)
-                else:
-                    opened = LocalArchive(self._files.local, key[1])
-                self._systems[key] = ZipSystem(opened, self._options.document_limit, memory_limit(self._options))
-            return self._systems[key], path
+        if key not in self._systems:
+            opened: Archive
+            if remote:
+                opened = RemoteArchive(self._files.below(), archive, name)
+            else:
+                opened = LocalArchive(self._files.local, key[1])
+            self._systems[key] = ZipSystem(opened, self._options.document_limit, memory_limit(self._options))
+        return self._systems[key], path
 
 
 def _check_surroundings(family: str, options: Mapping[str, Any], url: str) -> None:
@@ -238,6 +248,16 @@ def class_of(protocol: str, family: str) -> Any:
         package, extra = _EXTRAS.get(family, ("", ""))
         hint = f"{package}: {install_command(extra)}" if extra else str(exc)
         raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
+
+
+def parts_of(class_: Any, family: str, url: str) -> tuple[dict[str, Any], str]:
+    """Return (the options that a URL contains, such as host and user; the path in it), by fsspec's class of it.
+
+    A "?", "#" or tab is part of the name of a file; fsspec takes a query for an option, and cuts it off the path.
+    """
+    server = _SERVER.match(url) if family in ("smb", *_CONNECTED) else None
+    head, path = (url, url) if server is None else (server[0], url[server.end() :])
+    return class_._get_kwargs_from_urls(head), class_._strip_protocol(path)
 
 
 def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:

@@ -18,10 +18,11 @@ import random
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
@@ -33,8 +34,11 @@ from zarrfs.net.systems import System, ThreadSystem
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
 _LAST_ATTEMPT = 1.0  # seconds for a read that comes again just after it has failed
+_SAME, _LATE = 1.0, 1024  # seconds after which it is another read; places that were not reached and are remembered
 TINY = 64 << 10  # bytes: wants below are not worth a file each
 _NAMED = 32  # servers that stats name, the busiest ones: an extended attribute has 64 KiB
 _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
@@ -113,6 +117,7 @@ class RequestQueue:
         self._hosts: dict[str, _Host] = {}
         self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
+        self._late: LRU[str, float] = LRU(_LATE)  # when connect() has failed to reach a place
         self.beneath: RequestQueue | None = None  # those for the archives that values here lie in
         self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges under way that came ahead of readers
 
@@ -164,6 +169,31 @@ class RequestQueue:
         want = _Want(system, path, 0, 0, False)
         want.request = request
         return await self._wait(self._host(system, path), want)
+
+    async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
+        """Return what `connect` returns, which connects to `where`; a failure is repeated as that of any request.
+
+        Raises ReadError after read_timeout=. The kernel asks again at once for what fails: that read is tried once.
+        """
+        attempt, pause, reason = 0, _FIRST_PAUSE, ""
+        began = trio.current_time()
+        again = began - self._late.get(where, -math.inf) < _SAME
+        with trio.CancelScope(deadline=began + (_LAST_ATTEMPT if again else self._options.read_timeout)):
+            while True:
+                try:
+                    return await connect()
+                except Transient as exc:
+                    failure, reason = exc, f": {exc.reason}"
+                attempt += 1
+                if attempt > self._options.retries and not self._waits_for_server(_Host(where), failure):
+                    times = f" ({attempt} attempts)" if attempt > 1 else ""
+                    raise ReadError(where, failure.reason + times) from failure
+                log.debug("%s: attempt %d: %s", where, attempt, failure.reason)
+                await trio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        if not again:
+            self._late.put(where, trio.current_time())
+        raise ReadError(where, f"not reached within {self._options.read_timeout:g} s (-o read_timeout=){reason}")
 
     def adjust(self, options: Options) -> None:
         """Take over what may change of the options: what waits may be sent now."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from zarrfs.config.urls import BUCKETS
-from zarrfs.net.identity import connection_string
+from zarrfs.net.identity import aws_profile, connection_string
 
 # Environment variables that redirect requests, in ways that differ between clients.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -152,7 +152,7 @@ def _addressing(config: Mapping[str, Any]) -> str:
 
 def _profile(name: object) -> dict[str, str]:
     """Return the settings in botocore's files; {} without any."""
-    chosen = str(name or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default")
+    chosen = aws_profile(name) or "default"
     found: dict[str, str] = {}
     for variable, usual, prefix in (
         ("AWS_CONFIG_FILE", "~/.aws/config", "profile "),

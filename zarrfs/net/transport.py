@@ -27,6 +27,7 @@ _LOW = 1 << 20  # bytes that are waited for at once, of a long body
 _RECORD = 17 << 10  # bytes of a TLS record at most, of which OpenSSL may hold a part already
 _DRAIN = 16 << 10  # bytes of a body that nobody wants which are received so that the connection can be used again
 _RANGE = b"HTTP/1.1 206 "
+_STEPS, _RECEIVE = 64, 8  # steps that are taken without a pause; those that bytes received at once count as
 
 
 class Cut(Transient):
@@ -40,11 +41,12 @@ class Cut(Transient):
 class Connection:
     """A connection; it serves one request after the other."""
 
-    __slots__ = ("ahead", "sock", "tls")
+    __slots__ = ("ahead", "sock", "steps", "tls")
 
     def __init__(self, sock: socket.socket | TlsInTls, tls: bool) -> None:
         self.sock, self.tls = sock, tls
         self.ahead = b""  # received behind the head
+        self.steps = 0  # since it has last waited
 
     def close(self) -> None:
         """Close the socket at once; TLS sends no close_notify, as the server would have to be waited for."""
@@ -62,13 +64,22 @@ class Connection:
 
     async def receive(self, most: int, flags: int = 0) -> bytes:
         """Return what comes next, up to `most` bytes; b"" at the end. `flags` are for connections without TLS."""
+        await self.step(_RECEIVE)
         while True:
             try:
                 return self.sock.recv(most, flags)
             except WAITS:
+                self.steps = 0
                 await trio.lowlevel.wait_readable(self.sock)
             except ssl.SSLWantWriteError:
                 await trio.lowlevel.wait_writable(self.sock)
+
+    async def step(self, weight: int = 1) -> None:
+        """Yield to other tasks after many steps without a wait: no server may hold them up, however fast it is."""
+        self.steps += weight
+        if self.steps >= _STEPS:
+            self.steps = 0
+            await trio.lowlevel.checkpoint()
 
     async def receive_of_body(self, most: int) -> bytes:
         """As receive(), after the head of an answer has come. Raises Cut."""
@@ -91,10 +102,12 @@ class Connection:
                 return head
             if head.status == 101:
                 raise BadAnswer("it switches protocols")
+            await self.step()
 
     async def _head(self) -> bytes:
         data, self.ahead = self.ahead, b""
         if not data and not self.tls:
+            self.steps = 0
             await trio.lowlevel.wait_readable(self.sock)
             seen = await self.receive(_FIRST, socket.MSG_PEEK)
             # of a range the head alone, if it has come: the body is then received at once, into memory of its own
@@ -242,7 +255,7 @@ class Body:
 
     async def drain(self) -> bool:
         """Take the rest if that is short and has come already; return whether the body is at its end."""
-        had = 0
+        had = self._connection.steps = 0
         with trio.CancelScope(deadline=-math.inf):  # nothing is waited for
             while self.left and self.left <= _DRAIN and self.left != TO_THE_END and had <= _DRAIN:
                 had += len(await self.piece(_DRAIN))
@@ -262,6 +275,7 @@ class Body:
     async def _line(self) -> bytes:
         """Receive a line; return it without its end."""
         connection = self._connection
+        await connection.step()
         while (end := connection.ahead.find(b"\r\n")) < 0:
             if len(connection.ahead) > LINE_MAX:
                 raise BadAnswer("a line within its body is too long")

@@ -17,6 +17,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config import urls
 from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import openers
 from zarrfs.net.reach import Trust
@@ -75,13 +76,14 @@ class RemoteFiles:
         """Return (system, path in it) of a URL; opens an archive if the URL is a chain."""
         found = self._found.get(url)
         if found is None:
-            found = self._found.put(url, await self._openers.find(url))
+            opened = await self.blocks.ranges.connect(without_secrets(url), lambda: self._openers.find(url))
+            found = self._found.put(url, opened)
         return found
 
     async def get_ready(self, url: str) -> None:
         """Import and start what reading `url` takes; send no request."""
         if len(urls.protocols(url)) == 1:
-            await self._openers.get_ready(url)
+            await self.blocks.ranges.connect(without_secrets(url), lambda: self._openers.get_ready(url))
 
     def below(self) -> RemoteFiles:
         """Return a RemoteFiles for the bytes of archives, with a quarter of the memory.
