@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Hashable, Iterable
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable
+from contextlib import aclosing
+from typing import NamedTuple, cast
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, StoreError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError
 from zarrfs.store.api import Info, Kind, Looks, Store, join_key, split_key
 from zarrfs.store.traversal import follow
 from zarrfs.system.buffers import Buffer
@@ -395,13 +396,19 @@ class Hierarchy:
                     continue
                 if info.kind is not Kind.DIRECTORY:
                     return template
-        if self._remote:
-            return None  # not every server can list, and a long listing takes many requests
-        async for info in self.store.list_dir(directory):
-            for template in (array.keys, other):
-                known = template.is_directory if info.kind is Kind.DIRECTORY else template.index
-                if known(info.name, array.grid):
-                    return template
+        try:
+            if not await self.store.lists(directory):
+                return None
+            listing = cast("AsyncGenerator[Info, None]", self.store.list_dir(directory))
+            async with aclosing(listing):  # the first chunk decides: a bucket has pages without end
+                async for info in listing:
+                    for template in (array.keys, other):
+                        known = template.is_directory if info.kind is Kind.DIRECTORY else template.index
+                        if known(info.name, array.grid):
+                            return template
+        except (AccessDenied, NotFound, NotDirectory):  # a server may permit reading alone, or have no chunk
+            if not self._remote:
+                raise
         return None
 
     # -- consolidated metadata of remote stores
