@@ -23,6 +23,7 @@ from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
 from zarrfs.copying.array_check import ArrayCheck, ArrayChecks
+from zarrfs.copying.array_survey import Survey, survey
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.store.directory import FileSystemStore
@@ -279,6 +280,23 @@ def test_other_files_called_meta_are_not_taken_for_arrays(tmp_path: Path) -> Non
     assert report.clean
     assert not arrays
     assert report.ok == 2
+
+
+def test_links_that_lead_nowhere_are_no_arrays(tmp_path: Path) -> None:
+    """In a source that keeps its links, as an archive of a directory with other files."""
+    (tmp_path / "d").mkdir()
+    for link, target in (("a", "nowhere"), ("d/b", "/nowhere"), ("circle", "circle")):
+        (tmp_path / link).symlink_to(target)
+    report, arrays, _gets = checked(tmp_path)
+    assert (report.clean, report.links, arrays) == (True, 3, {})
+
+    async def nodes() -> list[Any]:
+        store, found = FileSystemStore(str(tmp_path)), Survey()
+        await survey(store, found)
+        await store.aclose()
+        return found.nodes
+
+    assert trio.run(nodes) == []
 
 
 # -- parts and bounds
