@@ -272,6 +272,23 @@ def test_links_appear_as_files_and_never_leave_the_source(tmp_path: Path) -> Non
     trio.run(main)
 
 
+def test_what_lies_below_a_link_of_an_archive_to_a_group_is_found(tmp_path: Path) -> None:
+    tree = {"g/.zgroup": GROUP_2, "g/h/a/.zarray": v2(), "g/h/a/0.0": b"y"}
+
+    async def main() -> None:
+        view = open_translated(indexed(tmp_path, tree, {"l": "g", "g/m": "h", "g/up": ".."}), 2, False)
+        for group in ("g/h", "g/m", "l/h", "l/m", "g/up/l/m"):
+            assert [info.name for info in await listed(view, group)] == [".zgroup", "a"]
+            assert (await document(view, f"{group}/a/.zarray"))["shape"] == [20, 20]
+            assert bytes(await view.get(f"{group}/a/0.0")) == b"y"
+        with pytest.raises(NotFound):
+            await view.info("l/nothing")
+        assert [info.name for info in await listed(view, "g")] == [".zgroup", "h", "m"]
+        await view.aclose()
+
+    trio.run(main)
+
+
 @pytest.mark.parametrize("target", ["nowhere", "x", "/etc", "../../outside", "x" * 300])
 @pytest.mark.parametrize("version", [2, 3])
 def test_links_of_an_archive_that_lead_nowhere_are_errors(

@@ -241,7 +241,11 @@ class Hierarchy:
             return _Known(until, (by,), node, settled)
         experimental = self._draft_of(path)
         if experimental is None or experimental.path == path:
-            resolved = await self._directory(path)
+            above, name = split_key(path)
+            group = self._nodes.get(above) if path else None
+            # below a link, a store that keeps its links finds nothing
+            key = path if group is None or group.node is None else join_key(group.node.chunks, name)
+            resolved = await self._directory(key)
             if resolved is None:
                 raise NotFound(path)
             directory, info = resolved
