@@ -17,7 +17,7 @@ from tests.sources.zarrstores import put_exact
 from tests.store.contract import keys
 from tests.views.viewstores import GROUP_2, GROUP_3, v2, v3, written
 from zarrfs.config.options import Options
-from zarrfs.errors import AccessDenied
+from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.sources import open_source
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
@@ -51,6 +51,26 @@ def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> 
             await trio.sleep(2.2)  # a second each: of the store, and of the hierarchy
             assert json.loads(bytes(await view.get("a/.zarray")))["shape"] == [1000, 20]
             assert json.loads(bytes(await view.get(".zmetadata")))["metadata"]["a/.zarray"]["shape"] == [1000, 20]
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+
+
+def test_a_bad_group_in_consolidated_metadata_is_an_error_for_itself_alone(faulty: Faulty) -> None:
+    bad = json.loads(GROUP_3) | {"foo": {"must_understand": True}}
+    inline = {"kind": "inline", "must_understand": False, "metadata": {"g": bad, "g/x": json.loads(v3())}}
+    root = json.dumps(json.loads(GROUP_3) | {"consolidated_metadata": inline}).encode()
+    tree = {"zarr.json": root, "g/zarr.json": json.dumps(bad).encode(), "g/x/zarr.json": v3(), "g/x/c/0/0": b"1" * 400}
+    url = put_exact(faulty, "badgroup", tree)
+
+    async def main() -> None:
+        view = open_source(url, Options(view="v2", retries=0))
+        try:
+            assert json.loads(bytes(await view.get("g/x/.zarray")))["shape"] == [20, 20]
+            assert bytes(await view.get("g/x/0/0")) == b"1" * 400
+            with pytest.raises(ReadError, match="'foo' must be understood"):
+                await view.get("g/.zgroup")
         finally:
             await view.aclose()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import NamedTuple, cast
 
 import trio
@@ -458,7 +458,7 @@ class Hierarchy:
         try:
             metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
         except MetadataError as exc:
-            return Node(path, None, str(exc), keys, path, leaf=name != ".zgroup"), True
+            return Node(path, None, str(exc), keys, path, leaf=_is_array(name, documents[name])), True
         metadata, settled = await self._with_keys(metadata, path)
         return Node(path, metadata, None, keys, path, leaf=isinstance(metadata, ArrayMetadata)), settled
 
@@ -528,10 +528,15 @@ def _check_sizes(found: tuple[NodeDocument, ...]) -> None:
 
 def _must_be_array(name: str, data: Buffer) -> bool:
     """Return whether an invalid document is nevertheless that of an array."""
+    document: JSON = None
+    if name == "zarr.json":
+        with suppress(MetadataError):
+            document = load_json(data)
+    return _is_array(name, document)
+
+
+def _is_array(name: str, document: JSON) -> bool:
+    """Return whether an invalid document, parsed, is that of an array."""
     if name != "zarr.json":
         return name not in (".zgroup", "group")
-    try:
-        document = load_json(data)
-    except MetadataError:
-        return False
     return isinstance(document, dict) and document.get("node_type") == "array"
