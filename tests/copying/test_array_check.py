@@ -23,6 +23,7 @@ from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
 from zarrfs.copying.array_check import ArrayCheck, ArrayChecks
+from zarrfs.copying.array_survey import Survey, survey
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.store.directory import FileSystemStore
@@ -281,6 +282,23 @@ def test_other_files_called_meta_are_not_taken_for_arrays(tmp_path: Path) -> Non
     assert report.ok == 2
 
 
+def test_links_that_lead_nowhere_are_no_arrays(tmp_path: Path) -> None:
+    """In a source that keeps its links, as an archive of a directory with other files."""
+    (tmp_path / "d").mkdir()
+    for link, target in (("a", "nowhere"), ("d/b", "/nowhere"), ("circle", "circle")):
+        (tmp_path / link).symlink_to(target)
+    report, arrays, _gets = checked(tmp_path)
+    assert (report.clean, report.links, arrays) == (True, 3, {})
+
+    async def nodes() -> list[Any]:
+        store, found = FileSystemStore(str(tmp_path)), Survey()
+        await survey(store, found)
+        await store.aclose()
+        return found.nodes
+
+    assert trio.run(nodes) == []
+
+
 # -- parts and bounds
 
 
@@ -346,6 +364,25 @@ def test_a_shard_whose_index_leads_out_of_it(tmp_path: Path, memory: int) -> Non
     key, kind, reason = only_bad(path, memory=memory)
     assert (key, kind) == ("c/0", "undecodable")
     assert "inner chunk 0 lies at" in reason
+
+
+def test_a_damaged_shard_at_the_edge_of_the_array(tmp_path: Path) -> None:
+    """Its index has as many entries as the shard, not as the array, has inner chunks."""
+    path, little = tmp_path / "a", {"name": "bytes", "configuration": {"endian": "little"}}
+    inner = {"chunk_shape": [2], "codecs": [little, {"name": "crc32c"}], "index_codecs": [little]}
+    (path / "c").mkdir(parents=True)
+    (path / "zarr.json").write_text(json.dumps({
+        "zarr_format": 3, "node_type": "array", "shape": [6], "data_type": "uint8", "fill_value": 0, "attributes": {},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8]}},
+        "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+    }))  # fmt: skip
+    parts = [bytes(pair) + google_crc32c.value(bytes(pair)).to_bytes(4, "little") for pair in ((1, 2), (3, 4), (5, 6))]
+    data = bytearray(b"".join(parts) + struct.pack("<8Q", 0, 6, 6, 6, 12, 6, *[(1 << 64) - 1] * 2))
+    (path / "c/0").write_bytes(data)
+    assert checked(path)[0].clean
+    data[0] ^= 1
+    (path / "c/0").write_bytes(data)
+    assert only_bad(path)[:2] == ("c/0", "undecodable")
 
 
 # -- the command

@@ -61,6 +61,14 @@ def test_a_store_on_a_server_that_does_not_list(
     with_store(url, check)
 
 
+def test_whether_a_listing_has_the_names_that_are_there(nginx: Nginx) -> None:
+    async def check(store: Store, plan: Any) -> bool:
+        return await store.lists("")
+
+    assert with_store(put(nginx.listing, "v2_hier"), check) is True
+    assert with_store(put(nginx.plain, "v2_hier"), check) is False
+
+
 def three(shape: list[int], separator: str = "/", **more: Any) -> bytes:
     """A zarr.json of an array of single items."""
     return json.dumps({

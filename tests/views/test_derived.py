@@ -302,6 +302,23 @@ def test_a_filter_of_items_of_another_type_gets_their_bytes(
     assert read.tolist() == values.tolist() == zarrfs.read_array(root).tolist()
 
 
+@pytest.mark.parametrize(("coded", "endian"), [("<i2", "big"), (">i2", "little"), ("<i2", "little")])
+def test_filtered_items_as_v2_have_the_byte_order_that_the_filter_names(
+    tmp_path: Path, coded: str, endian: str
+) -> None:
+    """In v3 they have that of the codec "bytes"."""
+    about = v3(
+        shape=[3], data_type="uint8", codecs=[
+            {"name": "numcodecs.astype", "configuration": {"decode_dtype": "|u1", "encode_dtype": coded}},
+            {"name": "bytes", "configuration": {"endian": endian}},
+        ], chunk_grid={"name": "regular", "configuration": {"chunk_shape": [3]}},
+    )  # fmt: skip
+    stored = np.array([1, 2, 3], "i2").astype(">i2" if endian == "big" else "<i2")
+    tree, shown = seen(written(tmp_path, {"zarr.json": about, "c/0": stored.tobytes()}), 2)
+    assert shown == {"form": "rewritten in metadata" if (coded, endian) == ("<i2", "little") else "decoded"}
+    assert np.asarray(zarr.open_array(memory(tree), mode="r", zarr_format=2)[...]).tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("dtype", "fill", "values"),
     [

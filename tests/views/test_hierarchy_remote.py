@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import zipfile
 import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tests.servers import Faulty, Nginx
+from tests.servers import S3, Faulty, Nginx
 from tests.sources.zarrstores import put_exact
 from tests.store.contract import keys
-from tests.views.viewstores import GROUP_2, GROUP_3, v2, v3
+from tests.views.viewstores import GROUP_2, GROUP_3, v2, v3, written
 from zarrfs.config.options import Options
+from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.sources import open_source
+from zarrfs.store.api import Info
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
+from zarrfs.views.hierarchy import Hierarchy
+from zarrfs.views.reading import read_array
 from zarrfs.views.translated import TranslatedView
+from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
+from zarrfs.zarr.model import ArrayMetadata
 
 
 def metadata(**nodes: Any) -> bytes:
@@ -41,6 +51,26 @@ def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> 
             await trio.sleep(2.2)  # a second each: of the store, and of the hierarchy
             assert json.loads(bytes(await view.get("a/.zarray")))["shape"] == [1000, 20]
             assert json.loads(bytes(await view.get(".zmetadata")))["metadata"]["a/.zarray"]["shape"] == [1000, 20]
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+
+
+def test_a_bad_group_in_consolidated_metadata_is_an_error_for_itself_alone(faulty: Faulty) -> None:
+    bad = json.loads(GROUP_3) | {"foo": {"must_understand": True}}
+    inline = {"kind": "inline", "must_understand": False, "metadata": {"g": bad, "g/x": json.loads(v3())}}
+    root = json.dumps(json.loads(GROUP_3) | {"consolidated_metadata": inline}).encode()
+    tree = {"zarr.json": root, "g/zarr.json": json.dumps(bad).encode(), "g/x/zarr.json": v3(), "g/x/c/0/0": b"1" * 400}
+    url = put_exact(faulty, "badgroup", tree)
+
+    async def main() -> None:
+        view = open_source(url, Options(view="v2", retries=0))
+        try:
+            assert json.loads(bytes(await view.get("g/x/.zarray")))["shape"] == [20, 20]
+            assert bytes(await view.get("g/x/0/0")) == b"1" * 400
+            with pytest.raises(ReadError, match="'foo' must be understood"):
+                await view.get("g/.zgroup")
         finally:
             await view.aclose()
 
@@ -91,6 +121,66 @@ def test_old_nested_chunks_are_found_where_the_server_cannot_list(faulty: Faulty
             assert sum(bytes(await view.get("x.bin"))) == 100
         finally:
             await view.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("place", ["zip", "web", "bucket"])
+def test_old_nested_chunks_are_found_by_a_listing(nginx: Nginx, s3: S3, place: str, tmp_path: Path) -> None:
+    tree = {".zgroup": GROUP_2, "x/.zarray": v2(shape=[100, 100], dtype="|u1"), "x/3/4": b"\1" * 100}
+    if place == "zip":
+        url = str(tmp_path / "s.zip")
+        with zipfile.ZipFile(url, "w") as archive:
+            for key, value in tree.items():
+                archive.writestr(key, value)
+    elif place == "web":
+        base = written(nginx.listing.root, tree)
+        url = f"{nginx.listing.url}/{base.name}"
+    else:
+        for key, value in tree.items():
+            s3.client.put_object(Bucket=s3.bucket, Key=f"sparsely-nested/{key}", Body=value)
+        url = f"s3://{s3.bucket}/sparsely-nested"
+
+    async def main() -> None:
+        store = open_source(url, Options(retries=0, storage={"s3": s3.options}))
+        try:
+            assert int((await read_array(store, "x")).sum()) == 100
+        finally:
+            await store.aclose()
+
+    trio.run(main)
+
+
+class Bucket(FileSystemStore):
+    """A directory as if it lay on a server; counts the names that are listed."""
+
+    remote = True
+    listed = 0
+    denied = False
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        if self.denied:
+            raise AccessDenied(prefix, "403")
+        async for info in super().list_dir(prefix, after):
+            self.listed += 1
+            yield info
+
+
+@pytest.mark.parametrize(("chunks", "keys"), [("3.", FLAT), ("3/", NESTED)])
+@pytest.mark.parametrize("denied", [False, True])
+def test_the_first_chunk_in_a_listing_decides(tmp_path: Path, chunks: str, keys: KeyTemplate, denied: bool) -> None:
+    tree = {f"x/{chunks}{number}": b"x" for number in range(50)}
+    base = written(tmp_path, tree | {"x/.zarray": v2(shape=[1000, 1000])})
+
+    async def main() -> None:
+        store = Bucket(str(base))
+        store.denied = denied
+        node = await Hierarchy(store).node("x")
+        assert node is not None
+        assert isinstance(node.metadata, ArrayMetadata)
+        assert node.metadata.keys == (FLAT if denied else keys)
+        assert store.listed == (0 if denied else 2)  # the document, and one chunk or directory
+        await store.aclose()
 
     trio.run(main)
 

@@ -12,8 +12,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.conftest import DATA
+from tests.sources.zarrstores import tree_of
 from tests.store.contract import Tree, keys, listed
-from tests.views.viewstores import GROUP_2, GROUP_3, v0, v1, v2, v3, viewed, written
+from tests.views.viewstores import GROUP_2, GROUP_3, indexed, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.translated import TranslatedView, open_translated
@@ -265,6 +267,62 @@ def test_links_appear_as_files_and_never_leave_the_source(tmp_path: Path) -> Non
         assert isinstance(view, TranslatedView)
         assert [node.path async for node in view.hierarchy.walk()] == ["", "a", "b", "c", "g"]
         assert (await view.info("c/zarr.json")).size == (await view.info("a/zarr.json")).size
+        await view.aclose()
+
+    trio.run(main)
+
+
+def test_what_lies_below_a_link_of_an_archive_to_a_group_is_found(tmp_path: Path) -> None:
+    tree = {"g/.zgroup": GROUP_2, "g/h/a/.zarray": v2(), "g/h/a/0.0": b"y"}
+
+    async def main() -> None:
+        view = open_translated(indexed(tmp_path, tree, {"l": "g", "g/m": "h", "g/up": ".."}), 2, False)
+        for group in ("g/h", "g/m", "l/h", "l/m", "g/up/l/m"):
+            assert [info.name for info in await listed(view, group)] == [".zgroup", "a"]
+            assert (await document(view, f"{group}/a/.zarray"))["shape"] == [20, 20]
+            assert bytes(await view.get(f"{group}/a/0.0")) == b"y"
+        with pytest.raises(NotFound):
+            await view.info("l/nothing")
+        assert [info.name for info in await listed(view, "g")] == [".zgroup", "h", "m"]
+        await view.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "x", "/etc", "../../outside", "x" * 300])
+@pytest.mark.parametrize("version", [2, 3])
+def test_links_of_an_archive_that_lead_nowhere_are_errors(
+    tmp_path: Path, version: Literal[2, 3], target: str
+) -> None:
+    tree = {".zgroup": GROUP_2, "good/.zarray": v2(), "good/0.0": b"y", "y/0.0": b"z"}
+    links, name = {"x": target, "y/.zarray": target, ".x": target}, ".zarray" if version == 2 else "zarr.json"
+
+    async def main() -> None:
+        view = open_translated(indexed(tmp_path, tree, links), version, False)
+        names = [info.name for info in await listed(view, "")]
+        assert [found for found in names if not found.startswith((".z", "zarr"))] == ["good", "x", "y"]
+        for path in ("x", "y"):
+            assert [info.name for info in await listed(view, path)] == [name]
+            with pytest.raises(ReadError, match="leads nowhere, or out of the source"):
+                await view.get(f"{path}/{name}")
+        assert bytes(await view.get("good/0.0")) == b"y"
+        await view.aclose()
+
+    trio.run(main)
+
+
+def test_links_of_an_experimental_store_that_lead_nowhere_are_errors(tmp_path: Path) -> None:
+    links = {"array.array.json": "nowhere", "group": "nowhere", "same.array.json": "scalar.array.json"}
+    links = {f"meta/root/{name}": target for name, target in links.items()}
+    store = indexed(tmp_path, tree_of(DATA / "zarr/v3_draft"), links)
+
+    async def main() -> None:
+        view = open_translated(store, 3, False)
+        assert {"array", "group", "same", "scalar", "sub"} <= {info.name for info in await listed(view, "")}
+        for path in ("array", "group"):
+            with pytest.raises(ReadError, match="leads nowhere"):
+                await view.get(f"{path}/zarr.json")
+        assert bytes(await view.get("same/zarr.json")) == bytes(await view.get("scalar/zarr.json"))
         await view.aclose()
 
     trio.run(main)

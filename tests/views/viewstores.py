@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -63,12 +63,14 @@ def written(root: Path, tree: Tree) -> Path:
     return base
 
 
-def indexed(root: Path, tree: Tree) -> IndexStore:
-    """`tree` in an index."""
+def indexed(root: Path, tree: Tree, links: Mapping[str, str] = {}) -> IndexStore:
+    """`tree` in an index, with symbolic links as in an archive."""
     path = str(root / f"{next(numbers)}.index")
     with IndexWriter(path) as writer:
         for key, value in tree.items():
             writer.inline(key, value)
+        for key, target in links.items():
+            writer.symlink(key, target)
         writer.commit()
     return IndexStore(path, Targets(Options()))
 

@@ -316,6 +316,22 @@ def test_v3_filters_get_values_in_any_byte_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "codec", "items"),
+    [
+        ("<f4", ("fixedscaleoffset", {"offset": 0, "scale": 1, "dtype": "<f4", "astype": "<i2"}), [0, 1, 2, 3, 4, 5]),
+        ("<i2", ("delta", {"dtype": "<i2"}), [0, 1, 3, 6, 10, 15]),
+        ("<f4", ("astype", {"encode_dtype": "<i2", "decode_dtype": "<f4"}), [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_filter_before_a_transposition_gets_items_in_order(
+    dtype: str, codec: tuple[str, Any], items: list[int]
+) -> None:
+    stored = np.array([0, 3, 1, 4, 2, 5], "<i2").tobytes()
+    codecs = ((f"numcodecs.{codec[0]}", codec[1]), ("transpose", {"order": [1, 0]}), ("bytes", {"endian": "little"}))
+    assert decode_chunk(array_of(dtype, (2, 3), *codecs), stored).tolist() == [items[:3], items[3:]]
+
+
+@pytest.mark.parametrize(
     ("dtype", "codec", "data", "says"),
     [
         ("|O", ("vlen-utf8", {}), b"\xff\xff\xff\xff" + bytes(12), "vlen-utf8: does not hold 3 objects"),

@@ -16,7 +16,8 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from tests.zarr.chunks import array_of, assembled, parsed
-from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk, inner_array, sharding_of
+from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk, decode_chunk_at, inner_array, sharding_of
+from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import ArrayMetadata
 
 NONE = (1 << 64) - 1
@@ -133,6 +134,19 @@ def test_missing_inner_chunks_are_the_fill_value() -> None:
 def test_damaged_shards_are_errors(data: bytes, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         decode_chunk(sharded((4,), (2,)), data)
+
+
+@pytest.mark.parametrize("before", [(), (("transpose", {"order": [0]}),)])
+def test_a_damaged_shard_at_the_edge_of_the_array_is_an_error(before: tuple[tuple[str, Any], ...]) -> None:
+    inner = {"chunk_shape": [2], "codecs": [{"name": "bytes"}, CRC], "index_codecs": [LITTLE]}
+    array = array_of("|u1", (8,), *before, ("sharding_indexed", inner))
+    array = dataclasses.replace(array, shape=(6,), grid=Grid((6,), (8,)))
+    parts = [bytes(pair) + struct.pack("<I", google_crc32c.value(bytes(pair))) for pair in ((1, 2), (3, 4), (5, 6))]
+    data = bytearray(b"".join(parts) + struct.pack("<8Q", 0, 6, 6, 6, 12, 6, NONE, NONE))
+    assert decode_chunk_at(array, data, (0,)).tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
+    data[0] ^= 1
+    with pytest.raises(CodecError, match="crc32c: the checksum does not match"):
+        decode_chunk_at(array, data, (0,))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import trio
 
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.traversal import walk, with_sizes
+from zarrfs.store.traversal import NOWHERE, walk, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.documents import DOCUMENTS, is_litter
 from zarrfs.zarr.grid import Grid
@@ -168,9 +168,14 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
 
 async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
-    """Yield the nodes at or below `key`; end early in a large tree that seems to be no hierarchy."""
+    """Yield the nodes at or below `key`; end early in a large tree that seems to be no hierarchy.
+
+    Leaves out links that lead nowhere in a source that keeps its links: they need not have to do with Zarr.
+    """
     bare = 0
     async for node in hierarchy.walk(key):
+        if node.problem == NOWHERE:
+            continue
         yield node
         bare = bare if bare < 0 else -1 if node.documents else bare + 1
         if bare > _BARE:

@@ -134,6 +134,9 @@ class ParquetStore(Store):
     async def lists_same_sizes(self) -> bool:
         return True
 
+    async def lists(self, prefix: str) -> bool:
+        return False  # a listing takes a request for each record file
+
     async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
         # in `.zmetadata`, whole record files, and their rows; a share is every Nth record file
         self._warned = True  # absent record files are among the faults

@@ -164,6 +164,10 @@ class Store(abc.ABC):
         """Return whether listings tell every process the same sizes, whatever it has read before."""
         return False
 
+    async def lists(self, prefix: str) -> bool:
+        """Return whether list_dir() of a directory has the names that are there, without a request for each."""
+        return True
+
     @abc.abstractmethod
     async def info(self, key: str, sized: bool = True) -> Info:
         """Return the entry of `key`. NotFound; ReadError if its size cannot be determined.
@@ -385,6 +389,9 @@ class WrappingStore(Store):
     def __init__(self, lower: Store) -> None:
         self.lower = lower
         self.immutable = lower.immutable
+
+    async def lists(self, prefix: str) -> bool:
+        return await self.lower.lists(prefix)
 
     @property
     def remote(self) -> bool:

@@ -411,6 +411,9 @@ class Overlay(WritableStore):
     def remote(self) -> bool:
         return self.lower is not None and self.lower.remote
 
+    async def lists(self, prefix: str) -> bool:
+        return self.lower is None or await self.lower.lists(prefix)
+
     async def get_ready(self) -> None:
         if self.lower is not None:
             await self.lower.get_ready()

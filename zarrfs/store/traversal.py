@@ -22,6 +22,7 @@ from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
 
 LINKS_MAX = 40  # the kernel's limit
+NOWHERE = "a symbolic link that leads nowhere, or out of the source"
 
 
 class Dangling(NotFound):
@@ -81,7 +82,7 @@ async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info
             return target, await store.info(target, sized)
     except (NotFound, NotDirectory):
         pass
-    raise ReadError(key, "a symbolic link that leads nowhere, or out of the source")
+    raise ReadError(key, NOWHERE)
 
 
 async def open_followed(store: Store, key: str) -> Value:

@@ -117,6 +117,10 @@ class UnlistedStore(Store):
                     raise
         raise IsDirectory(key)
 
+    async def lists(self, prefix: str) -> bool:
+        # a page in the place of a listing may be in any directory of a web server
+        return self._lists and (await self._store.is_flat() or await self._shown(prefix) is not None)
+
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """As Store.list_dir; where the server does not list: documents and nodes, then chunks, both sorted."""
         if self._lists and await self._store.is_flat():

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Hashable, Iterable
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable
+from contextlib import aclosing, suppress
+from typing import NamedTuple, cast
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, StoreError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError
 from zarrfs.store.api import Info, Kind, Looks, Store, join_key, split_key
-from zarrfs.store.traversal import follow
+from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -146,7 +147,7 @@ class Hierarchy:
             if info.kind is Kind.SYMLINK:
                 resolved = await self._directory(join_key(node.chunks, info.name))
                 if resolved is not None and not await self._leads_back(join_key(node.path, info.name), resolved[0]):
-                    yield resolved[1]._replace(name=info.name)
+                    yield resolved[1]._replace(name=info.name, kind=Kind.DIRECTORY, size=0)
             elif info.kind is Kind.DIRECTORY and await self._may_be_visible(node, info.name):
                 yield info
             elif _may_be_a_node(info):
@@ -240,7 +241,11 @@ class Hierarchy:
             return _Known(until, (by,), node, settled)
         experimental = self._draft_of(path)
         if experimental is None or experimental.path == path:
-            resolved = await self._directory(path)
+            above, name = split_key(path)
+            group = self._nodes.get(above) if path else None
+            # below a link, a store that keeps its links finds nothing
+            key = path if group is None or group.node is None else join_key(group.node.chunks, name)
+            resolved = await self._directory(key)
             if resolved is None:
                 raise NotFound(path)
             directory, info = resolved
@@ -288,14 +293,18 @@ class Hierarchy:
             return "", Info("", Kind.DIRECTORY)
         info = await self.store.info(path, sized=False)
         if info.kind is Kind.SYMLINK:
-            try:
-                key = await follow(self.store, path)
-            except StoreError:
-                return None
-            if key is None:
-                return None
-            path, info = key, await self.store.info(key, sized=False)
+            path, info = await self._linked(path, info, sized=False)
         return (path, info) if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else None
+
+    async def _linked(self, key: str, link: Info, sized: bool = True) -> tuple[str, Info]:
+        """Return (key, Info) of what a link leads to; if that is nothing, of an unreadable file in its place."""
+        try:
+            target = await follow(self.store, key)
+            if target is not None:
+                return target, await self.store.info(target, sized)
+        except StoreError:
+            pass
+        return key, link._replace(kind=Kind.FILE, target=None, unreadable=NOWHERE)
 
     async def _leads_back(self, path: str, directory: str) -> bool:
         """Return whether the link at `path` leads to a directory above itself: an endless chain of groups."""
@@ -335,10 +344,7 @@ class Hierarchy:
         try:
             info = await self.store.info(key)
             if info.kind is Kind.SYMLINK:
-                target = await follow(self.store, key)
-                if target is None:
-                    return None
-                key, info = target, await self.store.info(target)
+                key, info = await self._linked(key, info)
         except (NotFound, NotDirectory):
             return None
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
@@ -395,13 +401,19 @@ class Hierarchy:
                     continue
                 if info.kind is not Kind.DIRECTORY:
                     return template
-        if self._remote:
-            return None  # not every server can list, and a long listing takes many requests
-        async for info in self.store.list_dir(directory):
-            for template in (array.keys, other):
-                known = template.is_directory if info.kind is Kind.DIRECTORY else template.index
-                if known(info.name, array.grid):
-                    return template
+        try:
+            if not await self.store.lists(directory):
+                return None
+            listing = cast("AsyncGenerator[Info, None]", self.store.list_dir(directory))
+            async with aclosing(listing):  # the first chunk decides: a bucket has pages without end
+                async for info in listing:
+                    for template in (array.keys, other):
+                        known = template.is_directory if info.kind is Kind.DIRECTORY else template.index
+                        if known(info.name, array.grid):
+                            return template
+        except (AccessDenied, NotFound, NotDirectory):  # a server may permit reading alone, or have no chunk
+            if not self._remote:
+                raise
         return None
 
     # -- consolidated metadata of remote stores
@@ -446,7 +458,7 @@ class Hierarchy:
         try:
             metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
         except MetadataError as exc:
-            return Node(path, None, str(exc), keys, path, leaf=name != ".zgroup"), True
+            return Node(path, None, str(exc), keys, path, leaf=_is_array(name, documents[name])), True
         metadata, settled = await self._with_keys(metadata, path)
         return Node(path, metadata, None, keys, path, leaf=isinstance(metadata, ArrayMetadata)), settled
 
@@ -469,8 +481,12 @@ class Hierarchy:
             if (found := await self._document(directory, name)) is not None:
                 return (found._replace(name=kind),)
         above = join_key(experimental.directory, draft.META_ROOT)
-        if below and await self._directory(join_key(above, below)) is None:
-            raise NotFound(path)
+        if below:
+            resolved = await self._directory(join_key(above, below))
+            if resolved is None:
+                raise NotFound(path)
+            if resolved[1].unreadable:
+                return (NodeDocument(resolved[0], "group", resolved[1]),)
         return ()
 
     async def _draft_children(self, path: str, experimental: _Draft) -> list[Info]:
@@ -480,8 +496,16 @@ class Hierarchy:
         try:
             async for info in self.store.list_dir(join_key(experimental.directory, inside)):
                 key = join_key(inside, info.name)
+                if info.kind is Kind.SYMLINK:
+                    linked = (await self._linked(join_key(experimental.directory, key), info, sized=False))[1]
+                    if linked.kind is Kind.DIRECTORY:  # it may lead to a group above
+                        continue
+                    info = linked._replace(name=info.name)
                 made = draft.node_of_key(key, experimental.entry) if info.kind is Kind.FILE else None
-                name = info.name if info.kind is Kind.DIRECTORY else split_key(made[0])[1] if made else ""
+                if made:
+                    name = split_key(made[0])[1]
+                else:
+                    name = info.name if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else ""
                 if name:
                     names[name] = Info(name, Kind.DIRECTORY, mtime_ns=info.mtime_ns)
         except (NotFound, NotDirectory):
@@ -504,10 +528,15 @@ def _check_sizes(found: tuple[NodeDocument, ...]) -> None:
 
 def _must_be_array(name: str, data: Buffer) -> bool:
     """Return whether an invalid document is nevertheless that of an array."""
+    document: JSON = None
+    if name == "zarr.json":
+        with suppress(MetadataError):
+            document = load_json(data)
+    return _is_array(name, document)
+
+
+def _is_array(name: str, document: JSON) -> bool:
+    """Return whether an invalid document, parsed, is that of an array."""
     if name != "zarr.json":
         return name not in (".zgroup", "group")
-    try:
-        document = load_json(data)
-    except MetadataError:
-        return False
     return isinstance(document, dict) and document.get("node_type") == "array"

@@ -43,7 +43,8 @@ def decode_chunk(array: ArrayMetadata, data: Buffer) -> Array:
 def decode_chunk_at(array: ArrayMetadata, data: Buffer, index: tuple[int, ...]) -> Array:
     """Decode the stored chunk `index` as decode_chunk() does, also if it is cut at the edge of the array.
 
-    Some writers compress only the part of a chunk that is inside the array: the rest is the fill value.
+    Some writers compress only the part of a chunk that is inside the array: the rest is the fill value. No writer cuts
+    shards, and the index of a cut one would be read from the wrong place.
     """
     try:
         return decode_chunk(array, data)
@@ -51,7 +52,8 @@ def decode_chunk_at(array: ArrayMetadata, data: Buffer, index: tuple[int, ...]) 
         extents = zip(index, array.grid.chunks, array.shape, strict=True)
         part = tuple(min(step, extent - at * step) for at, step, extent in extents)
         inside = all(extent > 0 for extent in part) and part != array.grid.chunks
-        if not inside or not array.dtype.itemsize or decoder_of(array).encoded.exact:
+        cut = inside and not any(spec.name == SHARDING for spec in array.codecs)
+        if not cut or not array.dtype.itemsize or decoder_of(array).encoded.exact:
             raise
         try:
             short: Array = decoder_of(array, part).decode(data)

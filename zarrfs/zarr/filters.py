@@ -59,6 +59,8 @@ def converting(name: str, inner: str = "dtype", outer: str = "astype") -> CodecF
                 raise CodecError(name, f"dtype {dtype} is not one of numbers")
 
         def decode(value: Any) -> Array:
+            if isinstance(value, np.ndarray):  # numcodecs flattens in the order of memory, which a transpose changes
+                value = np.ascontiguousarray(value)
             with np.errstate(all="ignore"):
                 found: Array = codec.decode(value)
             return found

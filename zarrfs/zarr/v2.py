@@ -157,11 +157,20 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
         filters.append(codec)
     if not makes_bytes:
         raise MetadataError("no codec that makes bytes of the array")
-    if array.generation == "v3" and array.dtype.endian == "big" and rest[0].name.startswith(PREFIX):
+    if array.generation == "v3" and rest[0].name.startswith(PREFIX) and any(map(_is_big_endian, rest)):
         raise MetadataError("filters followed by a change of byte order, which Zarr v2 does not have")
     last = rest[-1].name
     compressor = None if last == "bytes" or last in _OBJECT_CODECS else filters.pop()
     return order, filters, compressor
+
+
+def _is_big_endian(spec: CodecSpec) -> bool:
+    """Return whether a codec stores items as big-endian, or is a filter made for such items.
+
+    Where v2 has a filter, its output is stored in the byte order that the filter's own types have.
+    """
+    types = (spec.configuration.get(name) for name in ("dtype", "astype", "decode_dtype", "encode_dtype"))
+    return spec.configuration.get("endian") == "big" or any(str(value).startswith(">") for value in types)
 
 
 def _numcodec(spec: CodecSpec) -> dict[str, JSON]:
