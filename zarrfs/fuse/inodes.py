@@ -175,7 +175,7 @@ class WritableInodeTable(InodeTable):
         self._nameless: set[int] = set()
 
     def key(self, inode: int) -> str:
-        """Return one key of an inode; NotFound if the kernel does not know it, or it has lost its names."""
+        """Return the last looked up key of an inode; NotFound if it has none, or the kernel does not know it."""
         if inode in self._nameless:
             raise NotFound(f"inode {inode}")
         return super().key(inode)
@@ -222,6 +222,8 @@ class WritableInodeTable(InodeTable):
             return inode
         if known != inode:
             self._add_name(key, inode)
+        else:
+            self._keys[inode] = key  # the name last seen: another one may be gone, by a change from outside
         self._more[inode] = self._more.get(inode, 0) + 1
         return inode
 
