@@ -111,9 +111,9 @@ class InodeTable:
         self.learn(inode, identity)
         return inode
 
-    def shared(self, inode: int) -> bool:
-        """Return whether an inode was looked up more than once."""
-        return inode in self._more
+    def may_be_sized(self, inode: int) -> bool:
+        """Return whether the kernel may have got a size of an inode that is not in `sizes`."""
+        return inode in self._more and inode not in self.unsized
 
     def peek(self, key: str) -> int | None:
         """Return the inode of `key` if the kernel knows one; counts no lookup."""
