@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -11,13 +11,13 @@ import pyfuse3
 import pytest
 import trio
 import trio.testing
-from pyfuse3 import FileNameT, FlagT, InodeT, ReaddirToken
+from pyfuse3 import EntryAttributes, FileNameT, FlagT, InodeT, ReaddirToken
 
 from tests.fuse.test_versions import CONTEXT
 from zarrfs.config.options import Options
 from zarrfs.fuse.shared import Shared
 from zarrfs.fuse.worker import WorkerOperations
-from zarrfs.store.api import Value
+from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.othermounts import XATTR
@@ -44,6 +44,22 @@ class RemoteStore(FileSystemStore):
 
     async def open(self, key: str) -> Value:
         return _Value(await super().open(key))
+
+
+class UnsizedStore(FileSystemStore):
+    """A store whose listings have no sizes."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.asked: list[str] = []
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        self.asked.append(key)
+        return await super().info(key, sized)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        async for info in super().list_dir(prefix, after):
+            yield info._replace(size=None)
 
 
 def pair(path: Path, kind: type[FileSystemStore] = FileSystemStore) -> Iterator[WorkerOperations]:
@@ -109,6 +125,40 @@ def test_a_listing_goes_on_where_another_process_has_left_it_after_a_rewinddir(
         room = 1000
         await other.readdir(handle, 27, token)
         assert sent[2:] == ["!new", *(f"e{number:02}" for number in range(100))]
+        for operations in one, other:
+            await operations.aclose()
+
+    trio.run(body)
+
+
+def test_a_listing_without_sizes_asks_only_for_those_that_a_process_has_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size of 0 would be the end of the file to a client that reads it, and each question may be a request."""
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"value")
+    sent = dict[str, tuple[int, int]]()
+
+    def reply(_token: object, name: bytes, entry: EntryAttributes, _next: int) -> bool:
+        sent[name.decode()] = entry.st_size, entry.st_ino
+        return True
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+
+    async def body() -> None:
+        one, other = pair(tmp_path, UnsizedStore)
+        store = cast(UnsizedStore, one.store)
+
+        async def sizes() -> list[int]:
+            store.asked.clear()
+            await one.readdir(await one.opendir(ROOT, CONTEXT), 0, cast(ReaddirToken, None))
+            return [sent[name][0] for name in "abc"]
+
+        for _ in range(2):
+            assert (await sizes(), store.asked) == ([0, 0, 0], [])
+        assert (await other.getattr(InodeT(sent["b"][1]), CONTEXT)).st_size == 5
+        assert (await sizes(), store.asked) == ([0, 5, 0], ["b"])
+        assert (await sizes(), store.asked) == ([0, 5, 0], [])
         for operations in one, other:
             await operations.aclose()
 

@@ -379,6 +379,29 @@ def test_a_table_of_names_without_room_lists_all(bucket: Bucket, how: str, monke
     using(bucket, check, cache="none")
 
 
+@pytest.mark.parametrize("every", [1, 7])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_name_that_a_reader_forgets_stays_in_a_listing_under_way(bucket: Bucket, known: bool, every: int) -> None:
+    """A value that has changed is looked up anew; to its directory it is still the same name."""
+    bucket.keys = [f"x/d/k{number:04}" for number in range(4000)]
+    expected = [key.removeprefix("x/d/") for key in bucket.keys]
+
+    async def check(store: FsspecStore) -> None:
+        if known:
+            assert [info.name for info in await listed(store, "d")] == expected
+        names, before = list[str](), len(bucket.pages)
+        async for info in store.list_dir("d"):
+            names.append(info.name)
+            if len(names) % every == 0:
+                ahead = min(len(names) + 600, 3999)
+                store.names.forget(f"d/k{ahead:04}")
+                store.names.forget("another/directory")
+        assert names == expected
+        assert len(bucket.pages) - before < 20
+
+    using(bucket, check)
+
+
 async def walked(store: FsspecStore, directory: str) -> list[str]:
     """All keys, as find(1) looks for them: a directory is listed to its end, then those in it."""
     found = [info async for info in store.list_dir(directory)]

@@ -6,6 +6,7 @@ import errno
 import http.server
 import io
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -142,6 +143,20 @@ def test_a_grid_of_90000_chunks(store: str, nginx: Nginx, tmp_path: Path) -> Non
         assert peak < 150 << 10  # KiB: mostly of the inodes that the kernel holds
         assert (root / "large/3.4").stat().st_size > 0
         assert error_of(os.stat, root / "large/3.5") == errno.ENOENT
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_grid_is_listed_any_number_of_times_without_requests(
+    store: str, workers: int, nginx: Nginx, tmp_path: Path
+) -> None:
+    """Neither by another process of the mount: each request may fail, and they would come one after the other."""
+    before = requests(nginx)
+    with mounted(store, tmp_path / "mnt", f"workers={workers}") as root:
+        for _ in range(4):
+            assert os.listdir(root / "sparse/c") == ["0", "1", "2", "3"]
+        after = requests(nginx)
+    asked = nginx.log.read_text().splitlines()[before:after]
+    assert [line for line in asked if re.search("/sparse/c/[0-9]", line)] == []
 
 
 def test_tools_copy_existing_chunks_and_report_missing_ones(store: str, tmp_path: Path) -> None:

@@ -442,6 +442,24 @@ def test_changes_beneath_a_mounted_directory_are_seen(tmp_path: Path) -> None:
         assert code_of(os.stat, root / "c") == errno.ENOENT
 
 
+def test_a_name_that_comes_back_beneath_a_mounted_directory_is_there(tmp_path: Path) -> None:
+    """ENOENT would be the fill value to a Zarr reader."""
+    plain = tmp_path / "plain"
+    (plain / "arr/c").mkdir(parents=True)
+    (plain / "arr/c/0").write_text("chunk")
+    (plain / "a").write_text("linked")
+    os.link(plain / "a", plain / "b")
+    with mounted(plain, tmp_path / "mnt", "rw", "attr_timeout=0") as root:
+        assert (root / "b").stat().st_ino == (root / "a").stat().st_ino
+        (plain / "a").unlink()
+        assert (root / "b").read_text() == "linked"
+        assert os.listdir(root / "arr") == ["c"]
+        (plain / "arr").rename(plain / "old")
+        assert os.listdir(root / "old") == ["c"]
+        (plain / "old").rename(plain / "arr")
+        assert (root / "arr/c/0").read_text() == "chunk"
+
+
 # -- an upper
 
 

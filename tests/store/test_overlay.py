@@ -316,6 +316,23 @@ def test_reserved_names(name: str, tmp_path: Path) -> None:
     run(tmp_path, {"d/x": b"", name: b"of the source"}, check)
 
 
+@pytest.mark.parametrize("name", [".wh.x", ".zarrfs-upper", ".zarrfs-upper-sent-1", ".zarrfs-staging"])
+def test_a_directory_that_is_its_own_upper_lists_the_names_that_it_finds(name: str, tmp_path: Path) -> None:
+    """Whiteouts mean nothing there; the other reserved names are not shown."""
+    write(tmp_path, {"a": b"", name: b"", f"d/{name}": b""})
+    shown = name == ".wh.x"
+
+    async def main() -> None:
+        store = Overlay(None, Upper(str(tmp_path), plain=True))
+        for prefix in ("", "d"):
+            assert (name in [info.name async for info in store.list_dir(prefix)]) == shown
+            with contextlib.nullcontext() if shown else pytest.raises(NotFound):
+                await store.find(f"{prefix}/{name}".lstrip("/"))
+        await store.aclose()
+
+    trio.run(main)
+
+
 def test_a_layer_with_opaque_markers_is_understood(tmp_path: Path) -> None:
     """Opaque markers are understood, which nothing here has to write."""
     write(tmp_path / "upper", {"d/.wh..wh..opq": b"", "d/new": b"new", "e/.wh.gone": b""})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.conftest import DATA, run
 from tests.servers import Faulty, Nginx
@@ -17,6 +21,7 @@ from tests.store.contract import Tree, directories, keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.remote import FsspecStore
 from zarrfs.store.unlisted import UnlistedStore, node_of
 
 # -- servers that do not
@@ -480,6 +485,112 @@ def test_a_chunk_that_appears_is_seen(faulty: Faulty) -> None:
         assert (await store.info("g/a/c/2/2")).size == 3
 
     with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, negative_timeout=0.05))
+
+
+# -- documents that change
+
+
+Check = Callable[[UnlistedStore, FsspecStore, MockClock], Awaitable[None]]
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Check], None]:
+    """`check(store, the one beneath, clock)` of the store at a URL, with metadata_ttl=100, while time stands still."""
+
+    def run_timed(url: str, check: Check) -> None:
+        clock, began = MockClock(), time.time()
+        monkeypatch.setattr(time, "time", lambda: began + clock.current_time())
+
+        async def main() -> None:
+            beneath = FsspecStore(url, Options(retries=0, metadata_ttl=100.0))
+            async with aclosing(UnlistedStore(beneath, grid="list")) as store:
+                await check(store, beneath, clock)
+
+        trio.run(main, clock=clock)
+
+    return run_timed
+
+
+@pytest.mark.promise("S54")
+def test_chunks_of_an_array_that_has_grown_are_there_as_soon_as_its_document(
+    faulty: Faulty, timed: Callable[[str, Check], None]
+) -> None:
+    """A reader that has the new document would read fill values."""
+    url = put_exact(faulty, "grown", {"zarr.json": three([1]), "c/0": b"0"})
+
+    async def check(store: UnlistedStore, beneath: FsspecStore, clock: MockClock) -> None:
+        assert bytes(await store.get("zarr.json")) == three([1])
+        faulty.put("/grown/zarr.json", three([2]), tag="2")
+        faulty.put("/grown/c/1", b"1")
+        clock.jump(80)  # the grid is that of a document which is so old
+        assert names(await listed(store, "c")) == ["0"]
+        with pytest.raises(NotFound):
+            await store.info("c/1")
+        clock.jump(70)
+        assert bytes(await store.get("zarr.json")) == three([2])
+        assert (await store.info("c/1")).size == 1
+        assert names(await listed(store, "c")) == ["0", "1"]
+
+    timed(url, check)
+
+
+@pytest.mark.promise("S54")
+def test_a_document_that_is_read_in_another_version_replaces_the_grid(
+    faulty: Faulty, timed: Callable[[str, Check], None]
+) -> None:
+    url = put_exact(faulty, "replaced", {"zarr.json": three([1]), "c/0": b"0"})
+
+    async def check(store: UnlistedStore, beneath: FsspecStore, clock: MockClock) -> None:
+        with pytest.raises(NotFound):
+            await store.info("c/1")
+        faulty.put("/replaced/zarr.json", three([2]), tag="2")
+        faulty.put("/replaced/c/1", b"1")
+        beneath.names.forget("zarr.json")  # as a reader does that got bytes of another version
+        assert bytes(await store.get("zarr.json")) == three([2])
+        assert (await store.info("c/1")).size == 1
+        faulty.requests.clear()
+        for _ in range(3):  # and stays, while it is read in the same version
+            await store.get("zarr.json")
+            await store.info("c/1")
+        assert faulty.requests == []
+
+    timed(url, check)
+
+
+@pytest.mark.promise("S54")
+def test_consolidated_metadata_is_no_older_than_its_document(
+    faulty: Faulty, timed: Callable[[str, Check], None]
+) -> None:
+    url = put_exact(faulty, "aging", of_two("a"))
+
+    async def check(store: UnlistedStore, beneath: FsspecStore, clock: MockClock) -> None:
+        await store.get(".zmetadata")
+        for key, value in of_two("a", "b").items():
+            faulty.put(f"/aging/{key}", value, tag="2")
+        clock.jump(80)
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a"]
+        clock.jump(70)
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a", "b"]
+
+    timed(url, check)
+
+
+@pytest.mark.promise("S54")
+def test_a_directory_is_no_longer_there_than_what_shows_it(
+    faulty: Faulty, timed: Callable[[str, Check], None]
+) -> None:
+    url = put_exact(faulty, "removed", {"zarr.json": GROUP, "g/zarr.json": GROUP})
+
+    async def check(store: UnlistedStore, beneath: FsspecStore, clock: MockClock) -> None:
+        await store.get("g/zarr.json")
+        del faulty.values["/removed/g/zarr.json"]
+        clock.jump(80)
+        assert (await store.info("g")).kind is Kind.DIRECTORY
+        clock.jump(70)
+        with pytest.raises(NotFound):
+            await store.info("g")
+
+    timed(url, check)
 
 
 def test_a_grid_of_more_chunks_than_anybody_has_is_listed_in_no_memory(faulty: Faulty) -> None:

@@ -111,9 +111,9 @@ class InodeTable:
         self.learn(inode, identity)
         return inode
 
-    def shared(self, inode: int) -> bool:
-        """Return whether an inode was looked up more than once."""
-        return inode in self._more
+    def may_be_sized(self, inode: int) -> bool:
+        """Return whether the kernel may have got a size of an inode that is not in `sizes`."""
+        return inode in self._more and inode not in self.unsized
 
     def peek(self, key: str) -> int | None:
         """Return the inode of `key` if the kernel knows one; counts no lookup."""
@@ -175,7 +175,7 @@ class WritableInodeTable(InodeTable):
         self._nameless: set[int] = set()
 
     def key(self, inode: int) -> str:
-        """Return one key of an inode; NotFound if the kernel does not know it, or it has lost its names."""
+        """Return the last looked up key of an inode; NotFound if it has none, or the kernel does not know it."""
         if inode in self._nameless:
             raise NotFound(f"inode {inode}")
         return super().key(inode)
@@ -222,6 +222,8 @@ class WritableInodeTable(InodeTable):
             return inode
         if known != inode:
             self._add_name(key, inode)
+        else:
+            self._keys[inode] = key  # the name last seen: another one may be gone, by a change from outside
         self._more[inode] = self._more.get(inode, 0) + 1
         return inode
 

@@ -712,7 +712,7 @@ class Operations(pyfuse3.Operations):
 
     def _forgot_size(self, info: Info, inode: int) -> bool:
         """Return whether the kernel may know a size for an unsized entry that this table does not remember."""
-        return info.size is None and inode not in self.inodes.sizes and self.inodes.shared(inode)
+        return info.size is None and inode not in self.inodes.sizes and self.inodes.may_be_sized(inode)
 
     async def _recall_size(self, store: Store, key: str, inode: int) -> None:
         with contextlib.suppress(NotFound):

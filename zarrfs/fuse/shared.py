@@ -25,6 +25,7 @@ _NORESERVE = 0x4000  # MAP_NORESERVE of mmap(2): untouched pages need no memory
 _HINTS = 1 << 17  # cells that say which process has the record of a number
 _PAGES = 1 << 16  # versions of cached pages
 _LOOKS = 1 << 16  # versions of documents and chunks that were seen last
+_SIZED = 1 << 22  # cells that say whether a size was sent of any inode with such a number
 _HANDLES = 1 << 16  # open handles of one process
 _NAME = 256
 _PLACE = struct.Struct(f"<QH{_NAME}s")  # of a directory: position, length of the name before it, that name
@@ -70,6 +71,7 @@ class Shared:
         self.hints = memoryview(_shared(_HINTS * 2)).cast("H")
         self.pages = memoryview(_shared(_PAGES * 8)).cast("Q")
         self.looks = memoryview(_shared(_LOOKS * 8)).cast("Q")
+        self.sized = memoryview(_shared(_SIZED))
         self.slots = _shared(processes * _HANDLES * _SLOT_SIZE)
         self.words = memoryview(self.slots).cast("Q")  # the same, _WORDS for each slot
         self.places = _shared(processes * _DIRECTORIES * _PLACE_SIZE)
@@ -122,6 +124,10 @@ class Shared:
         cells = self.cells
         places = range(_CELLS, self.processes * _CELLS, _CELLS)
         return 1 + sum(1 for place in places if cells[place + RUNS] and not cells[place + PARKED])
+
+    def sent_size(self, inode: int) -> None:
+        """Note, before the reply, that the kernel gets a size of an inode."""
+        self.sized[inode & _SIZED - 1] = 1
 
     def release_new(self, process: int) -> None:
         """Release the handle that a process was opening when it died: no client has it, or none that got an answer."""
@@ -239,9 +245,9 @@ class SharedInodes(InodeTable):
         """As InodeTable.lookup(), without a count."""
         return self._enter(key, kind, identity, self.generation)
 
-    def shared(self, inode: int) -> bool:
-        """As InodeTable.shared(): another process may have sent it."""
-        return True
+    def may_be_sized(self, inode: int) -> bool:
+        """As InodeTable.may_be_sized(): another process may have sent one."""
+        return bool(self._shared.sized[inode & _SIZED - 1])
 
     def peek(self, key: str) -> int | None:
         """As InodeTable.peek(), for directories."""

@@ -364,6 +364,11 @@ class WorkerOperations(Operations):
                 raise
             return version
 
+    def _sent_size(self, inode: int, size: int) -> None:
+        super()._sent_size(inode, size)
+        if size:
+            self._shared.sent_size(inode)
+
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         found = super()._absent_for(parent_inode, name)
         return min(1.0, found) if self.brief_absences else found

@@ -79,7 +79,7 @@ def span_of(directory: str) -> tuple[bytes, bytes]:
 
 
 class Emptied(Exception):
-    """The table was emptied while it was read: it has no room for more, or is damaged."""
+    """Names were lost while the table was read: it has no room for more, is damaged, or a reader forgot a name."""
 
 
 class NameTable:
@@ -99,6 +99,7 @@ class NameTable:
         self._spans: list[tuple[bytes, bytes, float]] = []  # sorted, none over another
         self._changed = False
         self.emptied = 0  # how often all was forgotten, for want of room
+        self.lost = 0  # how often that was forgotten, or a single name
 
     # -- queries
 
@@ -161,12 +162,12 @@ class NameTable:
 
         These are all its names if the directory is listed. Raises Emptied instead of ending too early.
         """
-        parent, at, emptied = encoded(directory), encoded(after), self.emptied
+        parent, at, lost = encoded(directory), encoded(after), self.lost
         listed = self.listed(directory, now)
         while True:
             query = f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name > ? ORDER BY name LIMIT {_ROWS}"
             rows = self._rows(query, parent, at)
-            if self.emptied != emptied:
+            if self.lost != lost:
                 raise Emptied
             for row in rows:
                 if upto is not None and row[0] >= upto:
@@ -258,6 +259,7 @@ class NameTable:
 
     def forget(self, key: str) -> None:
         """Invalidate what is known of `key`."""
+        self.lost += 1
         parent, name = split_key(key)
         self._write("UPDATE names SET seen = 0 WHERE parent = ? AND name = ?", [(encoded(parent), encoded(name))])
         self._cut(encoded(key), encoded(key) + b"\0")
@@ -375,6 +377,7 @@ class NameTable:
         self.close()
         self._spans, self.path = [], None
         self.emptied += 1
+        self.lost += 1
 
     # -- listings and pages
 

@@ -475,7 +475,9 @@ class FsspecStore(Store):
                 if self.names.emptied == emptied:
                     break
             except Emptied:
-                log.debug("%s: listed anew from %r on: the table of names is full", prefix, after)
+                log.debug("%s: listed anew from %r on: the table of names has lost some", prefix, after)
+            if self.names.emptied == emptied:  # a reader has forgotten a name
+                continue
             if begun and after == before:  # not all below the next name fits into the table; its names do
                 for info in await self._listing(prefix):
                     if info.name > after:
@@ -495,12 +497,12 @@ class FsspecStore(Store):
         """
         assert self._pages is not None
         start, stop = span_of(prefix)
-        emptied = self.names.emptied
+        lost = self.names.lost
         at = encoded(join_key(prefix, after)) + b"\0" if after else start
         while at < stop and not self.names.listed(prefix, now):
             with _broken_off(at > start):
                 at = await self._pages.reach(at, stop, now)
-            if self.names.emptied != emptied:
+            if self.names.lost != lost:
                 raise Emptied
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
             if at < stop and narrow and not self._pages.walking:

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import math
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +26,9 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
+from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, check_key, join_key, split_key
+from zarrfs.store.name_table import Known
 from zarrfs.store.remote import FsspecStore
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -38,7 +41,7 @@ from zarrfs.zarr.model import ArrayMetadata, nested
 
 T = TypeVar("T")
 
-_KNOWN = 65_536  # names whose nature is remembered
+_KNOWN = 65_536  # nodes and directories that are remembered
 _REFUSED = 10.0  # seconds for which refused consolidated metadata is not requested again
 _ASKED = 256  # names that are requested at a time
 _UNKNOWN = (
@@ -73,6 +76,7 @@ class NodeLayout(NamedTuple):
 class UnlistedStore(Store):
     """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath.
 
+    What follows from documents is remembered as long as the oldest answer of the server about them is valid.
     `grid`: which chunks are listed where the server does not: list, ask, hide, as the option says. `members`: paths of
     groups and arrays that are there.
     """
@@ -82,10 +86,12 @@ class UnlistedStore(Store):
     ) -> None:
         self.immutable = store.immutable
         self._store, self._lists, self._grid, self._members = store, lists, grid, members
-        self._nodes: LRU[str, tuple[float, NodeLayout | None]] = LRU(_KNOWN)
-        self._natures: LRU[str, tuple[float, bool]] = LRU(_KNOWN)  # of keys that are no file: a directory?
+        # until when it is valid, and the version of the document that makes it
+        self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
+        self._directories: LRU[str, float] = LRU(_KNOWN)  # until when they are known to be directories
         self._named: dict[str, tuple[str, ...]] = {}
         self._named_until = -math.inf
+        self._named_by: dict[str, Entry | None] = {}  # the versions of the documents that it comes from
         self._complete = False  # _named has all documents of the nodes
         self._reading: SingleFlight[None] = SingleFlight()
 
@@ -95,8 +101,8 @@ class UnlistedStore(Store):
             try:
                 if await self._find(key, look=not sized):
                     return await self._store.info(key, sized)
-            except (NotFound, AccessDenied) as exc:  # some object stores answer 403 for what is not there
-                if not await self._is_directory(key, exc):
+            except (NotFound, AccessDenied):  # some object stores answer 403 for what is not there
+                if not await self._is_directory(key):
                     raise
         return Info(split_key(key)[1], Kind.DIRECTORY)
 
@@ -111,9 +117,11 @@ class UnlistedStore(Store):
         if not self._is_known_directory(key):
             try:
                 if await self._find(key):
-                    return await call()
-            except NotFound as exc:
-                if not await self._is_directory(key, exc):
+                    found = await call()
+                    self._drop_outdated(key)
+                    return found
+            except NotFound:
+                if not await self._is_directory(key):
                     raise
         raise IsDirectory(key)
 
@@ -168,8 +176,8 @@ class UnlistedStore(Store):
     async def locate(self, key: str) -> dict[str, Any]:
         try:
             return await self._store.locate(key)
-        except NotFound as exc:
-            if not await self._is_directory(key, exc):
+        except NotFound:
+            if not await self._is_directory(key):
                 raise
         return {}
 
@@ -188,13 +196,7 @@ class UnlistedStore(Store):
     # -- evidence
 
     def _is_known_directory(self, key: str) -> bool:
-        """Return whether `key` is known to be a directory; NotFound if it is known not to exist."""
-        known = self._natures.get(key)
-        if known is None or known[0] <= trio.current_time():
-            return False
-        if not known[1]:
-            raise NotFound(key)
-        return True
+        return self._directories.get(key, -math.inf) > trio.current_time()
 
     async def _find(self, key: str, look: bool = True) -> bool:
         """Have it in the table of names what a key is, if it is a file; False: a directory. NotFound for neither.
@@ -238,13 +240,19 @@ class UnlistedStore(Store):
             return name not in named
         return bool((await self._array(split_key(directory)[0]))[0]) if directory else False
 
-    async def _is_directory(self, key: str, exc: Exception) -> bool:
-        """Return and remember whether `key`, which is no file, as the error `exc` says, is a directory."""
-        found = await self._seems_directory(key)
-        if found or isinstance(exc, NotFound):
-            names = self._store.names
-            self._natures.put(key, (trio.current_time() + (names.ttl if found else names.absent), found))
-        return found
+    async def _is_directory(self, key: str) -> bool:
+        """Return whether `key`, which is no file, is a directory; remember one as long as its evidence is valid.
+
+        That something is absent is in the table of names, if the server has said so.
+        """
+        if not await self._seems_directory(key):
+            return False
+        parts, until = key.split("/"), self._named_until
+        for depth in range(len(parts) + 1):
+            if (node := self._nodes.get("/".join(parts[:depth]))) is not None:
+                until = min(until, node[0])
+        self._directories.put(key, until)
+        return True
 
     async def _seems_directory(self, key: str) -> bool:
         if self._lists:
@@ -300,29 +308,58 @@ class UnlistedStore(Store):
         known = self._nodes.get(key)
         if known is not None and known[0] > trio.current_time():
             return known[1]
-        found: dict[str, NodeLayout] = {}
+        found: dict[str, tuple[NodeLayout, Entry | None]] = {}
+        began, until = time.time(), trio.current_time() + self._store.names.ttl
 
         async def look(name: str) -> None:
+            nonlocal until
+            document = join_key(key, name)
             try:
-                data = await self._document(join_key(key, name))
+                data = await self._document(document)
             except AccessDenied:  # some servers refuse what they do not have
                 return
+            known = self._store.names.get(document, began)
+            until = min(until, self._until(known))
             node = None if data is None else node_of(name, data)
             if node is not None:
-                found[name] = node
+                found[name] = node, None if known is None else known.entry
 
         names = (await self._consolidated()).get(key) if key else None
         if names:
+            until = min(until, self._named_until)
             await at_once(look, [name for name in NODE_DOCUMENTS if name in names])
         else:  # most have the same generation as the group that they are in
-            _, above = self._nodes.get(split_key(key)[0], (0.0, None)) if key else (0.0, None)
+            parent = self._nodes.get(split_key(key)[0]) if key else None
+            above = None if parent is None else parent[1]
             first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
             await look(".zarray" if first == ".zgroup" else first)
             if not found:
                 await at_once(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
-        node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
-        self._nodes.put(key, (trio.current_time() + self._store.names.ttl, node))
+        node, entry = next((found[name] for name in NODE_DOCUMENTS if name in found), (None, None))
+        self._nodes.put(key, (until, node, entry))
         return node
+
+    def _until(self, known: Known | None) -> float:
+        """Return until when the last answer of the server about a document is valid, on trio's clock."""
+        names = self._store.names
+        if known is None:
+            return trio.current_time() + names.ttl
+        ttl = names.ttl if known.entry is not None else max(names.ttl, names.absent)
+        return trio.current_time() + ttl - max(time.time() - known.seen, 0.0)
+
+    def _drop_outdated(self, key: str) -> None:
+        """Drop what follows from another version of a document than the one that was just read."""
+        above, name = split_key(key)
+        if name not in NODE_DOCUMENTS and key not in CONSOLIDATED:
+            return
+        known = self._store.names.get(key)
+        entry = None if known is None else known.entry
+        if name in NODE_DOCUMENTS and above in self._nodes and self._nodes[above][2] != entry:
+            del self._nodes[above]
+            self._directories.clear()
+        if key in CONSOLIDATED and self._named_by.get(key) != entry:
+            self._named_until = -math.inf
+            self._directories.clear()
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes in consolidated metadata at the root, and their documents; read for metadata_ttl= once."""
@@ -334,12 +371,16 @@ class UnlistedStore(Store):
 
     async def _read_names(self) -> dict[str, tuple[str, ...]]:
         named: dict[str, tuple[str, ...]] = {}
-        whole, until = True, trio.current_time() + self._store.names.ttl
+        by: dict[str, Entry | None] = {}
+        whole, began, until = True, time.time(), trio.current_time() + self._store.names.ttl
         for name in CONSOLIDATED:
             try:
                 data = await self._document(name)
             except AccessDenied:
                 data, until = None, min(until, trio.current_time() + _REFUSED)
+            else:
+                known = self._store.names.get(name, began)
+                until, by[name] = min(until, self._until(known)), None if known is None else known.entry
             if data is not None:
                 found = _named_by(name, data)
                 for node, documents in found.items():  # one may have those of both generations
@@ -352,7 +393,7 @@ class UnlistedStore(Store):
                 path = split_key(path)[0]
         if self._members:
             named.setdefault("", ())
-        self._named, self._named_until = named, until
+        self._named, self._named_until, self._named_by = named, until, by
         return named
 
     async def _document(self, key: str) -> bytes | None:

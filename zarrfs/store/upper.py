@@ -237,7 +237,7 @@ class Upper:
         try:
             found = os.listdir(descriptor)
             for name in found:
-                if not (name.startswith(RESERVED) if self.plain else reserved(name)):
+                if not (name.startswith((RESERVED, RECORD)) if self.plain else reserved(name)):
                     try:
                         statuses[name] = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                     except FileNotFoundError:  # removed meanwhile
