@@ -152,6 +152,7 @@ class Blocks:
         """As begin(), with a cache on disk: use a block that it has, and write the fetched one to it."""
         known = await disk.known(wanted)
         if known is not None:
+            self._pins.note_size(wanted.at, known.size)  # the server may have a longer version by now
             return known.size
         if await disk.known(wanted, valid=False) is not None:  # an old version: it may still be valid
             return None
