@@ -282,7 +282,7 @@ class Blocks:
             if shown or pin is None or pins.get(wanted.at) is pin:
                 break  # else it was replaced meanwhile (stale=reread), by what may not be the version of these bytes
         alone = not (found.part and found.data) or pins.is_blind(wanted, found)
-        if self._disk is not None and alone:
+        if self._disk is not None and alone and await pins.is_still(wanted, found):
             self._disk.write(wanted, found, version, wanted.run)
         return found.data
 
