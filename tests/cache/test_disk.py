@@ -326,6 +326,31 @@ def test_threads(tmp_path: Path) -> None:
     assert wrong == []
 
 
+def test_where_no_thread_can_be_started_the_next_job_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, start, refusals = DiskCache(str(tmp_path), SIZE, 0), threading.Thread.start, [1, 2]
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name == "disk cache" and refusals:
+            refusals.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    lease = cache.leases.take(T, 0, 1000)
+    assert lease is not None
+    assert lease.held
+    write(cache, T, 0, 1000)
+    cache.release(lease)
+    assert not lease.held, "others would wait for it"
+    assert not refusals
+    assert (cache.stats()["dropped"], cache.stats()["queued"]) == (1, 0)
+    write(cache, T, 0, 1000)
+    assert found(cache, T, 0, 1000)
+    cache.close()
+
+
 def test_close_while_threads_go_on(tmp_path: Path) -> None:
     cache, wrong = DiskCache(str(tmp_path), SIZE, 0), []
     write(cache, T, 0, 1000)
