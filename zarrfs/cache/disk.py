@@ -498,9 +498,12 @@ class DiskCache:
         elif free < PIECES:
             key = put.key[:PIECE_KEY] + free.to_bytes(4, "big")
         else:
-            shortest = min(rows, key=lambda row: row.length)
-            if shortest.length >= len(data):
-                return 0
+            lengths = {row: row.length if self._size_of(row.segment) else 0 for row in rows}
+            shortest = min(rows, key=lengths.__getitem__)
+            if lengths[shortest]:
+                self._count("dropped")  # the shorter one of the two
+                if lengths[shortest] >= len(data):
+                    return 0
             key = shortest.key
         kept = self._keep([_Put(key, put.target, start, data)])
         if gone[1:]:
