@@ -366,6 +366,48 @@ def test_what_changes_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) ->
     assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
 
 
+def test_what_replaces_an_expected_version_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) -> None:
+    options, other = Options(cache_dir=str(tmp_path)), os.urandom(len(VALUE))
+
+    async def change(files: RemoteFiles) -> Any:
+        system, path = await memory_value(files, VALUE)
+        expected, fetch = await files.stat_at(system, path), system.fetch
+
+        async def changed(path: str, start: int, stop: int | None) -> Any:
+            await memory_value(files, other)
+            return await fetch(path, start, stop)
+
+        system.fetch = changed
+        assert bytes(await files.read_at(system, path, 0, 10_000, 0, 10_000, expected)) == other[:10_000]
+        return expected
+
+    expected = using(change, options)
+
+    async def check(files: RemoteFiles) -> None:
+        system, path = await memory_value(files, VALUE)
+        assert bytes(await files.read_at(system, path, 0, 10_000, 0, 10_000, expected)) == VALUE[:10_000]
+
+    using(check, options)
+
+
+def test_an_expected_version_is_kept_on_disk_if_answers_have_none(tmp_path: Path) -> None:
+    options = Options(cache_dir=str(tmp_path))
+    fsspec.filesystem("memory").pipe("/blocks/v", VALUE)
+
+    async def stat(files: RemoteFiles) -> Any:
+        return await files.stat_at(*await files.find("memory://blocks/v"))
+
+    expected = using(stat, options)
+
+    async def requests(files: RemoteFiles) -> int:
+        system, path = await files.find("memory://blocks/v")
+        assert bytes(await files.read_at(system, path, 0, 10_000, 0, 10_000, expected)) == VALUE[:10_000]
+        sent: int = files.stats()["requests"]
+        return sent
+
+    assert not all(using(requests, options) for _ in range(100))  # a disk that is busy keeps nothing
+
+
 def test_blocks_of_a_server_whose_answers_have_no_version_are_kept_on_disk(tmp_path: Path) -> None:
     options, url = Options(cache_dir=str(tmp_path)), "memory://blocks/v"
     wanted = [(url, low, low + 100) for low in range(0, 4000, 200)] + [(url, 50_000, 150_000)]

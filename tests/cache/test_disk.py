@@ -58,6 +58,32 @@ def test_pieces_of_a_unit_that_do_not_touch_are_all_kept(tmp_path: Path) -> None
     assert found(DiskCache(str(tmp_path), SIZE, 0), T, 40_000, 90_000)
 
 
+def test_pieces_whose_segment_is_gone_make_room_for_others(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), SIZE, 0)
+    for number in range(disk.PIECES):
+        write(cache, T, 30_000 * number, 30_000 * number + 1000, run=True)
+    for segment in segments(tmp_path):
+        segment.unlink()
+    again = DiskCache(str(tmp_path), SIZE, 0)
+    write(again, T, 15_000, 16_000, run=True)
+    assert found(DiskCache(str(tmp_path), SIZE, 0), T, 15_000, 16_000)
+    assert again.stats()["dropped"] == 0
+
+
+@pytest.mark.parametrize("length", [500, 2000])
+def test_a_piece_too_many_is_counted_as_dropped(length: int, tmp_path: Path) -> None:
+    """The shortest one is: the new one, or one that it takes the place of."""
+    cache = DiskCache(str(tmp_path), SIZE, 0)
+    for number in range(disk.PIECES):
+        write(cache, T, 30_000 * number, 30_000 * number + 1000, run=True)
+    assert cache.stats()["dropped"] == 0
+    write(cache, T, 15_000, 15_000 + length, run=True)
+    assert found(cache, T, 15_000, 15_000 + length) == (length > 1000)
+    kept = sum(found(cache, T, 30_000 * number, 30_000 * number + 1000) for number in range(disk.PIECES))
+    assert kept == disk.PIECES - (length > 1000)
+    assert cache.stats()["dropped"] == 1
+
+
 # -- damaged files
 
 
@@ -324,6 +350,31 @@ def test_threads(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_where_no_thread_can_be_started_the_next_job_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, start, refusals = DiskCache(str(tmp_path), SIZE, 0), threading.Thread.start, [1, 2]
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name == "disk cache" and refusals:
+            refusals.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    lease = cache.leases.take(T, 0, 1000)
+    assert lease is not None
+    assert lease.held
+    write(cache, T, 0, 1000)
+    cache.release(lease)
+    assert not lease.held, "others would wait for it"
+    assert not refusals
+    assert (cache.stats()["dropped"], cache.stats()["queued"]) == (1, 0)
+    write(cache, T, 0, 1000)
+    assert found(cache, T, 0, 1000)
+    cache.close()
 
 
 def test_close_while_threads_go_on(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.archives.compiled import blobref, file
 from tests.conftest import run
 from tests.servers import Nginx
 
@@ -86,3 +87,16 @@ def test_blocks_that_are_not_kept_set_the_exit_status(nginx: Nginx, tmp_path: Pa
         f"zarrfs: {blocks}: 1 block not kept: the cache has no room, or its disk fails "
         "(-o cache_size=, cache_min_free=)\n"
     )
+
+
+def test_blobs_that_are_not_kept_set_the_exit_status(nginx: Nginx, tmp_path: Path) -> None:
+    """One over half of the bound is not kept."""
+    data, blocks = bytes(1 << 20), tmp_path / "blocks"
+    (nginx.plain.root / blobref(data)).write_bytes(data)
+    entry = file([[0, len(data), blobref(data)]], encoding="blobvec", size=len(data))
+    (tmp_path / "archive.json").write_text(json.dumps([{"path": "a", **entry}]))
+    (tmp_path / "reads").write_text(HEADER + json.dumps(["a", 0, 4 << 20]) + "\n")
+    options = f"blobs={nginx.plain.url},cache_dir={blocks},cache_size=1MiB,cache_min_free=0B"
+    done = run("warm", "-o", options, tmp_path / "archive.json", tmp_path / "reads")
+    assert (done.returncode, done.stdout) == (1, "1 read, 1.0 MiB; 0 absent, 0 failed\n"), done.stderr
+    assert done.stderr.startswith(f"zarrfs: {blocks}: 1 block not kept: the cache has no room")

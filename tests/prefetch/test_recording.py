@@ -24,6 +24,7 @@ from zarrfs.cache import diskspace
 from zarrfs.config.options import Options
 from zarrfs.config.shares import Share
 from zarrfs.errors import SourceError, UsageError
+from zarrfs.prefetch import recording
 from zarrfs.prefetch.recording import (
     BLOCK,
     RecordedRead,
@@ -373,3 +374,12 @@ def test_a_disk_that_is_slower_than_the_server_gets_all_blocks(
     done, disk = trio.run(main)
     assert done == Warmed(20, 0, 0, 20 << 20, dropped=0)
     assert disk["bytes_written"] >= 20 << 20
+
+
+def test_blobs_are_waited_for_and_counted(store: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [{"queued": 2, "dropped": 0}, {"queued": 1, "dropped": 1}, {"queued": 0, "dropped": 2}]
+    monkeypatch.setattr(recording, "_SETTLE", 0.0)
+    monkeypatch.setattr(store, "stats", lambda: {"blob_disk": looks.pop(0) if len(looks) > 1 else looks[0]})
+    done = Warmed()
+    trio.run(settle, store, done)
+    assert done.dropped == 2

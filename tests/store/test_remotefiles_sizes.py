@@ -108,6 +108,31 @@ def test_a_target_that_grows_after_its_size_was_shown_is_not_cut(faulty: Faulty)
     using(check)
 
 
+def test_a_target_that_has_grown_since_its_block_was_kept_on_disk_is_not_cut(faulty: Faulty, tmp_path: Path) -> None:
+    """Its size comes from the disk, its bytes from the server, which has a longer version."""
+    value = os.urandom(PART + 1000)
+    url = faulty.put("/first", value)
+    options = parse([f"cache_dir={tmp_path}", "cache_min_free=0B"]).options
+
+    async def sized(files: RemoteFiles) -> None:
+        assert await files.size(url, begin=True) == len(value)
+
+    async def check(files: RemoteFiles) -> None:
+        await sized(files)
+        assert not faulty.requests
+        for _ in range(2):
+            with pytest.raises(TargetChanged, match="has grown since its size was shown"):
+                await files.read(url, PART, 1000, 0, len(value))
+
+    for _ in range(100):  # a disk that is busy keeps nothing
+        faulty.requests.clear()
+        using(sized, options)
+        if not faulty.requests:
+            break
+    faulty.put("/first", os.urandom(PART + 5000), tag="2")
+    using(check, options)
+
+
 def test_many_are_asked_for_within_the_bound_of_a_server(faulty: Faulty) -> None:
     import trio
 

@@ -140,6 +140,7 @@ class DiskBlobs:
             written = self._put(blobref, data)
         except OSError as exc:
             self._count("errors")
+            self._count("dropped")
             self._until = time.monotonic() + BACK_OFF
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._space.full()  # the next write makes room first
@@ -222,6 +223,10 @@ class BackgroundWriter:
             self._writes -= 1
             self._memory.release(len(data))
             self._ended.set()
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters of the disk; "queued": blobs that are being written."""
+        return {**self._disk.stats(), "queued": self._writes}
 
     async def aclose(self) -> None:
         """Wait up to 30 s for writes under way, and close the disk."""

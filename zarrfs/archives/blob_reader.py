@@ -230,8 +230,8 @@ class BlobReader(TargetReader):
                 "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
                 "blobs_held": len(self._memory), "blob_bytes_held": self._memory.bytes,
             }
-        if self._disk is not None:
-            remote["blob_disk"] = self._disk.stats()
+        if self._writer is not None:
+            remote["blob_disk"] = self._writer.stats()
         return {
             **remote, "blob_reads": self._reads, "blobs_open": len(self._open),
             "blobs_verified": self._files.hashed, "blob_bytes_verified": self._files.hashed_bytes,

@@ -152,6 +152,7 @@ class Blocks:
         """As begin(), with a cache on disk: use a block that it has, and write the fetched one to it."""
         known = await disk.known(wanted)
         if known is not None:
+            self._pins.note_size(wanted.at, known.size)  # the server may have a longer version by now
             return known.size
         if await disk.known(wanted, valid=False) is not None:  # an old version: it may still be valid
             return None
@@ -281,7 +282,7 @@ class Blocks:
             if shown or pin is None or pins.get(wanted.at) is pin:
                 break  # else it was replaced meanwhile (stale=reread), by what may not be the version of these bytes
         alone = not (found.part and found.data) or pins.is_blind(wanted, found)
-        if self._disk is not None and alone:
+        if self._disk is not None and alone and await pins.is_still(wanted, found):
             self._disk.write(wanted, found, version, wanted.run)
         return found.data
 

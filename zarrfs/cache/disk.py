@@ -201,9 +201,7 @@ class DiskCache:
 
     def release(self, lease: Lease) -> None:
         """Release a lease once everything that was to be written before is visible to others, or dropped."""
-        if lease.held and not self._closed:
-            self._enqueue(lease)
-        else:
+        if not lease.held or self._closed or not self._enqueue(lease):
             self.leases.release(lease)
 
     def is_behind(self) -> bool:
@@ -347,23 +345,36 @@ class DiskCache:
 
     # -- what waits to be written
 
-    def _enqueue(self, job: _Job) -> None:
-        """Hand something to the worker, or drop it: a block that is too much, and all after a failure."""
+    def _enqueue(self, job: _Job) -> bool:
+        """Hand something to the worker; False if it is dropped: a block that is too much, and all after a failure."""
         size = len(job.data) if isinstance(job, _Put) else 0
         with self._lock:
             if isinstance(job, _Put):
                 room = not self._bounded or not self._queued or self._queued + size <= self._queue_max
                 if self._closed or time.monotonic() < self._until or not room or not self._space.fits(size):
                     self._counts["dropped"] += not self._closed
-                    return
+                    return False
+            if self._worker is None and not self._start():  # nothing waits that nobody would do
+                self._counts["dropped"] += isinstance(job, _Put)
+                return False
+            if isinstance(job, _Put):
                 self._waiting.setdefault(job.key, []).append(job)
             self._queue.append(job)
             self._queued += size
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="disk cache", daemon=True)
-                self._worker.start()
-            elif not self._working:
+            if not self._working:
                 self._lock.notify_all()
+            return True
+
+    def _start(self) -> bool:
+        """Start the worker; False if the system has no thread for it. The next job tries again."""
+        worker = threading.Thread(target=self._work, name="disk cache", daemon=True)
+        try:
+            worker.start()
+        except RuntimeError as exc:
+            log.debug("cache_dir=%s: %s", self._layout.directory, exc)
+            return False
+        self._worker = worker
+        return True
 
     def _work(self) -> None:
         while True:
@@ -487,9 +498,12 @@ class DiskCache:
         elif free < PIECES:
             key = put.key[:PIECE_KEY] + free.to_bytes(4, "big")
         else:
-            shortest = min(rows, key=lambda row: row.length)
-            if shortest.length >= len(data):
-                return 0
+            lengths = {row: row.length if self._size_of(row.segment) else 0 for row in rows}
+            shortest = min(rows, key=lengths.__getitem__)
+            if lengths[shortest]:
+                self._count("dropped")  # the shorter one of the two
+                if lengths[shortest] >= len(data):
+                    return 0
             key = shortest.key
         kept = self._keep([_Put(key, put.target, start, data)])
         if gone[1:]:

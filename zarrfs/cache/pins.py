@@ -125,6 +125,24 @@ class Pins:
             return None if pin is None else pin.version
         return before if await self._is_same(wanted, found) else None
 
+    async def is_still(self, wanted: BlockRequest, found: Fetched) -> bool:
+        """Return whether bytes have the expected version, as far as their value's attributes show it after they came.
+
+        True if none is expected, or if it comes with the bytes: then check() has compared it.
+        """
+        system, path, expected = wanted.system, wanted.path, wanted.expected
+        if expected is None or found.tag is not None or system.immutable or system.sends_versions:
+            return True
+        if version_of(expected) is None:
+            return False
+        try:
+            entry: Entry = await self._queue.call(system, path, lambda: system.stat(path))
+        except ReadError as exc:
+            log.debug("%s", exc)
+            return False
+        # some listings have no tags
+        return version_of(expected) == version_of(entry if expected.tag else entry._replace(tag=None))
+
     def is_blind(self, wanted: BlockRequest, found: Fetched) -> bool:
         """Return whether only attributes show the version of bytes that may have changed."""
         known = found.tag is not None or found.total is not None or wanted.expected is not None

@@ -6,21 +6,26 @@ of a virtual chunk's file, a line with its ETag and one with the time of its las
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged
 from zarrfs.net.responses import Entry
+from zarrfs.net.systems import System
+from zarrfs.net.versions import tag_of
 from zarrfs.store.targets import CONTAINER, UNDECODED, Targets
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
 _REMEMBERED = 65_536  # targets whose version was compared
+_FRESH = 1.0  # seconds for which a target is assumed unchanged, if its bytes come without a version
 
 
 def target(url: str, tag: str | None, changed: int) -> str:
@@ -47,6 +52,8 @@ class RepositoryTargets(Targets):
         if roots is not None and self._base.startswith("/"):
             self.local = LocalFiles((*roots, os.path.realpath(self._base)), rule)
         self._compared: LRU[str, Entry | None] = LRU(_REMEMBERED)  # the version of a target; None: of a local one
+        self._seen: LRU[str, float] = LRU(_REMEMBERED)  # trio's time at which that version was last requested
+        self._asking: SingleFlight[str] = SingleFlight()
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         if url.startswith(CONTAINER):
@@ -64,7 +71,10 @@ class RepositoryTargets(Targets):
                 return await super().read(plain, offset, length, low, high)
             remote = self._remotely()
             system, path = await remote.find(plain)
-            return await remote.read_at(system, path, offset, length, low, high, entry)
+            data = await remote.read_at(system, path, offset, length, low, high, entry)
+            if not (system.immutable or system.sends_versions):
+                await self._check_again(url, system, path, entry)
+            return data
         except AccessDenied as exc:
             raise ReadError(exc.where, exc.reason) from exc
 
@@ -102,9 +112,29 @@ class RepositoryTargets(Targets):
             return self._compared.put(url, None)
         files = self._remotely()
         system, where = await files.find(remote)
+        began = trio.current_time()
         entry = await files.stat_at(system, where)
         _check(without_secrets(remote), tag, changed, entry.tag, entry.mtime_ns)
+        self._seen.put(url, began)
         return self._compared.put(url, entry)
+
+    async def _check_again(self, url: str, system: System, path: str, entry: Entry) -> None:
+        """Raise TargetChanged unless a target still has the version `entry`; request it once a second at most."""
+        due = trio.current_time() - _FRESH
+
+        def is_fresh() -> bool | None:
+            return self._seen.get(url, -math.inf) >= due or None
+
+        async def ask() -> bool:
+            began = trio.current_time()
+            now = await self._remotely().stat_at(system, path)
+            if (tag_of(now), now.size) != (tag_of(entry), entry.size):
+                raise TargetChanged(system.shown(path), "has changed since it was first read")
+            self._seen.put(url, began)
+            return True
+
+        if not is_fresh():
+            await self._asking.run(url, ask, is_fresh)
 
 
 def _check(where: str, tag: str, changed: int, found_tag: str | None, mtime_ns: int | None) -> None:

@@ -67,7 +67,7 @@ METRICS = (
     Metric("zarrfs_disk_written_bytes_total", (*_DISK, "bytes_written"), "Bytes written to cache_dir."),
     Metric("zarrfs_disk_dropped_total", (*_DISK, "dropped"), "Blocks that were not written to cache_dir."),
     Metric("zarrfs_disk_errors_total", (*_DISK, "errors"), "Failures of cache_dir."),
-    Metric("zarrfs_disk_evicted_total", (*_DISK, "evicted"), "Blocks removed from cache_dir to make room."),
+    Metric("zarrfs_disk_evicted_total", (*_DISK, "evicted"), "Files removed from cache_dir to make room for blocks."),
     Metric("zarrfs_prefetch_started_total", (*_PREFETCH, "started"), "Blocks that were fetched ahead."),
     Metric("zarrfs_prefetch_used_total", (*_PREFETCH, "used"), "Blocks fetched ahead that were read."),
     Metric("zarrfs_prefetch_dropped_total", (*_PREFETCH, "dropped"), "Blocks fetched ahead and never read."),

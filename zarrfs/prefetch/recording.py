@@ -250,7 +250,7 @@ class Warmed:
     absent: int = 0  # removed since
     failed: int = 0
     bytes: int = 0
-    dropped: int = 0  # blocks that the cache on disk has not kept: see settle()
+    dropped: int = 0  # blocks and blobs that the cache on disk has not kept: see settle()
 
 
 async def warm(
@@ -287,9 +287,15 @@ async def warm(
 
 async def settle(store: Store, warmed: Warmed) -> None:
     """Wait until everything that was fetched is in the cache on disk, and count what was not kept there."""
-    while (disk := store.stats().get("remote", {}).get("disk", {})).get("queued"):  # noqa: ASYNC110
+    while any(disk.get("queued") for disk in _disks(store)):  # noqa: ASYNC110
         await trio.sleep(_SETTLE)
-    warmed.dropped = disk.get("dropped", 0)
+    warmed.dropped = sum(disk.get("dropped", 0) for disk in _disks(store))
+
+
+def _disks(store: Store) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the counters of the blocks and of the blobs on disk."""
+    stats = store.stats()
+    return stats.get("remote", {}).get("disk", {}), stats.get("blob_disk", {})
 
 
 async def _units(
