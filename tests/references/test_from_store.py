@@ -13,10 +13,12 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+import trio
 import zarr
 from click.testing import CliRunner
 
 from tests.conftest import PROGRAM, run
+from tests.copying.mergedtrees import opened
 from tests.icechunk.repositories import write_virtual
 from tests.references.refsets import as_fsspec_reads, done, entries, refs
 from tests.servers import S3, Nginx
@@ -101,6 +103,34 @@ def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
     assert found["notes/a b%20c"] == b"1" * 50
     assert found["notes/hh::i"] == [f"{tree}/notes/hh::i", 0, 5000]
     assert refs("from-store", tree, "--inline", "5 bytes").exit_code == 2
+
+
+@pytest.mark.parametrize(("kind", "view"), [("zarr", None), ("zarr", "v3"), ("references", "v3")])
+def test_changes_in_an_upper_directory(kind: str, view: str | None, tmp_path: Path) -> None:
+    """What was changed is referred to where it is now, the rest where it was."""
+    source, upper = tmp_path / "x.zarr", tmp_path / "changes %20"
+    group = zarr.open_group(str(source), mode="w", zarr_format=2)
+    group.create_array("x", data=np.arange(6, dtype="<i4"), chunks=(2,), compressors=None)
+    if kind == "references":
+        done("from-store", source, "-O", tmp_path / "x.json")
+        source = tmp_path / "x.json"
+    upper.mkdir()
+    overlay, _plan = opened(source, upper, **{} if view is None else {"view": view})
+    overlay.upper.lock(True)
+
+    async def change() -> None:
+        await overlay.set("x/0", b"changed!")
+        await overlay.aclose()
+
+    trio.run(change)
+    options = ["--upperdir", str(upper), *([] if view is None else ["--view", view])]
+    done("from-store", source, *options, "-O", tmp_path / "new.json")
+    found = entries(tmp_path / "new.json")
+    assert found["x/0"] == [f"{upper}/x/0", 0, 8]
+    assert found["x/1"] == [f"{tmp_path}/x.zarr/x/1", 0, 8]
+    merged = shown(source, *options)
+    assert merged["x/0"] == b"changed!"
+    assert shown(tmp_path / "new.json") == merged
 
 
 def test_a_store_on_a_web_server(nginx: Nginx, tree: Path, tmp_path: Path) -> None:

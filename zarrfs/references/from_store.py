@@ -15,7 +15,6 @@ from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.targets import CONTAINER, UNDECODED
 from zarrfs.store.traversal import walk, with_sizes
-from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -66,32 +65,23 @@ async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_t
 
     SourceError if no reference can name its bytes.
     """
-    where = await store.locate(key)
+    where = await store.locate(key, shown=False)
     if "decoded_from" in where:
         raise SourceError(plan.source, "is decoded by the view, so that no reference can name its bytes", key)
-    if plan.kind == "zarr" and "offset" not in where:
-        return Reference(key, None, await _url_of(store, plan, key, relative_to), 0, size)
     if "url" not in where:
         return Reference(key, bytes(await store.get(key)))
     url: str = where["url"]
     if plan.kind == "icechunk" and url.startswith((CONTAINER, UNDECODED)):
         what = f"a virtual chunk at {url.removeprefix(UNDECODED)}, a location that no reference can name"
         raise SourceError(plan.source, what, key)
-    if plan.kind == "zarr":
-        path = path_of_uri(url) if url.startswith("file:") else local_path(url)
-        url = url if path is None else _url_of_path(path, plan, key, relative_to)
+    path = local_path(url) if plan.kind == "zarr" else None
+    if path is not None:
+        url = _url_of_path(path, plan, key, relative_to)
+    elif plan.kind == "zarr" and "::" in key and key in url:
+        raise SourceError(plan.source, 'a name with "::", which means something else in a URL', key)
+    elif not is_utf8(url):
+        raise SourceError(plan.source, NOT_UTF8, key)
     return Reference(key, None, url, where.get("offset", 0), where.get("length", size))
-
-
-async def _url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
-    """Return the URL of a file of `store`; of a view, that of the source's file. SourceError if there is none."""
-    store, key = await store.holder(key)
-    if plan.path is None:
-        url: str = (await store.locate(key))["url"]
-        if "::" in key and key in url:
-            raise SourceError(plan.source, 'a name with "::", which means something else in a URL', key)
-        return url
-    return _url_of_path(os.path.join(plan.path, key), plan, key, relative_to)
 
 
 def _url_of_path(path: str, plan: Plan, key: str, relative_to: str | None) -> str:

@@ -275,7 +275,7 @@ class ParquetStore(Store):
                 continue
         await self._targets.prefetch(wanted)
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         found = self._known(await self.opened(), key)
         if found is None:
             return {}

@@ -215,7 +215,7 @@ class IndexStore(Store):
         await at_once(self._try_size, unknown)
         await self._targets.prefetch([range_ for row in rows for range_ in self._ranges(row)])
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         row = self._row_of_key(key)
         if row.place == ContentKind.RANGE:
             return {"url": self._shown(row.ref), "offset": row.start, "length": row.size}

@@ -191,7 +191,7 @@ class FsspecStore(Store):
         await at_once(look, keys)
         await self.files.blocks.prefetch(wanted)
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             return {}
