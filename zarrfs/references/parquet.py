@@ -284,7 +284,7 @@ class ParquetStore(Store):
         row = await self._row(key, found)
         if row.data is not None:
             return {"inline": len(row.data)}
-        url = self._targets.resolve(row.url)
+        url = self._targets.resolve(row.url, shown)
         return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
 
     async def usage(self) -> Usage:

@@ -211,7 +211,8 @@ class Store(abc.ABC):
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ...
 
-        Unless `shown`, the URL is not for messages, but for a reference set: of a local file it is the path.
+        Unless `shown`, the URL is not for messages, but for a reference set: of a local file the path, in a document as
+        that has it (perhaps relative), with its query. ReadError if no URL leads to the value.
         """
         await self.info(key, sized=False)
         return {}
