@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,25 @@ def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:
         table, root / "a/refs.0.parq", use_dictionary=False, column_encoding={"raw": "DELTA_BYTE_ARRAY"}
     )
     assert "refs.0.parq: a damaged Parquet file: the encoding DELTA_BYTE_ARRAY" in str(chunks_of(root)["0"])
+
+
+@pytest.mark.parametrize("values", [b"\x19\xfc" + b"\xbf\x84\x3d" + bytes(999_999), b"\x11" * 999_999])
+def test_a_header_of_many_values(values: bytes) -> None:
+    """A list of empty structs, or as many fields: each takes a byte of the file, and a hundred in memory."""
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(
+        pa.table({"raw": [os.urandom(1 << 20)]}), sink, use_dictionary=False, compression="NONE", write_statistics=False
+    )
+    data = bytearray(sink.getvalue().to_pybytes())
+    header = b"\x25\x00\x15\x00" + values
+    data[4 : 4 + len(header)] = header
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="a damaged Parquet file: a header of more than 262144 values"):
+            parse_record(bytes(data), 1, Bound(1 << 30, "memory_limit"))
+        assert tracemalloc.get_traced_memory()[1] < 60 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @settings(max_examples=200, deadline=None)
