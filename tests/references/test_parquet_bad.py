@@ -29,6 +29,7 @@ from zarrfs.errors import AccessDenied, NotFound, ReadError, SourceError, Target
 from zarrfs.references import parquet
 from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import Bound
+from zarrfs.references.parquet_pages import expanded_size
 from zarrfs.references.parquet_records import RecordFile, parse_record
 from zarrfs.sources import plan_source
 from zarrfs.store.api import Fault
@@ -373,6 +374,21 @@ def test_a_header_of_many_values(values: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 60 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("groups", [1, 14])
+def test_columns_that_share_their_pages(groups: int) -> None:
+    pages = b"\x25\x00\x15\x00\x00" * 1000
+    numbers = b"\x36\x00\x16" + _thrift_integer(len(pages)) + b"\x26" + _thrift_integer(4)  # sizes and offset
+    column = b"\x3c\x39\x18\x03raw" + numbers + b"\x00\x00"
+    group = b"\x19\x1c" + column + b"\x26" + _thrift_integer(1) + b"\x00"
+    footer = b"\x49" + bytes([groups << 4 | 12]) + group * groups + b"\x00"
+    data = memoryview(b"PAR1" + pages + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    if groups == 1:
+        assert expanded_size(data, ["raw"]) == (1, 0)
+    else:
+        with pytest.raises(ValueError, match="columns that overlap"):
+            expanded_size(data, ["raw"])
 
 
 @settings(max_examples=200, deadline=None)

@@ -28,7 +28,7 @@ def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]
     if length > stop:
         raise ValueError("a footer longer than the file")
     footer = _Thrift(data, stop - length, stop).struct(0)
-    rows = total = 0
+    rows = total = stored = 0
     for group in _structs(footer.get(4)):
         rows += max(0, _integer(group, 3))
         for chunk in _structs(group.get(1)):
@@ -37,6 +37,9 @@ def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]
                 raise ValueError("a column without metadata")  # noqa: TRY004
             if _path(column.get(3)) in columns:
                 total += max(_integer(column, 6), _pages(data, column))
+                stored += _integer(column, 7)
+                if stored > len(data):  # else thousands of them might lead to the same thousands of pages
+                    raise ValueError("columns that overlap")
     return rows, total
 
 
