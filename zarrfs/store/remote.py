@@ -19,7 +19,7 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links, without_user
+from zarrfs.config.redaction import links, without_secrets, without_user
 from zarrfs.config.values import FOREVER
 from zarrfs.errors import (
     AccessDenied,
@@ -300,9 +300,9 @@ class FsspecStore(Store):
         return system, path
 
     async def _url_of_key(self, key: str, system: System, path: str) -> str:
-        """Return a URL that leads to the value at `path`, without user and password. ReadError if none does."""
-        if self._web:
-            return without_user(path)
+        """Return a URL that leads to the value at `path`, without credentials. ReadError if none does."""
+        if self._web:  # its names are percent-encoded, so that a query is that of the place
+            return without_secrets(path)
         if "::" in key:
             raise ReadError(key, 'a name with "::", which means something else in a URL')
         head, *archive = links(self._url)
