@@ -54,7 +54,7 @@ class Targets:
             raise ERRORS[url](url, "as its name says")
         return 10
 
-    def resolve(self, url: str) -> str:
+    def resolve(self, url: str, shown: bool = True) -> str:
         return f"file:///{url}"
 
     def stats(self) -> dict[str, Any]:

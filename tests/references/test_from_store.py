@@ -13,13 +13,15 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+import trio
 import zarr
 from click.testing import CliRunner
 
 from tests.conftest import PROGRAM, run
+from tests.copying.mergedtrees import opened
 from tests.icechunk.repositories import write_virtual
 from tests.references.refsets import as_fsspec_reads, done, entries, refs
-from tests.servers import S3, Nginx
+from tests.servers import S3, Nginx, Sftp
 from zarrfs.cli import main
 
 METADATA = {".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"}
@@ -103,6 +105,34 @@ def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
     assert refs("from-store", tree, "--inline", "5 bytes").exit_code == 2
 
 
+@pytest.mark.parametrize(("kind", "view"), [("zarr", None), ("zarr", "v3"), ("references", "v3")])
+def test_changes_in_an_upper_directory(kind: str, view: str | None, tmp_path: Path) -> None:
+    """What was changed is referred to where it is now, the rest where it was."""
+    source, upper = tmp_path / "x.zarr", tmp_path / "changes %20"
+    group = zarr.open_group(str(source), mode="w", zarr_format=2)
+    group.create_array("x", data=np.arange(6, dtype="<i4"), chunks=(2,), compressors=None)
+    if kind == "references":
+        done("from-store", source, "-O", tmp_path / "x.json")
+        source = tmp_path / "x.json"
+    upper.mkdir()
+    overlay, _plan = opened(source, upper, **{} if view is None else {"view": view})
+    overlay.upper.lock(True)
+
+    async def change() -> None:
+        await overlay.set("x/0", b"changed!")
+        await overlay.aclose()
+
+    trio.run(change)
+    options = ["--upperdir", str(upper), *([] if view is None else ["--view", view])]
+    done("from-store", source, *options, "-O", tmp_path / "new.json")
+    found = entries(tmp_path / "new.json")
+    assert found["x/0"] == [f"{upper}/x/0", 0, 8]
+    assert found["x/1"] == [f"{tmp_path}/x.zarr/x/1", 0, 8]
+    merged = shown(source, *options)
+    assert merged["x/0"] == b"changed!"
+    assert shown(tmp_path / "new.json") == merged
+
+
 def test_a_store_on_a_web_server(nginx: Nginx, tree: Path, tmp_path: Path) -> None:
     place = nginx.listing.root / "from" / "störe.zarr"
     shutil.copytree(tree, place)
@@ -132,6 +162,56 @@ def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Pat
             archive.writestr(key, data)
     done("from-store", f"zip://::file://{tmp_path}/store.zip", "-O", tmp_path / "zip.json")
     assert shown(tmp_path / "zip.json") == files(tree)
+
+
+def test_a_store_behind_sftp(sftp: Sftp, tmp_path: Path) -> None:
+    place, url = sftp.root / "from.zarr", f"{sftp.url}/from.zarr"
+    zarr.open_group(str(place), mode="w", zarr_format=2).create_array("x", data=np.arange(4), chunks=(2,))
+    options = [f"--option=sftp.{one}" for one in ("username=somebody", "password=secret", "known_hosts=null")]
+    result = refs("from-store", url, "-O", tmp_path / "set.json", *options)
+    assert result.exit_code == 0, result.stderr
+    assert entries(tmp_path / "set.json")["x/0"][0] == f"{url}/x/0"
+    assert shown(tmp_path / "set.json", *options) == files(place)
+    (place / "x/a?b").write_bytes(b"1")
+    result = refs("from-store", url, "-O", tmp_path / "other.json", *options)
+    assert result.exit_code == 1
+    assert "x/a?b: a name that means something else in a URL" in result.stderr
+
+
+@pytest.mark.parametrize("where", ["local", "s3", "zip"])
+def test_names_that_look_like_signatures(where: str, s3: S3, tmp_path: Path) -> None:
+    place = tmp_path / "marks.zarr"
+    zarr.open_group(str(place), mode="w", zarr_format=2).create_array("ch#signal", data=np.arange(4), chunks=(2,))
+    (place / "a?token=1").write_bytes(b"1" * 9)
+    url, options = f"local://{place}", []
+    if where == "s3":
+        for key, data in files(place).items():
+            s3.client.put_object(Bucket=s3.bucket, Key=f"marks.zarr/{key}", Body=data)
+        url = f"s3://{s3.bucket}/marks.zarr"
+        options = [f"--option=s3.{name}={value}" for name, value in s3.options.items()]
+    elif where == "zip":
+        with zipfile.ZipFile(tmp_path / "store.zip", "w") as archive:
+            for key, data in files(place).items():
+                archive.writestr(key, data)
+        url = f"zip://::{tmp_path}/store.zip"
+    result = refs("from-store", url, "-O", tmp_path / "set.json", *options)
+    assert result.exit_code == 0, result.stderr
+    assert shown(tmp_path / "set.json", *options) == files(place)
+
+
+@pytest.mark.parametrize("form", ["json", "parq"])
+def test_targets_of_a_view_stay_as_the_set_has_them(form: str, tmp_path: Path) -> None:
+    """A query with a token may also name the bytes; what looks like one in a path is none."""
+    zarray = {"zarr_format": 2, "shape": [3], "chunks": [1], "dtype": "<f8", "order": "C", "fill_value": 0,
+              "compressor": None, "filters": None}  # fmt: skip
+    targets = ["https://u:p@host/get?file=a&token=T", "s3://bucket/ch#signal/0", "ch#signal/1"]
+    chunks = {f"x/{number}": [url, 0, 8] for number, url in enumerate(targets)}
+    (tmp_path / "set.json").write_text(json.dumps({".zgroup": '{"zarr_format":2}', "x/.zarray": zarray, **chunks}))
+    if form == "parq":
+        done("convert", tmp_path / "set.json", tmp_path / "set.parq")
+    done("from-store", "--view", "v3", tmp_path / f"set.{form}", "-O", tmp_path / "v3.json")
+    found = entries(tmp_path / "v3.json")
+    assert [found[key] for key in chunks] == [[url, 0, 8] for url in (*targets[:2], f"{tmp_path}/{targets[2]}")]
 
 
 @pytest.mark.parametrize(

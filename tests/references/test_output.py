@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import PROGRAM, run
+from tests.references.parquetsets import write_set, zarray
 from tests.references.refsets import TARGET, as_fsspec_reads, done, entries, random_sets, refs, targets
 from zarrfs import sources
 from zarrfs.cli import commit as commit_command
@@ -348,6 +349,22 @@ def test_an_array_without_items_through_parquet(tmp_path: Path) -> None:
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
     assert entries(tmp_path / "set.parq")["x/.zarray"] == array
     assert done("validate", tmp_path / "set.parq").stdout == "0 errors, 0 warnings\n"
+
+
+def test_urls_that_are_too_long_for_json(tmp_path: Path) -> None:
+    """A Parquet set may have them; the bytes that one contains are inline then, and another one is an error."""
+    data = "data:;base64," + "AAEC" * 25_000
+    rows = [[data, 0, 75_000], [data, 4, 5]]
+    write_set(tmp_path / "set.parq", {"x/.zarray": zarray([2], [1])}, {"x": rows})
+    done("convert", tmp_path / "set.parq", tmp_path / "set.json")
+    found = entries(tmp_path / "set.json")
+    assert (found["x/0"], found["x/1"]) == (b"\0\1\2" * 25_000, b"\1\2\0\1\2")
+    for url, length in ("s3://b/" + "x" * 65_536, 5), (data, 75_001), (data + "!", 5):
+        write_set(tmp_path / "set.parq", {"x/.zarray": zarray([2], [1])}, {"x": [rows[1], [url, 0, length]]})
+        refused = refs("convert", tmp_path / "set.parq", tmp_path / "new.json")
+        assert refused.exit_code == 1
+        assert refused.stderr == "zarrfs: x/1: a URL over 65536 characters, which no JSON set can hold\n"
+        assert not (tmp_path / "new.json").exists()
 
 
 def test_a_set_that_parquet_cannot_hold_leaves_no_output(tmp_path: Path) -> None:

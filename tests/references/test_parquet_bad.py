@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from zarrfs.errors import AccessDenied, NotFound, ReadError, SourceError, Target
 from zarrfs.references import parquet
 from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import Bound
+from zarrfs.references.parquet_pages import expanded_size
 from zarrfs.references.parquet_records import RecordFile, parse_record
 from zarrfs.sources import plan_source
 from zarrfs.store.api import Fault
@@ -353,6 +355,40 @@ def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:
         table, root / "a/refs.0.parq", use_dictionary=False, column_encoding={"raw": "DELTA_BYTE_ARRAY"}
     )
     assert "refs.0.parq: a damaged Parquet file: the encoding DELTA_BYTE_ARRAY" in str(chunks_of(root)["0"])
+
+
+@pytest.mark.parametrize("values", [b"\x19\xfc" + b"\xbf\x84\x3d" + bytes(999_999), b"\x11" * 999_999])
+def test_a_header_of_many_values(values: bytes) -> None:
+    """A list of empty structs, or as many fields: each takes a byte of the file, and a hundred in memory."""
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(
+        pa.table({"raw": [os.urandom(1 << 20)]}), sink, use_dictionary=False, compression="NONE", write_statistics=False
+    )
+    data = bytearray(sink.getvalue().to_pybytes())
+    header = b"\x25\x00\x15\x00" + values
+    data[4 : 4 + len(header)] = header
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="a damaged Parquet file: a header of more than 262144 values"):
+            parse_record(bytes(data), 1, Bound(1 << 30, "memory_limit"))
+        assert tracemalloc.get_traced_memory()[1] < 60 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("groups", [1, 14])
+def test_columns_that_share_their_pages(groups: int) -> None:
+    pages = b"\x25\x00\x15\x00\x00" * 1000
+    numbers = b"\x36\x00\x16" + _thrift_integer(len(pages)) + b"\x26" + _thrift_integer(4)  # sizes and offset
+    column = b"\x3c\x39\x18\x03raw" + numbers + b"\x00\x00"
+    group = b"\x19\x1c" + column + b"\x26" + _thrift_integer(1) + b"\x00"
+    footer = b"\x49" + bytes([groups << 4 | 12]) + group * groups + b"\x00"
+    data = memoryview(b"PAR1" + pages + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    if groups == 1:
+        assert expanded_size(data, ["raw"]) == (1, 0)
+    else:
+        with pytest.raises(ValueError, match="columns that overlap"):
+            expanded_size(data, ["raw"])
 
 
 @settings(max_examples=200, deadline=None)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from tests.conftest import PROGRAM, run
 from tests.references.referencesets import compiled
 from tests.servers import Nginx
 from zarrfs import sources
+from zarrfs.cli import main
 from zarrfs.config.options import Options
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
@@ -86,6 +88,22 @@ def test_an_index_is_a_source(tmp_path: Path) -> None:
     assert content(elsewhere / "moved", base=str(elsewhere)) == expected
     info = json.loads(run("info", "--json", elsewhere / "moved").stdout)
     assert (info["kind"], info["base"], info["files"]) == ("references", f"{tmp_path}/", COUNT + 2)
+
+
+def test_an_index_has_no_changes(tmp_path: Path) -> None:
+    """A named upper directory is refused; one that zarrfs.toml has for mounts of the source is not."""
+    document, new = a_set(tmp_path / "refs.json", 20), tmp_path / "new.index"
+    (tmp_path / "changes").mkdir()
+    config = tmp_path / "zarrfs.toml"
+    config.write_text(f'[source.rain]\nsource = "{document}"\nupperdir = "{tmp_path}/changes"\n')
+    for option in ["--upperdir", f"{tmp_path}/changes"], ["-o", f"retries=1,upperdir={tmp_path}/changes"]:
+        refused = CliRunner().invoke(main, ["index", str(document), *option, "-O", str(new)])
+        assert (refused.exit_code, new.exists()) == (2, False)
+        assert "--upperdir: an index is of SOURCE alone; zarrfs commit -O NEW.index" in refused.stderr
+        cached = CliRunner().invoke(main, ["index", str(document), *option])
+        assert cached.exit_code == 0, cached.stderr
+    made = CliRunner().invoke(main, ["index", "rain", "--config", str(config), "-O", str(new)])
+    assert (made.exit_code, made.stdout) == (0, f"{new}\n"), made.stderr
 
 
 def test_an_index_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:

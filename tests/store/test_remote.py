@@ -80,6 +80,7 @@ def test_the_location_of_a_value_has_no_secrets(faulty: Faulty) -> None:
         store = FsspecStore(url, OPTIONS)
         assert await store.locate("a b/v") == {"url": faulty.url + "/a%20b/v"}
         assert "secret" not in json.dumps(await store.locate("a b/v"))
+        assert await store.locate("a b/v", shown=False) == {"url": faulty.url + "/a%20b/v"}
         await store.aclose()
 
     trio.run(check)
@@ -92,6 +93,7 @@ def test_a_query_stays_with_every_key(faulty: Faulty) -> None:
         store = FsspecStore(faulty.url + "/d?token=1", OPTIONS)
         assert bytes(await store.get("v")) == VALUE
         assert "token" not in str(await store.locate("v"))
+        assert await store.locate("v", shown=False) == {"url": faulty.url + "/d/v?token=1"}  # else it leads elsewhere
         await store.aclose()
 
     trio.run(check)

@@ -199,7 +199,7 @@ class BlobReader(TargetReader):
             return BlobLocation(os.path.join(source, blobref))
         return source.locate(blobref) if isinstance(source, DumpSource) else None
 
-    def resolve(self, url: str) -> str:
+    def resolve(self, url: str, shown: bool = True) -> str:
         """Return the file read for `url`: the first that exists, else that of the first source, directories last."""
         blobref, _ = _split(url)
         paths = self._paths(blobref)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common
+from zarrfs.cli.option_help import OPTION
 from zarrfs.config.options import Parsed
 from zarrfs.system.signals import orderly_end
 
@@ -33,11 +34,13 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
     A mount does the same when it first sees a document; compile large ones ahead.
     An index written with --output names the same targets as SOURCE, wherever it is moved.
     """
-    from zarrfs.errors import SourceError
+    from zarrfs.errors import SourceError, UsageError
     from zarrfs.sources import discard, plan_source
     from zarrfs.store.destination import check_destination
 
     if output is not None:
+        if _names_changes():
+            raise UsageError("--upperdir: an index is of SOURCE alone; zarrfs commit -O NEW.index writes the changes")
         check_destination(output, "index", force)  # before compiling, which may take long
     with orderly_end():
         plan = plan_source(source, parsed.options, forks=True)
@@ -53,6 +56,14 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
             discard(plan)
     sys.stdout.buffer.write(os.fsencode(f"{output or plan.index}\n"))
     sys.stdout.buffer.flush()
+
+
+def _names_changes() -> bool:
+    """Return whether the command line has an upper directory; a section of zarrfs.toml has it for mounts."""
+    from zarrfs.config.options import read
+
+    given = click.get_current_context().params
+    return bool(given[f"{OPTION}upperdir"]) or "upperdir" in read(common.option_words(given["items"], True)).values
 
 
 def _write(plan: Plan, output: str, force: bool) -> None:

@@ -69,6 +69,14 @@ def _without_secrets(url: str) -> str:
     return url if shown == (scheme, netloc, path, query, fragment) else urlunsplit(shown)
 
 
+def without_user(url: str) -> str:
+    """Return `url` without user:password@; a query or fragment stays, as it may be part of what the URL names."""
+    *before, last = links(url)
+    scheme, mark, rest = last.partition("://")
+    host, slash, path = rest.partition("/")
+    return "::".join([*before, f"{without_secrets(scheme + mark + host)}{slash}{path}"])
+
+
 def _signed(query: str) -> bool:
     return any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
 

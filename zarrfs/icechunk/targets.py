@@ -97,8 +97,8 @@ class RepositoryTargets(Targets):
     async def size(self, url: str, begin: bool = False) -> int:
         return await super().size(_parts(url)[0], begin)
 
-    def resolve(self, url: str) -> str:
-        return super().resolve(_parts(url)[0])
+    def resolve(self, url: str, shown: bool = True) -> str:
+        return super().resolve(_parts(url)[0], shown)
 
     async def _compare(self, url: str) -> Entry | None:
         """Return the version of a target that is the one the repository notes. TargetChanged if it is another one."""

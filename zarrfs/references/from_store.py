@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zarrfs.config import urls
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.references.keys import ZARR_METADATA
-from zarrfs.references.relocate import NOT_UTF8, local_path
+from zarrfs.references.relocate import NOT_UTF8, absolute, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.targets import CONTAINER, UNDECODED
 from zarrfs.store.traversal import walk, with_sizes
-from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -66,32 +66,32 @@ async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_t
 
     SourceError if no reference can name its bytes.
     """
-    where = await store.locate(key)
+    try:
+        where = await store.locate(key, shown=False)
+    except ReadError as exc:
+        raise SourceError(plan.source, exc.reason, key) from exc
     if "decoded_from" in where:
         raise SourceError(plan.source, "is decoded by the view, so that no reference can name its bytes", key)
-    if plan.kind == "zarr" and "offset" not in where:
-        return Reference(key, None, await _url_of(store, plan, key, relative_to), 0, size)
     if "url" not in where:
         return Reference(key, bytes(await store.get(key)))
     url: str = where["url"]
     if plan.kind == "icechunk" and url.startswith((CONTAINER, UNDECODED)):
-        what = f"a virtual chunk at {url.removeprefix(UNDECODED)}, a location that no reference can name"
-        raise SourceError(plan.source, what, key)
-    if plan.kind == "zarr":
-        path = path_of_uri(url) if url.startswith("file:") else local_path(url)
-        url = url if path is None else _url_of_path(path, plan, key, relative_to)
+        location = without_secrets(url.removeprefix(UNDECODED))
+        raise SourceError(plan.source, f"a virtual chunk at {location}, a location that no reference can name", key)
+    path = local_path(url) if plan.kind == "zarr" else None
+    url = _absolute(url, plan, key) if path is None else _url_of_path(path, plan, key, relative_to)
     return Reference(key, None, url, where.get("offset", 0), where.get("length", size))
 
 
-async def _url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
-    """Return the URL of a file of `store`; of a view, that of the source's file. SourceError if there is none."""
-    store, key = await store.holder(key)
-    if plan.path is None:
-        url: str = (await store.locate(key))["url"]
-        if "::" in key and key in url:
-            raise SourceError(plan.source, 'a name with "::", which means something else in a URL', key)
-        return url
-    return _url_of_path(os.path.join(plan.path, key), plan, key, relative_to)
+def _absolute(url: str, plan: Plan, key: str) -> str:
+    """Return a URL of the source as a set elsewhere needs it. SourceError if none can have it."""
+    try:
+        found = absolute(url, plan.base)
+    except ReadError as exc:
+        raise SourceError(plan.source, exc.reason, key) from exc
+    if not is_utf8(found):
+        raise SourceError(plan.source, NOT_UTF8, key)
+    return found
 
 
 def _url_of_path(path: str, plan: Plan, key: str, relative_to: str | None) -> str:

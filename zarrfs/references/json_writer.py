@@ -7,11 +7,14 @@ templates (the default) and with jinja2.
 from __future__ import annotations
 
 import base64
+import contextlib
 from typing import IO, Any
 
 import orjson
 
+from zarrfs.config import urls
 from zarrfs.errors import InvalidKey
+from zarrfs.references.gen import RENDERED_MAX
 from zarrfs.references.keys import BASE64
 from zarrfs.store.api import Reference
 from zarrfs.system.buffers import Buffer
@@ -38,8 +41,10 @@ class JsonWriter:
         self._began = self._templates = False
 
     def add(self, reference: Reference) -> None:
-        """Write one entry. InvalidKey if a set of version 0 cannot hold it."""
+        """Write one entry. InvalidKey if a set of this version cannot hold it."""
         key, data, url, offset, length = reference
+        if data is None and len(url) > RENDERED_MAX:
+            data = _contained(reference)
         if data is not None:
             self._batch[key] = inline_text(data)
             self._held += len(data)
@@ -79,6 +84,19 @@ class JsonWriter:
             self._begin()
         self._file.write(memoryview(orjson.dumps(self._batch))[1:-1])
         self._batch, self._held = {}, 0
+
+
+def _contained(reference: Reference) -> bytes:
+    """Return the bytes that a data: URL contains which is too long for JSON. InvalidKey for any other URL."""
+    key, _data, url, offset, length = reference
+    if urls.is_data(url):
+        with contextlib.suppress(ValueError):
+            data = urls.data_in(url)
+            if length is None:
+                return data
+            if offset + length <= len(data):
+                return data[offset : offset + length]
+    raise InvalidKey(key, f"a URL over {RENDERED_MAX} characters, which no JSON set can hold")
 
 
 def inline_text(data: Buffer) -> str:

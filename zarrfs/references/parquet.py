@@ -278,7 +278,7 @@ class ParquetStore(Store):
                 continue
         await self._targets.prefetch(wanted)
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         found = self._known(await self.opened(), key)
         if found is None:
             return {}
@@ -287,7 +287,7 @@ class ParquetStore(Store):
         row = await self._row(key, found)
         if row.data is not None:
             return {"inline": len(row.data)}
-        url = self._targets.resolve(row.url)
+        url = self._targets.resolve(row.url, shown)
         return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
 
     async def usage(self) -> Usage:

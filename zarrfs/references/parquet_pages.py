@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 _DEPTH = 8  # levels of nested structs; a footer has six
+_VALUES = 1 << 18  # of one header; a footer has some 40 for each column of a row group
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BYTES, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12  # field types
 _SHARED_PREFIXES = 7  # the encoding DELTA_BYTE_ARRAY: no header bounds its decoded size
 _END = struct.Struct("<I4s")  # length of the footer, "PAR1"
@@ -27,7 +28,7 @@ def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]
     if length > stop:
         raise ValueError("a footer longer than the file")
     footer = _Thrift(data, stop - length, stop).struct(0)
-    rows = total = 0
+    rows = total = stored = 0
     for group in _structs(footer.get(4)):
         rows += max(0, _integer(group, 3))
         for chunk in _structs(group.get(1)):
@@ -36,6 +37,9 @@ def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]
                 raise ValueError("a column without metadata")  # noqa: TRY004
             if _path(column.get(3)) in columns:
                 total += max(_integer(column, 6), _pages(data, column))
+                stored += _integer(column, 7)
+                if stored > len(data):  # else thousands of them might lead to the same thousands of pages
+                    raise ValueError("columns that overlap")
     return rows, total
 
 
@@ -86,6 +90,7 @@ class _Thrift:
 
     def __init__(self, data: memoryview, at: int, stop: int) -> None:
         self._data, self.at, self._stop = data, at, stop
+        self._left = _VALUES
 
     def struct(self, depth: int) -> dict[int, Any]:
         """Read a struct: its fields by number, as integers, bytes, structs and lists; others as None."""
@@ -94,6 +99,7 @@ class _Thrift:
         found: dict[int, Any] = {}
         number = 0
         while head := self._byte():
+            self._count(1)
             number = number + (head >> 4) if head >> 4 else self._integer()
             kind = head & 15
             found[number] = None if kind in (_TRUE, _FALSE) else self._value(kind, depth)
@@ -123,7 +129,13 @@ class _Thrift:
         count = self._varint() if head >> 4 == 15 else head >> 4
         if count > self._stop - self.at:
             raise ValueError("a list beyond the end of its header")
+        self._count(count)
         return [self._value(head & 15, depth + 1) for _ in range(count)]
+
+    def _count(self, more: int) -> None:
+        self._left -= more
+        if self._left < 0:  # a value takes up to a hundred times the memory of the bytes it is read from
+            raise ValueError(f"a header of more than {_VALUES} values")
 
     def _byte(self) -> int:
         if self.at >= self._stop:

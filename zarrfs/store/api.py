@@ -212,8 +212,12 @@ class Store(abc.ABC):
         """Yield the key of every file and symbolic link below a directory; list() is list_prefix("")."""
         return keys_below(self, prefix)
 
-    async def locate(self, key: str) -> dict[str, Any]:
-        """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ..."""
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
+        """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ...
+
+        Unless `shown`, the URL is not for messages, but for a reference set: of a local file the path, in a document as
+        that has it (perhaps relative), with its query. ReadError if no URL leads to the value.
+        """
         await self.info(key, sized=False)
         return {}
 
@@ -246,10 +250,6 @@ class Store(abc.ABC):
         The reason is "" unless chunks are decoded.
         """
         return None
-
-    async def holder(self, key: str) -> tuple[Store, str]:
-        """Return the store that holds the bytes of a value, and its key there: of a view, those of the source."""
-        return self, key
 
     async def check(self) -> None:  # noqa: B027
         """Examine everything that a view has to translate; ReadError for the first invalid or unsupported node."""

@@ -186,10 +186,12 @@ class FileSystemStore(WritableStore):
             else:
                 stack.pop()
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             return {}
+        if not shown:
+            return {"url": os.path.join(self.path, key)}
         if info.kind is Kind.FILE and not info.unreadable and self._links is not Links.KEEP:
             with answers(key):
                 return {"url": file_uri(await trio.to_thread.run_sync(self._real_path, _path_of_key(key)))}

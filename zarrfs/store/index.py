@@ -215,19 +215,19 @@ class IndexStore(Store):
         await at_once(self._try_size, unknown)
         await self._targets.prefetch([range_ for row in rows for range_ in self._ranges(row)])
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         row = self._row_of_key(key)
         if row.place == ContentKind.RANGE:
-            return {"url": self._shown(row.ref), "offset": row.start, "length": row.size}
+            return {"url": self._resolved(row.ref, shown), "offset": row.start, "length": row.size}
         if row.place == ContentKind.WHOLE:
-            return {"url": self._shown(row.ref)}
+            return {"url": self._resolved(row.ref, shown)}
         if row.place == ContentKind.REGIONS:
             regions = self._db.execute(
                 "SELECT start, length, target, offset FROM region WHERE owner=? ORDER BY start", (row.ref,)
             )
             return {
                 "regions": [
-                    {"start": start, "length": length, "url": self._shown(target), "offset": offset}
+                    {"start": start, "length": length, "url": self._resolved(target, shown), "offset": offset}
                     for start, length, target, offset in regions
                 ]
             }
@@ -431,8 +431,8 @@ class IndexStore(Store):
             url = self._urls.put(ref, found)
         return url
 
-    def _shown(self, ref: int) -> str:
-        return self._targets.resolve(self._url(ref))
+    def _resolved(self, ref: int, shown: bool) -> str:
+        return self._targets.resolve(self._url(ref), shown)
 
 
 def _check_order(key: str, parent: int, ident: int) -> None:

@@ -330,11 +330,12 @@ class Overlay(WritableStore):
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
         return FileValue(descriptor, lambda status: self._info_of(key, status))
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         found = await self.find(key)
         if found.status is None and self.lower is not None:
-            return await self.lower.locate(key)
-        return {"url": file_uri(os.path.join(self.upper.path, key))}
+            return await self.lower.locate(key, shown)
+        path = os.path.join(self.upper.path, key)
+        return {"url": file_uri(path) if shown else path}
 
     async def usage(self) -> Usage:
         """Return the usage of the lower store, with the free space of the upper directory's disk."""

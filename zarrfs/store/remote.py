@@ -19,6 +19,7 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config import urls
 from zarrfs.config.options import Options
+from zarrfs.config.redaction import links, without_secrets, without_user
 from zarrfs.config.values import FOREVER
 from zarrfs.errors import (
     AccessDenied,
@@ -74,7 +75,7 @@ class FsspecStore(Store):
         self._found: tuple[System, str] | None = None
         since = max(options.asked_since, options.names_since)
         self.names = NameTable(*self._ttls(options), since, options.cache == "none")
-        self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
+        self._web = self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: SingleFlight[str] = SingleFlight()
         self._ahead: set[str] = set()  # directories that are listed ahead and that no reader has reached
         self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
@@ -191,12 +192,12 @@ class FsspecStore(Store):
         await at_once(look, keys)
         await self.files.blocks.prefetch(wanted)
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             return {}
         system, path = await self._path_of_key(key)
-        return {"url": system.shown(path)}
+        return {"url": system.shown(path) if shown else await self._url_of_key(key, system, path)}
 
     def adjust(self, options: Options) -> None:
         self.files.adjust(options)
@@ -297,6 +298,19 @@ class FsspecStore(Store):
         except UnicodeEncodeError:
             raise InvalidKey(key, "not a key: a lone surrogate") from None
         return system, path
+
+    async def _url_of_key(self, key: str, system: System, path: str) -> str:
+        """Return a URL that leads to the value at `path`, without credentials. ReadError if none does."""
+        if self._web:  # its names are percent-encoded, so that a query is that of the place
+            return without_secrets(path)
+        if "::" in key:
+            raise ReadError(key, 'a name with "::", which means something else in a URL')
+        head, *archive = links(self._url)
+        url = "::".join([os.path.join(head, key), *archive])
+        found, there = await self.files.find(url)
+        if found.identity(there) != system.identity(path):  # for some protocols a "?" ends the path
+            raise ReadError(key, "a name that means something else in a URL")
+        return without_user(url)
 
     def _ttls(self, options: Options) -> tuple[float, float]:
         """Return how long names are valid, and absent names: as long as the kernel caches them, if that is given."""

@@ -68,10 +68,11 @@ class TargetReader(abc.ABC):
         """Return the size of `url` in bytes, or raise a ReadError; with `begin`, fetch the first bytes as well."""
 
     @abc.abstractmethod
-    def resolve(self, url: str) -> str:
+    def resolve(self, url: str, shown: bool = True) -> str:
         """Return `url` in the form that is requested: absolute, without credentials; a local file as its path.
 
-        A percent-encoded file: URL stays one until the file is read, sized or prefetched.
+        A percent-encoded file: URL stays one until the file is read, sized or prefetched. Unless `shown`, return it as
+        the document has it.
         """
 
     @abc.abstractmethod
@@ -168,8 +169,8 @@ class Targets(TargetReader):
             return await self._remotely().size(remote, begin)
         return await self.local.size(path)
 
-    def resolve(self, url: str) -> str:
-        if urls.is_data(url):
+    def resolve(self, url: str, shown: bool = True) -> str:
+        if urls.is_data(url) or not shown:
             return url
         try:
             path, remote = self._absolute(url)

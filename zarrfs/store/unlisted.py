@@ -173,9 +173,9 @@ class UnlistedStore(Store):
     async def prefetch(self, keys: Sequence[str]) -> None:
         await self._store.prefetch(keys)
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         try:
-            return await self._store.locate(key)
+            return await self._store.locate(key, shown)
         except NotFound:
             if not await self._is_directory(key):
                 raise

@@ -146,7 +146,7 @@ class ArraysView(DecodedView):
         items = await self._arrays.reader(entry.node).read(max(start - begin, 0), stop - begin)
         return items if start >= begin else b"".join((text[start:], items))
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
 

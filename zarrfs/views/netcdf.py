@@ -187,7 +187,7 @@ class NetCDFView(DecodedView):
         version = (file.content, info.mtime_ns, edition) if known else None
         return _NetCDFValue(self._arrays, key, file, info, version)
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         tree = await self._walked(key)
         if key not in tree.files:
             await self.info(key)

@@ -151,7 +151,7 @@ class TranslatedView(WrappingStore):
             return await (await self._chunks_of(resolved.translated)).open(key, resolved.derived, info, at)
         return await self.lower.open(await self._chunk(key, resolved))
 
-    async def locate(self, key: str) -> dict[str, Any]:
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         resolved = await self._resolve_key(key)
         if resolved.document:
             size = (await self._document_info(resolved.translated, resolved.document, True)).size
@@ -159,8 +159,8 @@ class TranslatedView(WrappingStore):
         if not resolved.source or resolved.directory:
             return {}
         if resolved.derived is not None:
-            return await self._locate_derived(key, resolved, resolved.derived)
-        return await self.lower.locate(await self._chunk(key, resolved))
+            return await self._locate_derived(key, resolved, resolved.derived, shown)
+        return await self.lower.locate(await self._chunk(key, resolved), shown)
 
     async def usage(self) -> Usage:
         return await self.lower.usage()
@@ -178,12 +178,6 @@ class TranslatedView(WrappingStore):
         node, rest = await self.hierarchy.find(key)
         translation = None if rest else (await self._translate(node)).translation
         return None if translation is None else (translation.form.value, translation.reason)
-
-    async def holder(self, key: str) -> tuple[Store, str]:
-        resolved = await self._resolve_key(key)
-        if resolved.document or resolved.derived is not None:  # made by the view
-            return self, key
-        return self.lower, await self._chunk(key, resolved)
 
     async def check(self) -> None:
         async for node in self.hierarchy.walk():
@@ -427,10 +421,12 @@ class TranslatedView(WrappingStore):
             return info._replace(size=await chunks.size_of(index, key))
         return info
 
-    async def _locate_derived(self, key: str, resolved: _Resolved, index: tuple[int, ...]) -> dict[str, Any]:
+    async def _locate_derived(
+        self, key: str, resolved: _Resolved, index: tuple[int, ...], shown: bool
+    ) -> dict[str, Any]:
         _info, at = await self._derived_entry(key, resolved, index, sized=False)
         source = at.key if at is not None else (await self._resolve(resolved.source, False))[0]
-        where = await self.lower.locate(source)
+        where = await self.lower.locate(source, shown)
         if at is not None:
             start = where.get("offset", 0) + at.offset
             where = {"url": where["url"]} if "url" in where else {"shard": source}
