@@ -26,7 +26,7 @@ def metadata(**nodes: Any) -> bytes:
 
 
 async def pass_seconds(clock: MockClock) -> None:
-    """Let more pass than views keep what they have read, by trio's clock, and than metadata_ttl=0.1, by the system's."""
+    """Let what views have read be too old, by trio's clock, and what metadata_ttl=0.1 keeps, by the system's."""
     clock.jump(2.2)
     await trio.sleep(0.15)
 
