@@ -236,6 +236,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _FaultyHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
     owner: Faulty
 
     def log_message(self, *arguments: object) -> None:
@@ -387,6 +388,7 @@ def signed_s3(s3: S3) -> Iterator[SignedS3]:
 
 class _SignedHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
     behind: str
     denied: list[str]
 

@@ -27,7 +27,7 @@ from zarrfs.copying.changes import discard
 from zarrfs.copying.commit import NewSource, commit
 from zarrfs.store.upper import RECORD
 
-VALUES = 128
+VALUES = 68  # more than are fetched at a time, and a multiple of what Together answers at once
 
 
 def source(place: Path, url: str) -> list[str]:
@@ -126,6 +126,7 @@ class Together(http.server.BaseHTTPRequestHandler):
     """Answers when as many requests as `barrier` takes have come; sooner, and it fails."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
     barrier: threading.Barrier
 
     def do_GET(self) -> None:

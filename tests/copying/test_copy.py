@@ -399,14 +399,14 @@ NO_NAMES = ["..", ".", "", "/tmp/x", "a/../../x", "a\0b", "a/b", "\ud800", "n" *
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("name", NO_NAMES)
 @pytest.mark.parametrize("kind", [Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK])
-def test_invalid_names_are_failures(name: str, kind: Kind, tmp_path: Path) -> None:
+def test_invalid_names_are_failures(kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/f").write_bytes(b"x")
-    store = Hostile(tmp_path / "source", [Info(name, kind, 1, target="t"), Info("g", Kind.FILE, 1)])
+    listed = [Info(name, kind, 1, target="t") for name in NO_NAMES]
+    store = Hostile(tmp_path / "source", [*listed, Info("g", Kind.FILE, 1)])
     report = write(store, tmp_path / "out", keep_going=True)
-    assert report.bad == 1
+    assert [bad.key for bad in report.failed] == NO_NAMES
     assert set(snapshot(tmp_path / "out")) == {"", "g"}
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 

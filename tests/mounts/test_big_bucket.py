@@ -115,6 +115,7 @@ def tag(key: str) -> str:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
     owner: Bucket
 
     def log_message(self, *arguments: object) -> None:

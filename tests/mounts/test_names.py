@@ -65,6 +65,7 @@ def server() -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
 
         def do_GET(self) -> None:
             self.send_response(200)

@@ -41,6 +41,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Serves `documents`; /N is answered with the status N, /away redirects with a token."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
     documents: dict[str, bytes]
 
     def log_message(self, *arguments: object) -> None:

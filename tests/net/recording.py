@@ -49,6 +49,7 @@ class _Server6(_Server):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
     owner: Recorder
 
     def log_message(self, *arguments: object) -> None:

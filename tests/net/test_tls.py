@@ -80,6 +80,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """One value, or a range of it."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
 
     def do_GET(self) -> None:
         """The range that is asked for, or all."""

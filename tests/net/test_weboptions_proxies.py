@@ -184,6 +184,7 @@ class Demanding(http.server.BaseHTTPRequestHandler):
     """Serves VALUE to who has the right Authorization."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
     wanted = ""
 
     def do_GET(self) -> None:

@@ -292,8 +292,9 @@ def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dict
     refused = chunks_of(root, memory_limit=256 << 20)["0"]
     assert isinstance(refused, str)  # and not 100 MiB to be printed
     assert refused == f"{path}: expands to more than {64 << 20} bytes (-o memory_limit=)"
-    whole = chunks_of(root, memory_limit=1 << 30)["0"] == bytes(100 << 20)
-    assert whole
+    if not lies and dictionary:  # one file of each version is enough to see that they are otherwise right
+        whole = chunks_of(root, memory_limit=1 << 30)["0"] == bytes(100 << 20)
+        assert whole
 
 
 def test_a_large_record_file(tmp_path: Path) -> None:

@@ -157,10 +157,9 @@ ESCAPES = [
     "{{ {}.setdefault('a', 1) }}",
     "{% set a = [1] %}{{ a.clear() }}{{ a.pop() }}",
 ]
-COSTLY = [
+COSTLY = [  # those that end by their time are in test_templates.py
     "{{ range(10**9) | list | length }}",
     "{% for a in range(10**9) %}{% endfor %}",
-    "{% for a in 'x' * 10**6 %}{% for b in 'x' * 10**6 %}{% endfor %}{% endfor %}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "{% macro m(n) %}{{ m(n + 1) }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
     "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
@@ -172,7 +171,6 @@ COSTLY = [
     "{{ 'x' * 10**10 }}",
     "{{ ('x' * 10**5) * 10**5 }}",
     "{{ [0] * 10**10 }}",
-    "{{ 1 if 3**(10**9) else 2 }}",
     "{{ 'x' | center(10**10) }}",
     "{{ 'x' | indent(10**10, true) }}",
     "{{ ('a ' * 60000) | wordwrap(1) | replace('a', 'a' * 60000) }}",

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,22 @@ def a_set(path: Path, count: int = COUNT) -> Path:
     return path
 
 
-def age(path: Path) -> None:
-    """Make a document old enough to be recognised by stat(2)."""
-    while time.time() - path.stat().st_ctime < 2.1:
-        time.sleep(0.1)
+Age = Callable[[Path], None]
+
+
+@pytest.fixture
+def age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Age:
+    """Have a document recognised by stat(2) once the file system's clock has ticked, not two seconds later."""
+    monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", 0)
+    tick = tmp_path / "tick"
+
+    def aged(path: Path) -> None:
+        tick.touch()
+        while tick.stat().st_ctime_ns <= path.stat().st_ctime_ns:
+            time.sleep(0.001)
+            tick.touch()
+
+    return aged
 
 
 def content(source: object, **options: object) -> dict[str, bytes]:
@@ -144,7 +157,7 @@ def test_the_base_in_an_index_from_the_network_is_not_trusted(base: str, nginx: 
 
 
 @pytest.mark.parametrize("where", ["file", "kept"])
-def test_an_index_cut_at_every_page(where: str, tmp_path: Path) -> None:
+def test_an_index_cut_at_every_page(where: str, tmp_path: Path, age: Age) -> None:
     document, kept = a_set(tmp_path / "refs.json"), tmp_path / "kept"
     age(document)
     expected = content(document, index_dir=str(kept))
@@ -168,7 +181,7 @@ def test_an_index_cut_at_every_page(where: str, tmp_path: Path) -> None:
         assert content(document, index_dir=str(kept)) == expected
 
 
-def test_a_cached_index_with_other_bytes_on_every_page(tmp_path: Path) -> None:
+def test_a_cached_index_with_other_bytes_on_every_page(tmp_path: Path, age: Age) -> None:
     document, kept = a_set(tmp_path / "refs.json"), tmp_path / "kept"
     age(document)
     made = prepare(str(document), Options(index_dir=str(kept)))
@@ -231,7 +244,7 @@ def test_sources_that_have_no_index(tmp_path: Path) -> None:
 # -- the cache directory
 
 
-def test_a_document_that_changes_is_read_again(tmp_path: Path) -> None:
+def test_a_document_that_changes_is_read_again(tmp_path: Path, age: Age) -> None:
     document, kept = tmp_path / "refs.json", str(tmp_path / "kept")
     document.write_text('{"a": "old"}')
     age(document)
@@ -244,7 +257,7 @@ def test_a_document_that_changes_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_document_on_a_file_system_without_ctime_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, age: Age, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # an image that is mounted in place of another may show the same inode and times
     document, kept = tmp_path / "refs.json", str(tmp_path / "kept")

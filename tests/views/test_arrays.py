@@ -217,16 +217,17 @@ def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "x")
 
-    async def check(view: ArraysView) -> None:
-        assert bytes(await view.get("x.npy")) == npy(3)
-        array = zarr.open_array(tmp_path / "x", mode="r+")
-        array.resize((6,))
-        array[3:] = [3, 4, 5]
-        await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
-        assert bytes(await view.get("x.npy")) == npy(6)
-        assert (await view.info("x.npy")).size == len(npy(6))
+    async def main() -> None:
+        async with view_of(tmp_path) as view:
+            assert bytes(await view.get("x.npy")) == npy(3)
+            array = zarr.open_array(tmp_path / "x", mode="r+")
+            array.resize((6,))
+            array[3:] = [3, 4, 5]
+            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            assert bytes(await view.get("x.npy")) == npy(6)
+            assert (await view.info("x.npy")).size == len(npy(6))
 
-    with_view(tmp_path, check)
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize(

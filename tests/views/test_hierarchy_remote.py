@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.servers import S3, Faulty, Nginx
 from tests.sources.zarrstores import put_exact
@@ -34,27 +35,34 @@ def metadata(**nodes: Any) -> bytes:
     return json.dumps({"zarr_consolidated_format": 1, "metadata": documents}).encode()
 
 
+async def pass_seconds(clock: MockClock) -> None:
+    """Let what views have read be too old, by trio's clock, and what metadata_ttl=0.1 keeps, by the system's."""
+    clock.jump(2.2)
+    await trio.sleep(0.15)
+
+
 def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> None:
     faulty.put("/s/.zgroup", GROUP_2)
     faulty.put("/s/.zmetadata", metadata(a=json.loads(v2(dimension_separator="."))))
+    clock = MockClock(rate=1.0)
 
     async def main() -> None:
-        view = open_source(f"{faulty.url}/s", Options(view="v2", retries=0, metadata_ttl=1.0))
+        view = open_source(f"{faulty.url}/s", Options(view="v2", retries=0, metadata_ttl=0.1))
         assert isinstance(view, TranslatedView)
         try:
             seen = await view.hierarchy.node("a")
             assert seen is not None
-            await trio.sleep(1.1)
+            await pass_seconds(clock)
             assert await view.hierarchy.node("a") is seen  # so that nothing is made anew
             changed = json.loads(v2(dimension_separator=".", shape=[1000, 20]))
             faulty.put("/s/.zmetadata", metadata(a=changed), tag="2")
-            await trio.sleep(2.2)  # a second each: of the store, and of the hierarchy
+            await pass_seconds(clock)
             assert json.loads(bytes(await view.get("a/.zarray")))["shape"] == [1000, 20]
             assert json.loads(bytes(await view.get(".zmetadata")))["metadata"]["a/.zarray"]["shape"] == [1000, 20]
         finally:
             await view.aclose()
 
-    trio.run(main)
+    trio.run(main, clock=clock)
 
 
 def test_a_bad_group_in_consolidated_metadata_is_an_error_for_itself_alone(faulty: Faulty) -> None:
@@ -84,6 +92,7 @@ def test_a_changed_chunk_is_seen_though_the_server_sends_no_times(
 ) -> None:
     about = v2(shape=[400], chunks=[400], dtype="|u1", compressor={"id": "zlib"} if compressed else None)
     base = f"/{compressed}/{whole}"  # the server has what earlier tests have put
+    clock = MockClock(rate=1.0)
     faulty.put(f"{base}/x/.zarray", about)
     if whole:
         faulty.put(f"{base}/.zmetadata", metadata(x=json.loads(about)))
@@ -95,17 +104,17 @@ def test_a_changed_chunk_is_seen_though_the_server_sends_no_times(
 
     async def main() -> None:
         put(b"a", "1")
-        view = open_source(f"{faulty.url}{base}", Options(view="arrays", arrays="raw", retries=0, metadata_ttl=1.0))
+        view = open_source(f"{faulty.url}{base}", Options(view="arrays", arrays="raw", retries=0, metadata_ttl=0.1))
         assert isinstance(view, ArraysView)
         try:
             assert bytes(await view.get("x.bin")) == b"a" * 400
             put(b"b", "2")
-            await trio.sleep(2.2)  # a second each: of the store, and of the chunk
+            await pass_seconds(clock)
             assert bytes(await view.get("x.bin")) == b"b" * 400
         finally:
             await view.aclose()
 
-    trio.run(main)
+    trio.run(main, clock=clock)
 
 
 @pytest.mark.parametrize("key", ["0/0", "1/0", "1/1"])

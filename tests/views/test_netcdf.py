@@ -440,7 +440,7 @@ def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
             assert bytes(await old.read(0, old.size)) == was
             (tmp_path / "x.nc").write_bytes(await new.read(0, new.size))
 
-    trio.run(main)
+    trio.run(main, clock=MockClock(autojump_threshold=0))
     with h5py.File(tmp_path / "x.nc") as file:
         assert file["v"][()].tolist() == [0, 1, 2, 3, 0, 0]
 
