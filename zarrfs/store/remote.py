@@ -509,7 +509,8 @@ class FsspecStore(Store):
 
         `begun`: continue with pages, whatever the shape of its tree.
         """
-        assert self._pages is not None
+        if self._pages is None:  # refused while this listing was read
+            raise AccessDenied(prefix, "the server refuses listings")
         start, stop = span_of(prefix)
         lost = self.names.lost
         at = encoded(join_key(prefix, after)) + b"\0" if after else start
