@@ -216,7 +216,7 @@ def run_script(
     variables = os.environ | forkserver.variables(path) | {"LC_ALL": "C", "TZ": "UTC"} | dict(env or {})
     return subprocess.run(
         ["bash", "-c", script], cwd=cwd, env=variables, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        timeout=100, check=False,
+        timeout=500, check=False,
     ).stdout  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Servers that the tests talk to: nginx with and without listings and late, one that fails on demand, S3 and the like.
 
-All are real, on loopback, on ports that the system gives; they live for the session.
+All are real, on loopback, on ports that the system gives; they live for the session, but for the one that fails.
 """
 
 from __future__ import annotations
@@ -222,6 +222,7 @@ class Faulty:
     def close(self) -> None:
         """Stop."""
         self.release()
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # which its loop notices at once, and not after half a second
         self._server.shutdown()
         self._server.server_close()
 
@@ -326,9 +327,9 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def faulty() -> Iterator[Faulty]:
-    """A server that fails on demand."""
+    """A server that fails on demand, of each test its own: another one's last requests may still be on their way."""
     server = Faulty()
     yield server
     server.close()

@@ -203,6 +203,10 @@ def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
     regions = [[at * MIB, 4096, blobref(data)] for at, data in enumerate(blobs)]
     document = {"f": file(regions, encoding="blobvec", size=40 * MIB)}
 
+    def settled(store: IndexStore) -> bool:
+        remote = store.stats()["remote"]
+        return not (remote["in_flight"] or remote["waiting"])
+
     async def fetched(store: IndexStore, offsets: list[int], least: int) -> int:
         for at in offsets:
             await store.get("f", at, MIB)
@@ -210,7 +214,7 @@ def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
             while faulty.gets() < least:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         before = -1
-        while before != faulty.gets():
+        while before != faulty.gets() or not settled(store):
             before = faulty.gets()
             await trio.sleep(0.1)
         return before

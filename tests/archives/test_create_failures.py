@@ -173,10 +173,11 @@ def test_an_interrupt_leaves_whole_blobs_alone(tmp_path: Path, number: signal.Si
     blobs = tmp_path / "b"
     command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-O", tmp_path / "new.json"]
     child = subprocess.Popen(
-        [*command, "--region-size", "2KiB", "--jobs", jobs], stderr=subprocess.PIPE, start_new_session=True
-    )
+        [*command, "--region-size", "256", "--jobs", jobs], stderr=subprocess.PIPE, start_new_session=True
+    )  # it would write a quarter of a million blobs
     while not (blobs.exists() and len(os.listdir(blobs)) > 10):
         assert child.poll() is None
+        time.sleep(0.005)
     os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
     _out, told = child.communicate(timeout=60)
     assert (child.returncode, told) == (130, b"")
@@ -184,19 +185,39 @@ def test_an_interrupt_leaves_whole_blobs_alone(tmp_path: Path, number: signal.Si
     check_blobs(blobs)
 
 
+# zarrfs whose workers wait after each blob as long as there is a file "hold"
+HELD = """
+import os, sys, time
+from zarrfs.archives.blob_writer import BlobDirectory
+put, hold = BlobDirectory.put, sys.argv.pop(1)
+def held(self, data):
+    name = put(self, data)
+    while os.path.exists(hold):
+        time.sleep(0.005)
+    return name
+BlobDirectory.put = held
+from zarrfs.__main__ import program
+program()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_signals_to_worker_processes(tmp_path: Path, number: signal.Signals) -> None:
     """Workers leave signals of the terminal to their parent, which reports a killed worker."""
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 << 20))
-    blobs = tmp_path / "b"
-    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-O", tmp_path / "new.json"]
-    child = subprocess.Popen([*command, "--region-size", "4KiB", "--jobs", "2"], stderr=subprocess.PIPE)
-    while not (blobs.exists() and len(os.listdir(blobs)) > 10):
+    blobs, hold = tmp_path / "b", tmp_path / "hold"
+    hold.touch()
+    command = [sys.executable, "-c", HELD, hold, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs]
+    more = ["-O", tmp_path / "new.json", "--region-size", "4KiB", "--jobs", "2"]
+    child = subprocess.Popen([*command, *more], stderr=subprocess.PIPE)
+    while not list(blobs.glob("sha1-*")):
         assert child.poll() is None
+        time.sleep(0.005)
     readers = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     assert len(readers) == 2
     for reader in readers:
         os.kill(int(reader), number)
+    hold.unlink()
     _out, told = child.communicate(timeout=60)
     if number == signal.SIGINT:
         assert (child.returncode, told) == (0, b"")

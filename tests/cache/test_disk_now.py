@@ -153,7 +153,7 @@ def test_queued_writes_are_read_from_memory(local: Path, monkeypatch: pytest.Mon
     cache.remember(T, ONE)
     began = time.monotonic()
     cache.write(T, ONE, 500_000, content(T, ONE, 500_000, 600_000))  # no room
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     assert cache.stats()["dropped"] == 1
     assert cache.read(T, ONE, 0, 100_000) == content(T, ONE, 0, 100_000)
     assert cache.read(T, ONE, 210_000, 220_000) == content(T, ONE, 210_000, 220_000)

@@ -12,27 +12,26 @@ import pytest
 from tests.conftest import DATA, PROGRAM, run
 from tests.mounts.staging import Node, eventually, one_line
 from tests.mounts.staging import node as node
+from tests.servers import Faulty
+from tests.servers import faulty as faulty
 from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.store.api import Info, Kind
 
 SOURCE = DATA / "zarr/v2_hier"
 
 
-def killed(node: Node) -> Path:
-    """A copy that was killed half-way."""
-    source, dest = node.path / "source", node.path / "input"
-    source.mkdir()
-    for index in range(3_000):
-        (source / f"{index}").write_bytes(bytes(100))
-    while True:
-        child = subprocess.Popen([PROGRAM, "stage", "--copy", source, dest])
-        assert eventually(lambda: dest.exists() and len(os.listdir(dest)) > 100)
-        child.kill()
-        child.wait()
-        assert eventually(lambda: not node.processes())
-        if (dest / ".zarrfs-staging/note").exists() and len(os.listdir(dest)) < 3_000:
-            return dest
-        assert run("unstage", dest, "--remove-copies").returncode == 0  # it was faster
+def killed(node: Node, faulty: Faulty) -> Path:
+    """A copy that was killed while its last file was fetched."""
+    source, dest = node.path / "source.json", node.path / "input"
+    refs = {f"{index}": "x" * 100 for index in range(100)} | {"last": [faulty.put("/last", b"last", forever="slow")]}
+    source.write_text(json.dumps(refs))
+    child = subprocess.Popen([PROGRAM, "stage", "--copy", source, dest])
+    assert eventually(lambda: faulty.arrived.is_set() and len(os.listdir(dest)) >= 100)
+    child.kill()
+    child.wait()
+    assert eventually(lambda: not node.processes())
+    faulty.put("/last", b"last")
+    return dest
 
 
 def filled(dest: Path, name: str, mark: str = "other") -> DestinationDirectory:
@@ -64,9 +63,9 @@ def test_a_manifest_is_replaced_by_that_of_the_same_copy(name: str, node: Node) 
     assert not manifest.exists()
 
 
-def test_a_manifest_of_a_killed_copy_is_nobodys(node: Node) -> None:
+def test_a_manifest_of_a_killed_copy_is_nobodys(node: Node, faulty: Faulty) -> None:
     """A file that has come to its name since is not removed with the copy."""
-    dest = killed(node)
+    dest = killed(node, faulty)
     (node.path / "input.manifest.jsonl").write_text("notes")
     assert run("unstage", dest, "--remove-copies").returncode == 0
     assert ((node.path / "input.manifest.jsonl").read_text(), dest.exists()) == ("notes", False)
@@ -78,8 +77,8 @@ def test_a_device_is_refused_as_a_manifest(node: Node) -> None:
     assert not os.path.isfile("/dev/null")
 
 
-def test_unstage_keeps_files_of_another_run(node: Node) -> None:
-    dest = killed(node)
+def test_unstage_keeps_files_of_another_run(node: Node, faulty: Faulty) -> None:
+    dest = killed(node, faulty)
     (filling := filled(dest, "others")).close()  # as it is left by a kill
     assert run("unstage", dest, "--remove-copies").returncode == 0
     assert (dest / "others").exists()
@@ -100,8 +99,8 @@ def test_under_a_run_that_goes_on_nothing_is_removed(node: Node) -> None:
     assert os.listdir(dest) == ["others"]
 
 
-def test_a_killed_copy_that_another_node_has_taken_up(node: Node) -> None:
-    dest = killed(node)
+def test_a_killed_copy_that_another_node_has_taken_up(node: Node, faulty: Faulty) -> None:
+    dest = killed(node, faulty)
     mark = json.loads((dest / ".zarrfs-staging/note").read_text())["mark"]
     filling = filled(dest, "others", mark)
     before = sorted(os.listdir(dest))
@@ -135,9 +134,9 @@ def test_what_was_staged_in_a_container_is_not_stale_outside(node: Node) -> None
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("whose", ["staging", "note", "name", "open"])
-def test_a_note_that_is_not_ours_alone_is_not_believed(whose: str, again: bool, node: Node) -> None:
+def test_a_note_that_is_not_ours_alone_is_not_believed(whose: str, again: bool, node: Node, faulty: Faulty) -> None:
     """It would say that everything is ours, and has been since 1970."""
-    dest = killed(node)
+    dest = killed(node, faulty)
     (dest / "precious").write_text("mine")
     note = dest / ".zarrfs-staging/note"
     said = json.loads(note.read_text()) | {"spans": [[0, 9 * 10**18]]}
@@ -150,7 +149,7 @@ def test_a_note_that_is_not_ours_alone_is_not_believed(whose: str, again: bool, 
     else:
         os.chown(note if whose == "note" else note.parent, 1234, 1234)
     if again:
-        done = run("stage", "--copy", node.path / "source", dest)
+        done = run("stage", "--copy", node.path / "source.json", dest)
         assert done.returncode == (1 if whose in ("staging", "open") else 2)
         assert note.read_text() == before or whose in ("staging", "open")
     run("unstage", dest, "--remove-copies")
@@ -158,12 +157,12 @@ def test_a_note_that_is_not_ours_alone_is_not_believed(whose: str, again: bool, 
 
 
 @pytest.mark.parametrize("spans", ["[[Infinity, 0]]", "[[1]]", "7", "[[\"a\", 0]]"])
-def test_a_damaged_note(spans: str, node: Node) -> None:
-    dest = killed(node)
+def test_a_damaged_note(spans: str, node: Node, faulty: Faulty) -> None:
+    dest = killed(node, faulty)
     note = dest / ".zarrfs-staging/note"
     said = json.loads(note.read_text())
     said.pop("spans")
     note.write_text(f'{json.dumps(said)[:-1]}, "spans": {spans}}}')
-    done = run("stage", "--copy", node.path / "source", dest)
+    done = run("stage", "--copy", node.path / "source.json", dest)
     assert done.returncode == 1
     assert "is there already" in done.stderr.splitlines()[-1]

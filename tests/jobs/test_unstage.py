@@ -139,7 +139,7 @@ def test_a_child_that_its_user_stops(said: bytes, monkeypatch: pytest.MonkeyPatc
 
     began = time.monotonic()
     (result,) = unstage._as_user(65534, body, 1.0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert "records of user 65534" in str(result["error"])
 
 

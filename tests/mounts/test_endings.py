@@ -211,6 +211,7 @@ def test_a_stat_call_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monk
         return refusals[-1]
 
     monkeypatch.setattr(mounts, "_refusal", try_once)
+    monkeypatch.setattr(mounts, "_BUSY", 60.0)
     os.kill(daemon, signal.SIGSTOP)
     with subprocess.Popen([sys.executable, "-c", "import os, sys; os.statvfs(sys.argv[1])", str(mnt)]) as client:
         try:

@@ -14,6 +14,7 @@ import pytest
 from tests.pages import DOCS, ROOT, check_transcript
 
 
+@pytest.mark.timeout(600)
 def test_the_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, home, packages = tmp_path / "data", tmp_path / "home", tmp_path / "packages"
     for made in (data, home / ".cache/zarrfs/index", home / ".config/zarrfs", packages):
@@ -21,7 +22,7 @@ def test_the_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for path in Path(pytest.__file__).parents[1].iterdir():
         if "zarrfs" not in path.name:
             (packages / path.name).symlink_to(path)
-    subprocess.run([ROOT / "scripts/build", data / "dist"], check=True, stdout=subprocess.DEVNULL, timeout=100)
+    subprocess.run([ROOT / "scripts/build", data / "dist"], check=True, stdout=subprocess.DEVNULL, timeout=500)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     environment = {"HOME": str(home), "PYTHONPATH": str(packages), "PIP_NO_INDEX": "1"}

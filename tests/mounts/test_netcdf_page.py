@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 import xarray as xr
 
 from tests.pages import DOCS, ROOT, check_transcript
@@ -29,6 +30,7 @@ def test_the_transcript(tmp_path: Path) -> None:
     check_transcript(tmp_path, PAGE, least=6)
 
 
+@pytest.mark.timeout(600)
 def test_the_map_is_drawn(tmp_path: Path) -> None:
     command = [ROOT / "scripts/draw-map", tmp_path / "map.png"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -27,7 +27,7 @@ from tests.faultproxy import FaultProxy, proxy
 from tests.machine import without_others
 from tests.mounts.mounting import counters_of, log_of, mounted
 from tests.mounts.remotevalues import Outcome, Value, cut, document, publish, read_all, wait_for, whole
-from tests.mounts.test_hard_endings import ended
+from tests.mounts.test_hard_endings import AT_ONCE, ended
 from tests.servers import Faulty, Nginx, free_port, nginx_at
 from tests.servers import faulty as faulty
 from tests.servers import nginx as nginx
@@ -278,25 +278,20 @@ def test_a_reader_that_waits_for_a_server_is_killed_at_once(number: signal.Signa
     [value] = cut(bytes(8 << 10), "v", 8 << 10)
     source = document(tmp_path / "refs.json", {f"http://{name}/f": [value]})
     with mounted(source, tmp_path / "mnt", ALONE) as root:
-        for _ in range(3):  # the machine may be late, but not always
-            status, seconds = ended(["cat", root / value.key], number, lambda: bool(outage(root, name).get("waiting")))
-            assert status == -number
-            if seconds < 1.0:
-                break
-            wait_for(lambda: not outage(root, name).get("waiting"))
-        assert seconds < 1.0
+        status, seconds = ended(["cat", root / value.key], number, lambda: bool(outage(root, name).get("waiting")))
+        assert (status, seconds < AT_ONCE) == (-number, True), seconds
         assert "ERROR" not in log_of(root)
 
 
 @pytest.mark.promise("S2")
-@pytest.mark.parametrize("how", ["refused", "silent"])
-def test_a_read_ends_with_read_timeout_and_says_why(how: str, faulty: Faulty, tmp_path: Path) -> None:
-    """One line: the server, the reason, how long it was tried."""
+@pytest.mark.parametrize(("how", "patience"), [("refused", 3), ("silent", 10)])
+def test_a_read_ends_with_read_timeout_and_says_why(how: str, patience: int, faulty: Faulty, tmp_path: Path) -> None:
+    """One line: the server, the reason, how long it was tried. It is seen to be silent long before the read ends."""
     [value] = cut(bytes(8 << 10), "v", 8 << 10)
     url = f"http://127.0.0.1:{free_port()}/f" if how == "refused" else faulty.put("/f", bytes(10), forever="slow")
     source = document(tmp_path / "refs.json", {url: [value]})
     name = url.split("/")[2]
-    with mounted(source, tmp_path / "mnt", f"{ALONE},read_timeout=3s,request_timeout=1s") as root:
+    with mounted(source, tmp_path / "mnt", f"{ALONE},read_timeout={patience}s,request_timeout=1s") as root:
         began = Clock()
         descriptor = os.open(root / value.key, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -304,10 +299,12 @@ def test_a_read_ends_with_read_timeout_and_says_why(how: str, faulty: Faulty, tm
             os.pread(descriptor, 10, 0)
         os.close(descriptor)
         assert caught.value.errno == errno.EIO
-        assert 2.9 <= began.seconds <= 20  # the kernel asks for a page twice; a second wait would have a line, too
+        # the kernel asks for a page twice; a second wait would have a line, too
+        assert patience - 0.1 <= began.seconds <= 60
         reason = "Connection refused" if how == "refused" else "no answer within 1 s"
         [line] = [line for line in warnings(root) if " ERROR: " in line]
-        says = rf"not read within 3 s \(-o read_timeout=\): {name} has been out for ([\d.]+) s: {reason} \[EIO\]"
+        says = rf"not read within {patience} s \(-o read_timeout=\): {name} has been out for ([\d.]+) s: {reason} "
+        says += r"\[EIO\]"
         found = re.search(says, line)
         assert found is not None, line
         assert 0 < float(found[1]) <= began.seconds + 0.05, line  # it is out from the first failure on

@@ -134,7 +134,7 @@ def test_the_running_instance(flux: FakeFlux, tmp_path: Path) -> None:
 
 
 def test_an_instance_that_goes_away_or_hangs(flux: FakeFlux, tmp_path: Path) -> None:
-    with mounted("flux:main", tmp_path / "mnt", "request_timeout=500ms") as root:
+    with mounted("flux:main", tmp_path / "mnt", "request_timeout=5s") as root:  # the command has no more, either
         # request_timeout= cannot be changed, and a busy machine may take longer than that for what is not delayed
         until(lambda: error_of((root / "d/two").read_bytes) is None)
         assert (root / "d/two").read_bytes() == TWO
@@ -146,7 +146,7 @@ def test_an_instance_that_goes_away_or_hangs(flux: FakeFlux, tmp_path: Path) -> 
         check_files(root)
         flux.stop()
         check_files(root)  # held
-    assert "no answer within 0.5 s" in log_of(tmp_path / "mnt")
+    assert "no answer within 5 s" in log_of(tmp_path / "mnt")
 
 
 def test_servers_that_fail(faulty: Faulty, document: Path, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from tests.servers import Nginx, nginx
 
 __all__ = ["nginx", "proxy"]
 
-PATIENCE = "request_timeout=1s,read_timeout=20s,retries=6"
+STALLS = "request_timeout=1s,read_timeout=20s,retries=6"  # where answers stall on purpose
+PATIENCE = "request_timeout=5s,read_timeout=60s,retries=6"
 READERS = Path(__file__).with_name("concurrent_readers.py")
 LARGE = 32 << 20
 SETTLED = 40  # idle connections, at most host_requests=32, and idle threads; hundreds of answers are spoilt
@@ -58,7 +59,7 @@ def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: Fault
     reads = whole(small[:500]) + whole(chance.sample(small[500:], 750))
     reads += [(large[0], chance.randrange(LARGE), chance.randrange(1, 20_000)) for _ in range(1250)]
     source = document(tmp_path / "refs.json", {f"{proxy.url}/small.bin": small, f"{proxy.url}/large.bin": large})
-    more = f"{PATIENCE},part_size=64KiB,{options}"
+    more = f"{STALLS},part_size=64KiB,{options}"
     with mounted(source, tmp_path / "mnt", more) as root:
         first = read_all(root, [(small[-1], 0, 10), (large[0], 0, 10)], 1)
         assert first.right == 2  # what the versions are is known before one is spoilt
@@ -111,7 +112,7 @@ def test_the_server_restarts_in_mid_read(nginx: Nginx, proxy: FaultProxy, tmp_pa
 def test_the_server_stays_away_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "away.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/away.bin": values})
-    with mounted(source, tmp_path / "mnt", "request_timeout=1s,read_timeout=60s,retries=2,prefetch=0B") as root:
+    with mounted(source, tmp_path / "mnt", "request_timeout=5s,read_timeout=60s,retries=2,prefetch=0B") as root:
         assert read_all(root, whole(values[:1]), 1).right == 1
         patience(root, "2s")
         proxy.stop()

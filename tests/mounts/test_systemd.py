@@ -52,6 +52,7 @@ def shown(machine: Booted, unit: str, name: str) -> str:
 
 
 def journal(machine: Booted, unit: str) -> str:
+    machine.root("journalctl --sync", check=False)
     return machine.root(f"journalctl --no-pager -o cat -u {unit}")
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.pages import DOCS, check_transcript
 
 
+@pytest.mark.timeout(600)
 def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which it clears
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")

@@ -66,9 +66,9 @@ def ending(
 def test_an_idle_mount_goes(source: Path, tmp_path: Path) -> None:
     mountpoint, log = tmp_path / "mnt", tmp_path / "log"
     with ending(source, mountpoint, f"log_file={log}") as pids:
-        assert run("refresh", "--set", "idle_timeout=1500ms", mountpoint).returncode == 0  # all processes run
         others = [pid for pid in pids if pid not in (daemon_pid(mountpoint), starter(mountpoint))]
         with open(mountpoint / "d/1", "rb") as file:  # open, and not read
+            assert run("refresh", "--set", "idle_timeout=1500ms", mountpoint).returncode == 0  # all processes run
             time.sleep(2.5)
             with stopped(daemon_pid(mountpoint)):
                 assert file.read() == b"1 " * 1000
@@ -80,7 +80,8 @@ def test_an_idle_mount_goes(source: Path, tmp_path: Path) -> None:
                 os.stat(mountpoint / "d/2")
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
             time.sleep(0.1)
-        assert mount_lines(mountpoint) or longest > 1  # the machine was busy, and the mount was idle indeed
+        # or the machine was busy, and the mount was idle indeed: from the begin of one stat() to the end of the next
+        assert mount_lines(mountpoint) or longest > 0.7
         assert len(others) == WORKERS - 1
     assert "idle" in log.read_text()
 
@@ -259,8 +260,8 @@ def frozen(pid: int) -> Iterator[None]:
         group.rmdir()
 
 
-# zarrfs that waits half a second where it waits for a minute for a worker to obey
-HASTY = "from zarrfs.daemon import workers; workers._OBEYING = workers._ENDING = 0.5; "
+# zarrfs that waits five seconds where it waits for a minute for a worker to obey: healthy ones have them, too
+HASTY = "from zarrfs.daemon import workers; workers._OBEYING, workers._ENDING = 5.0, 0.5; "
 HASTY += "from zarrfs.__main__ import program; program()"
 
 
@@ -278,7 +279,7 @@ def test_a_worker_that_cannot_be_killed_holds_up_no_refresh(tmp_path: Path) -> N
             assert alive(stuck)
             assert (mountpoint / "a").read_text() == "new"
             assert run("refresh", "--set", "log_level=debug", mountpoint).returncode == 0
-            assert "no answer for 0.5 s" in log_of(mountpoint)
+            assert "no answer for 5 s" in log_of(mountpoint)
         until(lambda: not alive(stuck))
         until(lambda: running(mountpoint) == WORKERS)
         with stopped(daemon_pid(mountpoint)):

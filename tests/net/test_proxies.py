@@ -47,7 +47,7 @@ STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"  # where Debian has it
 def started(command: list[object], port: int) -> subprocess.Popen[bytes]:
     """A server that accepts connections at `port`."""
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(200):
+    for _ in range(1200):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return process
         time.sleep(0.05)

@@ -41,7 +41,7 @@ class Proxy:
         )
         self._process = subprocess.Popen([program, "-d", "-c", config], stdout=subprocess.DEVNULL)
         self.bare, self.url = f"127.0.0.1:{self.port}", f"http://joe:a-b%5Fc@127.0.0.1:{self.port}"
-        for _ in range(200):
+        for _ in range(1200):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
                 return
             time.sleep(0.05)

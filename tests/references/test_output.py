@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,9 +261,22 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
+# zarrfs that takes its time for every part of what it writes
+SLOW = """
+import lzma, time
+write = lzma.LZMAFile.write
+def slow(self, data):
+    time.sleep(0.2)
+    return write(self, data)
+lzma.LZMAFile.write = slow
+from zarrfs.__main__ import program
+program()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_convert_ended_by_a_signal(number: signal.Signals, large: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen([PROGRAM, "refs", "convert", large, tmp_path / "out.json.xz"])
+    process = subprocess.Popen([sys.executable, "-c", SLOW, "refs", "convert", large, tmp_path / "out.json.xz"])
     until = time.monotonic() + 60
     while not os.listdir(tmp_path) and time.monotonic() < until:
         time.sleep(0.01)

@@ -42,6 +42,8 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 SchedulerParameters=sched_min_interval=10000,batch_sched_delay=0
 KillWait=1
+MessageTimeout=60
+BatchStartTimeout=60
 SlurmctldPidFile={base}/slurmctld.pid
 SlurmdPidFile={base}/%n.pid
 SlurmdSpoolDir={base}/spool-%n
@@ -67,8 +69,8 @@ def unavailable() -> str | None:
 
 
 def wait_for(true: Callable[[], object], what: str, instead: Callable[[], object] = lambda: "") -> None:
-    """Return when `true()` is; AssertionError when it is not after 60 seconds, with what is there `instead`."""
-    end = time.monotonic() + 60
+    """Return when `true()` is; AssertionError when it is not after 200 seconds, with what is there `instead`."""
+    end = time.monotonic() + 200
     while not true():
         assert time.monotonic() < end, f"waited in vain for {what}: {instead()}"
         time.sleep(0.05)
@@ -166,7 +168,7 @@ class Cluster:
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
         return subprocess.run(
             [*become, *map(str, command)], env=self.environment | variables, cwd=self.home, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
 
     def jobs(self, states: str, *options: str) -> list[str]:

@@ -21,7 +21,10 @@ from tests.slurm.test_slurm import slurm as slurm
 from tests.slurm.test_slurm import started as started
 
 REASON = unavailable()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
+    pytest.mark.timeout(600),  # a cluster starts, and jobs of half a minute run
+]
 KEYS = 40
 SLOW = "slow/3"  # the key that the server keeps waiting
 

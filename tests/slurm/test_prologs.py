@@ -19,7 +19,10 @@ from tests.slurm.test_slurm import slurm as slurm
 from tests.slurm.test_slurm import started as started
 
 REASON = unavailable()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
+    pytest.mark.timeout(600),  # a cluster starts, and jobs of half a minute run
+]
 NUMBER = "4711"
 PLACE = f"/run/zarrfs-jobs/{NUMBER}"
 # The program, after which the script that has run it by way of timeout(1) is killed

@@ -13,7 +13,10 @@ from tests.slurm.test_slurm import slurm as slurm
 from tests.slurm.test_slurm import started as started
 
 REASON = unavailable()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
+    pytest.mark.timeout(600),  # a cluster starts, and jobs of half a minute run
+]
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": f"{NOBODY}", "SLURM_JOB_GID": f"{NOBODY}"}
 PLACE = "/run/zarrfs-jobs/4711"
 

@@ -31,7 +31,10 @@ from tests.slurm.cluster import (
 )
 
 REASON = unavailable()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
+    pytest.mark.timeout(600),  # a cluster starts, and jobs of half a minute run
+]
 BOTH = ("srun", "-N2", "-n2")
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "archives/expected.json").read_text())
 

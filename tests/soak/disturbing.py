@@ -18,6 +18,7 @@ from tests.soak.world import World
 FAULTS = ("reset", "reset late", "stall", "503", "429", "truncate", "short", "long", "elsewhere", "drip", "changed")
 _SHARE = 0.1  # of the answers are spoilt while there are faults
 _CLEANERS = ("zarrfs", "fusermount3", "")
+_PATIENCE = 60.0  # seconds for statistics of a daemon under load
 
 
 class Disturber:
@@ -121,6 +122,7 @@ class Disturber:
             self._tally.violation(f"refresh to {self._number}: {told}")
 
     def _stats(self, place: Place) -> None:
-        done = run("stats", place.mountpoint)
-        if done.returncode:
-            raise RuntimeError(f"status {done.returncode}: {done.stderr.strip()}")
+        deadline = time.monotonic() + _PATIENCE
+        while (done := run("stats", place.mountpoint)).returncode:  # it waits for ten seconds
+            if "does not answer" not in done.stderr or time.monotonic() > deadline:
+                raise RuntimeError(f"status {done.returncode}: {done.stderr.strip()}")

@@ -120,11 +120,13 @@ class Place:
     def unmount(self) -> None:
         """Unmount it while no worker uses it; the last requests may still be on their way."""
         deadline = time.monotonic() + _PATIENCE
-        while (done := run("umount", self.mountpoint)).returncode:
+        while (done := run("umount", self.mountpoint)).returncode and "but its daemon" not in done.stderr:
             if "in use" not in done.stderr or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name}: umount: status {done.returncode}: {done.stderr.strip()}")
             time.sleep(0.1)
         self.epoch += 1
+        while alive(self.pids[-1]) and time.monotonic() < deadline + _PATIENCE:  # umount waits for ten seconds
+            time.sleep(0.01)
         if mount_lines(self.mountpoint) or alive(self.pids[-1]):
             raise RuntimeError(f"{self.name}: umount has left a mount or its daemon {self.pids[-1]}")
 
