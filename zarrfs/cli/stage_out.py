@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -72,7 +73,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
     finally:
         seconds = round(time.monotonic() - began, 3)
         about = {"dest": dest and os.path.abspath(dest), "upper": upper, "error": error, "seconds": seconds}
-        reports.write(to, about | stageout.as_json(kept))
+        reports.write(to, about | dataclasses.asdict(kept))
     _tell(kept, parsed)
     sys.exit(1 if kept.failed else 0)
 

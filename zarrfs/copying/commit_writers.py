@@ -178,10 +178,7 @@ class DataFile:
         for low, high in await tree.extents(node, size):
             at = start + low
             async for piece in tree.pieces(node, low, high):
-                view = memoryview(piece).cast("B")
-                while view:
-                    count = os.pwrite(self._descriptor, view, at)
-                    at, view = at + count, view[count:]
+                at = write_all(self._descriptor, piece, at)
         self._end = start + size
         return Reference(node.key, None, self._url, start, size)
 

@@ -182,8 +182,3 @@ def _sync(path: str) -> None:
         sync_file_system(path)
     except OSError as exc:
         raise SourceError(path, f"cannot be written to the disk: {reason_of(exc)}") from exc
-
-
-def as_json(report: StageOutReport) -> dict[str, Any]:
-    """Return a report, ready for JSON."""
-    return dataclasses.asdict(report)

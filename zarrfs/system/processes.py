@@ -28,11 +28,6 @@ def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
-def here() -> str:
-    """Return an id of the boot and the pid namespace: within it, a pid names one process."""
-    return f"{boot()} {pid_namespace()}"
-
-
 def lives(pid: int) -> bool:
     """Return whether a process of this pid namespace is running; a zombie is not."""
     try:

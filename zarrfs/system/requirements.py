@@ -67,8 +67,8 @@ def device_problem() -> str:
         if exc.errno == errno.EPERM:
             return f"{DEVICE} is forbidden here, by the rules for devices of a container: {_CONTAINER}"
         if exc.errno in (errno.ENODEV, errno.ENXIO):
-            return f"the kernel has no FUSE: modprobe fuse (as root; {DEVICE}: {_reason(exc)})"
-        return f"{DEVICE}: {_reason(exc)}"
+            return f"the kernel has no FUSE: modprobe fuse (as root; {DEVICE}: {reason_of(exc)})"
+        return f"{DEVICE}: {reason_of(exc)}"
     return ""
 
 
@@ -107,7 +107,7 @@ def configuration() -> Configuration:
     except FileNotFoundError:
         return Configuration(problem=f"there is no {CONFIGURATION}")
     except OSError as exc:
-        return Configuration(problem=f"{CONFIGURATION} cannot be read ({_reason(exc)})")
+        return Configuration(problem=f"{CONFIGURATION} cannot be read ({reason_of(exc)})")
     for line in lines:
         setting = line.partition("#")[0].strip()
         number = re.match(r"mount_max\s*=\s*(-?\d+)", setting)
@@ -198,7 +198,3 @@ def _status(name: str) -> str:
             if line.startswith(f"{name}:"):
                 return line.partition(":")[2].strip()
     return ""
-
-
-def _reason(exc: OSError) -> str:
-    return reason_of(exc)
