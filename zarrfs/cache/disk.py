@@ -354,7 +354,7 @@ class DiskCache:
                 if self._closed or time.monotonic() < self._until or not room or not self._space.fits(size):
                     self._counts["dropped"] += not self._closed
                     return False
-            if self._worker is None and not self._start():  # nothing waits that nobody would do
+            if self._worker is None and not self._start():  # without a worker the job would stay in the queue
                 self._counts["dropped"] += isinstance(job, _Put)
                 return False
             if isinstance(job, _Put):

@@ -26,6 +26,7 @@ from zarrfs.net.versions import Pin, TargetVersion, differs, note_unversioned, t
 log = logging.getLogger(__name__)
 
 _PINS = 65_536  # targets whose version is remembered
+_STATED = 1024  # targets whose attributes are remembered for those who wait for them
 _FRESH = 1.0  # seconds for which a target is assumed unchanged, if its bytes come without a version
 
 Target: TypeAlias = tuple[int, str]  # BlockRequest.at
@@ -42,6 +43,8 @@ class Pins:
         self._shown: LRU[Target, int] = LRU(_PINS)  # sizes that were told before any bytes came
         self.changes = 0  # versions that have given way to others
         self._asking: SingleFlight[Target] = SingleFlight()
+        self._stating: SingleFlight[Target] = SingleFlight()
+        self._stated: LRU[Target, tuple[float, Entry]] = LRU(_STATED)  # when is_still() asked last; the answer
 
     def get(self, target: Target) -> Pin | None:
         """Return what is known of the version of a target."""
@@ -135,8 +138,20 @@ class Pins:
             return True
         if version_of(expected) is None:
             return False
-        try:
+        began = trio.current_time()
+
+        async def stat() -> Entry:
+            asked = trio.current_time()
             entry: Entry = await self._queue.call(system, path, lambda: system.stat(path))
+            self._stated.put(wanted.at, (asked, entry))
+            return entry
+
+        def answered() -> Entry | None:
+            known = self._stated.get(wanted.at)
+            return None if known is None or known[0] < began else known[1]
+
+        try:  # blocks that come at the same time share a request that begins after all of them have come
+            entry = await self._stating.run(wanted.at, stat, answered)
         except ReadError as exc:
             log.debug("%s", exc)
             return False

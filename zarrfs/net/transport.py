@@ -27,7 +27,8 @@ _LOW = 1 << 20  # bytes that are waited for at once, of a long body
 _RECORD = 17 << 10  # bytes of a TLS record at most, of which OpenSSL may hold a part already
 _DRAIN = 16 << 10  # bytes of a body that nobody wants which are received so that the connection can be used again
 _RANGE = b"HTTP/1.1 206 "
-_STEPS, _RECEIVE = 64, 8  # steps that are taken without a pause; those that bytes received at once count as
+_STEPS = 64  # steps before a connection yields to other tasks
+_RECEIVE = 8  # steps that one receive() counts as
 
 
 class Cut(Transient):

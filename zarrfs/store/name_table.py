@@ -99,7 +99,7 @@ class NameTable:
         self._spans: list[tuple[bytes, bytes, float]] = []  # sorted, none over another
         self._changed = False
         self.emptied = 0  # how often all was forgotten, for want of room
-        self.lost = 0  # how often that was forgotten, or a single name
+        self.lost = 0  # how often a single name or the whole table was forgotten
 
     # -- queries
 

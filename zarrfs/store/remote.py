@@ -509,18 +509,21 @@ class FsspecStore(Store):
 
         `begun`: continue with pages, whatever the shape of its tree.
         """
-        if self._pages is None:  # refused while this listing was read
-            raise AccessDenied(prefix, "the server refuses listings")
+        pages = self._pages  # another task may set it to None while this one waits
+        if pages is None:
+            if after:
+                raise ReadError(prefix or "/", "its listing broke off: the server refuses listings")
+            raise AccessDenied(prefix or "/", "the server refuses listings")
         start, stop = span_of(prefix)
         lost = self.names.lost
         at = encoded(join_key(prefix, after)) + b"\0" if after else start
         while at < stop and not self.names.listed(prefix, now):
             with _broken_off(at > start):
-                at = await self._pages.reach(at, stop, now)
+                at = await pages.reach(at, stop, now)
             if self.names.lost != lost:
                 raise Emptied
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
-            if at < stop and narrow and not self._pages.walking:
+            if at < stop and narrow and not pages.walking:
                 with _broken_off(True):
                     await self.listed(prefix)  # a large tree: one listing with a delimiter has its top
                 break

@@ -247,7 +247,9 @@ class UnlistedStore(Store):
         """
         if not await self._seems_directory(key):
             return False
-        parts, until = key.split("/"), self._named_until
+        parts, until = key.split("/"), trio.current_time() + self._store.names.ttl
+        if key in self._named:
+            until = self._named_until
         for depth in range(len(parts) + 1):
             if (node := self._nodes.get("/".join(parts[:depth]))) is not None:
                 until = min(until, node[0])
@@ -354,7 +356,8 @@ class UnlistedStore(Store):
             return
         known = self._store.names.get(key)
         entry = None if known is None else known.entry
-        if name in NODE_DOCUMENTS and above in self._nodes and self._nodes[above][2] != entry:
+        node = self._nodes.get(above) if name in NODE_DOCUMENTS else None
+        if node is not None and node[2] != entry and (node[2] is None or node[2].name == name):
             del self._nodes[above]
             self._directories.clear()
         if key in CONSOLIDATED and self._named_by.get(key) != entry:
