@@ -285,10 +285,10 @@ def test_other_files_called_meta_are_not_taken_for_arrays(tmp_path: Path) -> Non
 def test_links_that_lead_nowhere_are_no_arrays(tmp_path: Path) -> None:
     """In a source that keeps its links, as an archive of a directory with other files."""
     (tmp_path / "d").mkdir()
-    for link, target in (("a", "nowhere"), ("d/b", "/nowhere"), ("circle", "circle")):
+    for link, target in (("a", "nowhere"), ("d/b", "/nowhere"), ("circle", "circle"), ("meta", "nowhere")):
         (tmp_path / link).symlink_to(target)
     report, arrays, _gets = checked(tmp_path)
-    assert (report.clean, report.links, arrays) == (True, 3, {})
+    assert (report.clean, report.links, arrays) == (True, 4, {})
 
     async def nodes() -> list[Any]:
         store, found = FileSystemStore(str(tmp_path)), Survey()

@@ -215,8 +215,9 @@ class Store(abc.ABC):
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ...
 
-        Unless `shown`, the URL is not for messages, but for a reference set: of a local file the path, in a document as
-        that has it (perhaps relative), with its query. ReadError if no URL leads to the value.
+        Unless `shown`, the URL is not for messages, but for a reference set: of a local file the path; of a target the
+        URL as its document has it (perhaps relative, with its query); of a value on a server a URL without credentials.
+        ReadError if no URL leads to the value.
         """
         await self.info(key, sized=False)
         return {}

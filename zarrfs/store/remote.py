@@ -310,6 +310,8 @@ class FsspecStore(Store):
         found, there = await self.files.find(url)
         if found.identity(there) != system.identity(path):  # for some protocols a "?" ends the path
             raise ReadError(key, "a name that means something else in a URL")
+        if archive and urls.protocols(archive[-1])[:1] in (["http"], ["https"]):  # its query is that of the place
+            return "::".join([*links(url)[:-1], without_secrets(archive[-1])])
         return without_user(url)
 
     def _ttls(self, options: Options) -> tuple[float, float]:

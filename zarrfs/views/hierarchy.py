@@ -242,9 +242,9 @@ class Hierarchy:
         experimental = self._draft_of(path)
         if experimental is None or experimental.path == path:
             above, name = split_key(path)
-            group = self._nodes.get(above) if path else None
+            parent = self._nodes.get(above) if path else None
             # below a link, a store that keeps its links finds nothing
-            key = path if group is None or group.node is None else join_key(group.node.chunks, name)
+            key = path if parent is None or parent.node is None else join_key(parent.node.chunks, name)
             resolved = await self._directory(key)
             if resolved is None:
                 raise NotFound(path)
@@ -345,6 +345,8 @@ class Hierarchy:
             info = await self.store.info(key)
             if info.kind is Kind.SYMLINK:
                 key, info = await self._linked(key, info)
+                if name == "meta" and info.unreadable == NOWHERE:  # a name that many other files have
+                    return None
         except (NotFound, NotDirectory):
             return None
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
