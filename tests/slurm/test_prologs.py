@@ -189,7 +189,7 @@ def test_a_prolog_that_is_killed_when_it_has_mounted(slurm: Cluster, settings: P
 @pytest.mark.parametrize("name", ["prolog", "task_prolog"])
 def test_one_that_is_killed_while_it_mounts(slurm: Cluster, name: str, killed: str, settings: Path) -> None:
     """The epilog leaves nothing, also where what the script has started goes on for a while."""
-    settings.write_text(settings.read_text() + "TIMEOUT=6\n")
+    settings.write_text(settings.read_text() + "TIMEOUT=12\n")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         source = f"http://127.0.0.1:{silent.getsockname()[1]}/refs.json"
         (slurm.scripts / "datasets").write_text(f"silent {source}\n")

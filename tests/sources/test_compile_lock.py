@@ -150,9 +150,12 @@ def test_a_killed_compiler_is_succeeded_by_one(planners: list[Planner], tmp_path
 
 
 def test_a_stopped_compiler_is_not_waited_for_beyond_mount_timeout(tmp_path: Path, settled: Path) -> None:
-    began = time.monotonic()
-    first, *others = _planners(str(settled), tmp_path, mount_timeout=2.0, settled=True)
+    more: dict[str, object] = {"index_dir": str(tmp_path / "index"), "mount_timeout": 2.0, "settled": True}
+    first = Planner(str(settled), **more)
+    assert first.line() == "compiles"
     first.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    others = [Planner(str(settled), **more), Planner(str(settled), **more)]
     try:
         assert others[0].line() == "compiles"
         assert 2 <= time.monotonic() - began < 60

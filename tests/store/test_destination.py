@@ -160,11 +160,9 @@ def test_there_is_a_set_under_the_name_at_every_moment(document: Path, tmp_path:
     done("convert", document, out)
     count = 0
     for count in range(1, 20):
-        calls = "rename,renameat,renameat2"
-        inject = f"inject={calls}:signal=KILL:when={count}"
-        # without a filter in the kernel it stops at every system call
-        command = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", inject]
-        ended = subprocess.run([*command, PROGRAM, "refs", "convert", document, out, "--force"], capture_output=True)
+        inject = f"inject=rename,renameat,renameat2:signal=KILL:when={count}"
+        command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", inject, PROGRAM, "refs", "convert", document, out]
+        ended = subprocess.run([*command, "--force"], capture_output=True)
         assert set(entries(out)) == {*ARRAY, ".zmetadata"}
         if ended.returncode == 0:
             break
