@@ -40,7 +40,7 @@ def test_a_server_that_never_pauses_holds_up_no_other_read(faulty: Faulty, begin
             with contextlib.suppress(OSError), listener.accept()[0] as connection:
                 connection.settimeout(LONGEST)
                 connection.recv(65_536)
-                connection.sendall(begin)
+                connection.sendall(begin + more * 10_000)  # at once: the first receive ends within an answer
                 begun.set()
                 end = time.monotonic() + LONGEST
                 while time.monotonic() < end:

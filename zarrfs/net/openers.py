@@ -46,6 +46,8 @@ _AZURE_VARIABLES = tuple(  # those from which adlfs takes credentials
 _AZURE_OPTIONS = ("account_key", "connection_string", "sas_token", "client_id", "credential")
 _SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
 _CONNECTED = ("ftp", *SSH)  # protocols whose clients connect before the first request
+_CONNECTING = 4  # threads that connect to one server; one whose caller has left counts until it ends
+_HUNG_UP = ("ConnectionLost", "EOFError", "error_temp")  # of asyncssh and ftplib: perhaps too many connections
 _METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
@@ -60,6 +62,7 @@ class Openers:
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
         self._making: SingleFlight[object] = SingleFlight()
+        self._threads: dict[object, trio.CapacityLimiter] = {}
         if options.client == "obstore" and not self._fast:
             rule = f"needs the package obstore, 0.12 or newer: {install_command('fast')}"
             raise ReadError("client=obstore", rule)
@@ -143,10 +146,13 @@ class Openers:
     async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
         timeout, limit = self._options.request_timeout, self._options.document_limit
         family = urls.names(protocol)[0]
+        threads = self._threads.setdefault(key, trio.CapacityLimiter(_CONNECTING))
 
         async def connect() -> Any:
             with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
-                return await trio.to_thread.run_sync(_file_system, protocol, family, options, abandon_on_cancel=True)
+                return await trio.to_thread.run_sync(
+                    _file_system, protocol, family, options, abandon_on_cancel=True, limiter=threads
+                )
 
         async def make() -> System:
             try:
@@ -156,8 +162,11 @@ class Openers:
             except Exception as exc:
                 where = f"{protocol}://"
                 found = failure(exc, where, timeout)
-                unreached = isinstance(exc, OSError | trio.TooSlowError) and isinstance(found, Transient)
-                if unreached and family in _CONNECTED:
+                hung_up = type(exc).__name__ in _HUNG_UP
+                if hung_up:
+                    found = Transient(" ".join(str(exc).split()) or "the server has ended the connection")
+                unreached = hung_up or isinstance(exc, OSError | trio.TooSlowError)
+                if unreached and isinstance(found, Transient) and family in _CONNECTED:
                     raise found from exc
                 if isinstance(exc, trio.TooSlowError):
                     raise ReadError(where, f"not ready within {timeout:g} s (-o request_timeout=)") from exc

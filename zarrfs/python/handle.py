@@ -241,7 +241,7 @@ def _absolute_item(item: str) -> str:
     name, equals, value = item.partition("=")
     metavar = TABLE[name].metadata["metavar"] if name in TABLE and value else ""
     if metavar in ("DIR", "FILE") and not is_url(value):
-        value = os.path.abspath(value)
+        value = os.path.join(os.getcwd(), value)  # its parser resolves "..", perhaps behind a link
     elif metavar == "PLACE":
         value = absolute(value)
     elif metavar == "URL" and "://" not in value:

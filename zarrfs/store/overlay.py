@@ -327,7 +327,8 @@ class Overlay(WritableStore):
             raise ReadError(key, "is a symbolic link, which is not followed here")
         if not stat.S_ISREG(found.status.st_mode):
             raise ReadError(key, not_opened(found.status))
-        descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
+        with answers(key):
+            descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
         return FileValue(descriptor, lambda status: self._info_of(key, status))
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:

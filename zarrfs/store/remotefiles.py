@@ -76,7 +76,10 @@ class RemoteFiles:
         """Return (system, path in it) of a URL; opens an archive if the URL is a chain."""
         found = self._found.get(url)
         if found is None:
-            opened = await self.blocks.ranges.connect(without_secrets(url), lambda: self._openers.find(url))
+            if len(urls.protocols(url)) > 1:  # below() connects to the server of the archive
+                opened = await self._openers.find(url)
+            else:
+                opened = await self.blocks.ranges.connect(without_secrets(url), lambda: self._openers.find(url))
             found = self._found.put(url, opened)
         return found
 
