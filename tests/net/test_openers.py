@@ -76,7 +76,7 @@ def test_a_read_that_comes_again_does_not_wait_as_long_again(monkeypatch: pytest
     monkeypatch.setattr(request_queue, "_SAME", 2 * LONG)
 
     async def check(files: RemoteFiles) -> None:
-        with pytest.raises(ReadError, match="not reached within 0.1 s"):
+        with pytest.raises(ReadError, match=r"not reached within 0\.1 s"):
             await files.find(URL)
         files.adjust(dataclasses.replace(OPTIONS, read_timeout=2 * LONG))
         with trio.fail_after(LONG), pytest.raises(ReadError, match="not reached within 60 s"):

@@ -362,9 +362,8 @@ def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:
 def test_a_header_of_many_values(values: bytes) -> None:
     """A list of empty structs, or as many fields: each takes a byte of the file, and a hundred in memory."""
     sink = pa.BufferOutputStream()
-    pa.parquet.write_table(
-        pa.table({"raw": [os.urandom(1 << 20)]}), sink, use_dictionary=False, compression="NONE", write_statistics=False
-    )
+    table = pa.table({"raw": [os.urandom(1 << 20)]})
+    pa.parquet.write_table(table, sink, use_dictionary=False, compression="NONE", write_statistics=False)
     data = bytearray(sink.getvalue().to_pybytes())
     header = b"\x25\x00\x15\x00" + values
     data[4 : 4 + len(header)] = header

@@ -74,9 +74,9 @@ class RepositoryTargets(Targets):
             data = await remote.read_at(system, path, offset, length, low, high, entry)
             if not (system.immutable or system.sends_versions):
                 await self._check_again(url, system, path, entry)
-            return data
         except AccessDenied as exc:
             raise ReadError(exc.where, exc.reason) from exc
+        return data
 
     async def get_ready(self, url: str) -> None:
         await super().get_ready(_parts(url)[0])

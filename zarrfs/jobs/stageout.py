@@ -7,7 +7,7 @@ import dataclasses
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import MAIN

@@ -216,8 +216,8 @@ class Store(abc.ABC):
         """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ...
 
         Unless `shown`, the URL is not for messages, but for a reference set: of a local file the path; of a target the
-        URL as its document has it (perhaps relative, with its query); of a value on a server a URL without credentials.
-        ReadError if no URL leads to the value.
+        URL as its document has it (perhaps relative, with its query); of a value on a server a URL without
+        credentials. ReadError if no URL leads to the value.
         """
         await self.info(key, sized=False)
         return {}
