@@ -9,8 +9,10 @@ from typing import ClassVar
 import pytest
 from fsspec import AbstractFileSystem
 
-from zarrfs.config.options import Options
+from tests.servers import Sftp
+from zarrfs.config.options import Options, parse
 from zarrfs.copying.destination_directory import DestinationDirectory, Staged
+from zarrfs.errors import UsageError
 from zarrfs.jobs import upload
 from zarrfs.jobs.stageout import StageOutReport, Tree
 from zarrfs.store.api import Info
@@ -59,6 +61,25 @@ def test_a_bucket_at_another_endpoint_gets_what_the_first_one_got(
         skipped.append(report.skipped)
     assert skipped == [0, 1, 0, 1]
     assert Bucket.held == {("http://one", "b/res/a"): b"new", ("http://two", "b/res/a"): b"new"}
+
+
+def test_an_unknown_host_key_is_refused(sftp: Sftp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "upper/a").write_text("new")
+    (tmp_path / "known").write_text(sftp.known_host)
+    tree = Tree(str(tmp_path / "upper"), str(tmp_path / "upper"))
+
+    def send(*given: str) -> None:
+        options = parse(["sftp.username=somebody", "sftp.password=secret", *given]).options
+        upload.send(tree, upload.UploadOptions(f"{sftp.url}/uploaded"), options, StageOutReport())
+
+    sftp.passwords.clear()
+    with pytest.raises(UsageError, match=f"^--to {sftp.url}: its host key is not in ~/.ssh/known_hosts or "):
+        send()
+    assert sftp.passwords == []
+    send(f"sftp.known_hosts={tmp_path}/known")
+    assert (sftp.root / "uploaded/a").read_text() == "new"
 
 
 def test_a_file_that_vanishes_while_it_is_copied_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,10 @@ from zarrfs.errors import ReadError, SourceError, UsageError, reason_of
 from zarrfs.jobs.stageout import StageOutReport, Tree, TreeFile, files, holds
 from zarrfs.net.failures import failure, raise_from
 from zarrfs.net.identity import endpoint
-from zarrfs.net.openers import class_of, parts_of
+from zarrfs.net.openers import class_of, parts_of, ssh_defaults, unknown_key
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
+from zarrfs.net.systems import SSH
 from zarrfs.store.upper import PREFIX, RECORD
 
 _JOBS = 16  # files at once by default
@@ -192,10 +193,14 @@ def _destination(url: str, options: Options) -> _Destination:
         given, _ = Trust(options).given(url)
         parts, path = parts_of(class_, family, url)
         given = {**parts, **given}
+        if family in SSH:  # without them, sshfs accepts any host key
+            given = {**ssh_defaults(), **given}
         fs = class_(**given, skip_instance_cache=True)
     except ReadError as exc:
         raise UsageError(f"--to {exc}") from None
     except Exception as exc:
+        if type(exc).__name__ == "HostKeyNotVerifiable":
+            raise UsageError(f"--to {unknown_key(protocols[0], given)}") from exc
         raise UsageError(f"--to {without_secrets(url)}: cannot be used with these options: {exc}") from exc
     at = endpoint(family, given) if family in urls.BUCKETS else ""
     return _Destination(fs, path.rstrip("/"), family, without_secrets(url).rstrip("/"), at)

@@ -276,13 +276,13 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache
     uncached = {} if family in SSH else {"use_listings_cache": False}
-    given = {**_ssh_defaults(), **options} if family in SSH else options
+    given = {**ssh_defaults(), **options} if family in SSH else options
     try:
         fs = class_of(protocol, family)(**given, skip_instance_cache=True, **uncached)
     except Exception as exc:
         if type(exc).__name__ != "HostKeyNotVerifiable":
             raise
-        raise _unknown_key(protocol, options) from exc
+        raise unknown_key(protocol, options) from exc
     if family == "s3":
         fs.retries = 1
         importlib.import_module("aiobotocore.session")  # later it would hold up the loop of all requests
@@ -292,13 +292,14 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     return fs
 
 
-def _ssh_defaults() -> dict[str, Any]:
+def ssh_defaults() -> dict[str, Any]:
     """Return options of asyncssh: without them sshfs accepts any host key, and does not notice a dead connection."""
     files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
     return {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE}  # b"": no key is right
 
 
-def _unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
+def unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
+    """Return the error of a server whose host key is not known, for HostKeyNotVerifiable of asyncssh."""
     host, port, named = options.get("host"), options.get("port"), options.get("known_hosts")
     files = named if isinstance(named, str) and named else " or ".join(_KNOWN_HOSTS)
     scan = f"ssh-keyscan {f'-p {port} ' if port else ''}{host}"
