@@ -161,6 +161,28 @@ def test_a_file_without_a_time_is_resumed_only_if_a_run_wrote_it(tmp_path: Path)
         assert ((out / "a").read_text(), (out / "b").read_text()) == ("aaa", "old")
 
 
+def test_a_file_from_before_the_first_run_is_not_resumed(tmp_path: Path) -> None:
+    """It may have the size and time of the entry, and other bytes."""
+    document, out = {"a": file("aaa", mtime=1), "b": file("bbb", mtime=1)}, tmp_path / "out"
+    out.mkdir()
+    (out / "b").write_text("old")
+    os.utime(out / "b", (1, 1))
+    for _ in range(2):
+        with pytest.raises(SourceError, match="b: is there already"):
+            extract(document, out, mark="one", jobs=1)
+        assert ((out / "a").read_text(), (out / "b").read_text()) == ("aaa", "old")
+
+
+def test_an_older_version_is_not_resumed(tmp_path: Path) -> None:
+    out, newer = tmp_path / "out", {"a": file("two", mtime=1), "b": file("two", mtime=1)}
+    extract({"a": file("one", mtime=1), "b": file("one", mtime=1)}, out, mark="one")
+    choice = {"mark": "two", "existing": "overwrite"}
+    assert extract(newer, out, include=("a",), unfinished=True, **choice).files == 1
+    report = extract(newer, out, **choice)
+    assert (report.files, report.resumed) == (1, 1)
+    assert ((out / "a").read_text(), (out / "b").read_text()) == ("two", "two")
+
+
 def test_a_run_with_very_many_globs_is_taken_up(tmp_path: Path) -> None:
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)}
     (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")

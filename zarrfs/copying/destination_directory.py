@@ -347,8 +347,11 @@ class DestinationDirectory:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return "new"
-        # without a time, the size alone does not tell a file of an earlier run from another one
-        known = info.mtime_ns is not None or info.kind is not Kind.FILE or _within(status, self._ours)
+        # A file that was there before the first run may have the same size and time, and other bytes: in a reference
+        # set all files have one time. One that has changed since is ours, or a copy of ours, if it has a time at all.
+        since = self._ours[0][0] if self._ours and status.st_dev == self._device else 0  # by one clock only
+        timed = info.mtime_ns is not None or info.kind is not Kind.FILE
+        known = _within(status, self._ours) or (timed and status.st_ctime_ns >= since)
         if (self.resumed or _within(status, self._safe)) and known and _same(directory, name, status, info):
             return "resumed"
         if self._existing == "keep":
