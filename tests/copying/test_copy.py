@@ -424,6 +424,17 @@ def test_a_link_and_a_directory_of_one_name(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "outside") == []
 
 
+@pytest.mark.usefixtures("way")
+def test_a_name_that_comes_twice_is_a_failure(tmp_path: Path) -> None:
+    """As two names do that differ in case, where the file system of the destination folds it."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/f").write_bytes(b"x")
+    store = Hostile(tmp_path / "source", [Info("g", Kind.FILE, 1), Info("g", Kind.FILE, 1)])
+    report = write(store, tmp_path / "out", keep_going=True)
+    assert ([bad.key for bad in report.failed], report.files) == (["g"], 1)
+    assert report.failed[0].reason.startswith("is there already")
+
+
 def test_a_tree_deeper_than_a_path(tmp_path: Path) -> None:
     path = "d/" * 2000 + "f"
     try:

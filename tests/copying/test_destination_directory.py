@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,28 @@ def test_new_files_on_another_file_system_are_not_taken_for_old_ones(
             for descriptor in opened:
                 os.close(descriptor)
             fill.abandon()
+
+
+@pytest.mark.parametrize("code", [0, errno.EPERM, errno.ENOSYS, errno.EXDEV])
+def test_a_file_system_that_knows_no_flags_of_renames(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hard link takes the place of the rename; where there are none, a rename that might replace."""
+    (tmp_path / "source/d").mkdir(parents=True)
+    (tmp_path / "source/d/f").write_bytes(b"x")
+
+    def rename(*_arguments: Any) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def link(*_arguments: Any, **_more: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(filling, "rename", rename)
+    if code:
+        monkeypatch.setattr(filling.os, "link", link)
+    write(FileSystemStore(str(tmp_path / "source")), tmp_path / "out")
+    assert (tmp_path / "out/d/f").read_bytes() == b"x"
+    assert os.listdir(tmp_path / "out") == ["d"]
 
 
 def test_a_run_that_fails_leaves_nothing_open(tmp_path: Path) -> None:

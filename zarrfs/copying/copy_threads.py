@@ -139,7 +139,7 @@ class BatchWriter:
     def _judged(self, directory: int, item: Item) -> CopiedEntry | None:
         """Return the entry if it need not be written, else None."""
         if item.folder.fresh:
-            item.new = False  # nothing can be in the way
+            item.new = True  # so where the file system folds case or Unicode, a second name for one file is an error
         elif item.new is None:
             info = item.info
             if item.link is not None:

@@ -41,6 +41,8 @@ _TRIES = 100  # retries while another process changes names
 _FATAL = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 )
+# Failures of link(2) where rename(2) may succeed: in FUSE without links, and in AFS between directories, among others.
+_NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV))
 _KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
 
 
@@ -442,7 +444,7 @@ class DestinationDirectory:
         except FileExistsError:
             raise InTheWay("is there already") from None
         except OSError as exc:
-            if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            if exc.errno not in _NO_LINKS:
                 raise
             os.rename(staged, name, src_dir_fd=at, dst_dir_fd=directory)
         else:
