@@ -30,7 +30,7 @@ from zarrfs.copying import destination_directory as filling
 from zarrfs.copying import destination_journal
 from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.copying.destination_journal import forget
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.store.api import Info, Kind, Store, Value
 from zarrfs.store.directory import FileSystemStore
 
@@ -423,6 +423,61 @@ def test_an_unexpected_exception_is_a_failure_of_its_entry(tmp_path: Path) -> No
     assert (found["d"].mode, found["d"].mtime_ns, found["d/b"].data) == (0o555, Odd.when, b"\1" * Odd.size)
     with pytest.raises(SourceError, match="d/a: RuntimeError: odd"):
         write(Odd(), tmp_path / "other")
+
+
+class Bare(Store):
+    """A directory of `files`, their bytes and times, whose listing has only names; those without are an error."""
+
+    immutable = False
+
+    def __init__(self, files: dict[str, tuple[bytes, int] | None]) -> None:
+        self.files = files
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        if not key:
+            return Info("", Kind.DIRECTORY)
+        found = self.files[key]
+        if found is None:
+            raise ReadError(key, "refused")
+        return Info(key, Kind.FILE, len(found[0]), None, found[1])
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        for name in self.files:
+            yield Info(name, Kind.FILE, None)
+
+    async def open(self, key: str) -> Value:
+        found = self.files[key]
+        assert found is not None
+        return BareValue(await self.info(key), found[0])
+
+    async def aclose(self) -> None:
+        pass
+
+
+class BareValue(Value):
+    """A file of a Bare store."""
+
+    def __init__(self, info: Info, data: bytes) -> None:
+        super().__init__(info)
+        self._data = data
+
+    async def read(self, start: int, length: int) -> bytes:
+        return self._data[start : start + length]
+
+
+def test_a_file_that_has_changed_behind_a_listing_without_sizes_and_times_is_fetched_again(tmp_path: Path) -> None:
+    out, choice = tmp_path / "out", {"mark": "one", "unfinished": True, "keep_going": True}
+    store = Bare({"a": (b"old", 10**9), "b": (b"same", 10**9), "c": None})
+    for resumed in (0, 2):
+        report = write(store, out, **choice)
+        assert ([bad.key for bad in report.failed], report.resumed) == (["c"], resumed)
+    store.files |= {"a": (b"new", 2 * 10**9), "c": (b"c", 10**9)}
+    report = write(store, out, **choice)
+    assert (report.failed, report.files, report.resumed) == ([], 2, 1)
+    assert {name: (out / name).read_bytes() for name in "abc"} == {"a": b"new", "b": b"same", "c": b"c"}
+    store.files["b"] = None  # which does not make it one that has not changed
+    report = write(store, out, **choice)
+    assert ([bad.key for bad in report.failed], report.resumed) == (["b"], 2)
 
 
 def test_another_file_system_within(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import trio
 
 from zarrfs.concurrency.budget import MemoryBudget
+from zarrfs.concurrency.tasks import at_once
 from zarrfs.copying.check_report import bad_entry
 from zarrfs.copying.copy_processes import ENTRIES, Batch, CopyProcesses, Result, note
 from zarrfs.copying.copy_report import CopiedEntry as CopiedEntry
@@ -345,6 +346,8 @@ class _Copy:
         return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
 
     async def _write_batch(self, batch: list[Item]) -> None:
+        if self._filling.begun:
+            batch = await self._comparable(batch)
         try:
             outcomes = await self._written(batch)
         finally:  # a task that is cancelled before its thread starts would leave them open
@@ -356,6 +359,31 @@ class _Copy:
         async with trio.open_nursery() as nursery:
             for item in missing:
                 nursery.start_soon(self._fetch, item)
+
+    async def _comparable(self, batch: list[Item]) -> list[Item]:
+        """Look up files whose listing has neither size nor time: without them, old bytes of an earlier run would stay.
+
+        Returns the batch without those that fail.
+        """
+        failed = set[int]()
+
+        async def look(item: Item) -> None:
+            try:
+                await self._look_up(item)
+            except Exception as exc:
+                self._drop(item, exc)
+                failed.add(id(item))
+
+        unknown = [item for item in batch if item.unread and item.info.size is None and item.info.mtime_ns is None]
+        await at_once(look, unknown)
+        return [item for item in batch if id(item) not in failed]
+
+    async def _look_up(self, item: Item) -> None:
+        """Complete the size of a file, and its time, by which a later run tells whether it has changed."""
+        found, info = await self._store.info(item.key), item.info
+        time = found.mtime_ns if info.mtime_ns is None else info.mtime_ns  # listings may have coarser times
+        item.info = info._replace(size=found.size, mtime_ns=time)
+        self._expect(0, data_bytes(item.info))
 
     async def _written(self, batch: list[Item]) -> list[Outcome]:
         """Write a batch in a thread.
@@ -383,8 +411,7 @@ class _Copy:
         room = 0
         try:
             if item.info.size is None:
-                item.info = item.info._replace(size=(await self._store.info(item.key)).size)
-                self._expect(0, data_bytes(item.info))
+                await self._look_up(item)
             large = data_bytes(item.info) > LARGE
             if not large:
                 room = await self._budget.take(max(data_bytes(item.info), _MEMORY // _WAITING))

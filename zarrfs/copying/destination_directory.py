@@ -115,7 +115,8 @@ class DestinationDirectory:
     ) -> None:
         self.path, self._existing, self._mark, self._picks = path, existing, mark, picks
         self._share, self._note_name = share, journal.name_of(share)
-        self.resumed = self._made = self._begun = False
+        self.resumed = self._made = False
+        self.begun = False  # whether there is an unfinished run with this mark
         self._said: dict[str, object] = {}
         self._spans: journal.Spans = []
         self._ours: journal.Spans = []  # when the runs that this one resumes wrote entries;
@@ -237,7 +238,7 @@ class DestinationDirectory:
                 doubtful = [span for span in spans if span not in self._safe]
                 since = then if doubtful else now  # existing entries may be of that boot
                 self._ours = spans
-                self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
+                self.begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
                 self.resumed = since == now
@@ -276,7 +277,7 @@ class DestinationDirectory:
         folder = Folder("", info, None)
         folder.wanted = True
         folder.made = self._made
-        folder.fresh = self._own and not self._begun and self._share is None
+        folder.fresh = self._own and not self.begun and self._share is None
         return folder
 
     def open(self, folder: Folder) -> int:
@@ -455,7 +456,7 @@ class DestinationDirectory:
         handle = self.open(folder)
         try:
             known = folder.info.mode is not None or self._share is not None  # made by another share, perhaps
-            ours = folder.made or self._begun or (known and self._existing != "keep")
+            ours = folder.made or self.begun or (known and self._existing != "keep")
             if ours:
                 self._dress(handle, folder.info)
         finally:
@@ -489,7 +490,7 @@ class DestinationDirectory:
             self._compare(listing)
         more = more or self._share is not None
         self._clear(note=self._noted == self._picks and not (more and self._mark))
-        if self._made and self._picks and not self._changed[0] and not self._begun:  # nothing was selected
+        if self._made and self._picks and not self._changed[0] and not self.begun:  # nothing was selected
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
         elif self._made or (self._share is not None and self._own and (dress or root.mode is not None)):
@@ -526,7 +527,7 @@ class DestinationDirectory:
                 bare = not set(os.listdir(look)) - {RESERVED}
             finally:
                 os.close(look)
-            changed = self._mark and (self._begun or self._changed[0])
+            changed = self._mark and (self.begun or self._changed[0])
             if self._before and not changed and not bare:
                 journal.write(self._note, self._before)
                 changed = True
