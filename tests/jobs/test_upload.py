@@ -9,10 +9,10 @@ from typing import ClassVar
 import pytest
 from fsspec import AbstractFileSystem
 
-from tests.servers import Sftp
+from tests.servers import S3, Sftp
 from zarrfs.config.options import Options, parse
 from zarrfs.copying.destination_directory import DestinationDirectory, Staged
-from zarrfs.errors import UsageError
+from zarrfs.errors import SourceError, UsageError
 from zarrfs.jobs import upload
 from zarrfs.jobs.stageout import StageOutReport, Tree
 from zarrfs.store.api import Info
@@ -61,6 +61,24 @@ def test_a_bucket_at_another_endpoint_gets_what_the_first_one_got(
         skipped.append(report.skipped)
     assert skipped == [0, 1, 0, 1]
     assert Bucket.held == {("http://one", "b/res/a"): b"new", ("http://two", "b/res/a"): b"new"}
+
+
+@pytest.mark.parametrize("encrypted", ["", "AES256", "aws:kms"])
+def test_the_etag_of_an_object_with_other_keys_is_no_md5(
+    encrypted: str, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one of any other object is, so bytes that differ are noticed."""
+    (tmp_path / "a").write_text("new")
+    monkeypatch.setattr(upload, "_md5_of", lambda path: "0" * 32)  # the server's MD5s are right for any object
+    given = {"s3_additional_kwargs": {"ServerSideEncryption": encrypted}} if encrypted else {}
+    options, report = Options(storage={"s3": {**s3.options, **given}}, retries=0), StageOutReport()
+    how = upload.UploadOptions(f"s3://{s3.bucket}/encrypted-{encrypted.replace(':', '-')}")
+    if encrypted == "aws:kms":
+        upload.send(Tree(str(tmp_path), str(tmp_path)), how, options, report)
+        assert report.files == 1
+    else:
+        with pytest.raises(SourceError, match=r"has other bytes there than those that were sent \(MD5\)"):
+            upload.send(Tree(str(tmp_path), str(tmp_path)), how, options, report)
 
 
 def test_an_unknown_host_key_is_refused(sftp: Sftp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

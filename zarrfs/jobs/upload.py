@@ -259,17 +259,29 @@ def _verify(destination: _Destination, source: str, file: TreeFile, path: str) -
     if info.get("size") != file.size:
         raise ReadError(f"{destination.shown}/{file.key}", f"has {info.get('size')} bytes there, not {file.size}")
     found = md5_of_info(info)
-    if found and found != _md5_of(source):
+    if found and found != _md5_of(source) and not _has_other_tag(destination, path):
         raise ReadError(f"{destination.shown}/{file.key}", "has other bytes there than those that were sent (MD5)")
 
 
 def md5_of_info(info: dict[str, Any]) -> str:
-    """Return the MD5 in the info of a file, hexadecimal, or "". The ETag of a multipart upload is none."""
+    """Return the MD5 in the info of a file, hexadecimal, or "". The ETag of a multipart upload is none.
+
+    That of an object that S3 encrypts with other keys than its own looks like one: the info does not say which it is.
+    """
     tag = str(info.get("ETag") or "").strip('"')
-    if _MD5.fullmatch(tag) and not info.get("ServerSideEncryption", info.get("SSEKMSKeyId")):
+    if _MD5.fullmatch(tag):
         return tag
     found = info.get("md5Hash") or (info.get("content_settings") or {}).get("content_md5")
     return (base64.b64decode(found) if isinstance(found, str) else bytes(found)).hex() if found else ""
+
+
+def _has_other_tag(destination: _Destination, path: str) -> bool:
+    """Return whether an object of S3 is encrypted so that its ETag is not its MD5 (SSE-KMS, SSE-C)."""
+    if destination.family != "s3":
+        return False
+    bucket, key, _ = destination.fs.split_path(path)
+    head = destination.fs.call_s3("head_object", destination.fs.kwargs, Bucket=bucket, Key=key)
+    return "SSECustomerAlgorithm" in head or head.get("ServerSideEncryption", "AES256") != "AES256"
 
 
 def _md5_of(path: str) -> str:
