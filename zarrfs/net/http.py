@@ -237,7 +237,8 @@ class HttpSystem(Unpaged):
             found = await trio.to_thread.run_sync(listed, page, response.hops[-1].url, abandon_on_cancel=True)
         else:
             found = listed(page, response.hops[-1].url)
-        return None if found is not None and not is_titled(page) and await self._answers_all(url) else found
+        doubtful = found is not None and not (found and is_titled(page))
+        return None if doubtful and await self._answers_all(url) else found
 
     async def _answers_all(self, url: str) -> bool:
         """Return whether a server has a page for every name, by one request for a random name."""
