@@ -147,8 +147,15 @@ class Web:
         remembered = len(hops) > 1  # a guess: that redirect may be over, or may never have been one of this name
         redirected, lasting = False, True  # no redirect was followed that must not be remembered
         while True:
-            response = await self._send(method, hops, more, where)
             try:
+                response = await self._send(method, hops, more, where)
+            except BaseException:  # a timeout cancels
+                if short:
+                    self._redirects.pop(url, None)
+                raise
+            try:
+                if short and response.status >= 500:
+                    self._redirects.pop(url, None)  # the next attempt goes to the original place
                 if response.status in _DENIALS and remembered:
                     await response.release()
                     if short:
