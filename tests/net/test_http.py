@@ -409,6 +409,38 @@ def test_a_remembered_redirect_that_is_over_is_asked_for_again(denial: str) -> N
     run(serve, check)
 
 
+@pytest.mark.parametrize(
+    ("asked", "to"), [("/a%3Db", "/a=b/"), ("/a=b", "/a%3Db/"), ("/a%3Db", "/a%3db/"), ("/a%20b", "/a%20b/?x=y")]
+)
+def test_a_redirect_to_the_same_name_with_a_slash_is_a_directory_in_any_spelling(asked: str, to: str) -> None:
+    """It is not followed: without listings, the server refuses the directory itself."""
+
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            away = head("301 Away", f"Location: {to}", "Content-Length: 0")
+            await peer.send(away if request.split()[1] == asked else head("403 No", "Content-Length: 0"))
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        assert (await web.stat(f"http://127.0.0.1:{server.port}{asked}")).directory
+        assert [request.split()[1] for request in server.requests] == [asked]
+
+    run(serve, check)
+
+
+@pytest.mark.parametrize("to", ["/a=c/", "/a=b", "/a%2Fb/", "/a=b/c/"])
+def test_a_redirect_to_another_name_is_no_directory(to: str) -> None:
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            away = head("302 Away", f"Location: {to}", "Content-Length: 0")
+            await peer.send(away if request.split()[1] == "/a%3Db" else head("403 No", "Content-Length: 0"))
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        with pytest.raises(AccessDenied):
+            await web.stat(f"http://127.0.0.1:{server.port}/a%3Db")
+
+    run(serve, check)
+
+
 @pytest.mark.parametrize("failure", ["500 Broken", "503 Down", "end", "silence"])
 def test_a_remembered_redirect_to_a_server_that_fails_is_asked_for_again(failure: str) -> None:
     async def serve(peer: Peer) -> None:

@@ -325,8 +325,8 @@ async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
 
 def _is_directory(response: Response) -> bool:
     """Return whether a name was redirected to itself with "/"."""
-    asked = response.hops[0].path
-    return not asked.endswith("/") and any(hop.path == asked + "/" for hop in response.hops[1:])
+    first, *onward = response.hops
+    return any(hop.is_directory_of(first) for hop in onward)
 
 
 def with_attributes(found: Fetched, response: Response, start: int) -> Fetched:

@@ -74,6 +74,15 @@ class Hop(NamedTuple):
         """The path, without the query."""
         return self.target.partition("?")[0]
 
+    def is_directory_of(self, first: Hop) -> bool:
+        """Return whether the path is that of `first` with "/" at its end; they may be percent-encoded otherwise."""
+        path, asked = self.path, first.path
+        if not path.endswith("/") or asked.endswith("/"):
+            return False
+        from zarrfs.net.webpages import in_one_spelling
+
+        return in_one_spelling(path) == in_one_spelling(asked + "/")
+
 
 class Response:
     """An answer whose body is still to be received; `async with` ends it, or release() or close()."""
@@ -170,7 +179,7 @@ class Web:
                     if redirected and lasting and response.status < 300 and hops[-1].url != url:
                         self._redirects.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
                     return response
-                if slash and onward.path == first.path + "/":
+                if slash and onward.is_directory_of(first):
                     hops.append(onward)
                     return response
                 redirected = True

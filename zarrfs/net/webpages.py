@@ -30,12 +30,12 @@ def listed(text: str, base: str) -> list[Entry] | None:
     page = _LinkParser(text)
     found: dict[str, Entry] = {}
     here = urlsplit(base)
-    prefix = _in_one_spelling(here.path if here.path.endswith("/") else here.path + "/")
+    prefix = in_one_spelling(here.path if here.path.endswith("/") else here.path + "/")
     above = prefix[: prefix.rstrip("/").rfind("/") + 1]
     up = elsewhere = False
     for link, beside in page.links:
         there = urlsplit(urljoin(base, link))
-        path = _in_one_spelling(there.path)
+        path = in_one_spelling(there.path)
         inside = there.netloc == here.netloc and path.startswith(prefix)
         name, slash, rest = path[len(prefix) :].partition("/") if inside else ("", "", "")
         if name and not rest and not there.query:
@@ -50,7 +50,7 @@ def listed(text: str, base: str) -> list[Entry] | None:
     return list(found.values()) if listing else None
 
 
-def _in_one_spelling(path: str) -> str:
+def in_one_spelling(path: str) -> str:
     """Return the path of a URL with all reserved characters percent-encoded, to compare it; "%2F" stays encoded."""
     if path.isascii() and path.replace("/", "").replace(".", "").isalnum():
         return path
