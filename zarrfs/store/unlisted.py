@@ -5,8 +5,8 @@ consolidated metadata need no requests. Chunks and documents that are looked up 
 list, a name is a directory if there is evidence: a redirect to the name with "/",
 consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
 keys go through it. Listings then show metadata documents, the nodes that consolidated metadata names, and the
-chunks that an array's grid has. Where only some names are hidden (those with a dot; by Apache also README* and others),
-listings are completed by the metadata documents and the nodes in consolidated metadata with such names.
+chunks that an array's grid has. Where only some names are hidden (those with a dot; by Apache README* and others as
+well), listings are completed by the metadata documents and the nodes in consolidated metadata with such names.
 """
 
 from __future__ import annotations
