@@ -409,6 +409,64 @@ def test_a_remembered_redirect_that_is_over_is_asked_for_again(denial: str) -> N
     run(serve, check)
 
 
+@pytest.mark.parametrize(
+    ("asked", "to"), [("/a%3Db", "/a=b/"), ("/a=b", "/a%3Db/"), ("/a%3Db", "/a%3db/"), ("/a%20b", "/a%20b/?x=y")]
+)
+def test_a_redirect_to_the_same_name_with_a_slash_is_a_directory_in_any_spelling(asked: str, to: str) -> None:
+    """It is not followed: without listings, the server refuses the directory itself."""
+
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            away = head("301 Away", f"Location: {to}", "Content-Length: 0")
+            await peer.send(away if request.split()[1] == asked else head("403 No", "Content-Length: 0"))
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        assert (await web.stat(f"http://127.0.0.1:{server.port}{asked}")).directory
+        assert [request.split()[1] for request in server.requests] == [asked]
+
+    run(serve, check)
+
+
+@pytest.mark.parametrize("to", ["/a=c/", "/a=b", "/a%2Fb/", "/a=b/c/"])
+def test_a_redirect_to_another_name_is_no_directory(to: str) -> None:
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            away = head("302 Away", f"Location: {to}", "Content-Length: 0")
+            await peer.send(away if request.split()[1] == "/a%3Db" else head("403 No", "Content-Length: 0"))
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        with pytest.raises(AccessDenied):
+            await web.stat(f"http://127.0.0.1:{server.port}/a%3Db")
+
+    run(serve, check)
+
+
+@pytest.mark.parametrize("failure", ["500 Broken", "503 Down", "end", "silence"])
+def test_a_remembered_redirect_to_a_server_that_fails_is_asked_for_again(failure: str) -> None:
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            if request.startswith("GET /v "):
+                there = f"Location: /w{len(peer.server.requests)}"
+                await peer.send(head("302 Away", there, "Content-Length: 0"))
+            elif len(peer.server.requests) == 2 or not request.startswith("GET /w1 "):
+                await peer.send(right(request))
+            elif failure == "end":
+                return
+            elif failure == "silence":
+                await peer.rest()
+            else:
+                await peer.send(head(failure, "Content-Length: 2") + b"no")
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        assert await get(web, server) == PART
+        with pytest.raises(Transient):
+            await get(web, server)
+        assert await get(web, server) == PART
+        assert [request.split()[1] for request in server.requests][-2] == "/v"
+
+    run(serve, check, *(["request_timeout=2"] if failure == "silence" else []))
+
+
 @pytest.mark.parametrize("denial", ["401 No", "403 Forbidden", "404 Not Found", "410 Gone"])
 @pytest.mark.parametrize("to", ["http://localhost:{port}/data/big/0", "http://localhost:{port}/moved/big/0"])
 def test_a_name_that_a_permanent_redirect_does_not_have_is_read_at_its_original_place(denial: str, to: str) -> None:

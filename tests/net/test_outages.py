@@ -299,6 +299,30 @@ def test_opening_a_source_does_not_wait_for_a_server_that_never_answered(patienc
     assert at < 5
 
 
+@pytest.mark.parametrize(
+    ("read_timeout", "reason", "most"),
+    [(300.0, "HTTP status 503 Busy (5 attempts)", 40),
+     (15.0, "not read within 15 s (-o read_timeout=): HTTP status 503 Busy", 15),
+     (5.0, "not read within 5 s (-o read_timeout=): HTTP status 503 Busy", 0)],
+)  # fmt: skip
+def test_opening_a_source_is_not_held_up_by_a_server_that_asks_to_come_later(
+    read_timeout: float, reason: str, most: float
+) -> None:
+    async def answer(path: str) -> None:
+        raise_for_status(503, "http://server/", "Busy", "3600")
+
+    server, ranges = Server(answer), RequestQueue(Options(patience="none", read_timeout=read_timeout))
+
+    async def main() -> None:
+        with pytest.raises(ReadError) as caught:
+            await ranges.call(server, "a", lambda: server.stat("a"))
+        assert caught.value.reason == reason
+        assert trio.current_time() <= most
+
+    run(main)
+    assert settled(ranges)
+
+
 @pytest.mark.parametrize(("patience", "waits"), [("none", False), ("answered", True), ("all", True)])
 def test_a_server_that_has_answered_is_waited_for(patience: str, waits: bool) -> None:
     server, ranges = Server(out_until(60.0, begin=1.0)), RequestQueue(Options(patience=patience))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,22 @@ def test_a_table_is_kept_in_any_directory(name: bytes, tmp_path: Path) -> None:
     again.close()
     assert known is not None
     assert known.entry == entry
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        (".zarray", True), ("HEADER_x", True), ("README.md", True), ("RCS", True), ("CVS", True), ("a~", True),
+        ("a#", True), ("a,v", True), ("a,t", True), ("RCS2", False), ("readme", False), ("a,x", False),
+        ("0.0", False), ("c", False), ("#a", False),
+    ],
+)  # fmt: skip
+def test_a_listing_of_a_web_server_does_not_say_that_a_hidden_name_is_absent(name: str, hidden: bool) -> None:
+    table = NameTable(300.0, 300.0, in_memory=True)
+    table.put_listing("d", [], time.time())
+    known = table.get(f"d/{name}")
+    assert known is not None
+    assert known.entry is None
+    table.hides = True
+    assert (table.get(f"d/{name}") is None) is hidden
+    table.close()

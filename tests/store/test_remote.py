@@ -225,11 +225,44 @@ def test_a_listing_may_spell_its_path_otherwise(base: str, link: str) -> None:
         "<h1>It works!</h1>",
         "",
         "<title>Data</title><a href='v/1/2'>deep</a>",
+        "<title>Directory: /int/d/</title><a href='/int/d/a/'>a</a>",  # of a server behind a proxy at another path
+        "<title>Product directory</title><a href='http://elsewhere/'>x</a>",
     ],
 )
 def test_other_pages_are_not_taken_for_listings(page: str) -> None:
     assert webpages.listed(page, "http://h/d/") is None
     assert webpages.listed(page, "http://h/") is None
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<title>Index of /d/</title><a href="../">../</a>',
+        '<title>Index of /d</title><a href="?C=N;O=D">Name</a><a href="/">Parent Directory</a>'
+        '<address>Apache at <a href="mailto:a@h">h</a></address>',
+        '<title>Index of /d/</title><a href="../">..</a>/',
+        "<title>Directory listing for /d/</title><ul></ul>",
+    ],
+    ids=["nginx", "apache", "lighttpd", "python"],
+)
+def test_an_empty_directory_has_a_listing(page: str) -> None:
+    assert webpages.listed(page, "http://h/d/") == []
+
+
+def test_a_titled_page_for_every_name_is_no_empty_directory(faulty: Faulty) -> None:
+    for path in ("/d/", f"/d/{http._NOBODYS}/", "/e/"):
+        faulty.put(path, b"<title>Staff directory</title>", forever="html")
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        with pytest.raises(ReadError, match="no listing"):
+            await keys(store, "d")
+        await store.aclose()
+        store = FsspecStore(faulty.url, OPTIONS)
+        assert await keys(store, "e") == []
+        await store.aclose()
+
+    trio.run(check)
 
 
 @pytest.mark.parametrize(

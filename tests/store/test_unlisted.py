@@ -294,6 +294,36 @@ def test_consolidated_metadata_that_was_refused_is_requested_again(
     with_store(url, check)
 
 
+def test_nodes_that_a_listing_hides(faulty: Faulty) -> None:
+    """As Apache's, of RCS and README*: those in consolidated metadata are shown, others can be opened."""
+    array = two([4])
+    tree = {
+        ".zgroup": b'{"zarr_format": 2}', "RCS/.zarray": array, "RCS/0": b"1", "a/.zarray": array, "a/0": b"2",
+        "README_x/.zarray": array, "README_x/0": b"3",
+        ".zmetadata": b'{"metadata": {".zgroup": {}, "RCS/.zarray": ' + array + b', "a/.zarray": ' + array + b"}}",
+    }  # fmt: skip
+    url = put_exact(faulty, "apache", tree)
+    for directory, shown in (("", "a/"), ("RCS/", "0"), ("a/", "0"), ("README_x/", "0")):
+        page = f"<title>Index of /apache/{directory}</title><a href='{shown}'>{shown}</a>"
+        faulty.put(f"/apache/{directory}", page.encode(), forever="html")
+
+    faulty.put("/apache/README_x", b"<title>Index of /apache/README_x</title>", forever="html")
+    faulty.head("/apache/README_x", forever="unsized")
+
+    async def check(store: Store, plan: Any) -> None:
+        assert plan.lists
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "RCS", "a"]
+        for key in ("RCS", "README_x"):
+            assert (await store.info(key)).kind is Kind.DIRECTORY
+        assert await keys(store, "RCS") == ["RCS/.zarray", "RCS/0"]
+        for key in ("RCS/0", "README_x/.zarray", "README_x/0"):
+            assert bytes(await store.get(key)) == tree[key]
+        with pytest.raises(NotFound):
+            await store.info("RCS2")
+
+    with_store(url, check)
+
+
 def test_a_server_that_answers_everything_with_a_page(faulty: Faulty) -> None:
     """A page is no metadata, so it makes no directory."""
     tree = {"zarr.json": GROUP, "a/zarr.json": b"<html>", "b/.zarray": b"[]", "c/meta": b"{}"}

@@ -237,7 +237,8 @@ class HttpSystem(Unpaged):
             found = await trio.to_thread.run_sync(listed, page, response.hops[-1].url, abandon_on_cancel=True)
         else:
             found = listed(page, response.hops[-1].url)
-        return None if found is not None and not is_titled(page) and await self._answers_all(url) else found
+        doubtful = found is not None and not (found and is_titled(page))
+        return None if doubtful and await self._answers_all(url) else found
 
     async def _answers_all(self, url: str) -> bool:
         """Return whether a server has a page for every name, by one request for a random name."""
@@ -324,8 +325,8 @@ async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
 
 def _is_directory(response: Response) -> bool:
     """Return whether a name was redirected to itself with "/"."""
-    asked = response.hops[0].path
-    return not asked.endswith("/") and any(hop.path == asked + "/" for hop in response.hops[1:])
+    first, *onward = response.hops
+    return any(hop.is_directory_of(first) for hop in onward)
 
 
 def with_attributes(found: Fetched, response: Response, start: int) -> Fetched:

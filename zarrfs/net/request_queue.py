@@ -468,7 +468,8 @@ class RequestQueue:
             after, waits = 0.0, self._waits_for_server(host, failure)
             if not waits or failure.of_value or host.answers != answers:
                 counted += not (waits and failure.asks_for_patience)
-                after = max(failure.after, pause * random.uniform(0.5, 1.5))
+                most = _LONGEST_PAUSE if self._options.patience == "none" else math.inf
+                after = max(min(failure.after, most), pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if waits and failure.of_value:
                     host.answered()
@@ -478,7 +479,7 @@ class RequestQueue:
             if counted > self._options.retries:
                 times = f" ({attempt} attempts)" if attempt > 1 else ""
                 raise self._final(wants[0], start, length, attempt, failure.reason + times) from failure
-            if waits and trio.current_time() + after > self._limit(wants, began):
+            if trio.current_time() + after > self._limit(wants, began):
                 reason = self._too_late(host, failure.reason)
                 raise self._final(wants[0], start, length, attempt, reason) from failure
             self._repeated += 1

@@ -74,6 +74,15 @@ class Hop(NamedTuple):
         """The path, without the query."""
         return self.target.partition("?")[0]
 
+    def is_directory_of(self, first: Hop) -> bool:
+        """Return whether the path is that of `first` with "/" at its end; they may be percent-encoded otherwise."""
+        path, asked = self.path, first.path
+        if not path.endswith("/") or asked.endswith("/"):
+            return False
+        from zarrfs.net.webpages import in_one_spelling
+
+        return in_one_spelling(path) == in_one_spelling(asked + "/")
+
 
 class Response:
     """An answer whose body is still to be received; `async with` ends it, or release() or close()."""
@@ -147,8 +156,15 @@ class Web:
         remembered = len(hops) > 1  # a guess: that redirect may be over, or may never have been one of this name
         redirected, lasting = False, True  # no redirect was followed that must not be remembered
         while True:
-            response = await self._send(method, hops, more, where)
             try:
+                response = await self._send(method, hops, more, where)
+            except BaseException:  # a timeout cancels
+                if short:
+                    self._redirects.pop(url, None)
+                raise
+            try:
+                if short and response.status >= 500:
+                    self._redirects.pop(url, None)  # the next attempt goes to the original place
                 if response.status in _DENIALS and remembered:
                     await response.release()
                     if short:
@@ -163,7 +179,7 @@ class Web:
                     if redirected and lasting and response.status < 300 and hops[-1].url != url:
                         self._redirects.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
                     return response
-                if slash and onward.path == first.path + "/":
+                if slash and onward.is_directory_of(first):
                     hops.append(onward)
                     return response
                 redirected = True

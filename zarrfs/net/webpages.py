@@ -23,18 +23,19 @@ _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 def listed(text: str, base: str) -> list[Entry] | None:
     """Return the entries that a page at the URL `base` lists; None for another kind of page, such as an index.html.
 
-    A listing has a title that says so; or it names something, and has a link to the directory above, or no links
-    but to what is in it. A page that a server shows for every name may have a link to its home, and lists nothing.
+    A listing has a title that says so, or names something; and it has a link to the directory above, or no links but
+    to what is in it, unless it has both title and names. Without names, links to other places may be those of the
+    entries, if a proxy has changed the path. A page that a server shows for every name may have a link to its home.
     """
     page = _LinkParser(text)
     found: dict[str, Entry] = {}
     here = urlsplit(base)
-    prefix = _in_one_spelling(here.path if here.path.endswith("/") else here.path + "/")
+    prefix = in_one_spelling(here.path if here.path.endswith("/") else here.path + "/")
     above = prefix[: prefix.rstrip("/").rfind("/") + 1]
     up = elsewhere = False
     for link, beside in page.links:
         there = urlsplit(urljoin(base, link))
-        path = _in_one_spelling(there.path)
+        path = in_one_spelling(there.path)
         inside = there.netloc == here.netloc and path.startswith(prefix)
         name, slash, rest = path[len(prefix) :].partition("/") if inside else ("", "", "")
         if name and not rest and not there.query:
@@ -44,11 +45,12 @@ def listed(text: str, base: str) -> list[Entry] | None:
             up = up or path in (above, above.rstrip("/"))
         else:
             elsewhere = elsewhere or not inside or bool(rest)  # not what sorts the same listing: ?C=N
-    listing = _TITLE.search(page.title) or (found and (up or not elsewhere))
+    titled = _TITLE.search(page.title) is not None
+    listing = (titled and found) or ((titled or found) and (up or not elsewhere))
     return list(found.values()) if listing else None
 
 
-def _in_one_spelling(path: str) -> str:
+def in_one_spelling(path: str) -> str:
     """Return the path of a URL with all reserved characters percent-encoded, to compare it; "%2F" stays encoded."""
     if path.isascii() and path.replace("/", "").replace(".", "").isalnum():
         return path

@@ -29,6 +29,7 @@ _SPANS = 4096  # spans that are remembered
 _MERGED = 1.0  # seconds: neighbouring spans no further apart in time are one
 _AHEAD = 2.0  # seconds by which a clock may have been set back
 _ROWS = 1000  # read at a time
+_HIDDEN_ENDS = ("~", "#", ",v", ",t")
 END = b"\xff"  # after every key
 _LAYOUT = 1
 _SCHEMA = f"""
@@ -78,6 +79,14 @@ def span_of(directory: str) -> tuple[bytes, bytes]:
     return (key + b"/", key + b"0") if key else (b"", END)
 
 
+def may_be_hidden(name: str) -> bool:
+    """Return whether web servers may leave a name out of a listing: a dot, or IndexIgnore in Apache's own example.
+
+    Source: httpd-autoindex.conf of httpd 2.4: .??* *~ *# HEADER* README* RCS CVS *,v *,t
+    """
+    return name in ("RCS", "CVS") or name.startswith((".", "HEADER", "README")) or name.endswith(_HIDDEN_ENDS)
+
+
 class Emptied(Exception):
     """Names were lost while the table was read: it has no room for more, is damaged, or a reader forgot a name."""
 
@@ -87,7 +96,7 @@ class NameTable:
 
     `path` is where the table is kept. Its rows are loaded at the first use, except those from before `since`; keep()
     replaces the file.
-    `in_memory`: nothing goes to a disk. `hides`: listings may lack names that begin with a dot.
+    `in_memory`: nothing goes to a disk. `hides`: listings may lack the names of may_be_hidden().
     """
 
     hides = False
@@ -112,7 +121,7 @@ class NameTable:
         listed = self._listed_around(key, parent, now)
         if row is not None and (known := self._if_valid(row, listed, now)) is not None:
             return known
-        if name[:1] == "." and self.hides:
+        if self.hides and may_be_hidden(name):
             return None
         return Known(None, seen=listed) if listed and self._is_fresh(listed, self.absent, now) else None
 

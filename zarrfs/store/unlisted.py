@@ -5,8 +5,8 @@ consolidated metadata need no requests. Chunks and documents that are looked up 
 list, a name is a directory if there is evidence: a redirect to the name with "/",
 consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
 keys go through it. Listings then show metadata documents, the nodes that consolidated metadata names, and the
-chunks that an array's grid has. Where only names with a dot are hidden (nginx and Apache do that), listings
-are completed by the metadata documents with such names.
+chunks that an array's grid has. Where only some names are hidden (those with a dot; by Apache README* and others as
+well), listings are completed by the metadata documents and the nodes in consolidated metadata with such names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
 from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, check_key, join_key, split_key
-from zarrfs.store.name_table import Known
+from zarrfs.store.name_table import Known, may_be_hidden
 from zarrfs.store.remote import FsspecStore
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -90,6 +90,7 @@ class UnlistedStore(Store):
         self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
         self._directories: LRU[str, float] = LRU(_KNOWN)  # until when they are known to be directories
         self._named: dict[str, tuple[str, ...]] = {}
+        self._hidden: list[str] = []  # of these, those that a listing may lack
         self._named_until = -math.inf
         self._named_by: dict[str, Entry | None] = {}  # the versions of the documents that it comes from
         self._complete = False  # _named has all documents of the nodes
@@ -141,11 +142,11 @@ class UnlistedStore(Store):
         node, rest = (None, "") if shown is not None and self._shows_all(shown) else await self._array(prefix)
         if shown is not None or node is None or not _has(node, rest, after):
             found = {info.name: info for info in shown or ()}
-            if not self._lists:
-                for key in await self._consolidated():
-                    parent, name = split_key(key)
-                    if key and parent == prefix:
-                        found[name] = Info(name, Kind.DIRECTORY)
+            named = await self._consolidated()
+            for key in self._hidden if self._lists else named:
+                parent, name = split_key(key)
+                if key and parent == prefix:
+                    found[name] = Info(name, Kind.DIRECTORY)
             if not rest and not (shown is not None and self._shows_all(shown)):
                 for info in await self._documents(prefix, found):
                     found[info.name] = info
@@ -397,6 +398,7 @@ class UnlistedStore(Store):
         if self._members:
             named.setdefault("", ())
         self._named, self._named_until, self._named_by = named, until, by
+        self._hidden = [path for path in named if may_be_hidden(split_key(path)[1])]
         return named
 
     async def _document(self, key: str) -> bytes | None:
