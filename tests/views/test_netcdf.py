@@ -300,6 +300,22 @@ def test_any_names_and_attributes_make_a_file(
         assert read(file) == len(described.variables)
 
 
+@pytest.mark.parametrize("path", ["_gap", "_gap/x"])
+def test_a_large_file_may_have_any_name(path: str, tmp_path: Path) -> None:
+    """Also that of the hole between its header and its data."""
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array(path, shape=(5_000_000,), chunks=(500_000,), dtype="u1", fill_value=1)
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            (tmp_path / "x.nc").write_bytes(await view.get("x.nc"))
+
+    trio.run(main)
+    with h5py.File(tmp_path / "x.nc") as file:
+        assert file[path][-2:].tolist() == [1, 1]
+        assert ".gap" not in file
+
+
 @pytest.mark.parametrize("name", ["a", "_x", "é", "1", "a b", "a-b"])
 def test_names_that_netcdf_allows_stay(name: str) -> None:
     assert valid_name(name) == name
