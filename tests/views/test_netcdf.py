@@ -352,6 +352,29 @@ def test_a_file_for_each_group(tmp_path: Path) -> None:
         assert file["v"].dimensions == ("n",)
 
 
+@pytest.mark.parametrize("name", ["bad", "g" * 254])
+def test_a_group_that_has_no_file_of_its_own_is_left_out_with_a_reason(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node whose document is no JSON may be an array; a name may be too long with its suffix."""
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3)
+    root.create_group(name, attributes={"of": "it"})
+    if name == "bad":
+        (tmp_path / "z/bad/zarr.json").write_text("{")
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z", groups=True) as view:
+            assert [info.name async for info in view.list_dir("")] == (["bad.nc"] if name == "bad" else [])
+            await view.check()
+            assert set(await view.left_out("")) == {name}
+            assert len([record for record in caplog.records if "left out" in record.message]) == 1
+        async with netcdf_view(tmp_path / "z", groups=True, strict=True) as view:
+            with pytest.raises(ReadError, match="view=netcdf cannot show it"):
+                await view.check()
+
+    trio.run(main)
+
+
 def test_a_listing_of_several_processes_goes_on_after_a_file_that_has_gone(tmp_path: Path) -> None:
     """They list sizes, for which they look at each file."""
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3, attributes={"of": "root"})

@@ -279,7 +279,8 @@ class NetCDFView(DecodedView):
                 above = split_key(above)[0]
         files: dict[str, tuple[str, list[Node]]] = {}
         for path, own in members.items():
-            if len(own) == 1 and not own[0].leaf and not (own[0].metadata and own[0].metadata.attributes):
+            first, attributes = own[0], own[0].metadata.attributes if own[0].metadata else {}
+            if len(own) == 1 and not first.leaf and first.problem is None and not attributes:
                 continue  # a group with nothing but groups
             above, name = split_key(path)
             name = (name if path else self._name) + SUFFIX
@@ -287,7 +288,7 @@ class NetCDFView(DecodedView):
             while name in siblings and not name_rule(name):
                 name = "_" + name
             if name_rule(name):
-                self._reasons.setdefault(join_key(above, name), {})[path] = f"{SUFFIX}: {name_rule(name)}"
+                self._leave_out(join_key(above, name), {path: f"{SUFFIX}: {name_rule(name)}"})
                 continue
             siblings[name] = False
             files[join_key(above, name)] = path, own
