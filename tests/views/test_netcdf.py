@@ -26,6 +26,7 @@ from trio.testing import MockClock
 from tests.conftest import DATA, run
 from tests.views.arraystores import Shape, shapes, write
 from tests.views.netcdfviews import build_here, converted, netcdf_view
+from tests.views.viewstores import GROUP_2, indexed, v2
 from tests.zarrsamples import DRAFT, SAMPLES, STORES
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, UsageError
@@ -34,7 +35,7 @@ from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.api import Kind
 from zarrfs.views import netcdf
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.netcdf import name_of
+from zarrfs.views.netcdf import NetCDFView, name_of
 from zarrfs.views.netcdf_header import pack, unpack
 from zarrfs.views.netcdf_header import write as write_header
 from zarrfs.views.netcdf_model import describe, valid_name
@@ -350,6 +351,23 @@ def test_a_file_for_each_group(tmp_path: Path) -> None:
     with netCDF4.Dataset(tmp_path / "b.nc") as file:
         assert file["v"][:].tolist() == [3, 2]
         assert file["v"].dimensions == ("n",)
+
+
+def test_groups_behind_the_links_of_an_archive_are_shown(tmp_path: Path) -> None:
+    tree = {".zgroup": GROUP_2, "run7/.zgroup": GROUP_2, "run7/v/.zarray": v2(shape=[2], chunks=[2])}
+    tree["run7/v/0"] = np.array([7, 8], "<i4").tobytes()
+    store = indexed(tmp_path, tree, {"latest": "run7", "run7/up": ".."})
+
+    async def main() -> None:
+        view = NetCDFView(store, "x", False, 1 << 20, build=build_here)
+        (tmp_path / "x.nc").write_bytes(await view.get("x.nc"))
+        assert await view.left_out("") == {}
+        await view.aclose()
+
+    trio.run(main)
+    with h5py.File(tmp_path / "x.nc") as file:
+        assert file["latest/v"][()].tolist() == file["run7/v"][()].tolist() == [7, 8]
+        assert "up" not in file["run7"]
 
 
 @pytest.mark.parametrize("name", ["bad", "g" * 254])

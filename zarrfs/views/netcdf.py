@@ -253,7 +253,7 @@ class NetCDFView(DecodedView):
 
     async def _walk(self) -> _Tree:
         nodes: list[Node] = []
-        async for node in self._hierarchy.walk():
+        async for node in self._hierarchy.walk(links=True):
             nodes.append(node)
             if len(nodes) > _NODES_MAX:
                 raise ReadError("/", f"view=netcdf: more than {_NODES_MAX:,} groups and arrays")
