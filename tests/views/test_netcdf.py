@@ -29,7 +29,7 @@ from tests.views.netcdfviews import build_here, converted, netcdf_view
 from tests.views.viewstores import GROUP_2, indexed, v2
 from tests.zarrsamples import DRAFT, SAMPLES, STORES
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, UsageError
+from zarrfs.errors import NotFound, ReadError, TargetChanged, UsageError
 from zarrfs.sources import open_source
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.api import Kind
@@ -500,6 +500,37 @@ def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
     with h5py.File(tmp_path / "x.nc") as file:
         assert file["v"][()].tolist() == [0, 1, 2, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": ">i4"}, {"chunks": [3, 2]}, {"fill_value": 1}, {"compressor": {"id": "zlib"}}, None]
+)
+def test_an_open_file_never_decodes_chunks_with_replaced_metadata(change: dict[str, Any] | None, tmp_path: Path) -> None:
+    about = json.loads(v2(shape=[2, 3], chunks=[2, 3]))
+    (tmp_path / "z/v").mkdir(parents=True)
+    (tmp_path / "z/.zgroup").write_bytes(GROUP_2)
+    (tmp_path / "z/v/.zarray").write_text(json.dumps(about))
+    items = np.arange(6, dtype="<i4").tobytes()
+    (tmp_path / "z/v/0.0").write_bytes(items)
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            value = await view.open("x.nc")
+            (start,) = value._file.starts  # type: ignore[attr-defined]
+            assert bytes(await value.read(start, 24)) == items
+            (tmp_path / "z/v/.zarray").write_text(json.dumps(about | {"shape": [4, 3]}, indent=1))
+            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            assert bytes(await value.read(start, 24)) == items
+            if change is None:
+                shutil.rmtree(tmp_path / "z/v")
+            else:
+                (tmp_path / "z/v/.zarray").write_text(json.dumps(about | change, indent=2))
+            await trio.sleep(2.2)
+            with pytest.raises(TargetChanged, match="v has changed since the file was opened"):
+                await value.read(start, 24)
+            assert bytes(await value.read(0, 8)) == b"\x89HDF\r\n\x1a\n"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_every_variable_is_checked_for_changes_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

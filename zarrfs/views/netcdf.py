@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, TargetChanged
 from zarrfs.store.api import (
     Info,
     Kind,
@@ -185,7 +185,7 @@ class NetCDFView(DecodedView):
         known = self.immutable or (info.mtime_ns is not None and not self._several)
         edition = sum(self._arrays.edition(one.node) for one in file.description.variables)
         version = (file.content, info.mtime_ns, edition) if known else None
-        return _NetCDFValue(self._arrays, key, file, info, version)
+        return _NetCDFValue(self._arrays, None if self.immutable else self._hierarchy, key, file, info, version)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         tree = await self._walked(key)
@@ -402,11 +402,15 @@ class NetCDFView(DecodedView):
 class _NetCDFValue(Value):
     """A file of the view, with the header of one version. Chunks are looked up at every read, as in ArraysView."""
 
-    __slots__ = ("_arrays", "_file", "_key")
+    __slots__ = ("_arrays", "_file", "_hierarchy", "_key")
 
-    def __init__(self, arrays: FlatArrays, key: str, file: _File, info: Info, version: Hashable | None) -> None:
+    def __init__(
+        self, arrays: FlatArrays, hierarchy: Hierarchy | None, key: str, file: _File, info: Info,
+        version: Hashable | None,
+    ) -> None:  # fmt: skip
+        """`hierarchy`: where arrays may change."""
         super().__init__(info, version)
-        self._arrays, self._key, self._file = arrays, key, file
+        self._arrays, self._hierarchy, self._key, self._file = arrays, hierarchy, key, file
 
     @property
     def pinned(self) -> Hashable:
@@ -437,11 +441,15 @@ class _NetCDFValue(Value):
         return out
 
     async def _items(self, variable: Variable, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of a variable. ReadError."""
+        """Return the bytes [start, stop) of a variable. ReadError; TargetChanged if its chunks are others by now."""
         if variable.texts is not None:
             if variable.texts.damage is not None:
                 raise ReadError(variable.texts.damage.where, variable.texts.damage.reason)
             return memoryview(variable.texts.data)[start:stop]
+        if self._hierarchy is not None:
+            node = await self._hierarchy.node(variable.node.path)
+            if node is not variable.node and _decoding(node) != _decoding(variable.node):
+                raise TargetChanged(self._key, f"{variable.node.path or '/'} has changed since the file was opened")
         flat, form = self._arrays.reader(variable.node), variable.form
         if form.convert is None:
             return await flat.read(start, stop)
@@ -464,6 +472,14 @@ def _is_text(node: Node) -> bool:
     if not isinstance(array, ArrayMetadata) or array.dtype.itemsize:
         return False
     return array.dtype.kind in "TB" or any(codec.name.rpartition(".")[2] in _JSON for codec in array.codecs)
+
+
+def _decoding(node: Node | None) -> tuple[object, ...] | None:
+    """Return what the chunks of an array are found and decoded with, which its shape and attributes are not."""
+    array = None if node is None else node.metadata
+    if node is None or not isinstance(array, ArrayMetadata):
+        return None
+    return node.chunks, array.grid.chunks, array.dtype, array.fill, array.codecs, array.keys
 
 
 def _address(part: tuple[int, bytes]) -> int:
