@@ -492,8 +492,13 @@ def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
             was = bytes(await old.read(0, old.size))
             root["v"].resize((6,))
             await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            listed = [info async for info in view.list_dir("")]
+            assert [info.identity for info in listed] == [None]  # not that of the old file
             new = await view.open("x.nc")
             assert new.version != old.version
+            assert old.info.identity not in (None, new.info.identity)  # two files, which share no pages
+            listed = [info async for info in view.list_dir("")]
+            assert new.info.identity == listed[0].identity == (await view.info("x.nc")).identity
             assert bytes(await old.read(0, old.size)) == was
             (tmp_path / "x.nc").write_bytes(await new.read(0, new.size))
 
@@ -505,7 +510,7 @@ def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"dtype": ">i4"}, {"chunks": [3, 2]}, {"fill_value": 1}, {"compressor": {"id": "zlib"}}, None]
 )
-def test_an_open_file_never_decodes_chunks_with_replaced_metadata(change: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_an_open_file_never_decodes_chunks_with_other_metadata(change: dict[str, Any] | None, tmp_path: Path) -> None:
     about = json.loads(v2(shape=[2, 3], chunks=[2, 3]))
     (tmp_path / "z/v").mkdir(parents=True)
     (tmp_path / "z/.zgroup").write_bytes(GROUP_2)

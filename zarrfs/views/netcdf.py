@@ -171,7 +171,7 @@ class NetCDFView(DecodedView):
                 if is_directory:
                     yield self._directory(name)
                 else:
-                    yield await self._listed(join_key(prefix, name))
+                    yield await self._listed(join_key(prefix, name), tree)
 
     async def open(self, key: str) -> Value:
         tree = await self._walked(key)
@@ -310,9 +310,11 @@ class NetCDFView(DecodedView):
             await self._look_at_chunks(known)
         return known
 
-    async def _listed(self, key: str) -> Info:
+    async def _listed(self, key: str, tree: _Tree) -> Info:
         """Return the entry of a file in a listing: a header for each would take long, so the size may be missing."""
         file = self._files.get(key)
+        if file is not None and file.nodes is not tree.files[key][1]:
+            file = None  # of earlier documents
         if file is None and self._several:
             with contextlib.suppress(ReadError, NotFound):  # a client that looks at the file gets the error
                 file = await self._file(key)
@@ -393,7 +395,8 @@ class NetCDFView(DecodedView):
         mtime = file.mtime_ns
         if mtime is not None and not self.immutable:
             mtime = max(mtime, *(self._arrays.changed(one.node) for one in file.description.variables), 0)
-        return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime)
+        identity = None if self.immutable else int(file.content[:15], 16)  # another layout has pages of its own
+        return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime, identity=identity)
 
     def _directory(self, name: str) -> Info:
         return Info(name, Kind.DIRECTORY)
