@@ -256,6 +256,9 @@ def test_an_open_array_never_becomes_one_of_another_layout(key: str, change: dic
                 await value.read(value.size - 24, 24)
             again = await view.open(key)
             assert bytes(await again.read(0, again.size)) == bytes(await view.get(key))
+            assert value.info.identity not in (None, again.info.identity)  # two files, which share no pages
+            listed = {info.name: info.identity async for info in view.list_dir("")}
+            assert listed[key] == again.info.identity == (await view.info(key)).identity
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 

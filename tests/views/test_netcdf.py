@@ -26,15 +26,16 @@ from trio.testing import MockClock
 from tests.conftest import DATA, run
 from tests.views.arraystores import Shape, shapes, write
 from tests.views.netcdfviews import build_here, converted, netcdf_view
+from tests.views.viewstores import GROUP_2, indexed, v2
 from tests.zarrsamples import DRAFT, SAMPLES, STORES
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, UsageError
+from zarrfs.errors import NotFound, ReadError, TargetChanged, UsageError
 from zarrfs.sources import open_source
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.api import Kind
 from zarrfs.views import netcdf
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.netcdf import name_of
+from zarrfs.views.netcdf import NetCDFView, name_of
 from zarrfs.views.netcdf_header import pack, unpack
 from zarrfs.views.netcdf_header import write as write_header
 from zarrfs.views.netcdf_model import describe, valid_name
@@ -300,6 +301,22 @@ def test_any_names_and_attributes_make_a_file(
         assert read(file) == len(described.variables)
 
 
+@pytest.mark.parametrize("path", ["_gap", "_gap/x"])
+def test_a_large_file_may_have_any_name(path: str, tmp_path: Path) -> None:
+    """Also that of the hole between its header and its data."""
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array(path, shape=(5_000_000,), chunks=(500_000,), dtype="u1", fill_value=1)
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            (tmp_path / "x.nc").write_bytes(await view.get("x.nc"))
+
+    trio.run(main)
+    with h5py.File(tmp_path / "x.nc") as file:
+        assert file[path][-2:].tolist() == [1, 1]
+        assert ".gap" not in file
+
+
 @pytest.mark.parametrize("name", ["a", "_x", "é", "1", "a b", "a-b"])
 def test_names_that_netcdf_allows_stay(name: str) -> None:
     assert valid_name(name) == name
@@ -334,6 +351,46 @@ def test_a_file_for_each_group(tmp_path: Path) -> None:
     with netCDF4.Dataset(tmp_path / "b.nc") as file:
         assert file["v"][:].tolist() == [3, 2]
         assert file["v"].dimensions == ("n",)
+
+
+def test_groups_behind_the_links_of_an_archive_are_shown(tmp_path: Path) -> None:
+    tree = {".zgroup": GROUP_2, "run7/.zgroup": GROUP_2, "run7/v/.zarray": v2(shape=[2], chunks=[2])}
+    tree["run7/v/0"] = np.array([7, 8], "<i4").tobytes()
+    store = indexed(tmp_path, tree, {"latest": "run7", "run7/up": ".."})
+
+    async def main() -> None:
+        view = NetCDFView(store, "x", False, 1 << 20, build=build_here)
+        (tmp_path / "x.nc").write_bytes(await view.get("x.nc"))
+        assert await view.left_out("") == {}
+        await view.aclose()
+
+    trio.run(main)
+    with h5py.File(tmp_path / "x.nc") as file:
+        assert file["latest/v"][()].tolist() == file["run7/v"][()].tolist() == [7, 8]
+        assert "up" not in file["run7"]
+
+
+@pytest.mark.parametrize("name", ["bad", "g" * 254])
+def test_a_group_that_has_no_file_of_its_own_is_left_out_with_a_reason(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node whose document is no JSON may be an array; a name may be too long with its suffix."""
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3)
+    root.create_group(name, attributes={"of": "it"})
+    if name == "bad":
+        (tmp_path / "z/bad/zarr.json").write_text("{")
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z", groups=True) as view:
+            assert [info.name async for info in view.list_dir("")] == (["bad.nc"] if name == "bad" else [])
+            await view.check()
+            assert set(await view.left_out("")) == {name}
+            assert len([record for record in caplog.records if "left out" in record.message]) == 1
+        async with netcdf_view(tmp_path / "z", groups=True, strict=True) as view:
+            with pytest.raises(ReadError, match="view=netcdf cannot show it"):
+                await view.check()
+
+    trio.run(main)
 
 
 def test_a_listing_of_several_processes_goes_on_after_a_file_that_has_gone(tmp_path: Path) -> None:
@@ -435,14 +492,50 @@ def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
             was = bytes(await old.read(0, old.size))
             root["v"].resize((6,))
             await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            listed = [info async for info in view.list_dir("")]
+            assert [info.identity for info in listed] == [None]  # not that of the old file
             new = await view.open("x.nc")
             assert new.version != old.version
+            assert old.info.identity not in (None, new.info.identity)  # two files, which share no pages
+            listed = [info async for info in view.list_dir("")]
+            assert new.info.identity == listed[0].identity == (await view.info("x.nc")).identity
             assert bytes(await old.read(0, old.size)) == was
             (tmp_path / "x.nc").write_bytes(await new.read(0, new.size))
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     with h5py.File(tmp_path / "x.nc") as file:
         assert file["v"][()].tolist() == [0, 1, 2, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": ">i4"}, {"chunks": [3, 2]}, {"fill_value": 1}, {"compressor": {"id": "zlib"}}, None]
+)
+def test_an_open_file_never_decodes_chunks_with_other_metadata(change: dict[str, Any] | None, tmp_path: Path) -> None:
+    about = json.loads(v2(shape=[2, 3], chunks=[2, 3]))
+    (tmp_path / "z/v").mkdir(parents=True)
+    (tmp_path / "z/.zgroup").write_bytes(GROUP_2)
+    (tmp_path / "z/v/.zarray").write_text(json.dumps(about))
+    items = np.arange(6, dtype="<i4").tobytes()
+    (tmp_path / "z/v/0.0").write_bytes(items)
+
+    async def main() -> None:
+        async with netcdf_view(tmp_path / "z") as view:
+            value = await view.open("x.nc")
+            (start,) = value._file.starts  # type: ignore[attr-defined]
+            assert bytes(await value.read(start, 24)) == items
+            (tmp_path / "z/v/.zarray").write_text(json.dumps(about | {"shape": [4, 3]}, indent=1))
+            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            assert bytes(await value.read(start, 24)) == items
+            if change is None:
+                shutil.rmtree(tmp_path / "z/v")
+            else:
+                (tmp_path / "z/v/.zarray").write_text(json.dumps(about | change, indent=2))
+            await trio.sleep(2.2)
+            with pytest.raises(TargetChanged, match="v has changed since the file was opened"):
+                await value.read(start, 24)
+            assert bytes(await value.read(0, 8)) == b"\x89HDF\r\n\x1a\n"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_every_variable_is_checked_for_changes_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,7 +268,8 @@ class ArraysView(DecodedView):
         mtime = node.mtime_ns
         if mtime is not None and entry.items:
             mtime = max(mtime, self._arrays.changed(node))
-        return Info(name, Kind.FILE, entry.size, node.mode, mtime)
+        identity = None if self.immutable else hash(entry.layout)  # another layout has pages of its own
+        return Info(name, Kind.FILE, entry.size, node.mode, mtime, identity=identity)
 
 
 class _ArrayValue(Value):

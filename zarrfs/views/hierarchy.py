@@ -160,10 +160,10 @@ class Hierarchy:
         child = await self._at(join_key(group.path, name))
         return child is not None and bool(child.documents)
 
-    async def walk(self, prefix: str = "") -> AsyncIterator[Node]:
+    async def walk(self, prefix: str = "", links: bool = False) -> AsyncIterator[Node]:
         """Yield the node at `prefix` and all below it, groups before their children; lists no chunks.
 
-        Groups behind symbolic links are left out: they may form cycles.
+        Groups behind symbolic links are left out, unless `links`: then a group appears once for each way to it.
         """
         first = await self.node(prefix)
         if first is None:
@@ -172,7 +172,7 @@ class Hierarchy:
         stack = [] if first.leaf else [self._looked_up(first)]
         while stack:
             async for node in stack[-1]:
-                if node.leaf or not self._behind_link(node):
+                if node.leaf or links or not self._behind_link(node):
                     yield node
                     if not node.leaf:
                         stack.append(self._looked_up(node))

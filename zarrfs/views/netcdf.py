@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, TargetChanged
 from zarrfs.store.api import (
     Info,
     Kind,
@@ -171,7 +171,7 @@ class NetCDFView(DecodedView):
                 if is_directory:
                     yield self._directory(name)
                 else:
-                    yield await self._listed(join_key(prefix, name))
+                    yield await self._listed(join_key(prefix, name), tree)
 
     async def open(self, key: str) -> Value:
         tree = await self._walked(key)
@@ -185,7 +185,7 @@ class NetCDFView(DecodedView):
         known = self.immutable or (info.mtime_ns is not None and not self._several)
         edition = sum(self._arrays.edition(one.node) for one in file.description.variables)
         version = (file.content, info.mtime_ns, edition) if known else None
-        return _NetCDFValue(self._arrays, key, file, info, version)
+        return _NetCDFValue(self._arrays, None if self.immutable else self._hierarchy, key, file, info, version)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         tree = await self._walked(key)
@@ -253,7 +253,7 @@ class NetCDFView(DecodedView):
 
     async def _walk(self) -> _Tree:
         nodes: list[Node] = []
-        async for node in self._hierarchy.walk():
+        async for node in self._hierarchy.walk(links=True):
             nodes.append(node)
             if len(nodes) > _NODES_MAX:
                 raise ReadError("/", f"view=netcdf: more than {_NODES_MAX:,} groups and arrays")
@@ -279,7 +279,8 @@ class NetCDFView(DecodedView):
                 above = split_key(above)[0]
         files: dict[str, tuple[str, list[Node]]] = {}
         for path, own in members.items():
-            if len(own) == 1 and not own[0].leaf and not (own[0].metadata and own[0].metadata.attributes):
+            first, attributes = own[0], own[0].metadata.attributes if own[0].metadata else {}
+            if len(own) == 1 and not first.leaf and first.problem is None and not attributes:
                 continue  # a group with nothing but groups
             above, name = split_key(path)
             name = (name if path else self._name) + SUFFIX
@@ -287,7 +288,7 @@ class NetCDFView(DecodedView):
             while name in siblings and not name_rule(name):
                 name = "_" + name
             if name_rule(name):
-                self._reasons.setdefault(join_key(above, name), {})[path] = f"{SUFFIX}: {name_rule(name)}"
+                self._leave_out(join_key(above, name), {path: f"{SUFFIX}: {name_rule(name)}"})
                 continue
             siblings[name] = False
             files[join_key(above, name)] = path, own
@@ -309,9 +310,11 @@ class NetCDFView(DecodedView):
             await self._look_at_chunks(known)
         return known
 
-    async def _listed(self, key: str) -> Info:
+    async def _listed(self, key: str, tree: _Tree) -> Info:
         """Return the entry of a file in a listing: a header for each would take long, so the size may be missing."""
         file = self._files.get(key)
+        if file is not None and file.nodes is not tree.files[key][1]:
+            file = None  # of earlier documents
         if file is None and self._several:
             with contextlib.suppress(ReadError, NotFound):  # a client that looks at the file gets the error
                 file = await self._file(key)
@@ -392,7 +395,8 @@ class NetCDFView(DecodedView):
         mtime = file.mtime_ns
         if mtime is not None and not self.immutable:
             mtime = max(mtime, *(self._arrays.changed(one.node) for one in file.description.variables), 0)
-        return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime)
+        identity = None if self.immutable else int(file.content[:15], 16)  # another layout has pages of its own
+        return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime, identity=identity)
 
     def _directory(self, name: str) -> Info:
         return Info(name, Kind.DIRECTORY)
@@ -401,11 +405,15 @@ class NetCDFView(DecodedView):
 class _NetCDFValue(Value):
     """A file of the view, with the header of one version. Chunks are looked up at every read, as in ArraysView."""
 
-    __slots__ = ("_arrays", "_file", "_key")
+    __slots__ = ("_arrays", "_file", "_hierarchy", "_key")
 
-    def __init__(self, arrays: FlatArrays, key: str, file: _File, info: Info, version: Hashable | None) -> None:
+    def __init__(
+        self, arrays: FlatArrays, hierarchy: Hierarchy | None, key: str, file: _File, info: Info,
+        version: Hashable | None,
+    ) -> None:  # fmt: skip
+        """`hierarchy`: where arrays may change."""
         super().__init__(info, version)
-        self._arrays, self._key, self._file = arrays, key, file
+        self._arrays, self._hierarchy, self._key, self._file = arrays, hierarchy, key, file
 
     @property
     def pinned(self) -> Hashable:
@@ -436,11 +444,15 @@ class _NetCDFValue(Value):
         return out
 
     async def _items(self, variable: Variable, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of a variable. ReadError."""
+        """Return the bytes [start, stop) of a variable. ReadError; TargetChanged if its chunks are others by now."""
         if variable.texts is not None:
             if variable.texts.damage is not None:
                 raise ReadError(variable.texts.damage.where, variable.texts.damage.reason)
             return memoryview(variable.texts.data)[start:stop]
+        if self._hierarchy is not None:
+            node = await self._hierarchy.node(variable.node.path)
+            if node is not variable.node and _decoding(node) != _decoding(variable.node):
+                raise TargetChanged(self._key, f"{variable.node.path or '/'} has changed since the file was opened")
         flat, form = self._arrays.reader(variable.node), variable.form
         if form.convert is None:
             return await flat.read(start, stop)
@@ -463,6 +475,14 @@ def _is_text(node: Node) -> bool:
     if not isinstance(array, ArrayMetadata) or array.dtype.itemsize:
         return False
     return array.dtype.kind in "TB" or any(codec.name.rpartition(".")[2] in _JSON for codec in array.codecs)
+
+
+def _decoding(node: Node | None) -> tuple[object, ...] | None:
+    """Return what the chunks of an array are found and decoded with, which its shape and attributes are not."""
+    array = None if node is None else node.metadata
+    if node is None or not isinstance(array, ArrayMetadata):
+        return None
+    return node.chunks, array.grid.chunks, array.dtype, array.fill, array.codecs, array.keys
 
 
 def _address(part: tuple[int, bytes]) -> int:

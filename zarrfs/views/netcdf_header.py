@@ -23,6 +23,7 @@ from zarrfs.system.processes import python
 _VERSIONS = ("earliest", "v110")  # of the HDF5 format
 _PAGE = 4096  # bytes: each variable begins at a page, so that no other is read with it, nor the header
 _AHEAD = 4 << 20  # bytes that the NetCDF library (4.10) reads of a file to see what it is: in large ones, a hole
+_GAP = ".gap"  # its name while space is allocated, which valid_name() never returns
 _LIMIT = 600.0  # seconds for one header
 
 
@@ -136,7 +137,7 @@ def _allocate(file: Any, names: list[str]) -> list[tuple[int, int] | None]:
 
     datasets = [file[name] for name in names]
     large = sum(dataset.nbytes for dataset in datasets) > _AHEAD
-    gap = file.create_dataset("_gap", (_AHEAD,), "u1") if large else None
+    gap = file.create_dataset(_GAP, (_AHEAD,), "u1") if large else None
     if gap is not None:
         gap[0] = 0
     places: list[tuple[int, int] | None] = []
@@ -147,7 +148,7 @@ def _allocate(file: Any, names: list[str]) -> list[tuple[int, int] | None]:
         dataset[(0,) * dataset.ndim] = np.zeros((), dataset.dtype)  # of a contiguous data set allocates it all
         places.append((dataset.id.get_offset(), dataset.id.get_storage_size()))
     if gap is not None:
-        del file["_gap"]
+        del file[_GAP]
     return places
 
 
