@@ -38,9 +38,9 @@ from tests.conftest import tmpfs
 from zarrfs.cache import disk, diskfiles
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import verify
-from zarrfs.cache.diskfiles import INDEX, LAYOUT
+from zarrfs.cache.diskfiles import INDEX, LAYOUT, Layout
 from zarrfs.cache.diskindex import Index
-from zarrfs.cache.diskspace import LOCKS, cost
+from zarrfs.cache.diskspace import LOCKS, Space, cost
 from zarrfs.system.rangelocks import try_lock
 
 T = "https://host/data.nc"
@@ -155,6 +155,22 @@ def test_the_least_recently_used_segments_are_evicted(tmp_path: Path) -> None:
     assert 10 < gone < 90
     assert cache.stats()["evicted"] == gone // 2 - 1
     assert cache.stats()["dropped"] == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(32 << 20, 512 << 10), (256 << 30, 64 << 20), (2 << 40, 512 << 20), (1 << 45, 1 << 30)],
+)
+def test_a_large_cache_has_larger_segments_rather_than_more(
+    limit: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Space, "_free", lambda space: 1 << 50)
+    monkeypatch.setattr(Space, "_reserve", lambda space, file, size: os.ftruncate(file, size))
+    space = Space(Layout(str(tmp_path)), limit, 0)
+    with space.locked():
+        segment = space.segment(1000)
+        assert segment.size == expected
+        segment.close()
 
 
 def test_preallocated_space_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,23 @@ def test_open_handles_are_found_by_inode_and_by_generation() -> None:
     assert [one.holds(generation) for generation in (3, 4)] == [False, True]
 
 
+def test_directories_of_all_processes_are_found_without_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, store = Shared(2), FileSystemStore(str(tmp_path))
+    one, other = (SharedInodes(memory, process, store) for process in range(2))
+    expected = {1, one.lookup("a", Kind.DIRECTORY), other.lookup("b", Kind.DIRECTORY)}
+    for kind in Kind.FILE, Kind.SYMLINK:
+        one.lookup(kind.name, kind)
+
+    def decoded(record: bytes) -> None:
+        raise AssertionError("a name is decoded")
+
+    monkeypatch.setattr("zarrfs.fuse.shared._decoded", decoded)
+    assert set(other.directories()) == expected
+    trio.run(store.aclose)
+
+
 @pytest.mark.parametrize("identity", [None, 0, 2**64 - 1, -(2**63)])
 def test_any_identity_of_a_file_is_known_to_all_processes(identity: int | None, tmp_path: Path) -> None:
     """st_ino has 64 bits without a sign; views have identities with one."""

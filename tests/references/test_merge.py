@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,15 @@ def test_an_entry_that_is_the_same_in_all_sets_is_taken_once(tmp_path: Path) -> 
     assert f"t/0: has another value in {one}" in wrong("merge", one, other, "-O", tmp_path / "n.json")
     chunk = made(tmp_path / "4.json", {"t/1": "1.0"})  # equal JSON, but a chunk
     assert f"t/1: has another value in {one}" in wrong("merge", one, chunk, "-O", tmp_path / "n.json")
+
+
+def test_more_sets_than_a_process_may_have_open_files_at_first(tmp_path: Path) -> None:
+    program = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (48, r.getrlimit(r.RLIMIT_NOFILE)[1]))"
+    sets = [f"{number}={made(tmp_path / f'{number}.json', {'x': 'y'})}" for number in range(60)]
+    command = [sys.executable, "-c", f"{program}; from zarrfs.cli import main; main()", "refs", "merge", *sets]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["refs"]["59/x"] == "y"
 
 
 def test_metadata_with_nan_is_the_same_in_all_sets(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,21 @@ def test_an_array_at_the_root(tmp_path: Path) -> None:
     document = {".zarray": {**V2, "shape": [3], "chunks": [1]}, "0": "", "5": "", "2": ""}
     (tmp_path / "set.json").write_text(json.dumps(document))
     assert stats(tmp_path / "set.json")["arrays"] == [{"key": "", "expected": 3, "present": 2, "missing": 1}]
+
+
+def test_arrays_that_were_counted_need_no_memory(tmp_path: Path) -> None:
+    document: dict[str, Any] = {}
+    for number in range(12):
+        document |= {f"{number}/.zarray": {**V2, "shape": [40_000], "chunks": [1]}, f"{number}/39999": ""}
+    (tmp_path / "set.json").write_text(json.dumps(document))
+    tracemalloc.start()
+    try:
+        found = stats(tmp_path / "set.json")["arrays"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [array["present"] for array in found] == [1] * 12
+    assert peak < 25 << 20  # the names of one array are 4 MB
 
 
 @pytest.mark.parametrize("top", [0, 2])

@@ -23,6 +23,7 @@ from zarrfs.system.buffers import Buffer, write_parts
 from zarrfs.system.rangelocks import UNSUPPORTED, try_lock, unlock
 
 SEGMENT_MAX, SEGMENT_LEAST = 64 << 20, 256 << 10  # bytes
+SEGMENTS, SEGMENT_LARGEST = 4096, 1 << 30  # a new segment takes stats of all: rather larger ones than more of them
 SHARE = 64  # segments that the bound is made of, at least
 SIZE_LEAST = 1 << 20  # bytes: nothing is kept where the bound is less
 LOCKS = 1 << 62  # the byte of the index that the write lock is on; others lie behind it (fetchlocks.py)
@@ -120,7 +121,8 @@ class Space:
     def segment(self, least: int) -> Segment:
         """Open a segment with room for `least` bytes: one that was closed half empty, or a new one."""
         could_have = min(self.limit, self._total() + self._free() - self._min_free)
-        size = max(least, min(SEGMENT_MAX, max(SEGMENT_LEAST, could_have // SHARE // 4096 * 4096)))
+        most = max(SEGMENT_MAX, min(could_have // SEGMENTS // 4096 * 4096, SEGMENT_LARGEST))
+        size = max(least, min(most, max(SEGMENT_LEAST, could_have // SHARE // 4096 * 4096)))
         found = self._unfinished(size, least)
         if found is not None:
             self.make_room(size - found.at)

@@ -270,9 +270,12 @@ def run_on_stores(
     """
     from zarrfs.archives.source_kinds import NO_BLOBS
     from zarrfs.sources import discard, open_plan, plan_sources
+    from zarrfs.system.processes import allow_descriptors
 
     chosen = dataclasses.replace(parsed.options, names_since=time.time())
     _prepare_output(chosen.log_level)
+    if len(sources) > 1:
+        allow_descriptors()  # each store needs one or more
 
     async def run(plans: list[Plan]) -> T:
         import trio

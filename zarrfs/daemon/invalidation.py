@@ -18,7 +18,6 @@ import stat
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 
 import pyfuse3
 import trio
@@ -74,16 +73,17 @@ class Invalidation:
             return
         absent = list(operations.absent or ())
         operations.absent = OrderedDict()
-        gone = [key for key, inode in known.items() if operations.inodes.kind(inode) is not Kind.DIRECTORY]
-        gone += await self._lost_directories(known, directories)
+        were = set(directories)
+        gone = [key for key, inode in known.items() if inode not in were]
+        gone += await self._lost_directories(known, were)
         entries = [(known[above], split_key(key)[1]) for key in gone if (above := split_key(key)[0]) in known]
         names = [(inode, os.fsencode(name)) for inode, name in entries]
         await trio.to_thread.run_sync(_entries, [*names, *absent])
         await trio.to_thread.run_sync(_attributes, directories)
 
-    async def _lost_directories(self, known: dict[str, int], directories: Iterable[int]) -> list[str]:
-        """Return the keys of former directories that are not directories now."""
-        found, were = [], set(directories)
+    async def _lost_directories(self, known: dict[str, int], were: set[int]) -> list[str]:
+        """Return the keys of former directories `were` that are not directories now."""
+        found = []
         for number, (key, inode) in enumerate(known.items()):
             if key and inode in were:
                 try:

@@ -9,7 +9,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import stat
 import time
@@ -36,7 +35,7 @@ from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.othermounts import OTHER_MOUNTS
-from zarrfs.system.processes import end_with_parent
+from zarrfs.system.processes import allow_descriptors, end_with_parent
 
 if TYPE_CHECKING:
     from zarrfs.daemon.workers import Team
@@ -59,8 +58,7 @@ def serve(
 
     Threads, sockets and the event loop are made only from here on: this runs after the fork.
     """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a directory source needs a descriptor per open file
+    allow_descriptors()  # a directory source needs one per open file
     _set_priority(options.nice)
     check_view(plan, options)
     # a listing is followed by lookups: those are soon enough to ask the server for each chunk

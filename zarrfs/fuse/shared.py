@@ -215,8 +215,9 @@ class SharedInodes(InodeTable):
 
     def directories(self) -> list[int]:
         """As InodeTable.directories(); of all processes."""
-        named = ((inode, _decoded(value)) for table in self._shared.tables for inode, value in table.items())
-        return list({inode for inode, name in named if name.kind is Kind.DIRECTORY} | {int(pyfuse3.ROOT_INODE)})
+        records = (record for table in self._shared.tables for record in table.items())
+        found = {inode for inode, value in records if value[0] == Kind.DIRECTORY}  # the first field of _RECORD
+        return list(found | {int(pyfuse3.ROOT_INODE)})
 
     def known(self) -> dict[str, int]:
         """As InodeTable.known(); of all processes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
@@ -13,6 +14,7 @@ from zarrfs.store.api import Kind, Store, join_key, split_key
 _RECENT = 60.0  # seconds for which a listing explains the stats that follow
 _DIRECTORIES = 64  # to remember
 _MOST = 128  # sizes to request ahead
+_NAMES = 8192  # to take from one listing: many stores read a whole directory for any part of it
 
 
 class _UnsizedDirectory:
@@ -22,7 +24,14 @@ class _UnsizedDirectory:
         self.listed = time.monotonic()
         self.asked: set[str] = set()  # names whose sizes were requested, and that no client has statted yet
         self.last = ""  # the last requested name
+        self.names: deque[str] = deque()  # without a size, to be requested next
+        self.ended = False  # no name comes after those
         self.busy = False
+
+    def skip(self) -> None:
+        """Drop the next names up to the last one that a client has statted."""
+        while self.names and self.names[0] <= self.last:
+            self.names.popleft()
 
 
 class StatAhead:
@@ -34,7 +43,7 @@ class StatAhead:
     def listed(self, directory: str) -> None:
         """Note that a listing returned entries without a size."""
         state = self._directories.put(directory, self._directories.get(directory) or _UnsizedDirectory())
-        state.listed = time.monotonic()
+        state.listed, state.ended = time.monotonic(), False
 
     def walks(self, key: str) -> bool:
         """Return whether a listing of the directory, and no read, is likely to be why a size is asked for."""
@@ -50,8 +59,12 @@ class StatAhead:
         if name in state.asked:
             state.asked.discard(name)
         elif name > state.last or not state.asked:
+            if name <= state.last:  # the client begins again
+                state.names, state.ended = deque(), False
             state.asked, state.last = set(), name
-        return not state.busy and len(state.asked) < _MOST // 2
+            state.skip()
+        more = bool(state.names) or not state.ended
+        return more and not state.busy and len(state.asked) < _MOST // 2
 
     async def advance(self, store: Store, key: str) -> None:
         """Request the sizes of the names after `key` in its directory."""
@@ -68,14 +81,28 @@ class StatAhead:
 
         try:
             with contextlib.suppress(ZarrfsError):
-                async for info in store.list_dir(directory, state.last):
-                    if info.kind is Kind.FILE and info.size is None:
-                        names.append(info.name)
-                    if len(names) + len(state.asked) >= _MOST:
-                        break
+                if not state.names and not state.ended:
+                    await _list(state, store, directory)
+                while state.names and len(names) + len(state.asked) < _MOST:
+                    names.append(state.names.popleft())
                 if names:
                     state.asked.update(names)
                     state.last = names[-1]
                     await at_once(ask, names)
         finally:
             state.busy = False
+
+
+async def _list(state: _UnsizedDirectory, store: Store, directory: str) -> None:
+    """List the next names of a directory."""
+    start, names, ended = state.last, deque[str](), True
+    async for info in store.list_dir(directory, start):
+        if info.kind is Kind.FILE and info.size is None:
+            names.append(info.name)
+        if len(names) >= _NAMES:
+            ended = False
+            break
+    if state.last >= start:  # else the client has begun again meanwhile
+        state.names, state.ended = names, ended
+        if state.last > start:
+            state.skip()

@@ -73,6 +73,10 @@ class ArrayCounts:
                 self._above = name.rpartition(keys.separator)[0]
                 return
 
+    def leave(self) -> None:
+        """Free the memory that see() needs: no name of the array follows."""
+        self._tails = None
+
     def as_json(self) -> dict[str, Any]:
         """Return the counts as a dict for JSON."""
         return {"key": self.key, "expected": self.grid.size, "present": self.present, "missing": self.missing}
@@ -172,6 +176,7 @@ class _Tree:
             common += 1
         self.directories += len(parts) - common
         if self.array is not None and not f"{directory}/".startswith(f"{self.array.key}/" if self.array.key else ""):
+            self.array.leave()
             self.array = None
         if last is None:
             self._found(await _find_array(self._store, ""))

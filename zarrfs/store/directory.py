@@ -10,11 +10,13 @@ with surrogateescape.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import enum
 import errno
 import os
 import stat
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -54,6 +56,9 @@ from zarrfs.system.beneath import BaseDirectory, real_path, reopen
 from zarrfs.system.buffers import Buffer
 
 _PAGE = 1000  # entries examined in one thread hop
+_KEPT = 1 << 20  # names that are kept for a resumed listing, at most
+_KEEP = 5_000_000_000  # ns that they are kept: some network file systems never change the times of a directory
+_TICK = 2_000_000_000  # ns: the coarsest ctime; a directory changed so recently may change without a new one
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
@@ -95,6 +100,8 @@ class FileSystemStore(WritableStore):
         except OSError as exc:
             raise SourceError(path, reason_of(exc)) from exc
         self._staging: Staging | None = None
+        # of the last resumed listing: st_dev, st_ino, mtime and ctime; when it was read; the sorted names
+        self._resumed: tuple[tuple[int, int, int, int], int, list[str]] | None = None
 
     @property
     def uri(self) -> str:
@@ -416,12 +423,23 @@ class FileSystemStore(WritableStore):
         """Open a directory; return (descriptor, sorted names greater than `after`)."""
         directory = self._open_listed(path)
         try:
-            names = [name for name in os.listdir(directory) if name > after and not _reserved(name)]
+            return directory, self._names(directory, after)
         except BaseException:
             os.close(directory)
             raise
-        names.sort()
-        return directory, names
+
+    def _names(self, directory: int, after: str) -> list[str]:
+        """Return the sorted names greater than `after`; keep all for the next part of a resumed listing."""
+        status, now, kept = os.fstat(directory), time.time_ns(), self._resumed
+        version = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+        if after and kept is not None and kept[0] == version and 0 <= now - kept[1] < _KEEP:
+            names = kept[2]
+        else:
+            names = [name for name in os.listdir(directory) if not _reserved(name)]
+            names.sort()
+            if after and _PAGE < len(names) <= _KEPT and status.st_ctime_ns < now - _TICK:
+                self._resumed = version, now, names
+        return names[bisect.bisect_right(names, after) :]
 
     def _open_listed(self, path: bytes) -> int:
         """Open the directory `path` for listing."""

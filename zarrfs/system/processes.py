@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import select
 import sys
 
@@ -75,6 +76,12 @@ def end_with_parent(parent: int | None, number: int = 0) -> None:
     ctypes.CDLL(None).prctl(1, number if parent else 0, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def allow_descriptors() -> None:
+    """Let this process have as many open files as the system allows it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def leave_directory() -> None:
