@@ -241,6 +241,36 @@ def test_the_temporary_index_of_a_living_mount_does_not_look_abandoned(
     trio.run(body)
 
 
+def test_a_refresh_to_a_source_that_needs_one_process_is_refused(tmp_path: Path) -> None:
+    """Each process would keep versions of the targets to itself, and a reader could get the bytes of two."""
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first = FirstProcess(document)
+        before, refresher = first.operations.current, first.refresher()
+        document.write_text(json.dumps({"a": ["http://127.0.0.1:1/x", 0, 4]}))
+        error = (await refresher.refresh())["error"]
+        assert "targets behind URLs need a cache_dir=" in error
+        assert error.endswith(": unmount it and mount it again")
+        assert first.operations.current is before
+        await first.aclose()
+
+    trio.run(body)
+
+
+def test_the_first_refresh_of_a_mount_with_one_process_in_place_of_several_changes_nothing(tmp_path: Path) -> None:
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first = FirstProcess(document)
+        plan = dataclasses.replace(first.plan, alone=True)
+        refresher = Refresher(first.operations, plan, first.team.options, Kernel(), None)
+        assert (await refresher.refresh())["result"] == "unchanged"
+        await first.aclose()
+
+    trio.run(body)
+
+
 def test_options_changed_during_a_refresh_hold_for_the_new_version(tmp_path: Path) -> None:
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 

@@ -21,7 +21,7 @@ from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
+from zarrfs.sources import check_view, discard, fingerprint, one_process, open_plan, plan_source
 
 if TYPE_CHECKING:
     from zarrfs.daemon.workers import Team
@@ -140,6 +140,8 @@ class Refresher:
         plan = dataclasses.replace(plan_source(named, options), named=named)
         try:
             check_view(plan, options)
+            if self._team is not None and (why := one_process(plan, options)):
+                raise SourceError(plan.source, f"{why}: unmount it and mount it again")
         except BaseException:
             discard(plan)
             raise
@@ -152,5 +154,5 @@ def _same(plan: Plan, other: Plan) -> bool:
         return False
     return plan == dataclasses.replace(
         other, index=plan.index, mtime_ns=plan.mtime_ns, temporary=plan.temporary, digest=plan.digest,
-        warnings=plan.warnings,
+        warnings=plan.warnings, alone=plan.alone,
     )  # fmt: skip
