@@ -107,15 +107,16 @@ class Refresher:
                 store.forbid_device(self.device)
             version = StoreVersion(store, options)
             version.pusher = Pusher(store) if old.pusher is not None else None
-            known = operations.inodes.known() if operations.absent is not None else {}
             version.adjust(self.options)  # they may have changed meanwhile
             if self._team is not None:
                 options = dataclasses.replace(
                     self.options, asked_since=options.asked_since, targets_since=options.targets_since
                 )
                 await self._team.show(plan, options, version)
+                known = self._known_names()  # after it: until then clients have looked up more of the old version
                 version.adjust(self.options)
             else:
+                known = self._known_names()
                 operations.show(version)
                 operations.begin(version, version.get_ready)
             shown = True
@@ -133,6 +134,10 @@ class Refresher:
         discard(self._plan)
         if self._team is not None:
             self._team.discard_older()
+
+    def _known_names(self) -> dict[str, int]:
+        """Return the inodes by key of what the kernel may know, if each has to be invalidated by itself."""
+        return self._operations.inodes.known() if self._operations.absent is not None else {}
 
     def _plan_again(self, options: Options) -> Plan:
         """Plan the source as it is now. Runs in a thread."""
