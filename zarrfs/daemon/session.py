@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.options import Options, Parsed, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.metrics import logs
-from zarrfs.sources import absolute_source, discard, one_process, plan_source
+from zarrfs.sources import absolute_options, absolute_source, discard, one_process, plan_source
 from zarrfs.system import mounts, requirements
 from zarrfs.system.processes import close_descriptors, end_with_parent, leave_directory, readable
 
@@ -90,15 +89,7 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
         _check_upper(options.upperdir, plan, mountpoint)
     elif parsed.writable:
         tell(f"{mountpoint}: mounted read-only: rw needs a directory for the changes (upperdir=DIR)")
-    options = dataclasses.replace(
-        options,
-        fsname=options.fsname or without_secrets(source),
-        log_file=options.log_file and os.path.abspath(options.log_file),
-        pid_file=options.pid_file and os.path.abspath(options.pid_file),
-        blobs=tuple(map(absolute, options.blobs)),
-        index_dir=options.index_dir and os.path.abspath(options.index_dir),
-        base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),
-    )
+    options = dataclasses.replace(absolute_options(options), fsname=options.fsname or without_secrets(source))
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
     run(plan, mountpoint, options, parsed.kernel)

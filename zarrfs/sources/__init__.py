@@ -120,6 +120,20 @@ def absolute_source(source: str) -> str:
     return source if path is None else os.path.abspath(path)
 
 
+def absolute_options(options: Options) -> Options:
+    """Return `options` with paths that are valid in any working directory."""
+    from zarrfs.archives.source_kinds import absolute
+
+    return dataclasses.replace(
+        options,
+        log_file=options.log_file and os.path.abspath(options.log_file),
+        pid_file=options.pid_file and os.path.abspath(options.pid_file),
+        blobs=tuple(map(absolute, options.blobs)),
+        index_dir=options.index_dir and os.path.abspath(options.index_dir),
+        base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),
+    )
+
+
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
     if options.blobs:  # also if the index exists already and no archive is compiled
         from zarrfs.archives.source_kinds import check_sources
