@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,8 +151,8 @@ class FirstProcess:
         self.team.discard_older()
         await self.operations.aclose()
 
-    def refresher(self, class_: type[Refresher] = Refresher) -> Refresher:
-        return class_(self.operations, self.plan, self.team.options, Kernel(), None, self.team)
+    def refresher(self, class_: type[Refresher] = Refresher, kernel: Kernel | None = None) -> Refresher:
+        return class_(self.operations, self.plan, self.team.options, kernel or Kernel(), None, self.team)
 
 
 def test_a_worker_without_the_visible_version_ends_with_a_line_in_the_log(tmp_path: Path) -> None:
@@ -176,13 +177,13 @@ class ChangedStore(FileSystemStore):
 
 
 class Kernel(Invalidation):
-    """No kernel, which would have to be informed."""
+    """No kernel, which would have to be informed of `invalidated` names."""
 
     def __init__(self) -> None:
-        pass
+        self.invalidated = set[str]()
 
     async def names(self, known: dict[str, int]) -> None:
-        pass
+        self.invalidated |= known.keys()
 
 
 def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> None:
@@ -236,6 +237,58 @@ def test_the_temporary_index_of_a_living_mount_does_not_look_abandoned(
             await first.team.run()
         discard(planned(document))  # sweeps the memory
         assert os.path.exists(index)
+        await first.aclose()
+
+    trio.run(body)
+
+
+def test_names_that_are_looked_up_while_workers_open_the_new_version_are_invalidated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels without epochs would keep them for a day."""
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first, kernel = FirstProcess(document), Kernel()
+        first.operations.absent = OrderedDict()
+
+        async def tell(_what: str, *_arguments: Any) -> None:
+            await first.operations.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
+
+        monkeypatch.setattr(first.team, "_tell", tell)
+        document.write_text(json.dumps({"b": "another"}))
+        assert (await first.refresher(kernel=kernel).refresh())["result"] == "refreshed"
+        assert "a" in kernel.invalidated
+        await first.aclose()
+
+    trio.run(body)
+
+
+def test_a_refresh_to_a_source_that_needs_one_process_is_refused(tmp_path: Path) -> None:
+    """Each process would keep versions of the targets to itself, and a reader could get the bytes of two."""
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first = FirstProcess(document)
+        before, refresher = first.operations.current, first.refresher()
+        document.write_text(json.dumps({"a": ["http://127.0.0.1:1/x", 0, 4]}))
+        error = (await refresher.refresh())["error"]
+        assert "targets behind URLs need a cache_dir=" in error
+        assert error.endswith(": unmount it and mount it again")
+        assert first.operations.current is before
+        await first.aclose()
+
+    trio.run(body)
+
+
+def test_the_first_refresh_of_a_mount_with_one_process_in_place_of_several_changes_nothing(tmp_path: Path) -> None:
+    (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
+
+    async def body() -> None:
+        first = FirstProcess(document)
+        plan = dataclasses.replace(first.plan, alone=True)
+        refresher = Refresher(first.operations, plan, first.team.options, Kernel(), None)
+        assert (await refresher.refresh())["result"] == "unchanged"
         await first.aclose()
 
     trio.run(body)

@@ -12,6 +12,7 @@ from zarrfs.config.options import IGNORED, KERNEL_FLAGS, REMOUNT_ONLY, TABLE, Op
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.errors import UsageError
 from zarrfs.fuse.operations import Operations
+from zarrfs.sources import absolute_options
 
 if TYPE_CHECKING:
     from zarrfs.daemon.workers import Team
@@ -69,7 +70,7 @@ def changed(options: Options, items: list[str]) -> dict[str, Any]:
         name = name if "." in name else name.replace("-", "_")
         if name in _NOT_OURS or name.startswith(("x-", "X-", "x_", "X_")):
             continue
-        new = parse([item]).options
+        new = absolute_options(parse([item]).options)  # as a mount has them
         if name not in TABLE:
             for protocol, values in new.storage.items():  # s3.anon=true
                 known = options.storage.get(protocol, {})
@@ -79,6 +80,6 @@ def changed(options: Options, items: list[str]) -> dict[str, Any]:
         value, now = getattr(new, name), getattr(options, name)
         if name in CHANGEABLE:
             changes[name] = value
-        elif value != now and not (isinstance(now, tuple) and set(value) <= set(now)):
+        elif value != now and not (isinstance(now, tuple) and all(one in now for one in value)):
             raise UsageError(f"option {name}: cannot change while mounted: unmount, and mount again")
     return {name: value for name, value in changes.items() if value != getattr(options, name)}

@@ -15,6 +15,7 @@ from zarrfs.fuse.operations import Operations
 log = logging.getLogger(__name__)
 
 _EVERY = 30.0  # seconds between two updates of the status
+_PATIENCE = 0.2  # seconds for a manager that does not read, which the event loop waits for
 
 
 def notify_manager(*assignments: str) -> None:
@@ -24,8 +25,11 @@ def notify_manager(*assignments: str) -> None:
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(_PATIENCE)
             lines = "\n".join(map(_line, assignments))
-            sock.sendto(lines.encode(), "\0" + address[1:] if address.startswith("@") else address)
+            # connected: of a socket without a peer, poll() says at once that it can send, and the wait would be busy
+            sock.connect("\0" + address[1:] if address.startswith("@") else address)
+            sock.send(lines.encode())
     except OSError as exc:
         log.warning("cannot notify the service manager (%s): %s", assignments[0], exc)
 

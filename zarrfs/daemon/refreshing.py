@@ -21,7 +21,7 @@ from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
+from zarrfs.sources import check_view, discard, fingerprint, one_process, open_plan, plan_source
 
 if TYPE_CHECKING:
     from zarrfs.daemon.workers import Team
@@ -107,15 +107,16 @@ class Refresher:
                 store.forbid_device(self.device)
             version = StoreVersion(store, options)
             version.pusher = Pusher(store) if old.pusher is not None else None
-            known = operations.inodes.known() if operations.absent is not None else {}
             version.adjust(self.options)  # they may have changed meanwhile
             if self._team is not None:
                 options = dataclasses.replace(
                     self.options, asked_since=options.asked_since, targets_since=options.targets_since
                 )
                 await self._team.show(plan, options, version)
+                known = self._known_names()  # after it: until then clients have looked up more of the old version
                 version.adjust(self.options)
             else:
+                known = self._known_names()
                 operations.show(version)
                 operations.begin(version, version.get_ready)
             shown = True
@@ -134,12 +135,18 @@ class Refresher:
         if self._team is not None:
             self._team.discard_older()
 
+    def _known_names(self) -> dict[str, int]:
+        """Return the inodes by key of what the kernel may know, if each has to be invalidated by itself."""
+        return self._operations.inodes.known() if self._operations.absent is not None else {}
+
     def _plan_again(self, options: Options) -> Plan:
         """Plan the source as it is now. Runs in a thread."""
         named = self._plan.named or self._plan.source
         plan = dataclasses.replace(plan_source(named, options), named=named)
         try:
             check_view(plan, options)
+            if self._team is not None and (why := one_process(plan, options)):
+                raise SourceError(plan.source, f"{why}: unmount it and mount it again")
         except BaseException:
             discard(plan)
             raise
@@ -152,5 +159,5 @@ def _same(plan: Plan, other: Plan) -> bool:
         return False
     return plan == dataclasses.replace(
         other, index=plan.index, mtime_ns=plan.mtime_ns, temporary=plan.temporary, digest=plan.digest,
-        warnings=plan.warnings,
+        warnings=plan.warnings, alone=plan.alone,
     )  # fmt: skip

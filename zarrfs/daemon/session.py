@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.options import Options, Parsed, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.metrics import logs
-from zarrfs.sources import absolute_source, discard, plan_source
+from zarrfs.sources import absolute_options, absolute_source, discard, one_process, plan_source
 from zarrfs.system import mounts, requirements
 from zarrfs.system.processes import close_descriptors, end_with_parent, leave_directory, readable
 
@@ -78,7 +77,7 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}: the mount would contain itself")
     for warning in plan.warnings:
         tell(f"warning: {plan.source}: {warning}")
-    if options.workers != 1 and (why := _one_process(plan, options)):
+    if options.workers != 1 and (why := one_process(plan, options)):
         tell(f"warning: workers={written('workers', options.workers)}: {why}: one process answers the mount")
         plan = dataclasses.replace(plan, alone=True)  # options stay as given: a remount compares fstab's with them
     for_others = os.geteuid() == 0 and options.allow_other
@@ -90,15 +89,7 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
         _check_upper(options.upperdir, plan, mountpoint)
     elif parsed.writable:
         tell(f"{mountpoint}: mounted read-only: rw needs a directory for the changes (upperdir=DIR)")
-    options = dataclasses.replace(
-        options,
-        fsname=options.fsname or without_secrets(source),
-        log_file=options.log_file and os.path.abspath(options.log_file),
-        pid_file=options.pid_file and os.path.abspath(options.pid_file),
-        blobs=tuple(map(absolute, options.blobs)),
-        index_dir=options.index_dir and os.path.abspath(options.index_dir),
-        base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),
-    )
+    options = dataclasses.replace(absolute_options(options), fsname=options.fsname or without_secrets(source))
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
     run(plan, mountpoint, options, parsed.kernel)
@@ -135,21 +126,6 @@ def _check_workers(options: Options, writable: bool) -> None:
         if given:
             rule = "a mount with it is answered by one process (leave workers out)"
             raise UsageError(f"option workers={written('workers', options.workers)}: {name}: {rule}")
-
-
-def _one_process(plan: Plan, options: Options) -> str | None:
-    """Return why only one process can answer the mount of a plan; None if several can."""
-    if plan.index is None:
-        return None if plan.path is not None and plan.kind == "zarr" else "names of this source are not in an index"
-    from zarrfs.store.indexfile import has_urls, read_notes
-
-    decoded = options.view in ("arrays", "netcdf")  # the documents say how large their files are
-    if not decoded and read_notes(plan.index).get("sizes") != "known":
-        return "the sizes of some files are known to their servers alone"
-    shared = options.cache_dir is not None and options.cache != "none"
-    if not shared and (plan.url is not None or has_urls(plan.index, plan.base, options.blobs or plan.blobs)):
-        return "targets behind URLs need a cache_dir=, where processes find what others have fetched"
-    return None
 
 
 def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:

@@ -35,7 +35,7 @@ from pyfuse3 import (
 )
 
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, TargetChanged, ZarrfsError, internal_error, to_errno
+from zarrfs.errors import NotDirectory, NotFound, ReadError, TargetChanged, ZarrfsError, internal_error, to_errno
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
@@ -242,7 +242,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """Stat an inode. ESTALE where another file has its name, and no client has it open."""
+        """Stat an inode. ESTALE where another file or directory has its name, and no client has it open."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             if version is not self.current:
@@ -251,15 +251,16 @@ class Operations(pyfuse3.Operations):
             await self._ask_size(key)
         try:
             info = await self._info(key)
-        except NotFound:
-            info = self._held(inode)
-        else:
-            if self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode):
-                raise pyfuse3.FUSEError(errno.ESTALE)  # refreshed meanwhile: the kernel repeats the lookup
-            if self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode):
-                with contextlib.suppress(NotFound):
-                    return self._fill(self._new_entry(), self._held(inode), inode)
-                raise pyfuse3.FUSEError(errno.ESTALE)  # another file has the name, and no client has this one open
+        except (NotFound, NotDirectory):
+            with contextlib.suppress(NotFound):
+                return self._fill(self._new_entry(), self._held(inode), inode)
+            raise
+        # refreshed meanwhile, or something else has the name
+        gone = self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode)
+        if gone or (self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode)):
+            with contextlib.suppress(NotFound):
+                return self._fill(self._new_entry(), self._held(inode), inode)
+            raise pyfuse3.FUSEError(errno.ESTALE)  # no client has it open: the kernel repeats the lookup
         return self._fill(self._new_entry(), info, inode)
 
     @handler

@@ -25,7 +25,7 @@ from pyfuse3 import (
 )
 
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, StoreError
+from zarrfs.errors import NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.shared import (
@@ -143,7 +143,7 @@ class WorkerOperations(Operations):
         """As Operations.getattr(); a file without its name may be open in another process."""
         try:
             return cast(EntryAttributes, await _getattr(self, inode, ctx))
-        except (NotFound, pyfuse3.FUSEError):
+        except (NotFound, NotDirectory, pyfuse3.FUSEError):
             if not await self._fetch_handles(inode):
                 raise
         return cast(EntryAttributes, await _getattr(self, inode, ctx))

@@ -120,6 +120,20 @@ def absolute_source(source: str) -> str:
     return source if path is None else os.path.abspath(path)
 
 
+def absolute_options(options: Options) -> Options:
+    """Return `options` with paths that are valid in any working directory."""
+    from zarrfs.archives.source_kinds import absolute
+
+    return dataclasses.replace(
+        options,
+        log_file=options.log_file and os.path.abspath(options.log_file),
+        pid_file=options.pid_file and os.path.abspath(options.pid_file),
+        blobs=tuple(map(absolute, options.blobs)),
+        index_dir=options.index_dir and os.path.abspath(options.index_dir),
+        base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),
+    )
+
+
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
     if options.blobs:  # also if the index exists already and no archive is compiled
         from zarrfs.archives.source_kinds import check_sources
@@ -226,6 +240,21 @@ def check_view(plan: Plan, options: Options) -> None:
             await view.aclose()
 
     trio.run(check)
+
+
+def one_process(plan: Plan, options: Options) -> str | None:
+    """Return why only one process can answer the mount of a plan; None if several can."""
+    if plan.index is None:
+        return None if plan.path is not None and plan.kind == "zarr" else "names of this source are not in an index"
+    from zarrfs.store.indexfile import has_urls, read_notes
+
+    decoded = options.view in ("arrays", "netcdf")  # the documents say how large their files are
+    if not decoded and read_notes(plan.index).get("sizes") != "known":
+        return "the sizes of some files are known to their servers alone"
+    shared = options.cache_dir is not None and options.cache != "none"
+    if not shared and (plan.url is not None or has_urls(plan.index, plan.base, options.blobs or plan.blobs)):
+        return "targets behind URLs need a cache_dir=, where processes find what others have fetched"
+    return None
 
 
 def _open_bare(plan: Plan, options: Options) -> Store:
