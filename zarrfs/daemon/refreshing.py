@@ -145,11 +145,13 @@ class Refresher:
         plan = dataclasses.replace(plan_source(named, options), named=named)
         try:
             check_view(plan, options)
-            if self._team is not None and (why := one_process(plan, options)):
-                raise SourceError(plan.source, f"{why}: unmount it and mount it again")
+            why = None if self._team is None else one_process(plan, options)
         except BaseException:
             discard(plan)
             raise
+        if why is not None:
+            discard(plan)
+            raise SourceError(plan.source, f"{why}: unmount it and mount it again")
         return plan
 
 
