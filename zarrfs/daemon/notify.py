@@ -15,7 +15,8 @@ from zarrfs.fuse.operations import Operations
 log = logging.getLogger(__name__)
 
 _EVERY = 30.0  # seconds between two updates of the status
-_PATIENCE = 0.2  # seconds for a manager that does not read, which the event loop waits for
+# seconds for which a manager that does not read may block the event loop: for a status, and for what it waits for
+_PATIENCE, _PATIENCE_READY = 0.2, 5.0
 
 
 def notify_manager(*assignments: str) -> None:
@@ -25,7 +26,7 @@ def notify_manager(*assignments: str) -> None:
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(_PATIENCE)
+            sock.settimeout(_PATIENCE if assignments[0].startswith("STATUS=") else _PATIENCE_READY)
             lines = "\n".join(map(_line, assignments))
             # connected: of a socket without a peer, poll() says at once that it can send, and the wait would be busy
             sock.connect("\0" + address[1:] if address.startswith("@") else address)

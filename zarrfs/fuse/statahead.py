@@ -27,6 +27,7 @@ class _UnsizedDirectory:
         self.names: deque[str] = deque()  # without a size, to be requested next
         self.ended = False  # no name comes after those
         self.busy = False
+        self.store: Store | None = None  # that the names are from
 
     def skip(self) -> None:
         """Drop the next names up to the last one that a client has statted."""
@@ -81,6 +82,8 @@ class StatAhead:
 
         try:
             with contextlib.suppress(ZarrfsError):
+                if state.store is not store:  # a refresh has replaced it
+                    state.names, state.ended, state.store = deque(), False, store
                 if not state.names and not state.ended:
                     await _list(state, store, directory)
                 while state.names and len(names) + len(state.asked) < _MOST:

@@ -225,6 +225,8 @@ class NetCDFView(DecodedView):
     async def check(self) -> None:
         async for key in keys_below(self, ""):
             await self.info(key)
+        if self._strict:
+            _refuse(await self.left_out(""))
 
     # -- which files there are
 
@@ -288,7 +290,7 @@ class NetCDFView(DecodedView):
             while name in siblings and not name_rule(name):
                 name = "_" + name
             if name_rule(name):
-                self._leave_out(join_key(above, name), {path: f"{SUFFIX}: {name_rule(name)}"})
+                self._note_left_out(join_key(above, name), {path: f"{SUFFIX}: {name_rule(name)}"})
                 continue
             siblings[name] = False
             files[join_key(above, name)] = path, own
@@ -382,9 +384,11 @@ class NetCDFView(DecodedView):
         return header
 
     def _leave_out(self, key: str, reasons: dict[str, str]) -> None:
-        if self._strict and reasons:
-            path, reason = next(iter(reasons.items()))
-            raise ReadError(path or "/", f"view=netcdf cannot show it: {reason}")
+        if self._strict:
+            _refuse(reasons)
+        self._note_left_out(key, reasons)
+
+    def _note_left_out(self, key: str, reasons: dict[str, str]) -> None:
         before = self._reasons.get(key, {})
         for path, reason in reasons.items():
             if before.get(path) != reason:
@@ -405,7 +409,7 @@ class NetCDFView(DecodedView):
 class _NetCDFValue(Value):
     """A file of the view, with the header of one version. Chunks are looked up at every read, as in ArraysView."""
 
-    __slots__ = ("_arrays", "_file", "_hierarchy", "_key")
+    __slots__ = ("_arrays", "_checked", "_file", "_hierarchy", "_key", "_lock")
 
     def __init__(
         self, arrays: FlatArrays, hierarchy: Hierarchy | None, key: str, file: _File, info: Info,
@@ -414,6 +418,8 @@ class _NetCDFValue(Value):
         """`hierarchy`: where arrays may change."""
         super().__init__(info, version)
         self._arrays, self._hierarchy, self._key, self._file = arrays, hierarchy, key, file
+        self._checked: dict[str, float] = {}  # when the document of an array was last looked at, by path
+        self._lock = trio.Lock()
 
     @property
     def pinned(self) -> Hashable:
@@ -449,10 +455,9 @@ class _NetCDFValue(Value):
             if variable.texts.damage is not None:
                 raise ReadError(variable.texts.damage.where, variable.texts.damage.reason)
             return memoryview(variable.texts.data)[start:stop]
-        if self._hierarchy is not None:
-            node = await self._hierarchy.node(variable.node.path)
-            if node is not variable.node and _decoding(node) != _decoding(variable.node):
-                raise TargetChanged(self._key, f"{variable.node.path or '/'} has changed since the file was opened")
+        if self._hierarchy is not None and not self._is_checked(self._hierarchy, variable.node):
+            async with self._lock:
+                await self._check(self._hierarchy, variable.node)
         flat, form = self._arrays.reader(variable.node), variable.form
         if form.convert is None:
             return await flat.read(start, stop)
@@ -468,6 +473,19 @@ class _NetCDFValue(Value):
         shown = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         return shown[start - first * form.itemsize : stop - first * form.itemsize]
 
+    def _is_checked(self, hierarchy: Hierarchy, node: Node) -> bool:
+        checked = self._checked.get(node.path, -_FRESH)
+        return trio.current_time() - checked < _FRESH and (hierarchy.looks is None or hierarchy.is_fresh(node))
+
+    async def _check(self, hierarchy: Hierarchy, node: Node) -> None:
+        """Look at the document of an array. TargetChanged if its chunks would be decoded otherwise by now."""
+        if self._is_checked(hierarchy, node):
+            return
+        now = await hierarchy.node(node.path)
+        if now is not node and _decoding(now) != _decoding(node):
+            raise TargetChanged(self._key, f"{node.path or '/'} has changed since the file was opened")
+        self._checked[node.path] = trio.current_time()
+
 
 def _is_text(node: Node) -> bool:
     """Return whether a node is an array of text or bytes of any length, or of objects that may be text."""
@@ -475,6 +493,12 @@ def _is_text(node: Node) -> bool:
     if not isinstance(array, ArrayMetadata) or array.dtype.itemsize:
         return False
     return array.dtype.kind in "TB" or any(codec.name.rpartition(".")[2] in _JSON for codec in array.codecs)
+
+
+def _refuse(reasons: dict[str, str]) -> None:
+    """Raise ReadError for the first node that is left out, if there is one."""
+    for path, reason in reasons.items():
+        raise ReadError(path or "/", f"view=netcdf cannot show it: {reason}")
 
 
 def _decoding(node: Node | None) -> tuple[object, ...] | None:
