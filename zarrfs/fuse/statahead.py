@@ -43,7 +43,10 @@ class StatAhead:
 
     def listed(self, directory: str) -> None:
         """Note that a listing returned entries without a size."""
-        state = self._directories.put(directory, self._directories.get(directory) or _UnsizedDirectory())
+        state = self._directories.get(directory)
+        if state is None or time.monotonic() - state.listed >= _RECENT:  # names of an old listing may be gone
+            state = _UnsizedDirectory()
+        self._directories.put(directory, state)
         state.listed, state.ended = time.monotonic(), False
 
     def walks(self, key: str) -> bool:

@@ -155,11 +155,12 @@ class Web:
             short = None
         remembered = len(hops) > 1  # a guess: that redirect may be over, or may never have been one of this name
         redirected, lasting = False, True  # no redirect was followed that must not be remembered
+        began = time.monotonic()
         while True:
             try:
                 response = await self._send(method, hops, more, where)
-            except BaseException:  # a timeout cancels
-                if short:
+            except BaseException as exc:  # a timeout cancels, and so does, soon, whoever has no use for it any more
+                if short and (isinstance(exc, Exception) or time.monotonic() - began > self._timeout / 2):
                     self._redirects.pop(url, None)
                 raise
             try:

@@ -439,7 +439,10 @@ class FileSystemStore(WritableStore):
             names.sort()
             if after and _PAGE < len(names) <= _KEPT and status.st_ctime_ns < now - _TICK:
                 self._resumed = version, now, names
-        return names[bisect.bisect_right(names, after) :]
+        rest = names[bisect.bisect_right(names, after) :]
+        if not rest or (kept is not None and self._resumed is kept and now - kept[1] >= _KEEP):
+            self._resumed = None  # up to 80 MB
+        return rest
 
     def _open_listed(self, path: bytes) -> int:
         """Open the directory `path` for listing."""

@@ -142,10 +142,15 @@ class UnlistedStore(Store):
         node, rest = (None, "") if shown is not None and self._shows_all(shown) else await self._array(prefix)
         if shown is not None or node is None or not _has(node, rest, after):
             found = {info.name: info for info in shown or ()}
-            named = await self._consolidated()
+            try:
+                named = await self._consolidated()
+            except ReadError:
+                if shown is None or not self._shows_all(shown):
+                    raise
+                named = {}  # the listing has all but what a server hides
             for key in self._hidden if self._lists else named:
                 parent, name = split_key(key)
-                if key and parent == prefix:
+                if key and parent == prefix and not (self._lists and name in found):
                     found[name] = Info(name, Kind.DIRECTORY)
             if not rest and not (shown is not None and self._shows_all(shown)):
                 for info in await self._documents(prefix, found):
