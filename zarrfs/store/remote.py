@@ -310,9 +310,15 @@ class FsspecStore(Store):
         found, there = await self.files.find(url)
         if found.identity(there) != system.identity(path):  # for some protocols a "?" ends the path
             raise ReadError(key, "a name that means something else in a URL")
-        if archive and urls.protocols(archive[-1])[:1] in (["http"], ["https"]):  # its query is that of the place
-            return "::".join([*links(url)[:-1], without_secrets(archive[-1])])
-        return without_user(url)
+        *before, last = links(url)
+        protocol = urls.protocols(url)[-1]
+        if archive and protocol in ("http", "https"):  # a query is that of the place
+            last = without_secrets(last)
+        elif archive and protocol in ("file", "local"):
+            last = urls.file_path(last)
+        else:
+            last = without_user(last)
+        return "::".join([*before, last])
 
     def _ttls(self, options: Options) -> tuple[float, float]:
         """Return how long names are valid, and absent names: as long as the kernel caches them, if that is given."""
