@@ -428,7 +428,8 @@ def test_a_link_and_a_directory_of_one_name(tmp_path: Path) -> None:
 def test_a_name_that_comes_twice_is_a_failure(tmp_path: Path) -> None:
     """As two names do that differ in case, where the file system of the destination folds it."""
     (tmp_path / "source").mkdir()
-    (tmp_path / "source/f").write_bytes(b"x")
+    for name in "fg":  # a process opens f in the place of any file
+        (tmp_path / "source" / name).write_bytes(b"x")
     store = Hostile(tmp_path / "source", [Info("g", Kind.FILE, 1), Info("g", Kind.FILE, 1)])
     report = write(store, tmp_path / "out", keep_going=True)
     assert ([bad.key for bad in report.failed], report.files) == (["g"], 1)
