@@ -186,7 +186,9 @@ def test_the_file_of_credentials(
 def test_the_profile_is_that_of_botocore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     file.write_text("".join(f"[{name}]\naws_access_key_id = {name}\naws_secret_access_key = x\n" for name in "ab"))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE"):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):  # of this machine
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
