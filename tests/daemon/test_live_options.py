@@ -1,4 +1,4 @@
-"""Which options of a line in fstab a remount takes for those in force."""
+"""Options of fstab that a remount finds unchanged, and others that it refuses."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ OPTIONS = Options(allow=("ftp",), request_timeout=2 * LONG, patience="all")
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A server at URL that does not answer whoever connects; the event is set once somebody does."""
+    """Put a server at URL that never answers; the event is set at the first connection."""
     begun, end = threading.Event(), threading.Event()
 
     def connect(*_args: object) -> None:

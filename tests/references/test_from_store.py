@@ -107,7 +107,7 @@ def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "view"), [("zarr", None), ("zarr", "v3"), ("references", "v3")])
 def test_changes_in_an_upper_directory(kind: str, view: str | None, tmp_path: Path) -> None:
-    """What was changed is referred to where it is now, the rest where it was."""
+    """References of changed files name the upper directory, all others the source."""
     source, upper = tmp_path / "x.zarr", tmp_path / "changes %20"
     group = zarr.open_group(str(source), mode="w", zarr_format=2)
     group.create_array("x", data=np.arange(6, dtype="<i4"), chunks=(2,), compressors=None)

@@ -159,7 +159,7 @@ class Web:
         while True:
             try:
                 response = await self._send(method, hops, more, where)
-            except BaseException as exc:  # a timeout cancels, and so does, soon, whoever has no use for it any more
+            except BaseException as exc:  # of cancellations, only late ones are timeouts
                 if short and (isinstance(exc, Exception) or time.monotonic() - began > self._timeout / 2):
                     self._redirects.pop(url, None)
                 raise

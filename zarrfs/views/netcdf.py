@@ -475,7 +475,7 @@ class _NetCDFValue(Value):
 
     def _is_checked(self, hierarchy: Hierarchy, node: Node) -> bool:
         checked = self._checked.get(node.path, -_FRESH)
-        return trio.current_time() - checked < _FRESH and (hierarchy.looks is None or hierarchy.is_fresh(node))
+        return trio.current_time() - checked < _FRESH and hierarchy.is_fresh(node)
 
     async def _check(self, hierarchy: Hierarchy, node: Node) -> None:
         """Look at the document of an array. TargetChanged if its chunks would be decoded otherwise by now."""
