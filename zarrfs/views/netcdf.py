@@ -478,11 +478,11 @@ class _NetCDFValue(Value):
         return trio.current_time() - checked < _FRESH and hierarchy.is_fresh(node)
 
     async def _check(self, hierarchy: Hierarchy, node: Node) -> None:
-        """Look at the document of an array. TargetChanged if its chunks would be decoded otherwise by now."""
+        """Look at the document of an array. TargetChanged if chunks would be decoded otherwise by now, or are gone."""
         if self._is_checked(hierarchy, node):
             return
         now = await hierarchy.node(node.path)
-        if now is not node and _decoding(now) != _decoding(node):
+        if now is not node and (_decoding(now) != _decoding(node) or _has_shrunk(now, node)):
             raise TargetChanged(self._key, f"{node.path or '/'} has changed since the file was opened")
         self._checked[node.path] = trio.current_time()
 
@@ -507,6 +507,14 @@ def _decoding(node: Node | None) -> tuple[object, ...] | None:
     if node is None or not isinstance(array, ArrayMetadata):
         return None
     return node.chunks, array.grid.chunks, array.dtype, array.fill, array.codecs, array.keys
+
+
+def _has_shrunk(now: Node | None, node: Node) -> bool:
+    """Return whether an array has lost chunks, which would read as fill values; one that has grown has the old ones."""
+    new, old = None if now is None else now.metadata, node.metadata
+    if not isinstance(new, ArrayMetadata) or not isinstance(old, ArrayMetadata):
+        return True
+    return any(extent < before for extent, before in zip(new.shape, old.shape, strict=True))
 
 
 def _address(part: tuple[int, bytes]) -> int:
