@@ -108,7 +108,7 @@ def test_http_goes_through_a_proxy(proxy: Proxy, plain: Faulty, monkeypatch: pyt
     monkeypatch.setenv("http_proxy", proxy.url)
     assert read(url) == VALUE[100:600]
     assert [line.split()[:2] for line in proxy.requests()] == 2 * [["GET", url]]
-    assert read(url, "http.proxy=") == VALUE[100:600]
+    assert read(url, "http.proxy=") == read(url, "http.proxy") == VALUE[100:600]
     assert len(proxy.requests()) == 2
 
 

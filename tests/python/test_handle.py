@@ -368,6 +368,18 @@ def test_parts_of_arrays(tmp_path: Path) -> None:
     assert not loops()
 
 
+def test_chunks_between_the_items_of_a_selection_are_not_read(tmp_path: Path) -> None:
+    import zarr
+
+    values = np.arange(9, dtype="i4")
+    zarr.create_array(tmp_path / "x", shape=values.shape, chunks=2, dtype="i4", zarr_format=2)[:] = values
+    (tmp_path / "x/1").write_bytes(b"no chunk")
+    for part in (np.s_[::4], np.s_[::-4], np.s_[1::3], np.s_[4:0:-4]):
+        assert zarrfs.read_array(tmp_path / "x", "", part).tolist() == values[part].tolist()
+    with pytest.raises(zarrfs.ReadError, match="1"):
+        zarrfs.read_array(tmp_path / "x", "", np.s_[::2])
+
+
 def test_a_program_on_trio_has_the_store_itself(tree: Path) -> None:
     store = zarrfs.open_trio_store(tree)
 

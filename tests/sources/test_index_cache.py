@@ -209,6 +209,18 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         plan(tmp_path)
 
 
+def test_the_usual_directory_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value, found in (("cache", tmp_path / ".cache"), ("", tmp_path / ".cache"), ("/c", Path("/c"))):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert index_cache.usual_directory() == str(found / "zarrfs/index")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+    monkeypatch.setattr("os.getuid", lambda: 54321)  # who is not in /etc/passwd
+    assert os.path.isabs(index_cache.usual_directory())
+
+
 def test_without_a_cache_directory_the_index_is_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,7 +269,8 @@ class Options:
     )
     host_requests: int = _option(
         "fetch", "Network", 32, natural, "N",
-        "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
+        "Send up to N requests to one server at a time, each process of workers= by itself. Lower it if the server "
+        "throttles.", bounds=("1", "10000"),
     )
     host_bytes: int = _option(
         "fetch", "Network", 128 << 20, size, "SIZE",

@@ -81,7 +81,8 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
         raise ValueError(f"{unknown[0]} is not an option; these are: {known}")
 
     def given(name: str) -> Any:
-        return options[name] if options.get(name) is not None else client.get(name)
+        found = options[name] if options.get(name) is not None else client.get(name)
+        return "" if found is True and name == "proxy" else found  # -o http.proxy: without a value
 
     headers = {**(client.get("headers") or {}), **(options.get("headers") or {})}
     if options.get("token"):

@@ -49,7 +49,8 @@ class StoreHandle:
     is never a missing key. Every error is a ZarrfsError whose text is the line that a command would write.
 
     A pickled handle opens the source again where it is used, with the options that were given here, storage_options
-    and so credentials included; SourceError if the source has changed since. So does a handle in a forked process.
+    and so credentials included; SourceError if a document has changed since (directories, zip files, stores behind
+    URLs and Parquet sets have no version to compare). So does a handle in a forked process.
     """
 
     _fingerprint: str | None  # of the version that this handle shows; None: any

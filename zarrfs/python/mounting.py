@@ -39,8 +39,9 @@ def mounted(
     the mount's log, such as the reason of a failing read, go to the logger "zarrfs.python.mounting".
 
     Raises UsageError, SourceError or MountError before the block if there is no mount. Files that are still open at
-    the end of the block stay readable until they are closed; the mount is gone all the same. A path of such a mount
-    that is used later is an error (ELOOP), not a missing file, which a Zarr reader would take for fill values.
+    the end of the block stay readable until they are closed; the mount is gone all the same. A path that is used later
+    is an error (ELOOP), not a missing file, which a Zarr reader would take for fill values. With `mountpoint` it is a
+    missing file; with guard=True as well it is EACCES, except for root.
 
     The mount also ends when this interpreter dies.
     """

@@ -251,7 +251,9 @@ def usual_directory() -> str:
     """
     if os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ and os.access("/var/cache", os.W_OK):
         return "/var/cache/zarrfs/index"
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # the XDG specification: a relative path is ignored
+        cache = os.path.join("/", os.path.expanduser("~/.cache"))  # "/~" if the user has no home: it cannot be made
     return os.path.join(cache, "zarrfs", "index")
 
 

@@ -41,17 +41,27 @@ async def read_array(store: Store, path: str = "", selection: Selection = ()) ->
     chunks = Chunks(store, node, cache)
     turn = -1 if chunks.fortran else 1
     box, rest = _box(selection, chunks.shape[::turn])
-    out = await read_box(store, chunks, cache, Box(box.start[::turn], box.stop[::turn]))
+    steps = tuple(abs(one.step) if isinstance(one, slice) else 1 for one in rest)
+    out = await read_box(store, chunks, cache, Box(box.start[::turn], box.stop[::turn]), steps[::turn])
     found = out.view(chunks.array.dtype.numpy()) if chunks.itemsize else out
     found = found.T if chunks.fortran else found
     part: np.ndarray[Any, Any] = found[(*rest, ...)]
     return part
 
 
-async def read_box(store: Store, chunks: Chunks, cache: DecodedCache, box: Box) -> np.ndarray[Any, Any]:
-    """Read a box of items, in the order of the flat file, of chunks in `store`; none are cached. ReadError."""
+async def read_box(
+    store: Store, chunks: Chunks, cache: DecodedCache, box: Box, steps: tuple[int, ...] = ()
+) -> np.ndarray[Any, Any]:
+    """Read a box of items, in the order of the flat file, of chunks in `store`; none are cached. ReadError.
+
+    `steps`: in each dimension, of which items to read only every so many-th; the others have any value.
+    """
     out = np.empty(box.extents, chunks.item)
-    wanted = pieces(box, chunks.shape_of_chunk, chunks.counts) if all(box.extents) else iter(())
+    wanted = (
+        piece
+        for piece in (pieces(box, chunks.shape_of_chunk, chunks.counts) if all(box.extents) else ())
+        if all(-(-part.start // step) * step < part.stop for part, step in zip(piece.where, steps, strict=False))
+    )
 
     async def work(_number: int) -> None:
         for number, inside, where in wanted:
