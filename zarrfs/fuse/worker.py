@@ -105,7 +105,6 @@ class WorkerOperations(Operations):
 
     @property
     def all_uses(self) -> int:
-        """As Operations.all_uses."""
         return self._shared.total(USES)
 
     @property
@@ -191,7 +190,6 @@ class WorkerOperations(Operations):
 
     @handler
     async def releasedir(self, fh: FileHandleT) -> None:
-        """As Operations.releasedir()."""
         self._release(fh)
         directory = self._directories.pop(fh, None)
         if directory is not None:
@@ -211,7 +209,6 @@ class WorkerOperations(Operations):
 
     @handler
     async def release(self, fh: FileHandleT) -> None:
-        """As Operations.release()."""
         self._release(fh)
         file = self._files.pop(fh, None)
         if file is not None:
