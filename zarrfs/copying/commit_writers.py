@@ -28,7 +28,7 @@ from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.references.output import Output, entries, reference_set
 from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
 from zarrfs.store.api import SET_IDS, Kind, Reference, key_rule, split_key
-from zarrfs.store.destination import is_utf8
+from zarrfs.store.destination import is_utf8, sync_path
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import reserved
 from zarrfs.system.buffers import write_all
@@ -189,11 +189,7 @@ class DataFile:
         os.ftruncate(self._descriptor, self._end)
         os.fsync(self._descriptor)
         self._place()
-        directory = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_path(os.path.dirname(self.path))
 
     def _place(self) -> None:
         """Give the file its name, which replaces nothing."""
