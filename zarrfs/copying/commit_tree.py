@@ -8,6 +8,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
+from zarrfs.archives.document_writer import SPECIAL_FILES
 from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
@@ -18,10 +19,6 @@ from zarrfs.system.sparse import data_extents
 PIECE = 4 << 20  # bytes read at a time
 _BATCH = 1000  # entries held while values are fetched
 _AHEAD = 64  # values fetched at the same time over a network
-_SPECIAL = {
-    stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}  # fmt: skip
 
 
 class MergedNode(NamedTuple):
@@ -182,8 +179,8 @@ class MergedTree:
     def _refused(self, node: MergedNode, rule: Callable[[MergedNode], str | None]) -> bool:
         """Return whether an entry is left out, with a warning; SourceError unless skipping is allowed."""
         broken = rule(node)
-        if node.status is not None and stat.S_IFMT(node.status.st_mode) in _SPECIAL:
-            broken = f"{_SPECIAL[stat.S_IFMT(node.status.st_mode)]}, which only the upper itself can hold"
+        if node.status is not None and (special := SPECIAL_FILES.get(stat.S_IFMT(node.status.st_mode))):
+            broken = f"{special}, which only the upper itself can hold"
         if broken is None:
             return False
         if not self._skip:
