@@ -107,19 +107,18 @@ class MergedTree:
 
     async def _extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
         lower = self.overlay.lower
-        if node.status is not None:
-            if node.status.st_blocks * 512 >= size:
+        if node.status is None:
+            assert lower is not None
+            place = await lower.locate(node.key)
+            if "regions" in place:
+                return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
+            if "hole" in place:
+                return []
+            if lower.remote:  # no local file, whose holes could be asked for
                 return [(0, size)]
-            return _data_of(self.open(node), size)
-        assert lower is not None
-        place = await lower.locate(node.key)
-        if "regions" in place:
-            return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
-        if "hole" in place:
-            return []
-        if lower.remote:  # no local file, whose holes could be asked for
+        elif node.status.st_blocks * 512 >= size:
             return [(0, size)]
-        with contextlib.closing(await lower.open(node.key)) as value:
+        with contextlib.closing(await self.overlay.open(node.key)) as value:
             descriptor = value.fileno()
             return [(0, size)] if descriptor is None else data_extents(descriptor, size)
 
@@ -206,10 +205,3 @@ def _reading(place: str, key: str) -> Iterator[None]:
 def _unchanged(key: str, info: Info) -> MergedNode:
     assert info.mode is not None  # an overlay shows some
     return MergedNode(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)
-
-
-def _data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
-    try:
-        return data_extents(descriptor, size)
-    finally:
-        os.close(descriptor)
