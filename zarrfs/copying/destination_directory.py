@@ -521,11 +521,7 @@ class DestinationDirectory:
     def abandon(self) -> None:
         """End an interrupted run: finished entries stay, and its journal if it has a mark and wrote anything."""
         with contextlib.suppress(OSError):
-            look = os.open(b".", OPEN, dir_fd=self._base.descriptor)
-            try:
-                bare = not set(os.listdir(look)) - {RESERVED}
-            finally:
-                os.close(look)
+            bare = self._is_empty()
             changed = self._mark and (self.begun or self._changed[0])
             if self._before and not changed and not bare:
                 journal.write(self._note, self._before)
