@@ -285,7 +285,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        handle = DirectoryHandle(self.store, self.inodes.key(inode), self.inodes, self.current)
+        handle = DirectoryHandle(self.current, self.inodes.key(inode), self.inodes)
         self.current.users += 1
         return self._handle(self._directories, handle)
 
@@ -328,8 +328,7 @@ class Operations(pyfuse3.Operations):
         try:
             await directory.close()
         finally:
-            if directory.version is not None:
-                self.leave(directory.version)
+            self.leave(directory.version)
 
     # -- files
 

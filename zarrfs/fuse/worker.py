@@ -179,7 +179,7 @@ class WorkerOperations(Operations):
         if directory is None:
             slot = self._slot(fh)
             version = self._at(slot.generation)
-            directory = DirectoryHandle(version.store, self.inodes.key(slot.inode), self.inodes, version)
+            directory = DirectoryHandle(version, self.inodes.key(slot.inode), self.inodes)
             directory.old = version is not self.current
             version.users += 1
             self._directories[fh] = directory
@@ -309,8 +309,7 @@ class WorkerOperations(Operations):
             await directory.close()
         finally:
             self._handles.free(handle)
-            if directory.version is not None:
-                self.leave(directory.version)
+            self.leave(directory.version)
 
     def _release(self, handle: int) -> None:
         self._shared.add(self.process, RELEASED)
@@ -332,7 +331,7 @@ class WorkerOperations(Operations):
         if number is None:
             if isinstance(value, OpenFile):
                 self._released(value)
-            elif isinstance(value, DirectoryHandle) and value.version is not None:
+            elif isinstance(value, DirectoryHandle):
                 self.leave(value.version)
             raise pyfuse3.FUSEError(errno.ENFILE)
         self._shared.add(self.process, OPENED)
