@@ -62,6 +62,12 @@ def mount_at(mountpoint: str) -> Mount | None:
     return at[-1] if at and at[-1].fstype != "autofs" else None
 
 
+def mount_around(path: str) -> Mount:
+    """Return the mount that an absolute path lies in, by its text; of several at one mount point, the topmost."""
+    found = [mount for mount in mounts() if beneath(path, mount.mountpoint)]  # none in a chroot whose / is no mount
+    return max(reversed(found), key=lambda mount: len(mount.mountpoint), default=Mount("", "/", "", ""))
+
+
 def beneath(path: str, above: str) -> bool:
     """Return whether `path` is `above` or below it, by their texts; both are absolute."""
     return (path + "/").startswith(above.rstrip("/") + "/")
