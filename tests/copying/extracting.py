@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import trio
 
 from tests.archives.compiled import opened
-from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, copy_store
+from zarrfs.copying.copy import copy_store
+from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
 from zarrfs.store.api import Kind, Store
 from zarrfs.store.directory import FileSystemStore
 

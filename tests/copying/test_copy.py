@@ -23,7 +23,8 @@ from tests.servers import Nginx
 from zarrfs.config.options import Options
 from zarrfs.config.shares import Share
 from zarrfs.copying import copy, destination_directory
-from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
+from zarrfs.copying.copy import _Copy, copy_store
+from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
 from zarrfs.copying.destination_directory import DestinationDirectory, Folder
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Entry, Info, Kind

@@ -27,8 +27,9 @@ from tests.mounts.mounting import alive
 from zarrfs.archives import blob_sources
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.copying import copy, copy_processes
-from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
+from zarrfs.copying.copy import _Copy, copy_store
 from zarrfs.copying.copy_processes import CopyProcesses
+from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
 from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.errors import AccessDenied, ReadError, SourceError
 from zarrfs.store.api import Info, Kind, Store

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyfuse3
@@ -71,7 +72,7 @@ def test_requests_in_any_order(count: int, fails: int | None, steps: list[tuple[
 
     async def main() -> None:
         store, inodes = Names(count, fails), InodeTable()
-        directory = DirectoryHandle(store, "d", inodes)  # type: ignore[arg-type]
+        directory = DirectoryHandle(SimpleNamespace(store=store), "d", inodes)  # type: ignore[arg-type]
         at, sent = 0, Counter[str]()
         for step, number in steps:
             if step == "prepare":
@@ -108,7 +109,7 @@ def test_a_failure_while_preparing_is_raised_by_the_next_request() -> None:
     async def main() -> None:
         inodes = InodeTable()
         store = Names(20, fails_after=6)
-        directory = DirectoryHandle(store, "d", inodes)  # type: ignore[arg-type]
+        directory = DirectoryHandle(SimpleNamespace(store=store), "d", inodes)  # type: ignore[arg-type]
         assert len(await directory.entries(0)) == 4
         directory.sent(4)
         await directory.prepare()
@@ -128,7 +129,7 @@ def test_a_failure_while_preparing_is_raised_by_the_next_request() -> None:
 def test_prepare_and_entries_run_concurrently() -> None:
     async def main() -> None:
         inodes = InodeTable()
-        directory, names = DirectoryHandle(Names(50), "d", inodes), []  # type: ignore[arg-type]
+        directory, names = DirectoryHandle(SimpleNamespace(store=Names(50)), "d", inodes), []  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             while piece := await directory.entries(len(names)):
                 names += [entry.info.name for entry in piece]

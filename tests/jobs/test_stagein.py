@@ -14,6 +14,7 @@ from zarrfs.errors import MountError
 from zarrfs.jobs import records, stagein
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.stagein import StageRequest
+from zarrfs.system import mounts
 
 
 def test_an_earlier_child_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
@@ -41,10 +42,10 @@ class Waits(Exception):
 
 @pytest.fixture
 def _waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(maker: object) -> None:
+    def wait(pid: int, timeout: float) -> None:
         raise Waits
 
-    monkeypatch.setattr(stagein, "_wait_for", wait)
+    monkeypatch.setattr(mounts, "wait_for_end", wait)
 
 
 @pytest.mark.usefixtures("_waiting")
@@ -101,17 +102,17 @@ def test_a_mount_of_an_older_zarrfs_is_joined_and_one_of_a_container_is_not(othe
 
 def test_joining_waits_no_longer_than_a_while_for_an_unstage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may itself wait for an hour, for a process that the job has left behind."""
-    record, now, waited = begun(tmp_path / "in"), [0.0], list[object]()
+    record, now, waited = begun(tmp_path / "in"), [0.0], list[int]()
 
-    def wait(maker: object) -> None:
-        waited.append(maker)
+    def wait(pid: int, timeout: float) -> None:
+        waited.append(pid)
         now[0] += 1
         if len(waited) == 6:  # as long as the mount is made there is no limit
             record.state = records.ENDING
             record.save()
         assert len(waited) < 20
 
-    monkeypatch.setattr(stagein, "_wait_for", wait)
+    monkeypatch.setattr(mounts, "wait_for_end", wait)
     monkeypatch.setattr(stagein, "_ENDING", 4.0)
     monkeypatch.setattr("zarrfs.jobs.stagein.time.monotonic", lambda: now[0])
     with pytest.raises(MountError) as caught:

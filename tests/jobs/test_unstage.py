@@ -72,7 +72,7 @@ def test_a_child_that_its_user_kills(monkeypatch: pytest.MonkeyPatch) -> None:
         os.write(pipes[0][1], b'[{"dest": ')
         os._exit(0)
 
-    (result,) = unstage._as_user(65534, body)
+    (result,) = unstage._as_user(65534, body, 60)
     assert "records of user 65534" in str(result["error"])
 
 

@@ -23,11 +23,10 @@ from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
 from zarrfs.references.keys import ZARR_METADATA
-from zarrfs.store.api import Kind, name_rule
+from zarrfs.store.api import KINDS, Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 
 _FIELDS = frozenset(("path", "mode", "mtime", "ctime", "size", "encoding", "data"))
-_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
 _NOT_ENTRIES = {0: "mode has no type bits", **SPECIAL_FILES}
 
 
@@ -106,7 +105,7 @@ def _is_surely_entry(name: str, value: Any) -> bool:
     """Return whether an object is the entry of a file, and not a value that a reference set holds itself."""
     if not _is_entry(value) or name.endswith(ZARR_METADATA):
         return False
-    return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in _KINDS
+    return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in KINDS
 
 
 def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
@@ -197,7 +196,7 @@ class _Archive:
         if not 0 <= mode <= 0o177777:
             raise self._refuse(path, f"mode {_shown(mode)} is not that of a file")
         form = stat.S_IFMT(mode)
-        kind = _KINDS.get(form)
+        kind = KINDS.get(form)
         if kind is None:
             what = _NOT_ENTRIES.get(form, f"an unknown type (mode {mode:o})")
             raise self._refuse(path, f"{what}: neither a file, a directory nor a symlink")

@@ -8,6 +8,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
+from zarrfs.archives.document_writer import SPECIAL_FILES
 from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
@@ -18,10 +19,6 @@ from zarrfs.system.sparse import data_extents
 PIECE = 4 << 20  # bytes read at a time
 _BATCH = 1000  # entries held while values are fetched
 _AHEAD = 64  # values fetched at the same time over a network
-_SPECIAL = {
-    stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}  # fmt: skip
 
 
 class MergedNode(NamedTuple):
@@ -110,19 +107,18 @@ class MergedTree:
 
     async def _extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
         lower = self.overlay.lower
-        if node.status is not None:
-            if node.status.st_blocks * 512 >= size:
+        if node.status is None:
+            assert lower is not None
+            place = await lower.locate(node.key)
+            if "regions" in place:
+                return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
+            if "hole" in place:
+                return []
+            if lower.remote:  # no local file, whose holes could be asked for
                 return [(0, size)]
-            return _data_of(self.open(node), size)
-        assert lower is not None
-        place = await lower.locate(node.key)
-        if "regions" in place:
-            return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
-        if "hole" in place:
-            return []
-        if lower.remote:  # no local file, whose holes could be asked for
+        elif node.status.st_blocks * 512 >= size:
             return [(0, size)]
-        with contextlib.closing(await lower.open(node.key)) as value:
+        with contextlib.closing(await self.overlay.open(node.key)) as value:
             descriptor = value.fileno()
             return [(0, size)] if descriptor is None else data_extents(descriptor, size)
 
@@ -182,8 +178,8 @@ class MergedTree:
     def _refused(self, node: MergedNode, rule: Callable[[MergedNode], str | None]) -> bool:
         """Return whether an entry is left out, with a warning; SourceError unless skipping is allowed."""
         broken = rule(node)
-        if node.status is not None and stat.S_IFMT(node.status.st_mode) in _SPECIAL:
-            broken = f"{_SPECIAL[stat.S_IFMT(node.status.st_mode)]}, which only the upper itself can hold"
+        if node.status is not None and (special := SPECIAL_FILES.get(stat.S_IFMT(node.status.st_mode))):
+            broken = f"{special}, which only the upper itself can hold"
         if broken is None:
             return False
         if not self._skip:
@@ -209,10 +205,3 @@ def _reading(place: str, key: str) -> Iterator[None]:
 def _unchanged(key: str, info: Info) -> MergedNode:
     assert info.mode is not None  # an overlay shows some
     return MergedNode(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)
-
-
-def _data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
-    try:
-        return data_extents(descriptor, size)
-    finally:
-        os.close(descriptor)

@@ -27,8 +27,8 @@ from zarrfs.references.from_store import reference_of
 from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.references.output import Output, entries, reference_set
 from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
-from zarrfs.store.api import SET_IDS, Kind, Reference, key_rule, split_key
-from zarrfs.store.destination import is_utf8
+from zarrfs.store.api import FILE_TYPES, SET_IDS, Kind, Reference, key_rule, split_key
+from zarrfs.store.destination import is_utf8, sync_path
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import reserved
 from zarrfs.system.buffers import write_all
@@ -189,11 +189,7 @@ class DataFile:
         os.ftruncate(self._descriptor, self._end)
         os.fsync(self._descriptor)
         self._place()
-        directory = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_path(os.path.dirname(self.path))
 
     def _place(self) -> None:
         """Give the file its name, which replaces nothing."""
@@ -221,7 +217,6 @@ class DataFile:
 
 
 _REGION = 1 << 20  # bytes of a blob at most
-_TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 
 
 async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory | None, inline: int) -> None:
@@ -245,7 +240,7 @@ def _archive_rule(node: MergedNode) -> str | None:
 
 
 async def _fields(tree: MergedTree, node: MergedNode, blobs: BlobDirectory | None, inline: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {"mode": _TYPES[node.kind] | node.mode}
+    fields: dict[str, Any] = {"mode": FILE_TYPES[node.kind] | node.mode}
     if node.mtime_ns is not None:
         fields["mtime"] = node.mtime_ns // 10**9
     if node.kind is Kind.SYMLINK:

@@ -23,9 +23,7 @@ from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.copying.check_report import bad_entry
 from zarrfs.copying.copy_processes import ENTRIES, Batch, CopyProcesses, Result, note
-from zarrfs.copying.copy_report import CopiedEntry as CopiedEntry
-from zarrfs.copying.copy_report import CopyOptions as CopyOptions
-from zarrfs.copying.copy_report import CopyReport as CopyReport
+from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
 from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item, Outcome, Writing, close_all, data_bytes
 from zarrfs.copying.destination_directory import (
     EXISTING,

@@ -24,7 +24,7 @@ from zarrfs.config.shares import Share
 from zarrfs.copying import destination_journal as journal
 from zarrfs.copying.destination_journal import OPEN, STAGING
 from zarrfs.errors import SourceError, UsageError, ZarrfsError, reason_of
-from zarrfs.store.api import Info, Kind, name_rule
+from zarrfs.store.api import KINDS, Info, Kind, name_rule
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.division import Listing
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
@@ -43,7 +43,6 @@ _FATAL = frozenset(
 )
 # Failures of link(2) where rename(2) may succeed: in FUSE without links, and in AFS between directories, among others.
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV))
-_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
 
 
 class InTheWay(ZarrfsError):
@@ -522,11 +521,7 @@ class DestinationDirectory:
     def abandon(self) -> None:
         """End an interrupted run: finished entries stay, and its journal if it has a mark and wrote anything."""
         with contextlib.suppress(OSError):
-            look = os.open(b".", OPEN, dir_fd=self._base.descriptor)
-            try:
-                bare = not set(os.listdir(look)) - {RESERVED}
-            finally:
-                os.close(look)
+            bare = self._is_empty()
             changed = self._mark and (self.begun or self._changed[0])
             if self._before and not changed and not bare:
                 journal.write(self._note, self._before)
@@ -591,7 +586,7 @@ def _within(status: os.stat_result, spans: journal.Spans) -> bool:
 
 def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool:
     """Return whether an existing file has the kind, time, target and size of an entry."""
-    if _KINDS.get(stat.S_IFMT(status.st_mode)) is not info.kind:
+    if KINDS.get(stat.S_IFMT(status.st_mode)) is not info.kind:
         return False
     if info.mtime_ns is not None and status.st_mtime_ns != info.mtime_ns:
         coarse = status.st_mtime_ns % 10**9 == 0 and status.st_mtime_ns // 10**9 == info.mtime_ns // 10**9

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from zarrfs.copying.changes import LETTERS as LETTERS
 from zarrfs.errors import ReadError
 from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.traversal import check_length, extents, walk
@@ -20,7 +19,7 @@ _SECOND = 10**9  # nanoseconds
 class Difference(NamedTuple):
     """An entry that is added, changed or deleted."""
 
-    kind: str  # as LETTERS
+    kind: str  # as changes.LETTERS
     key: str
     info: Info | None  # the entry in the second store
     what: tuple[tuple[str, str, str], ...] = ()  # (kind, bytes, size, mode, mtime or target; before; after)

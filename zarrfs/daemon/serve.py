@@ -20,7 +20,6 @@ import trio
 
 from zarrfs.config.options import Options
 from zarrfs.daemon import invalidation, notify
-from zarrfs.daemon.idle import unmount_when_idle
 from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_IDLE_LEAST, _IDLE_MOST = 0.05, 5.0  # seconds between looks whether the mount is idle
 _NICE = -5  # the daemon, where it may: with 64 readers on 2 cores it would have a share of a thirtieth
 
 
@@ -231,8 +231,7 @@ async def _main(
             operations.begin(operations.current, operations.current.get_ready)
             nursery.start_soon(watch.run, operations.stats)
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
-            idle = functools.partial(unmount_when_idle, device=refresher.device)
-            nursery.start_soon(idle, operations, mountpoint, lambda: live.options.idle_timeout)
+            nursery.start_soon(_unmount_when_idle, operations, live, mountpoint, refresher.device)
             if owner is not None:
                 nursery.start_soon(_end_with_owner, owner, mountpoint, refresher.device)
             if operations.recorder is not None:
@@ -286,6 +285,33 @@ async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> No
     except MountError:
         with contextlib.suppress(MountError):
             await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, True)
+
+
+async def _unmount_when_idle(
+    operations: Operations, live: LiveOptions, mountpoint: str, device: int | None
+) -> None:
+    """Unmount after idle_timeout= without an open file and without a request. An automount mounts at the next use.
+
+    A process that has its working directory in the mount makes it busy; the unmount is then retried after another
+    timeout. Requests that the kernel answers from its caches are not seen, and statfs and extended attributes, which
+    monitoring reads, do not count as use.
+    """
+    uses, since = operations.all_uses, trio.current_time()
+    while True:
+        limit = live.options.idle_timeout or None  # 0: never
+        await trio.sleep(_IDLE_MOST if limit is None else min(max(limit / 8, _IDLE_LEAST), _IDLE_MOST))
+        now = trio.current_time()
+        if operations.open_handles or operations.all_uses != uses:
+            uses, since = operations.all_uses, now
+        elif limit is not None and now - since >= limit:
+            try:
+                await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
+            except (MountError, RuntimeError) as exc:  # the latter: out of threads
+                log.debug("idle for %g s, but %s", now - since, exc)
+                since = now
+            else:
+                log.info("%s: unmounted, idle for %g s (idle_timeout=)", mountpoint, round(now - since, 1))
+                return
 
 
 def _remove_pid_file(options: Options) -> None:

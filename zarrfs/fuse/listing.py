@@ -9,7 +9,7 @@ import trio
 
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.store.api import Info, Store
+from zarrfs.store.api import Info
 
 _PIECE = 512  # entries fetched at a time; the name before each batch is kept for seekdir
 
@@ -28,11 +28,11 @@ class DirectoryHandle:
     Positions count entries from 0, without "." and "..".
     """
 
-    def __init__(self, store: Store, key: str, inodes: InodeTable, version: StoreVersion | None = None) -> None:
-        """`version`: the one `store` belongs to; the caller releases it after close()."""
+    def __init__(self, version: StoreVersion, key: str, inodes: InodeTable) -> None:
+        """The caller releases `version` after close()."""
         self.version, self.key = version, key
         self.old = False  # a refresh has replaced this version
-        self._store, self._inodes = store, inodes
+        self._store, self._inodes = version.store, inodes
         self._before = [""]  # [i]: the name before entry number i * _PIECE
         self._piece: list[Listed] = []
         self._start = 0  # position of the first entry of the piece

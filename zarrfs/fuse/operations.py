@@ -55,7 +55,7 @@ from zarrfs.fuse.xattrs import (
 )
 from zarrfs.metrics import process
 from zarrfs.prefetch.recording import Recorder
-from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
+from zarrfs.store.api import FILE_TYPES, Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.system import othermounts
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
@@ -73,7 +73,6 @@ _NEGATIVE_MAX = 65_536  # negative entries to remember
 _DAY = 86_400.0
 _ASKING = 8  # threads that ask other mounts whether they wait for one
 _WAITS_XATTR = os.fsencode(WAITS_XATTR)
-_TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 _BLOCK = 512  # the unit of st_blocks
 
 
@@ -286,7 +285,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        handle = DirectoryHandle(self.store, self.inodes.key(inode), self.inodes, self.current)
+        handle = DirectoryHandle(self.current, self.inodes.key(inode), self.inodes)
         self.current.users += 1
         return self._handle(self._directories, handle)
 
@@ -329,8 +328,7 @@ class Operations(pyfuse3.Operations):
         try:
             await directory.close()
         finally:
-            if directory.version is not None:
-                self.leave(directory.version)
+            self.leave(directory.version)
 
     # -- files
 
@@ -731,7 +729,7 @@ class Operations(pyfuse3.Operations):
             entry.attr_timeout = self._attr_timeout
             self._sent_size(inode, size)
         entry.st_ino = InodeT(inode)
-        entry.st_mode = pyfuse3.ModeT(_TYPES[kind] | self.permissions.of(info))
+        entry.st_mode = pyfuse3.ModeT(FILE_TYPES[kind] | self.permissions.of(info))
         entry.st_nlink = links
         entry.st_size = size
         entry.st_blocks = -(-(size if allocated is None else allocated) // _BLOCK)

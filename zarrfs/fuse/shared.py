@@ -195,12 +195,10 @@ class SharedInodes(InodeTable):
         return known
 
     def key(self, inode: int) -> str:
-        """As InodeTable.key()."""
         known = self._names.get(inode)
         return self.find(inode).key if known is None else known.key
 
     def is_other(self, inode: int, identity: int | None) -> bool:
-        """As InodeTable.is_other()."""
         return identity is not None and self.find(inode).identity not in (None, identity)
 
     def learn(self, inode: int, identity: int | None) -> None:
@@ -210,7 +208,6 @@ class SharedInodes(InodeTable):
             self._names[inode] = known._replace(identity=identity)
 
     def kind(self, inode: int) -> Kind:
-        """As InodeTable.kind()."""
         return self.find(inode).kind
 
     def directories(self) -> list[int]:
@@ -225,21 +222,18 @@ class SharedInodes(InodeTable):
         return {"": int(pyfuse3.ROOT_INODE), **found}
 
     def renew(self) -> None:
-        """As InodeTable.renew(): begin a new generation."""
+        """Begin a new generation."""
         self.generation += 1
 
     def is_old(self, inode: int) -> bool:
-        """As InodeTable.is_old()."""
         known = self.find(inode)
         return known.kind is not Kind.DIRECTORY and known.generation < self.generation
 
     def survives(self, inode: int) -> bool:
-        """As InodeTable.survives()."""
         known = self.find(inode)
         return known.kind is Kind.DIRECTORY and known.generation < self.generation
 
     def orphan(self, key: str, kind: Kind) -> int:
-        """As InodeTable.orphan()."""
         return self._enter(key, kind, None, self.generation - 1)
 
     def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:

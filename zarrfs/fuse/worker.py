@@ -105,7 +105,6 @@ class WorkerOperations(Operations):
 
     @property
     def all_uses(self) -> int:
-        """As Operations.all_uses."""
         return self._shared.total(USES)
 
     @property
@@ -180,7 +179,7 @@ class WorkerOperations(Operations):
         if directory is None:
             slot = self._slot(fh)
             version = self._at(slot.generation)
-            directory = DirectoryHandle(version.store, self.inodes.key(slot.inode), self.inodes, version)
+            directory = DirectoryHandle(version, self.inodes.key(slot.inode), self.inodes)
             directory.old = version is not self.current
             version.users += 1
             self._directories[fh] = directory
@@ -191,7 +190,6 @@ class WorkerOperations(Operations):
 
     @handler
     async def releasedir(self, fh: FileHandleT) -> None:
-        """As Operations.releasedir()."""
         self._release(fh)
         directory = self._directories.pop(fh, None)
         if directory is not None:
@@ -211,7 +209,6 @@ class WorkerOperations(Operations):
 
     @handler
     async def release(self, fh: FileHandleT) -> None:
-        """As Operations.release()."""
         self._release(fh)
         file = self._files.pop(fh, None)
         if file is not None:
@@ -312,8 +309,7 @@ class WorkerOperations(Operations):
             await directory.close()
         finally:
             self._handles.free(handle)
-            if directory.version is not None:
-                self.leave(directory.version)
+            self.leave(directory.version)
 
     def _release(self, handle: int) -> None:
         self._shared.add(self.process, RELEASED)
@@ -335,7 +331,7 @@ class WorkerOperations(Operations):
         if number is None:
             if isinstance(value, OpenFile):
                 self._released(value)
-            elif isinstance(value, DirectoryHandle) and value.version is not None:
+            elif isinstance(value, DirectoryHandle):
                 self.leave(value.version)
             raise pyfuse3.FUSEError(errno.ENFILE)
         self._shared.add(self.process, OPENED)

@@ -53,11 +53,8 @@ def removed_by_flux(path: str) -> bool:
 
 def shared_type(path: str) -> str:
     """Return the type of the file system of `path` if it is not local to this node, else ""."""
-    path, best = os.path.realpath(path), ("", "")
-    for mount in mounts.mounts():
-        if mounts.beneath(path, mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
-            best = (mount.mountpoint, mount.fstype)
-    return best[1] if best[1] in _SHARED or best[1].startswith("fuse") else ""
+    fstype = mounts.mount_around(os.path.realpath(path)).fstype
+    return fstype if fstype in _SHARED or fstype.startswith("fuse") else ""
 
 
 def _candidates() -> Iterator[tuple[str, str]]:

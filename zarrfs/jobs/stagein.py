@@ -24,7 +24,6 @@ from zarrfs.jobs.unstage import UnstageOptions, unstage, why_dead, why_stale
 from zarrfs.net.identity import of_other
 from zarrfs.sources import absolute_source
 from zarrfs.system import mounts
-from zarrfs.system.processes import readable
 
 _LOOK = 1.0  # seconds between two looks at what another process stages
 _WAIT = 10.0  # seconds that another process has to take away what is stale, where several do so at once
@@ -75,7 +74,8 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
             elif time.monotonic() >= until:
                 who = f"process {other.maker.pid} is unstaging it"
                 raise MountError(f"{dest}: {who}, and waits for others that use it")
-            _wait_for(other.maker)
+            if processes.alive(other.maker):
+                mounts.wait_for_end(other.maker.pid, _LOOK)
             continue
         _replace(other, record, notify, _WAIT if request.join else 0.0)
         made += other.made
@@ -131,17 +131,6 @@ def _join(other: Record, owners: list[Process]) -> bool:
         processes.kill(former)  # it has not begun to unstage: that takes the lock, and the state
         vars(other).update(vars(now))
         return True
-
-
-def _wait_for(maker: Process) -> None:
-    """Wait until a process that stages or unstages a source has ended, or for a moment."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(maker.pid)
-        try:
-            if processes.alive(maker):
-                readable(descriptor, _LOOK)
-        finally:
-            os.close(descriptor)
 
 
 def _replace(other: Record, record: Record, notify: Callable[[str], None], timeout: float) -> None:

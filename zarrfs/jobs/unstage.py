@@ -374,30 +374,23 @@ def _remove_leftover(path: str, notify: Callable[[str], None]) -> None:
         notify(f"{path}: {reason_of(exc)}")
 
 
-def _as_user(
-    user: int, body: Callable[[], list[dict[str, Any]]], timeout: float = _USER_TIMEOUT
-) -> list[dict[str, Any]]:
+def _as_user(user: int, body: Callable[[], list[dict[str, Any]]], timeout: float) -> list[dict[str, Any]]:
     """Return the result of `body` from a child process of `user`, as root must not follow paths of a user.
 
     A child is killed after `timeout` seconds: the user may have mounted a file system there that does not answer, or
     may have stopped the child.
     """
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(read_end)
-            _become(user)
-            with open(write_end, "w") as file:
-                try:
-                    done = body()
-                except (ZarrfsError, OSError) as exc:
-                    done = [_failed(user, str(exc))]
-                json.dump(done, file)
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    output, _ended = mounts.said_by(child, read_end, timeout)
+
+    def answer(pipe: int) -> None:
+        _become(user)
+        with open(pipe, "w") as file:
+            try:
+                done = body()
+            except (ZarrfsError, OSError) as exc:
+                done = [_failed(user, str(exc))]
+            json.dump(done, file)
+
+    output, _ended = mounts.from_child(answer, timeout)
     try:
         found: list[dict[str, Any]] = json.loads(output)
     except ValueError:  # it was killed, perhaps by its user, before it had written everything

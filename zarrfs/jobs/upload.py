@@ -97,8 +97,8 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
     """Copy a tree to a directory, as `zarrfs archive extract`: modes, times, symlinks, holes and empty directories."""
     import trio
 
-    from zarrfs.copying.copy import CopyOptions, CopyReport, copy_store
-    from zarrfs.copying.copy_report import CopiedEntry
+    from zarrfs.copying.copy import copy_store
+    from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
     from zarrfs.store.api import Kind
     from zarrfs.store.directory import FileSystemStore
 

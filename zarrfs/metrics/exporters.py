@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -31,21 +31,7 @@ _BACKLOG = 64  # connections
 _ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # ::1 of localhost in a container without IPv6
 
 
-class Exporter(Protocol):
-    """An exporter of metrics."""
-
-    where: str  # for people
-
-    async def run(self, text: Text) -> None:
-        """Export metrics until cancelled."""
-        ...
-
-    def close(self) -> None:
-        """Withdraw the metrics. Also called if run() never was."""
-        ...
-
-
-def exporter(where: str | None) -> Exporter | None:
+def exporter(where: str | None) -> HTTPExporter | TextfileExporter | None:
     """Make the exporter for metrics=`where`, before the mount is made; None without that option. Raise MountError."""
     if where is None:
         return None
@@ -55,7 +41,9 @@ def exporter(where: str | None) -> Exporter | None:
 class Watch:
     """The monitoring tasks of a mount: its exporter, and regular reports of failures that the log has suppressed."""
 
-    def __init__(self, exporter: Exporter | None, mountpoint: str, about: dict[str, Any]) -> None:
+    def __init__(
+        self, exporter: HTTPExporter | TextfileExporter | None, mountpoint: str, about: dict[str, Any]
+    ) -> None:
         """Add the address of the metrics to `about`, the content of user.zarrfs.mount."""
         self._exporter, self._mountpoint, self._about = exporter, mountpoint, about
         if exporter is not None:
@@ -84,7 +72,7 @@ class Watch:
                 self._exporter.close()
             FAILURES.flush(end=True)
 
-    async def _show(self, exporter: Exporter, text: Text) -> None:
+    async def _show(self, exporter: HTTPExporter | TextfileExporter, text: Text) -> None:
         try:
             await exporter.run(text)
         except Exception as exc:  # the mount goes on without metrics
@@ -103,17 +91,17 @@ class HTTPExporter:
         except OSError as exc:
             raise MountError(f"metrics={where}: {_why(exc)}") from None
         port = self._sockets[0].getsockname()[1]
-        self.where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+        self.where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"  # for people
 
     async def run(self, text: Text) -> None:
-        """As Exporter.run."""
+        """Serve metrics until cancelled."""
         from zarrfs.metrics.metricserver import serve
 
         log.info("metrics at %s", self.where)
         await serve(self._sockets, lambda: text(None).encode())
 
     def close(self) -> None:
-        """As Exporter.close."""
+        """Withdraw the metrics, also if run() was never called."""
         for sock in self._sockets:
             sock.close()
 
@@ -136,7 +124,7 @@ class TextfileExporter:
             raise MountError(f"metrics={where}: {reason_of(exc)}") from None
 
     async def run(self, text: Text) -> None:
-        """As Exporter.run."""
+        """Write metrics until cancelled."""
         while True:
             data = text(time.time()).encode()
             try:

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import cleaned
@@ -82,37 +82,32 @@ def _traceback(record: logging.LogRecord) -> str:
     return "\n" + cleaned("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
 
 
-class LogTarget(Protocol):
-    """A destination of log lines. The handler's thread calls send(), callers of the log call the rest."""
+class LogTarget:
+    """A destination of log lines: text, or JSON with the fields `about` of the mount.
 
-    def line(self, record: logging.LogRecord) -> bytes:
-        """Format a record. Must not block."""
-        ...
-
-    def send(self, data: bytes) -> None:
-        """Send a formatted line. May block. Raise OSError."""
-        ...
-
-    def reopen(self) -> None:
-        """Reopen the destination before the next line."""
-        ...
-
-
-class _Lines:
-    """Formats records as text, or as JSON with the fields `about` of the mount."""
+    The handler's thread calls send(), callers of the log call the rest.
+    """
 
     def __init__(self, about: Mapping[str, str], as_json: bool, stamped: bool = False) -> None:
-        self.about, self._json, self._stamped = about, as_json, stamped
+        self.about, self._as_json, self._stamped = about, as_json, stamped
 
     def text(self, record: logging.LogRecord) -> str:
         """Return the line without its line feed."""
-        return json_line(record, self.about) if self._json else text_line(record, self._stamped)
+        return json_line(record, self.about) if self._as_json else text_line(record, self._stamped)
+
+    def line(self, record: logging.LogRecord) -> bytes:
+        """Format a record. Must not block."""
+        raise NotImplementedError
+
+    def send(self, data: bytes) -> None:
+        """Send a formatted line. May block. Raise OSError."""
+        raise NotImplementedError
 
     def reopen(self) -> None:
-        """Do nothing: nothing is open."""
+        """Reopen a file before the next line."""
 
 
-class LogFile(_Lines):
+class LogFile(LogTarget):
     """A log file, created again after it was moved away, as by logrotate."""
 
     def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
@@ -122,7 +117,6 @@ class LogFile(_Lines):
         self._moved = self._torn = False
 
     def line(self, record: logging.LogRecord) -> bytes:
-        """As LogTarget.line."""
         return self.text(record).encode(errors="backslashreplace") + b"\n"
 
     def send(self, data: bytes) -> None:
@@ -144,7 +138,6 @@ class LogFile(_Lines):
             self._torn = self._torn if not written else written < len(data)
 
     def reopen(self) -> None:
-        """As LogTarget.reopen."""
         self._moved = True
 
     def _is_another(self, descriptor: int) -> bool:
@@ -155,7 +148,7 @@ class LogFile(_Lines):
             return True
 
 
-class Stderr(_Lines):
+class Stderr(LogTarget):
     """Descriptor 2; if a service manager reads it, lines begin with their level (sd-daemon(3))."""
 
     def __init__(self, about: Mapping[str, str], as_json: bool, levels: bool) -> None:
@@ -163,13 +156,11 @@ class Stderr(_Lines):
         self._levels = levels
 
     def line(self, record: logging.LogRecord) -> bytes:
-        """As LogTarget.line."""
         lines = self.text(record).split("\n")
         level = f"<{priority(record)}>" if self._levels else ""
         return "".join(f"{level}{line}\n" for line in lines).encode(errors="backslashreplace")
 
     def send(self, data: bytes) -> None:
-        """As LogTarget.send."""
         while data:
             try:
                 data = data[os.write(2, data) :]
@@ -177,16 +168,15 @@ class Stderr(_Lines):
                 select.select([], [2], [])
 
 
-class Journal(_Lines):
+class Journal(LogTarget):
     """The journal in its native protocol, with the facts of a failure as fields (ZARRFS_KEY, ZARRFS_URL, ...)."""
 
     def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
         super().__init__(about, as_json)
-        self._path, self._as_json = path, as_json
+        self._path = path
         self._socket: socket.socket | None = None
 
     def line(self, record: logging.LogRecord) -> bytes:
-        """As LogTarget.line."""
         text = self.text(record) if self._as_json else body(record)
         fields = {"MESSAGE": text, "PRIORITY": str(priority(record)), "SYSLOG_IDENTIFIER": NAME}
         for name, value in {**self.about, **facts(record)}.items():
@@ -194,23 +184,21 @@ class Journal(_Lines):
         return b"".join(_field(name, value) for name, value in fields.items())
 
     def send(self, data: bytes) -> None:
-        """As LogTarget.send."""
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.sendto(data, self._path)
 
 
-class Syslog(_Lines):
+class Syslog(LogTarget):
     """syslog(3) by its socket: datagrams, or a stream if the socket takes no datagrams."""
 
     def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
         super().__init__(about, as_json)
-        self._path, self._as_json = path, as_json
+        self._path = path
         self._socket: socket.socket | None = None
         self._end = b""
 
     def line(self, record: logging.LogRecord) -> bytes:
-        """As LogTarget.line."""
         tag = f"{NAME}[{os.getpid()}]: " if self._as_json else ""  # a text line begins with it already
         return f"<{_DAEMON | priority(record)}>{tag}{self.text(record)}".encode(errors="backslashreplace")
 

@@ -65,21 +65,15 @@ def mount_of(path: str) -> str:
     if not path:  # such as "$UNSET" in a script; it would be the working directory
         raise MountError("an empty name of a mount point (a variable that is not set?)")
     text = os.path.abspath(path)
-    above = _above(text)  # by the text alone, as resolving a path needs a live daemon
+    above = mounts.mount_around(text)  # by the text alone, as resolving a path needs a live daemon
     if above.fstype != mounts.FSTYPE:
         try:
-            above = _above(os.path.realpath(text, strict=True))
+            above = mounts.mount_around(os.path.realpath(text, strict=True))
         except OSError as exc:
             raise MountError(f"{path}: {reason_of(exc)}") from None
     if above.fstype != mounts.FSTYPE:
         raise MountError(f"{path}: not in a mount of zarrfs, but in one of type {above.fstype}")
     return above.mountpoint
-
-
-def _above(path: str) -> mounts.Mount:
-    """Return the mount that `path` lies in; of several at one mount point, the topmost."""
-    found = [mount for mount in mounts.mounts() if mounts.beneath(path, mount.mountpoint)]
-    return max(reversed(found), key=lambda mount: len(mount.mountpoint))
 
 
 def why(mountpoint: str, exc: OSError) -> str:

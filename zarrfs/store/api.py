@@ -30,6 +30,10 @@ class Kind(enum.IntEnum):
     SYMLINK = 2
 
 
+FILE_TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}  # of st_mode
+KINDS = {file_type: kind for kind, file_type in FILE_TYPES.items()}
+
+
 class Info(NamedTuple):
     """A directory entry, as listings return it."""
 

@@ -56,7 +56,7 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
         check_destination(shown, form, replace)  # it may have taken long
         _rename(new, path, old)
         if sync:
-            _sync(directory)
+            sync_path(directory)
         if form == "directory":
             remove_tree(old)
         else:
@@ -266,10 +266,10 @@ def _sync_all(path: str) -> None:
     """Sync a file, or a directory and everything below it, to disk."""
     for directory, _, names in os.walk(path):
         for name in names:
-            _sync(os.path.join(directory, name))
-        _sync(directory)
+            sync_path(os.path.join(directory, name))
+        sync_path(directory)
     if not os.path.isdir(path):
-        _sync(path)
+        sync_path(path)
 
 
 def sync_file_system(path: str) -> None:
@@ -283,7 +283,8 @@ def sync_file_system(path: str) -> None:
         os.close(descriptor)
 
 
-def _sync(path: str) -> None:
+def sync_path(path: str) -> None:
+    """Sync a file, or the names in a directory, to disk. OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

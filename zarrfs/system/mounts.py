@@ -62,6 +62,12 @@ def mount_at(mountpoint: str) -> Mount | None:
     return at[-1] if at and at[-1].fstype != "autofs" else None
 
 
+def mount_around(path: str) -> Mount:
+    """Return the mount that an absolute path lies in, by its text; of several at one mount point, the topmost."""
+    found = [mount for mount in mounts() if beneath(path, mount.mountpoint)]  # none in a chroot whose / is no mount
+    return max(reversed(found), key=lambda mount: len(mount.mountpoint), default=Mount("", "/", "", ""))
+
+
 def beneath(path: str, above: str) -> bool:
     """Return whether `path` is `above` or below it, by their texts; both are absolute."""
     return (path + "/").startswith(above.rstrip("/") + "/")
@@ -134,7 +140,7 @@ def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[
 
     A child process probes them: see ask().
     """
-    said, _ended = _from_child(functools.partial(_probe, mountpoints), patience)
+    said, _ended = from_child(functools.partial(_probe, mountpoints), patience)
     found = {mountpoints[number]: code for number, code in (map(int, line.split()) for line in said.splitlines())}
     dead = [one for one in mountpoints if found.get(one) in (errno.ENOTCONN, errno.ECONNABORTED)]
     return dead, [one for one in mountpoints if one not in found]
@@ -142,6 +148,7 @@ def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[
 
 def _probe(mountpoints: Sequence[str], pipe: int) -> None:
     """In the child: write the number of each mount and its errno, or 0, to the pipe, as they answer."""
+    pipe = _keep_only(pipe)
 
     def probe(number: int) -> None:
         try:
@@ -268,7 +275,7 @@ def ask(mountpoint: str, name: str, timeout: float) -> bytes:
     A child process asks, which is killed at the timeout. A thread that waits for a suspended daemon could not be, and
     would keep the mount in use.
     """
-    said, ended = _from_child(functools.partial(_answer, mountpoint, name), timeout)
+    said, ended = from_child(functools.partial(_answer, mountpoint, name), timeout)
     if not ended:
         raise TimeoutError(errno.ETIMEDOUT, "does not answer")
     if not said.startswith(b"+"):
@@ -279,6 +286,7 @@ def ask(mountpoint: str, name: str, timeout: float) -> bytes:
 
 def _answer(mountpoint: str, name: str, pipe: int) -> None:
     """In the child: write "+" and the value, or the errno, to the pipe."""
+    pipe = _keep_only(pipe)
     try:
         said = b"+" + os.getxattr(mountpoint, name)
     except OSError as exc:
@@ -287,31 +295,30 @@ def _answer(mountpoint: str, name: str, pipe: int) -> None:
         said = said[os.write(pipe, said) :]
 
 
-def _from_child(answer: Callable[[int], None], timeout: float) -> tuple[bytes, bool]:
-    """Return what `answer` writes to a pipe in a child process, and whether that ended before the timeout."""
+def from_child(answer: Callable[[int], None], timeout: float) -> tuple[bytes, bool]:
+    """Return what `answer` writes to a pipe in a child process, and whether it ended before the timeout; then kill it.
+
+    `answer` is called with the pipe.
+    """
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            answer(_keep_only(write_end))
+            os.close(read_end)
+            answer(write_end)
         finally:
             os._exit(0)
     os.close(write_end)
-    return said_by(child, read_end, timeout)
-
-
-def said_by(child: int, pipe: int, timeout: float) -> tuple[bytes, bool]:
-    """Return what a child process writes to a pipe, and whether that ended before the timeout; then kill the child."""
     said, deadline = b"", time.monotonic() + timeout
     try:
-        while readable(pipe, deadline - time.monotonic()):
-            part = os.read(pipe, 1 << 16)
+        while readable(read_end, deadline - time.monotonic()):
+            part = os.read(read_end, 1 << 16)
             if not part:
                 return said, True
             said += part
         return said, False
     finally:
-        os.close(pipe)
+        os.close(read_end)
         _end_child(child)
 
 

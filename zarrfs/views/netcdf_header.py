@@ -19,6 +19,7 @@ import trio
 
 from zarrfs.errors import ReadError
 from zarrfs.system.processes import python
+from zarrfs.system.sparse import each_extent
 
 _VERSIONS = ("earliest", "v110")  # of the HDF5 format
 _PAGE = 4096  # bytes: each variable begins at a page, so that no other is read with it, nor the header
@@ -117,15 +118,10 @@ def write(description: bytes) -> Header:
 
 def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
     """Return the pages of a sparse file that are no holes, without the zeros at their ends."""
-    found, at = [], 0
-    while at < size:
-        try:
-            start = os.lseek(descriptor, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: a hole up to the end
-            break
-        at = os.lseek(descriptor, start, os.SEEK_HOLE)
-        for page in range(start, at, _PAGE):
-            data = os.pread(descriptor, min(_PAGE, at - page), page).rstrip(b"\0")
+    found = []
+    for start, stop in each_extent(descriptor, size):
+        for page in range(start, stop, _PAGE):
+            data = os.pread(descriptor, min(_PAGE, stop - page), page).rstrip(b"\0")
             if data:
                 found.append((page, data))
     return found

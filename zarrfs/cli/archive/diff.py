@@ -46,8 +46,9 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
     The content of a deleted directory is not listed. A directory replaced by something else is listed as deleted, then
     added.
     """
-    from zarrfs.copying.diff import LETTERS, differences
+    from zarrfs.copying.changes import LETTERS
     from zarrfs.copying.diff import as_json as json_of
+    from zarrfs.copying.diff import differences
 
     if archive == opening.STDIN == other:
         raise UsageError("-: only one of the two archives can be read from standard input")
