@@ -247,8 +247,8 @@ def test_sections_of_the_first_source_win(user: Path) -> None:
 def test_values_of_toml(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/joe")
     write(
-        user, 'options = {strict = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", workers = 8, '
-        'cache_dir = "~/blocks", index_dir = "index", blobs = ["blobs", "https://host/b"]}'
+        user, 'options = {strict = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
+        'workers = 8, cache_dir = "~/blocks", index_dir = "index", blobs = ["blobs", "https://host/b"]}'
     )  # fmt: skip
     found = held()
     assert (found.strict, found.retries, found.request_timeout, found.umask) == (True, 9, 2.5, 0o022)

@@ -39,6 +39,7 @@ from zarrfs.config.options import Options
 from zarrfs.copying.commit import NewSource, commit
 from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
+from zarrfs.errors import SourceError
 from zarrfs.references.output import Output
 from zarrfs.store import destination
 from zarrfs.store.api import Kind
@@ -458,6 +459,30 @@ def test_an_unreadable_value_leaves_no_output(place: Path, new: str) -> None:
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith(f"zarrfs: {place}/archive.json: z: ")
     assert sorted(os.listdir(".")) == before
+
+
+def test_a_file_that_has_changed_since_it_was_listed_is_an_error(tmp_path: Path) -> None:
+    """It would be cut at its old size."""
+    for name in ("source", "upper"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "source/.zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / "source/lower").write_bytes(b"value")
+    changed(tmp_path / "upper", tmp_path / "source")
+    (tmp_path / "upper/upper").write_bytes(b"value")
+
+    async def main() -> None:
+        overlay, _plan = opened(tmp_path / "source", tmp_path / "upper")
+        tree = MergedTree(overlay, "source", print)
+        nodes = {node.key: node async for node in tree.nodes(lambda node: None)}
+        for key, path in (("lower", tmp_path / "source/lower"), ("upper", tmp_path / "upper/upper")):
+            assert await tree.read(nodes[key], 0, 5) == b"value"
+            (tmp_path / "new").write_bytes(b"longer value")
+            os.replace(tmp_path / "new", path)
+            with pytest.raises(SourceError, match=f"{key}: has changed since it was listed"):
+                await tree.read(nodes[key], 0, 5)
+        await overlay.aclose()
+
+    trio.run(main)
 
 
 def form_of(new: str) -> str:

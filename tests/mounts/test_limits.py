@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -312,6 +313,27 @@ def test_files_of_2_to_the_60_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S45")
+def test_copying_up_a_hole_costs_nothing(tmp_path: Path) -> None:
+    reference = _blob(tmp_path / "blobs")
+    entries = [
+        {"path": "hole", "mode": 0o100644, "size": 1 << 40},
+        {"path": "sparse", "mode": 0o100644, "size": 1 << 40, "encoding": "blobvec",
+         "data": [[1 << 39, len(BLOB), reference]]},
+    ]  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(entries))
+    (tmp_path / "upper").mkdir()
+    options = f"upperdir={tmp_path}/upper,blobs={tmp_path}/blobs"
+    with mounted(tmp_path / "a.json", tmp_path / "mnt", options) as root:
+        for name in ("hole", "sparse"):
+            os.chmod(root / name, 0o600)
+            status = os.stat(tmp_path / "upper" / name)
+            assert (status.st_size, stat.S_IMODE(status.st_mode)) == (1 << 40, 0o600)
+            assert status.st_blocks * 512 < 1 << 20
+        with open(root / "sparse", "rb") as file:
+            file.seek((1 << 39) - 2)
+            assert file.read(len(BLOB) + 4) == b"\0\0" + BLOB + b"\0\0"
+
+
 def test_an_array_of_2_to_the_60_bytes(tmp_path: Path) -> None:
     """view=arrays of an array without chunks: the fill value at any place."""
     (tmp_path / "x.zarr/x").mkdir(parents=True)

@@ -442,6 +442,24 @@ def test_changes_beneath_a_mounted_directory_are_seen(tmp_path: Path) -> None:
         assert code_of(os.stat, root / "c") == errno.ENOENT
 
 
+@pytest.mark.promise("S21")
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_an_open_file_whose_name_gets_another_kind_beneath_the_mount(kind: str, tmp_path: Path) -> None:
+    for name in ("src", "upper"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "src/f").write_text("hello")
+    options = f"upperdir={tmp_path}/upper,attr_timeout=0"
+    with mounted(tmp_path / "src", tmp_path / "mnt", options) as root, open(root / "f") as file:
+        (tmp_path / "src/f").unlink()
+        if kind == "directory":
+            (tmp_path / "src/f").mkdir()
+        else:
+            (tmp_path / "src/f").symlink_to("elsewhere")
+        assert os.fstat(file.fileno()).st_size == 5
+        assert file.read() == "hello"
+        assert stat.S_IFMT(os.lstat(root / "f").st_mode) == (stat.S_IFDIR if kind == "directory" else stat.S_IFLNK)
+
+
 def test_a_name_that_comes_back_beneath_a_mounted_directory_is_there(tmp_path: Path) -> None:
     """ENOENT would be the fill value to a Zarr reader."""
     plain = tmp_path / "plain"

@@ -174,7 +174,12 @@ def test_an_upper_that_vanishes(tmp_path: Path) -> None:
     """The source can still be read; writes fail; the daemon lives."""
     with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
         (root / "d/own").write_bytes(b"own")
+        (root / "d/sub/x").write_bytes(b"own")
         shutil.rmtree(tmp_path / "upper")
+        hung = threading.Timer(60, os.kill, (daemon_pid(root), signal.SIGKILL))
+        hung.start()
+        assert error_of(os.rename, root / "d/sub/x", root / "d/sub/y") in (errno.EIO, errno.ENOENT, errno.ESTALE)
+        hung.cancel()
         assert error_of((root / "d/new").write_bytes, b"x") in (errno.EIO, errno.ENOENT, errno.ESTALE)
         assert error_of((root / "d/small").write_bytes, b"x") in (errno.EIO, errno.ENOENT, errno.ESTALE)
         assert error_of(os.mkdir, root / "new") in (errno.EIO, errno.ENOENT, errno.ESTALE)

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.contract import Tree, WritableContract, check_tree
-from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, SourceError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, Refused, SourceError
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
+from zarrfs.store.staging import StagedFile
 from zarrfs.store.upper import Upper
 
 _numbers = itertools.count()
@@ -201,7 +202,7 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
     """So does one whose name another file has taken, which stays."""
 
     async def check(store: Overlay) -> None:
-        copy = store._copy_bytes
+        copy = store._copy_data
 
         async def late(*arguments: Any) -> None:
             await copy(*arguments)
@@ -209,7 +210,7 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
             if again:
                 await store.set("a/k", b"other")
 
-        monkeypatch.setattr(store, "_copy_bytes", late)
+        monkeypatch.setattr(store, "_copy_data", late)
         with contextlib.suppress(NotFound):
             await store.copy_up("a/k")
         if again:
@@ -219,6 +220,37 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
                 await store.get("a/k")
 
     run(tmp_path, {"a/k": b"below"}, check)
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_file_that_grows_before_it_is_copied_up(
+    another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is never the beginning of it; another file of this name is looked up again by the kernel."""
+    longer = b"longer than before"
+
+    async def check(store: Overlay) -> None:
+        create = store.upper.staging.create
+
+        def late(near: int | None, mode: int) -> StagedFile:
+            if another:
+                os.replace(write(tmp_path / "new", {"a": longer}) / "a", tmp_path / "lower/a")
+            else:
+                write(tmp_path / "lower", {"a": longer})
+            return create(near, mode)
+
+        monkeypatch.setattr(store.upper.staging, "create", late)
+        if another:
+            with pytest.raises(Refused) as caught:
+                await store.copy_up("a")
+            assert caught.value.errno == errno.ESTALE
+            assert not (tmp_path / "upper/a").exists()
+            return
+        status = await store.copy_up("a")
+        assert (tmp_path / "upper/a").read_bytes() == longer
+        assert status.st_mtime_ns == os.stat(tmp_path / "lower/a").st_mtime_ns
+
+    run(tmp_path, {"a": b"value"}, check)
 
 
 def test_only_so_many_bytes_are_read(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ class MergedTree:
         with _reading(self.place(node), node.key):
             value = await open_sized(self.overlay, node.key, size)
         with contextlib.closing(value):
+            if value.fileno() is not None and (value.size, value.info.mtime_ns) != (size, node.mtime_ns):
+                raise SourceError(self.place(node), "has changed since it was listed", node.key)
             while start < stop:
                 with _reading(self.place(node), node.key):
                     piece = await value.read(start, min(PIECE, stop - start))

@@ -171,8 +171,7 @@ class WritableOperations(HandleOperations):
                     await self._rename(old, source, new, target, exchange)
                     return
             for key in below:
-                inode = self.inodes.peek(key)
-                await (self.overlay.copy_up(key) if inode is None else self.copy_up(inode))
+                await self.copy_up_name(key)
 
     async def _check_rename(
         self, old: str, source: OverlayEntry, new: str, target: OverlayEntry | None, flags: int

@@ -284,6 +284,14 @@ class AttributeOperations(Operations):
         with contextlib.suppress(OSError):  # owner, blocks and ctime may differ now
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
 
+    async def copy_up_name(self, key: str) -> None:
+        """Copy the lower entry `key` to the upper directory."""
+        inode = self.inodes.peek(key)
+        if inode is None or self._in_upper(inode):  # the latter: somebody has removed its upper file
+            await self.overlay.copy_up(key)
+        else:
+            await self.copy_up(inode)
+
     def _move_up(self, file: OpenFile) -> None:
         """Let an open file that was copied up read the copy from now on. OSError if that cannot be opened."""
         with self._path(file.inode) as path:
@@ -424,6 +432,8 @@ class AttributeOperations(Operations):
                 return self._fill_status(status, inode)
         key, found = await self._find(inode)
         if found.status is None and found.info is not None:
+            if found.info.kind is not self.inodes.kind(inode):  # the kernel would give up an inode, even if open
+                return None
             found = OverlayEntry(None, await self.overlay.info(key)) if found.info.size is None else found
             if not self.inodes.is_other(inode, found.info.identity if found.info is not None else None):
                 return self._fill_found(found, inode)

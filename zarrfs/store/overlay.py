@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import trio
 
 from zarrfs.config.options import Options
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Refused
 from zarrfs.store.api import (
     Info,
     Kind,
@@ -32,11 +32,12 @@ from zarrfs.store.api import (
 )
 from zarrfs.store.directory import answers, info_of, not_opened
 from zarrfs.store.staging import RESERVED, StagedFile
+from zarrfs.store.traversal import extents
 from zarrfs.store.upper import RECORD, NamesLock, Upper, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.sparse import keep_times, write_sparse
+from zarrfs.system.sparse import data_extents, keep_times, write_sparse
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +246,12 @@ class Overlay(WritableStore):
         try:
             if size:
                 with contextlib.closing(await open_sized(self.lower, key, whole)) as value:
-                    await self._copy_bytes(staged.descriptor, value, key, size)
+                    if value.fileno() is not None:  # of a directory, where it may have changed since the lookup
+                        if None not in (info.identity, value.info.identity) and info.identity != value.info.identity:
+                            raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
+                        info = _shown(value.info)
+                        size = value.size if most is None else min(value.size, most)
+                    await self._copy_data(staged.descriptor, value, key, info._replace(size=size))
             await trio.to_thread.run_sync(self._finish, staged, info, size)
             async with self.lock:
                 if self.upper.status(key) is None and not self.upper.covers(key):
@@ -257,13 +263,22 @@ class Overlay(WritableStore):
             staged.discard()
         return False
 
-    async def _copy_bytes(self, descriptor: int, value: Value, key: str, size: int) -> None:
-        for at in range(0, size, _PIECE):
-            length = min(_PIECE, size - at)
-            data = await value.read(at, length)
-            if len(data) != length:
-                raise ReadError(key, "ended early while it was copied")
-            await trio.to_thread.run_sync(write_sparse, descriptor, data, at)
+    async def _copy_data(self, descriptor: int, value: Value, key: str, info: Info) -> None:
+        """Copy the first `info.size` bytes without their holes, which may be larger than any disk."""
+        assert self.lower is not None
+        assert info.size is not None
+        source = value.fileno()
+        if source is not None:
+            parts = await trio.to_thread.run_sync(data_extents, source, info.size)
+        else:
+            parts = [(start, start + length) async for start, length in extents(self.lower, key, info)]
+        for start, stop in parts:
+            for at in range(start, stop, _PIECE):
+                length = min(_PIECE, stop - at)
+                data = await value.read(at, length)
+                if len(data) != length:
+                    raise ReadError(key, "ended early while it was copied")
+                await trio.to_thread.run_sync(write_sparse, descriptor, data, at)
 
     def _finish(self, staged: StagedFile, info: Info, size: int) -> None:
         descriptor = staged.descriptor

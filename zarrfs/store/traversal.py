@@ -270,7 +270,7 @@ async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int
     if "hole" in where:
         return
     if "regions" not in where:
-        yield 0, size
+        yield 0, min(size, where.get("inline", size))
         return
     for region in where["regions"]:
         start = min(region["start"], size)

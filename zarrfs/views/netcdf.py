@@ -510,7 +510,7 @@ def _decoding(node: Node | None) -> tuple[object, ...] | None:
 
 
 def _has_shrunk(now: Node | None, node: Node) -> bool:
-    """Return whether an array has lost chunks, which would read as fill values; one that has grown has the old ones."""
+    """Return whether an array may have lost chunks, which would read as fill values; one that has grown has all."""
     new, old = None if now is None else now.metadata, node.metadata
     if not isinstance(new, ArrayMetadata) or not isinstance(old, ArrayMetadata):
         return True
