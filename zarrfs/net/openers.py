@@ -25,8 +25,8 @@ from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.responses import Transient
-from zarrfs.net.systems import SSH, CoroutineSystem, System, ThreadSystem, other_host
+from zarrfs.net.responses import System, Transient
+from zarrfs.net.systems import SSH, CoroutineSystem, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
 from zarrfs.system.memory import memory_limit
 from zarrfs.system.packages import install_command

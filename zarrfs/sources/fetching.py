@@ -19,7 +19,7 @@ from zarrfs.documents.compilation import ReadingProgress
 from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, TargetMissing
-from zarrfs.net.responses import Entry, Fetched, too_large
+from zarrfs.net.responses import Entry, Fetched, System, too_large
 from zarrfs.net.versions import differs
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.system.memory import memory_limit
@@ -27,7 +27,6 @@ from zarrfs.system.memory import memory_limit
 if TYPE_CHECKING:  # importing these takes longer than everything else here
     import outcome
 
-    from zarrfs.net.systems import System
     from zarrfs.store.remotefiles import RemoteFiles
 
 T = TypeVar("T")

@@ -19,12 +19,12 @@ from zarrfs.icechunk import files
 from zarrfs.icechunk.files import MAGIC
 from zarrfs.icechunk.flatbuffers import Damaged
 from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
+from zarrfs.net.responses import System
 from zarrfs.sources.fetching import run
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 
 if TYPE_CHECKING:
-    from zarrfs.net.systems import System
     from zarrfs.store.remotefiles import RemoteFiles
 
 KIND = "icechunk"

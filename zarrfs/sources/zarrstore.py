@@ -14,12 +14,12 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing, reason_of
+from zarrfs.net.responses import System
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
 
 if TYPE_CHECKING:  # a local directory needs nothing of what fetching imports
     from zarrfs.documents.plan import Plan
-    from zarrfs.net.systems import System
     from zarrfs.store.api import Info, Store
     from zarrfs.store.directory import FileSystemStore
     from zarrfs.store.remote import FsspecStore

@@ -33,8 +33,7 @@ from zarrfs.errors import (
     TargetChanged,
     TargetMissing,
 )
-from zarrfs.net.responses import Entry, Page
-from zarrfs.net.systems import System
+from zarrfs.net.responses import Entry, Page, System
 from zarrfs.net.versions import note_unversioned
 from zarrfs.net.weboptions import from_netrc
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, keys_below, name_rule, split_key
