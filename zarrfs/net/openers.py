@@ -32,7 +32,7 @@ from zarrfs.system.memory import memory_limit
 from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
-    from zarrfs.net.zipfiles import Archive, UrlReader
+    from zarrfs.net.zipfiles import UrlReader
 
 _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
     "s3": ("s3fs", "s3"), "gcs": ("gcsfs", "gcs"), "abfs": ("adlfs", "azure"), "sftp": ("sshfs", "sftp"),
@@ -200,7 +200,7 @@ class Openers:
             system, at = await self._files.below().find(archive)
             name = system.identity(at)
         if key not in self._systems:
-            opened: Archive
+            opened: LocalArchive | RemoteArchive
             if remote:
                 opened = RemoteArchive(self._files.below(), archive, name)
             else:

@@ -64,32 +64,11 @@ class UrlReader(Protocol):
         ...
 
 
-class Archive(Protocol):
-    """The bytes of an archive."""
-
-    shown: str
-
-    async def size(self) -> int:
-        """Return the size in bytes."""
-        ...
-
-    async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
-        """As TargetReader.read."""
-        ...
-
-    def identity(self) -> str:
-        ...
-
-    async def aclose(self) -> None:
-        """Give back what it holds."""
-        ...
-
-
 class LocalArchive:
-    """An archive that is a local file."""
+    """An archive that is a local file; the LocalFiles belongs to its owner."""
 
     def __init__(self, files: LocalFiles, path: str) -> None:
-        self.shown, self._files = path, files
+        self.shown, self.identity, self._files = path, f"file://{path}", files
 
     async def size(self) -> int:
         return await self._files.size(self.shown)
@@ -97,18 +76,12 @@ class LocalArchive:
     async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
         return await self._files.read(self.shown, offset, length)
 
-    def identity(self) -> str:
-        return f"file://{self.shown}"
-
-    async def aclose(self) -> None:
-        """Do nothing: the LocalFiles belongs to its owner."""
-
 
 class RemoteArchive:
-    """An archive behind a URL."""
+    """An archive behind a URL; the reader of URLs belongs to its owner."""
 
     def __init__(self, files: UrlReader, url: str, identity: str) -> None:
-        self.shown, self._files, self._url, self._identity = without_secrets(url), files, url, identity
+        self.shown, self.identity, self._files, self._url = without_secrets(url), identity, files, url
 
     async def size(self) -> int:
         return await self._files.size(self._url)
@@ -116,19 +89,13 @@ class RemoteArchive:
     async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
         return await self._files.read(self._url, offset, length, low, high)
 
-    def identity(self) -> str:
-        return self._identity
-
-    async def aclose(self) -> None:
-        """Do nothing: the RemoteFiles belongs to its owner."""
-
 
 class ZipSystem(System):
     """The members of a zip file; a path is a member's name, "" the root."""
 
     immutable = True
 
-    def __init__(self, archive: Archive, limit: int, memory: int) -> None:
+    def __init__(self, archive: LocalArchive | RemoteArchive, limit: int, memory: int) -> None:
         """Read whole members up to `limit` bytes; the index may take about `memory` bytes, or _LEAST."""
         self._archive, self._limit, self._memory = archive, limit, max(memory, _LEAST)
         self._lock = trio.Lock()
@@ -178,13 +145,12 @@ class ZipSystem(System):
         return self.shown("")  # not the archive's own, whose requests are made while one for a member waits
 
     def identity(self, path: str) -> str:
-        return f"zip://{path}::{self._archive.identity()}"
+        return f"zip://{path}::{self._archive.identity}"
 
     async def aclose(self) -> None:
         for _, file in self._idle:
             file.close()
         self._idle.clear()
-        await self._archive.aclose()
 
     # -- the index
 
