@@ -99,8 +99,11 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
-    """Read the first bytes of a file."""
-    return bytes((await _fetch(files, system, path, _PEEK)).data)
+    """Read the first bytes of a file; b"" if there is none."""
+    try:
+        return bytes((await _fetch(files, system, path, _PEEK)).data)
+    except (TargetMissing, AccessDenied):
+        return b""
 
 
 async def _fetch(files: RemoteFiles, system: System, path: str, stop: int | None) -> Fetched:
