@@ -104,11 +104,6 @@ class FileSystemStore(WritableStore, BlockingReader):
         # of the last resumed listing: st_dev, st_ino, mtime and ctime; when it was read; the sorted names
         self._resumed: tuple[tuple[int, int, int, int], int, list[str]] | None = None
 
-    @property
-    def uri(self) -> str:
-        """The canonical URI of the store."""
-        return file_uri(self.path)
-
     # -- reading
 
     async def info(self, key: str, sized: bool = True) -> Info:
