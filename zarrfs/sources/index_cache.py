@@ -267,12 +267,13 @@ def unsafe(directory: str) -> str | None:
 
 def memory_directory() -> str | None:
     """Return a writable directory whose files are in memory and not on a disk; None if there is none."""
-    found = ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            _, place, kind, *_ = line.split(" ")
-            found = kind if place == _MEMORY else found  # the last mount is on top
-    return _MEMORY if found in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK) else None
+    from zarrfs.system.mounts import mount_at
+
+    with contextlib.suppress(OSError):
+        found = mount_at(_MEMORY)
+        if found is not None and found.fstype in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK):
+            return _MEMORY
+    return None
 
 
 def _sweep_memory(place: str) -> None:
