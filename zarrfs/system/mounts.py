@@ -234,7 +234,7 @@ def holders(mountpoint: str, limit: int = 5) -> list[str]:
     """Return the processes with an open file, directory or mapping below `mountpoint`, as "pid 12 (vim)"."""
     found: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if any(path == mountpoint or path.startswith(mountpoint + "/") for path in _paths_of(pid)):
+        if any(beneath(path, mountpoint) for path in _paths_of(pid)):
             found.append(shown(int(pid)))
     return found if len(found) <= limit else [*found[:limit], f"{len(found) - limit} more"]
 
