@@ -37,8 +37,7 @@ NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.
 def is_repository(path: str) -> bool:
     """Return whether a local directory has the layout of a repository."""
     try:
-        with open(os.path.join(path, "repo"), "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
-            return file.read(len(MAGIC)) == MAGIC
+        return _read(os.path.join(path, "repo"), len(MAGIC)) == MAGIC
     except OSError:
         return os.path.isfile(os.path.join(path, _MAIN)) and os.path.isdir(os.path.join(path, "snapshots"))
 
