@@ -112,7 +112,7 @@ def _planners_are_forked() -> Iterator[None]:
 
     program, patch = child._program, pytest.MonkeyPatch()
 
-    def planner(request: bytes, environment: dict[str, str]) -> child.Child:
+    def planner(request: bytes, environment: dict[str, str]) -> forkserver.Planner | subprocess.Popen[bytes]:
         return forkserver.plan(request, environment) or program(request, environment)
 
     patch.setattr(child, "_program", planner)

@@ -96,7 +96,7 @@ def run(
 
 
 class Planner:
-    """A child that plans sources: a zarrfs.sources.child.Child that the server has forked."""
+    """A child that plans sources, forked by the server, with what its caller uses of subprocess.Popen."""
 
     def __init__(self, server: _Server, request: bytes) -> None:
         asked = {
@@ -115,12 +115,12 @@ class Planner:
         self._pid = _number(self._link)
 
     def terminate(self) -> None:
-        """Implement Child.terminate."""
+        """Send SIGTERM."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """Implement Child.wait."""
+        """Wait for the end; return the exit status, as Popen.wait()."""
         with self._link:
             return _number(self._link)
 

@@ -17,9 +17,8 @@ from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
-from zarrfs.net.responses import Entry, Fetched
+from zarrfs.net.responses import Entry, Fetched, System
 from zarrfs.net.storeoptions import bucket
-from zarrfs.net.systems import System
 from zarrfs.net.web import Hop, Response, Web
 from zarrfs.store.remotefiles import RemoteFiles
 

@@ -175,7 +175,7 @@ def test_one_child_plans_many_small_documents(tmp_path: Path, monkeypatch: pytes
     started: list[int] = []
     start = child.start
 
-    def counted(request: bytes, forks: bool, environment: dict[str, str]) -> child.Child:
+    def counted(request: bytes, forks: bool, environment: dict[str, str]) -> subprocess.Popen[bytes] | child.Fork:
         started.append(len(json.loads(request)["sources"]))
         return start(request, forks, environment)
 
@@ -205,7 +205,7 @@ def test_a_child_that_dies_is_not_the_fault_of_others(tmp_path: Path, monkeypatc
     calls = []
     program = child._program
 
-    def dying(request: bytes, forks: bool, environment: dict[str, str]) -> child.Child:
+    def dying(request: bytes, forks: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         asked = json.loads(request)["sources"]
         calls.append(len(asked))
         if any("bad" in one for one in asked):

@@ -9,8 +9,7 @@ import pytest
 
 from tests.conftest import run
 from zarrfs.errors import UsageError
-from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.uri import path_of_uri
+from zarrfs.store.uri import file_uri, path_of_uri
 
 
 @pytest.mark.parametrize(
@@ -63,15 +62,13 @@ def test_an_empty_source_is_an_error(tmp_path: Path, command: list[str]) -> None
 
 
 @pytest.mark.parametrize("name", ["my data", "100%", "é", "a?b#c", "\udcff", "a:b"])
-def test_the_uri_of_a_store_leads_back_to_it(tmp_path: Path, name: str) -> None:
+def test_the_uri_of_a_directory_leads_back_to_it(tmp_path: Path, name: str) -> None:
     base = tmp_path / name
-    base.mkdir()
-    uri = FileSystemStore(str(base)).uri
+    uri = file_uri(str(base))
     assert uri.startswith("file:///")
     assert uri.isascii()
     assert path_of_uri(uri) == str(base)
 
 
 def test_a_space_is_written_as_in_the_specification(tmp_path: Path) -> None:
-    (tmp_path / "my data").mkdir()
-    assert FileSystemStore(str(tmp_path / "my data")).uri == f"file://{tmp_path}/my%20data"
+    assert file_uri(str(tmp_path / "my data")) == f"file://{tmp_path}/my%20data"

@@ -15,6 +15,7 @@ from tests.conftest import run
 from zarrfs.errors import MountError
 from zarrfs.jobs import processes
 from zarrfs.system import mounts
+from zarrfs.system.processes import shown
 
 NAMED = "import sys; open('/proc/self/comm', 'wb').write(b'caf\\xe9'); print(flush=True); sys.stdin.read()"
 
@@ -39,7 +40,7 @@ def test_a_child_whose_name_is_not_utf8(user: int) -> None:
     child = processes.process(user)
     assert child is not None
     assert child in processes.children()
-    assert processes.shown(child) == f"pid {user} (caf\\xe9)"
+    assert shown(child.pid) == f"pid {user} (caf\\xe9)"
 
 
 def test_a_refusal_about_a_mount_point_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

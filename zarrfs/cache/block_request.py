@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from zarrfs.net.responses import Entry
-from zarrfs.net.systems import System
+from zarrfs.net.responses import Entry, System
 from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from zarrfs.cache.runs import Runs
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.net.request_queue import RequestQueue
-from zarrfs.net.responses import Entry, Fetched
-from zarrfs.net.systems import System
+from zarrfs.net.responses import Entry, Fetched, System
 from zarrfs.net.versions import Pin, differs
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap, memory_limit

@@ -202,7 +202,7 @@ class SharedInodes(InodeTable):
         return identity is not None and self.find(inode).identity not in (None, identity)
 
     def learn(self, inode: int, identity: int | None) -> None:
-        """As InodeTable.learn(); for this process alone."""
+        # for this process alone
         known = self._names.get(inode)
         if identity is not None and known is not None and known.identity is None:
             self._names[inode] = known._replace(identity=identity)
@@ -211,18 +211,15 @@ class SharedInodes(InodeTable):
         return self.find(inode).kind
 
     def directories(self) -> list[int]:
-        """As InodeTable.directories(); of all processes."""
         records = (record for table in self._shared.tables for record in table.items())
         found = {inode for inode, value in records if value[0] == Kind.DIRECTORY}  # the first field of _RECORD
         return list(found | {int(pyfuse3.ROOT_INODE)})
 
     def known(self) -> dict[str, int]:
-        """As InodeTable.known(); of all processes."""
         found = {_decoded(value).key: inode for table in self._shared.tables for inode, value in table.items()}
         return {"": int(pyfuse3.ROOT_INODE), **found}
 
     def renew(self) -> None:
-        """Begin a new generation."""
         self.generation += 1
 
     def is_old(self, inode: int) -> bool:
@@ -237,15 +234,12 @@ class SharedInodes(InodeTable):
         return self._enter(key, kind, None, self.generation - 1)
 
     def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
-        """As InodeTable.lookup(), without a count."""
         return self._enter(key, kind, identity, self.generation)
 
     def may_be_sized(self, inode: int) -> bool:
-        """As InodeTable.may_be_sized(): another process may have sent one."""
-        return bool(self._shared.sized[inode & _SIZED - 1])
+        return bool(self._shared.sized[inode & _SIZED - 1])  # another process may have sent one
 
     def peek(self, key: str) -> int | None:
-        """As InodeTable.peek(), for directories."""
         return self.number(key, Kind.DIRECTORY, None, 0) if key else int(pyfuse3.ROOT_INODE)
 
     def forget(self, inode: int, lookups: int) -> bool:

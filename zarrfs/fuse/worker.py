@@ -139,18 +139,16 @@ class WorkerOperations(Operations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """As Operations.getattr(); a file without its name may be open in another process."""
         try:
             return cast(EntryAttributes, await _getattr(self, inode, ctx))
         except (NotFound, NotDirectory, pyfuse3.FUSEError):
-            if not await self._fetch_handles(inode):
+            if not await self._fetch_handles(inode):  # without its name, it may be open in another process
                 raise
         return cast(EntryAttributes, await _getattr(self, inode, ctx))
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """As Operations.getxattr(); the first process answers attributes of control."""
-        if name.startswith(_FORWARDED):
+        if name.startswith(_FORWARDED):  # the first process answers attributes of control
             if self.ask is not None:
                 return await self.ask(os.fsdecode(name), ctx.uid)
             if name == STATS_XATTR and self.gather is not None:
@@ -174,7 +172,6 @@ class WorkerOperations(Operations):
 
     @handler
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        """As Operations.readdir(), from where any process has left the listing."""
         directory = self._directories.get(fh)
         if directory is None:
             slot = self._slot(fh)
@@ -183,7 +180,7 @@ class WorkerOperations(Operations):
             directory.old = version is not self.current
             version.users += 1
             self._directories[fh] = directory
-        directory.resume(*self._handles.place(fh))
+        directory.resume(*self._handles.place(fh))  # from where any process has left the listing
         await _readdir(self, fh, start_id, token)
         if (place := directory.place) is not None:
             self._handles.put_place(fh, *place)
@@ -199,8 +196,7 @@ class WorkerOperations(Operations):
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        """As Operations.read(), of a file that any process has opened."""
-        if fh not in self._files:
+        if fh not in self._files:  # another process has opened it
             try:
                 await self._reopen(fh)
             except StoreError as exc:  # it was there when it was opened: to a Zarr reader ENOENT is the fill value
@@ -218,7 +214,7 @@ class WorkerOperations(Operations):
     # -- versions
 
     def visible(self) -> StoreVersion:
-        """As Operations.visible(): the version of the generation that all processes of the mount show."""
+        """Return the version of the generation that all processes of the mount show."""
         if self._shared.visible[0] != self.inodes.generation:
             version, self._prepared = self._prepared, None
             if version is None:  # not told of a refresh: this process must not answer any more
@@ -231,14 +227,13 @@ class WorkerOperations(Operations):
         return self.current
 
     def note_change(self, version: StoreVersion) -> None:
-        """As Operations.note_change(), for the first process, which refreshes."""
         super().note_change(version)
-        if version is self.current:
+        if version is self.current:  # the first process, which refreshes, looks there
             self._shared.put(self.process, CHANGED, self.inodes.generation)
 
     @property
     def changed(self) -> bool:
-        """As Operations.changed, in any process."""
+        """Whether a read of the visible version, in any process, found that a target has changed."""
         generation, processes = self.inodes.generation, range(self._shared.processes)
         return any(self._shared.cell(process, CHANGED) == generation for process in processes)
 
@@ -251,14 +246,13 @@ class WorkerOperations(Operations):
             self.background.start_soon(unused.aclose)
 
     def show(self, version: StoreVersion) -> None:
-        """As Operations.show(); the old version stays as long as any process has a handle of it."""
         old, generation, pages = self.current, self.inodes.generation, self._page_versions
         old.users += 1
         super().show(version)
         self.inodes.store = version.store
         self._page_versions = pages
         self._generations[generation + 1] = version
-        self.keep(generation, old)
+        self.keep(generation, old)  # as long as any process has a handle of it
         self.leave(old)
 
     def keep(self, generation: int, version: StoreVersion) -> None:

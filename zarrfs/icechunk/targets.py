@@ -17,8 +17,7 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged
-from zarrfs.net.responses import Entry
-from zarrfs.net.systems import System
+from zarrfs.net.responses import Entry, System
 from zarrfs.net.versions import tag_of
 from zarrfs.store.targets import CONTAINER, UNDECODED, Targets
 from zarrfs.system.buffers import Buffer

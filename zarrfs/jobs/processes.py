@@ -55,13 +55,6 @@ def children() -> list[Process]:
     return found
 
 
-def shown(who: Process) -> str:
-    """Return a process as messages name it: "pid 12 (sleep)"."""
-    with contextlib.suppress(OSError), open(f"/proc/{who.pid}/comm", errors="backslashreplace") as file:
-        return f"pid {who.pid} ({file.read().strip()})"
-    return f"pid {who.pid}"
-
-
 def kill(who: Process | None, timeout: float = 5.0) -> None:
     """Send SIGKILL to a process and wait for its end; another process with its pid is not touched."""
     if who is None:

@@ -17,6 +17,7 @@ from zarrfs.jobs import keeper, nodelocal, processes, stagein
 from zarrfs.jobs.processes import Process
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import UnstageOptions, unstage
+from zarrfs.system.processes import shown
 
 FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # exit statuses, as of env(1) and timeout(1)
 VARIABLE = "ZARRFS_MOUNT"
@@ -66,7 +67,7 @@ def run(command: Command, parsed: Parsed, notify: Callable[[str], None]) -> int:
             return status
         for process in left:
             keeper.add_owner(pipe, process)
-        notify(f"{record.place}: stays mounted as long as there is {', '.join(map(processes.shown, left))}")
+        notify(f"{record.place}: stays mounted as long as there is {', '.join(shown(one.pid) for one in left)}")
         return status or FAILED
 
 
@@ -165,7 +166,7 @@ def _wait_for(left: Callable[[], list[Process]], wait: float, notify: Callable[[
         if not found or remaining <= 0:
             return found
         if not notified:
-            notify(f"the command has ended, but has left behind {', '.join(map(processes.shown, found))}; waiting")
+            notify(f"the command has ended, but has left behind {', '.join(shown(one.pid) for one in found)}; waiting")
             notified = True
         got = signal.sigtimedwait(_AWAITED, remaining)
         if got is not None and got.si_signo != signal.SIGCHLD:

@@ -20,7 +20,7 @@ from zarrfs.errors import MountError, ZarrfsError, reason_of
 from zarrfs.jobs import keeper, processes, records
 from zarrfs.jobs.records import READY, Record, StillOwned
 from zarrfs.system import mounts
-from zarrfs.system.processes import boot
+from zarrfs.system.processes import boot, shown
 
 _POLL, _POLL_MAX = 0.05, 2.0  # seconds between attempts to unmount, at first and at most
 _USER_TIMEOUT = 120.0  # seconds for the records of one user, besides --timeout
@@ -80,7 +80,7 @@ def mount_of(record: Record) -> mounts.Mount | None:
     if (moved := _moved(record, record.daemon.pid)) is not None:
         return moved
     if processes.elsewhere(record.daemon):
-        who = processes.shown(record.daemon)
+        who = shown(record.daemon.pid)
         raise MountError(f"{record.dest}: is mounted in another mount namespace, that of {who}")
     return None
 

@@ -30,7 +30,6 @@ class FtpSystem(ThreadSystem):
         self._watch_replies()
 
     def shown(self, path: str) -> str:
-        """As System.shown."""
         return without_secrets(f"{self.host(path)}/{path.lstrip('/')}")
 
     async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:

@@ -24,7 +24,7 @@ from zarrfs.net import identity
 from zarrfs.net.failures import check_bucket, failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.responses import Entry, Fetched, Transient, Unpaged, http_date, too_large
+from zarrfs.net.responses import Entry, Fetched, System, Transient, http_date, too_large
 from zarrfs.net.transport import Cut
 from zarrfs.net.web import Response, Web
 from zarrfs.system.buffers import Buffer
@@ -45,10 +45,9 @@ _SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; of
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
-class HttpSystem(Unpaged):
+class HttpSystem(System):
     """Web servers, all of them: a path is a URL. `anonymous` is Web's."""
 
-    immutable = False
     sends_versions = True
 
     def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
@@ -56,41 +55,34 @@ class HttpSystem(Unpaged):
         self._web = Web(options, trust, moved, anonymous)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """As System.fetch."""
         return await self._call(self._fetch, path, start, stop)
 
     async def stat(self, path: str) -> Entry:
-        """As System.stat.
+        """Return the entry; a directory is what the server redirects to the same path with "/" at its end.
 
-        A directory is what the server redirects to the same path with "/" at its end. Some servers have no HEAD, or no
-        length in it: one byte is requested then. What has no length there either is fetched to be counted, up to
-        -o document_limit=.
+        Some servers have no HEAD, or no length in it: one byte is requested then. What has no length there either is
+        fetched to be counted, up to -o document_limit=.
         """
         return await self._call(self._stat, path)
 
     async def listing(self, path: str) -> list[Entry] | None:
-        """As System.listing.
+        """Return what a page with links (of nginx, Apache, http.server, ...) shows right below `path`.
 
-        Pages with links are understood (nginx, Apache, http.server, ...): links to what is right below `path`.
         Sizes are unknown: what a page says of them is often rounded. Many servers hide names with a dot.
         """
         head, mark, query = path.partition("?")
         return await self._call(self._listing, f"{head.rstrip('/')}/{mark}{query}")
 
     def child(self, path: str, name: str) -> str:
-        """As System.child."""
         return child(path, name)
 
     def shown(self, path: str) -> str:
-        """As System.shown."""
         return without_secrets(path)
 
     def host(self, path: str) -> str:
-        """As System.host."""
         return web_host(path)
 
     def identity(self, path: str) -> str:
-        """As System.identity."""
         return identity.of_web(path, self._trust.given(path).options)
 
     async def get_ready(self, path: str) -> None:
@@ -98,7 +90,6 @@ class HttpSystem(Unpaged):
         await self._web.get_ready(path)
 
     async def aclose(self) -> None:
-        """As System.aclose."""
         self._web.close()
 
     async def _call(self, function: Callable[..., Awaitable[T]], path: str, *args: int | None) -> T:

@@ -27,9 +27,9 @@ from zarrfs.net.failures import certificate_refused, check_bucket, raise_for_sta
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.responses import Entry, Fetched, Page, Transient, checked_page
+from zarrfs.net.responses import Entry, Fetched, Page, System, Transient, checked_page
 from zarrfs.net.storeoptions import Unserved, bucket, configuration
-from zarrfs.net.systems import PAGE, OnLoop, System, store_host
+from zarrfs.net.systems import PAGE, OnLoop, store_host
 
 log = logging.getLogger(__name__)
 
@@ -85,13 +85,11 @@ class _Place:
         self.refusals = 0
 
 
-class FastStore:
+class FastStore(System):
     """Buckets of one kind of store, by one set of options; a path is bucket/key.
 
     Each bucket has obstore's client if that can serve it, else `fallback`, which has all the rest, too.
     """
-
-    immutable = False
 
     def __init__(
         self, options: Options, protocol: str, storage: dict[str, Any], fallback: Callable[[], Awaitable[System]],
@@ -113,11 +111,10 @@ class FastStore:
 
     @property
     def sends_versions(self) -> bool:
-        """As System.sends_versions; of fsspec's clients only that for S3 does."""
+        # of fsspec's clients only that for S3 does
         return self._family == "s3" or any(place.proven and place.store for place in self._places.values())
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """As System.fetch."""
         if stop is None:
             return await (await self._fallback()).fetch(path, start, stop)
         try:
@@ -254,7 +251,7 @@ class FastStore:
         return store(config), _signer(self._family, store, config)
 
     async def stat(self, path: str) -> Entry:
-        """As System.stat: what obstore may not find, by fsspec's client."""
+        # what obstore may not find is requested by fsspec's client
         try:
             place, key = self._found(path)
             try:
@@ -294,11 +291,9 @@ class FastStore:
 
     @property
     def flat(self) -> bool:
-        """As System.flat; Azure has no listing from a key on."""
-        return self._family in ("s3", "gcs")
+        return self._family in ("s3", "gcs")  # Azure has no listing from a key on
 
     async def page(self, path: str, after: str) -> Page:
-        """As System.page."""
         path = path.rstrip("/")
         if _PLAIN.fullmatch(path + after):
             try:
@@ -348,7 +343,6 @@ class FastStore:
         return checked_page(entries, after, more, self.shown(path), within)
 
     async def listing(self, path: str) -> list[Entry] | None:
-        """As System.listing."""
         found = await (await self._fallback()).listing(path)
         return found and [self._plain(entry) for entry in found]
 
@@ -356,25 +350,17 @@ class FastStore:
         """Drop tags of fsspec's client that differ from those that come with the bytes."""
         return entry if self._family == "s3" else entry._replace(tag=None, strong=False)
 
-    def child(self, path: str, name: str) -> str:
-        """As System.child."""
-        return f"{path.rstrip('/')}/{name}"
-
     def shown(self, path: str) -> str:
-        """As System.shown."""
         return without_secrets(f"{self._protocol}://{path}")
 
     def host(self, path: str) -> str:
-        """As System.host."""
         return store_host(self._family, path, self._endpoint)
 
     def identity(self, path: str) -> str:
-        """As System.identity."""
         return identity.of_store(self._family, path, self._endpoint)
 
     async def aclose(self) -> None:
-        """As System.aclose; the fallback is its owner's."""
-        await self._web.aclose()
+        await self._web.aclose()  # not the fallback, which is its owner's
         self._places.clear()
         rest = self._used + _SETTLE - time.monotonic()
         if rest > 0:  # a thread of obstore's that wants the GIL while Python ends aborts the process

@@ -25,14 +25,14 @@ from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.redirects import PermanentRedirects
-from zarrfs.net.responses import Transient
-from zarrfs.net.systems import SSH, CoroutineSystem, System, ThreadSystem, other_host
+from zarrfs.net.responses import System, Transient
+from zarrfs.net.systems import SSH, CoroutineSystem, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
 from zarrfs.system.memory import memory_limit
 from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
-    from zarrfs.net.zipfiles import Archive, UrlReader
+    from zarrfs.net.zipfiles import UrlReader
 
 _EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
     "s3": ("s3fs", "s3"), "gcs": ("gcsfs", "gcs"), "abfs": ("adlfs", "azure"), "sftp": ("sshfs", "sftp"),
@@ -200,7 +200,7 @@ class Openers:
             system, at = await self._files.below().find(archive)
             name = system.identity(at)
         if key not in self._systems:
-            opened: Archive
+            opened: LocalArchive | RemoteArchive
             if remote:
                 opened = RemoteArchive(self._files.below(), archive, name)
             else:

@@ -115,14 +115,9 @@ class Trust:
             return Given(_impersonal(family, wide), False)
         return Given({**wide, **(named or {})}, True)
 
-    @property
-    def judges_addresses(self) -> bool:
-        """Return whether must_be_public() is true of any URL."""
-        return self.remote and not self._allows("private")
-
     def must_be_public(self, scheme: str, name: str, port: int) -> bool:
         """Return whether connections to this web server may lead to public addresses only."""
-        if not self.judges_addresses:
+        if not self.remote or self._allows("private"):
             return False
         from zarrfs.net.addresses import literal
 

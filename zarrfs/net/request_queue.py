@@ -29,8 +29,8 @@ from zarrfs.errors import ReadError
 from zarrfs.net.hedging import Hedges
 from zarrfs.net.latency import Latency
 from zarrfs.net.outages import Outage
-from zarrfs.net.responses import Fetched, Transient
-from zarrfs.net.systems import System, ThreadSystem
+from zarrfs.net.responses import Fetched, System, Transient
+from zarrfs.net.systems import ThreadSystem
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""Responses of servers: entries, bytes, and failures that a retry may cure."""
+"""System, one place where values are, and its responses: entries, bytes, and failures that a retry may cure."""
 
 from __future__ import annotations
 
+import abc
 import functools
 import logging
 from typing import NamedTuple
@@ -46,14 +47,62 @@ class Page(NamedTuple):
     within: str = ""  # in this directory, where it is one
 
 
-class Unpaged:
-    """A system without flat listings."""
+class System(abc.ABC):
+    """One place where values are: web servers, an object store, an archive, ...
 
-    flat = False
+    It names values by paths of its own (whole URLs for HTTP). Its methods make one attempt each; they raise a
+    ReadError that is final, or Transient. RemoteFiles repeats, caches and checks.
+    """
+
+    immutable: bool = False  # its values never change
+
+    @property
+    def sends_versions(self) -> bool:
+        """Return whether size and version of a value come with its bytes."""
+        return False
+
+    @abc.abstractmethod
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """Return the bytes [start, stop) of a value, cut at its end.
+
+        stop None: to its end; a ReadError where that takes more bytes than -o document_limit=.
+        """
+
+    @abc.abstractmethod
+    async def stat(self, path: str) -> Entry:
+        """Return the entry at `path`; TargetMissing if nothing is there."""
+
+    @abc.abstractmethod
+    async def listing(self, path: str) -> list[Entry] | None:
+        """Return the entries of a directory, unsorted; None if the server shows no listing."""
+
+    @property
+    def flat(self) -> bool:
+        """Return whether page() serves."""
+        return False
 
     async def page(self, path: str, after: str) -> Page:
-        """As System.page."""
+        """Return up to 1,000 keys below `path`, relative to it, that follow the key `after`."""
         raise NotImplementedError
+
+    def child(self, path: str, name: str) -> str:
+        """Return the path of `name` in the directory `path`."""
+        return f"{path.rstrip('/')}/{name}" if path else name
+
+    @abc.abstractmethod
+    def shown(self, path: str) -> str:
+        """Return `path` as a URL without credentials."""
+
+    @abc.abstractmethod
+    def host(self, path: str) -> str:
+        """Return the server or bucket whose requests are bounded together."""
+
+    @abc.abstractmethod
+    def identity(self, path: str) -> str:
+        """Return the identity of the value: the same in every process, without credentials."""
+
+    async def aclose(self) -> None:  # noqa: B027  (fsspec closes its own)
+        """Close connections and descriptors."""
 
 
 def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where: str, within: str = "") -> Page:

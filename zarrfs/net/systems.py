@@ -1,8 +1,4 @@
-"""Systems: one place where values are, behind one interface: HTTP servers, object stores, archives, ...
-
-A system names values by paths of its own (whole URLs for HTTP). Its methods make one attempt each; they raise
-a ReadError that is final, or Transient. RemoteFiles repeats, caches and checks.
-"""
+"""Systems of fsspec: a file system with coroutines serves on fsspec's loop, any other in worker threads."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import calendar
 import datetime
 import errno
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -21,7 +17,7 @@ from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import bridge, identity
 from zarrfs.net.failures import failure, raise_from
 from zarrfs.net.http import web_host
-from zarrfs.net.responses import Entry, Fetched, Page, Transient, Unpaged, checked_page, too_large
+from zarrfs.net.responses import Entry, Fetched, Page, System, Transient, checked_page, too_large
 
 T = TypeVar("T")
 
@@ -30,61 +26,6 @@ _THREADS = 16  # the same where each takes a thread; waiting for one is bounded 
 SSH = ("sftp", "ssh")  # names of one protocol
 PAGE = 1000  # keys of a flat listing in one request
 _CHUNK = 1 << 20  # bytes of a body that are read at once
-
-
-class System(Protocol):
-    """One place where values are."""
-
-    immutable: bool  # its values never change
-
-    @property
-    def sends_versions(self) -> bool:
-        """Return whether size and version of a value come with its bytes."""
-        ...
-
-    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """Return the bytes [start, stop) of a value, cut at its end.
-
-        stop None: to its end; a ReadError where that takes more bytes than -o document_limit=.
-        """
-        ...
-
-    async def stat(self, path: str) -> Entry:
-        """Return the entry at `path`; TargetMissing if nothing is there."""
-        ...
-
-    async def listing(self, path: str) -> list[Entry] | None:
-        """Return the entries of a directory, unsorted; None if the server shows no listing."""
-        ...
-
-    @property
-    def flat(self) -> bool:
-        """Return whether page() serves."""
-        ...
-
-    async def page(self, path: str, after: str) -> Page:
-        """Return up to 1,000 keys below `path`, relative to it, that follow the key `after`."""
-        ...
-
-    def child(self, path: str, name: str) -> str:
-        """Return the path of `name` in the directory `path`."""
-        ...
-
-    def shown(self, path: str) -> str:
-        """Return `path` as a URL without credentials."""
-        ...
-
-    def host(self, path: str) -> str:
-        """Return the server or bucket whose requests are bounded together."""
-        ...
-
-    def identity(self, path: str) -> str:
-        """Return the identity of the value: the same in every process, without credentials."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close connections and descriptors."""
-        ...
 
 
 class OnLoop:
@@ -106,10 +47,8 @@ class OnLoop:
             raise_from(found, exc)
 
 
-class CoroutineSystem:
+class CoroutineSystem(System):
     """An fsspec file system with coroutines: object stores."""
-
-    immutable = False
 
     def __init__(
         self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "",
@@ -123,11 +62,9 @@ class CoroutineSystem:
 
     @property
     def sends_versions(self) -> bool:
-        """As System.sends_versions."""
         return hasattr(self._fs, "_call_s3")
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """As System.fetch."""
         if self.sends_versions:
             return await self._call(path, self._fetch_s3, path, start, stop)
         if self._protocol in SSH and stop is not None:
@@ -135,46 +72,35 @@ class CoroutineSystem:
         return Fetched(await self._call(path, self._cat, path, start, stop))
 
     async def stat(self, path: str) -> Entry:
-        """As System.stat."""
         return entry(await self._call(path, self._info, path))
 
     async def listing(self, path: str) -> list[Entry] | None:
-        """As System.listing."""
         return listed(path, await self._call(path, self._ls, path))
 
     @property
     def flat(self) -> bool:
-        """As System.flat."""
         return self.sends_versions or self._family == "gcs"
 
     async def page(self, path: str, after: str) -> Page:
-        """As System.page."""
         page = self._page_gcs if self._family == "gcs" else self._page
         return await self._call(path, page, path, after)
 
     def child(self, path: str, name: str) -> str:
-        """As System.child."""
         return f"{path.rstrip('/')}/{name}"
 
     def shown(self, path: str) -> str:
-        """As System.shown."""
         return without_secrets(f"{self._protocol}://{path}")
 
     def host(self, path: str) -> str:
-        """As System.host."""
         options = self._fs.storage_options
         if self._family not in BUCKETS:
             return other_host(self._protocol, options)
         return store_host(self._family, path, identity.endpoint(self._family, options))
 
     def identity(self, path: str) -> str:
-        """As System.identity."""
         if self._family in BUCKETS:
             return identity.of_store(self._family, path, identity.endpoint(self._family, self._fs.storage_options))
         return identity.of_other(self._family, path, self._fs.storage_options)
-
-    async def aclose(self) -> None:
-        """Do nothing: fsspec's finalizers close sessions."""
 
     async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Return `function(*args)`, a method of this object; after one that lost the connection, first make another.
@@ -341,11 +267,8 @@ def _is_lost(exc: BaseException) -> bool:
     return isinstance(exc, ValueError) and "any SFTP connections" in str(exc)
 
 
-class ThreadSystem(Unpaged):
+class ThreadSystem(System):
     """An fsspec file system without coroutines: its calls run in worker threads."""
-
-    immutable = False
-    sends_versions = False
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, threads: int = _THREADS) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
@@ -353,35 +276,22 @@ class ThreadSystem(Unpaged):
         self._waiting: set[trio.CancelScope] = set()
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """As System.fetch."""
         return Fetched(await self._call(path, self._cat, path, start, stop))
 
     async def stat(self, path: str) -> Entry:
-        """As System.stat."""
         return entry(await self._call(path, self._fs.info, path))
 
     async def listing(self, path: str) -> list[Entry] | None:
-        """As System.listing."""
         return listed(path, await self._call(path, self._fs.ls, path, True))
 
-    def child(self, path: str, name: str) -> str:
-        """As System.child."""
-        return f"{path.rstrip('/')}/{name}" if path else name
-
     def shown(self, path: str) -> str:
-        """As System.shown."""
         return without_secrets(f"{self._protocol}://{path}")
 
     def host(self, path: str) -> str:
-        """As System.host."""
         return other_host(self._protocol, self._fs.storage_options)
 
     def identity(self, path: str) -> str:
-        """As System.identity."""
         return identity.of_other(urls.names(self._protocol)[0], path, self._fs.storage_options)
-
-    async def aclose(self) -> None:
-        """fsspec has nothing to close here."""
 
     def _cat(self, path: str, start: int, stop: int | None) -> bytes:
         whole = start == 0 and stop is None

@@ -164,13 +164,11 @@ class Web:
                     self._redirects.pop(url, None)
                 raise
             try:
-                if short and response.status >= 500:
+                if short and (response.status >= 500 or response.status in _DENIALS):
                     self._redirects.pop(url, None)  # the next attempt goes to the original place
                 if response.status in _DENIALS and remembered:
                     await response.release()
-                    if short:
-                        self._redirects.pop(url, None)
-                    else:
+                    if not short:
                         self._moved.stays(url)
                     remembered, hops = False, hops[:1]
                     continue

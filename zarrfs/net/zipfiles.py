@@ -21,11 +21,10 @@ import trio
 
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, TargetMissing
-from zarrfs.net.responses import Entry, Fetched, Unpaged, too_large
+from zarrfs.net.responses import Entry, Fetched, System, too_large
 from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:
-    from zarrfs.net.systems import System
     from zarrfs.system.localfiles import LocalFiles
 
 T = TypeVar("T")
@@ -65,33 +64,11 @@ class UrlReader(Protocol):
         ...
 
 
-class Archive(Protocol):
-    """The bytes of an archive."""
-
-    shown: str
-
-    async def size(self) -> int:
-        """Return the size in bytes."""
-        ...
-
-    async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
-        """As TargetReader.read."""
-        ...
-
-    def identity(self) -> str:
-        """As System.identity."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give back what it holds."""
-        ...
-
-
 class LocalArchive:
-    """An archive that is a local file."""
+    """An archive that is a local file; the LocalFiles belongs to its owner."""
 
     def __init__(self, files: LocalFiles, path: str) -> None:
-        self.shown, self._files = path, files
+        self.shown, self.identity, self._files = path, f"file://{path}", files
 
     async def size(self) -> int:
         return await self._files.size(self.shown)
@@ -99,19 +76,12 @@ class LocalArchive:
     async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
         return await self._files.read(self.shown, offset, length)
 
-    def identity(self) -> str:
-        """As System.identity."""
-        return f"file://{self.shown}"
-
-    async def aclose(self) -> None:
-        """Do nothing: the LocalFiles belongs to its owner."""
-
 
 class RemoteArchive:
-    """An archive behind a URL."""
+    """An archive behind a URL; the reader of URLs belongs to its owner."""
 
     def __init__(self, files: UrlReader, url: str, identity: str) -> None:
-        self.shown, self._files, self._url, self._identity = without_secrets(url), files, url, identity
+        self.shown, self.identity, self._files, self._url = without_secrets(url), identity, files, url
 
     async def size(self) -> int:
         return await self._files.size(self._url)
@@ -119,21 +89,13 @@ class RemoteArchive:
     async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
         return await self._files.read(self._url, offset, length, low, high)
 
-    def identity(self) -> str:
-        """As System.identity."""
-        return self._identity
 
-    async def aclose(self) -> None:
-        """Do nothing: the RemoteFiles belongs to its owner."""
-
-
-class ZipSystem(Unpaged):
+class ZipSystem(System):
     """The members of a zip file; a path is a member's name, "" the root."""
 
     immutable = True
-    sends_versions = False
 
-    def __init__(self, archive: Archive, limit: int, memory: int) -> None:
+    def __init__(self, archive: LocalArchive | RemoteArchive, limit: int, memory: int) -> None:
         """Read whole members up to `limit` bytes; the index may take about `memory` bytes, or _LEAST."""
         self._archive, self._limit, self._memory = archive, limit, max(memory, _LEAST)
         self._lock = trio.Lock()
@@ -145,7 +107,6 @@ class ZipSystem(Unpaged):
         self._idle: list[tuple[str, Any]] = []
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """As System.fetch."""
         info = await self._member(path)
         if stop is None and info.file_size - start > self._limit:
             raise too_large(self.shown(path), self._limit)
@@ -164,7 +125,6 @@ class ZipSystem(Unpaged):
         return Fetched(data, None, info.file_size)
 
     async def stat(self, path: str) -> Entry:
-        """As System.stat."""
         await self._open()
         if path in self._directories:
             return Entry(path.rpartition("/")[2], True)
@@ -172,34 +132,25 @@ class ZipSystem(Unpaged):
         return Entry(path.rpartition("/")[2], False, info.file_size, _mtime_ns(info), f"{info.CRC:08x}")
 
     async def listing(self, path: str) -> list[Entry] | None:
-        """As System.listing."""
         await self._open()
         if path not in self._directories:
             await self._member(path)
             raise NotADirectoryError(path)
         return [await self.stat(self.child(path, name)) for name in self._directories[path]]
 
-    def child(self, path: str, name: str) -> str:
-        """As System.child."""
-        return f"{path}/{name}" if path else name
-
     def shown(self, path: str) -> str:
-        """As System.shown."""
         return f"zip://{path}::{self._archive.shown}"
 
     def host(self, path: str) -> str:
-        """As System.host: not the archive's own, whose requests are made while one for a member waits."""
-        return self.shown("")
+        return self.shown("")  # not the archive's own, whose requests are made while one for a member waits
 
     def identity(self, path: str) -> str:
-        """As System.identity."""
-        return f"zip://{path}::{self._archive.identity()}"
+        return f"zip://{path}::{self._archive.identity}"
 
     async def aclose(self) -> None:
         for _, file in self._idle:
             file.close()
         self._idle.clear()
-        await self._archive.aclose()
 
     # -- the index
 

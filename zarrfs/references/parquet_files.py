@@ -12,7 +12,7 @@ import trio
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
-from zarrfs.net.responses import Entry
+from zarrfs.net.responses import Entry, System
 from zarrfs.net.versions import note_unversioned
 from zarrfs.references.keys import printable
 from zarrfs.references.parquet_metadata import DOCUMENT, Bound
@@ -21,7 +21,6 @@ from zarrfs.system.localfiles import LocalFiles
 
 if TYPE_CHECKING:
     from zarrfs.config.options import Options
-    from zarrfs.net.systems import System
 
 _CHANGED = "has changed since it was first read: the set is another one now"
 _GONE = "has gone since it was first read"

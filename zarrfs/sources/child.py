@@ -12,42 +12,25 @@ import os
 import signal
 import subprocess
 import sys
-from typing import IO, NoReturn, Protocol
+from typing import NoReturn
 
 from zarrfs.system.processes import close_descriptors, python
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
-class Child(Protocol):
-    """A child process that answers one request: the part of subprocess.Popen that callers use."""
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """The pipe with the answer."""
-        ...
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        ...
-
-    def wait(self) -> int:
-        """Wait for the end; return the exit status, or minus the number of the signal that ended it."""
-        ...
-
-
-def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
+def start(request: bytes, forks: bool, environment: dict[str, str]) -> subprocess.Popen[bytes] | Fork:
     """Start a child that answers `request` (prepare.answer()), with the variables of `environment` added.
 
     `forks`: the child may be a fork. Raises OSError.
     """
     alone = len(os.listdir("/proc/self/task")) == 1
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    child: Child | None = None
+    child: subprocess.Popen[bytes] | Fork | None = None
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers and this process knows its id
         # SQLite reads its environment once, perhaps before the fork
-        child = _Fork(request) if forks and alone and not environment else _program(request, environment)
+        child = Fork(request) if forks and alone and not environment else _program(request, environment)
         return child
     finally:
         try:
@@ -70,8 +53,11 @@ def _program(request: bytes, environment: dict[str, str]) -> subprocess.Popen[by
     return child
 
 
-class _Fork:
-    """A fork of this process. The caller blocks the signals that would end it until it has handlers."""
+class Fork:
+    """A fork of this process, with what its caller uses of subprocess.Popen.
+
+    The caller blocks the signals that would end it until it has handlers.
+    """
 
     def __init__(self, request: bytes) -> None:
         read, write = os.pipe()
@@ -87,12 +73,12 @@ class _Fork:
             os.close(write)
 
     def terminate(self) -> None:
-        """Implement Child.terminate."""
+        """Send SIGTERM."""
         with contextlib.suppress(ProcessLookupError):  # with SIGCHLD ignored by our parent, it may be gone
             os.kill(self._pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """Implement Child.wait; return 0 if our parent made us ignore SIGCHLD, as the kernel then keeps no status."""
+        """As Popen.wait(); return 0 if our parent made us ignore SIGCHLD, as the kernel then keeps no status."""
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         except ChildProcessError:

@@ -19,7 +19,7 @@ from zarrfs.documents.compilation import ReadingProgress
 from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, TargetMissing
-from zarrfs.net.responses import Entry, Fetched, too_large
+from zarrfs.net.responses import Entry, Fetched, System, too_large
 from zarrfs.net.versions import differs
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.system.memory import memory_limit
@@ -27,7 +27,6 @@ from zarrfs.system.memory import memory_limit
 if TYPE_CHECKING:  # importing these takes longer than everything else here
     import outcome
 
-    from zarrfs.net.systems import System
     from zarrfs.store.remotefiles import RemoteFiles
 
 T = TypeVar("T")
@@ -100,8 +99,11 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
-    """Read the first bytes of a file."""
-    return bytes((await _fetch(files, system, path, _PEEK)).data)
+    """Read the first bytes of a file; b"" if there is none."""
+    try:
+        return bytes((await _fetch(files, system, path, _PEEK)).data)
+    except (TargetMissing, AccessDenied):
+        return b""
 
 
 async def _fetch(files: RemoteFiles, system: System, path: str, stop: int | None) -> Fetched:

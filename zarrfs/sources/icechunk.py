@@ -19,12 +19,12 @@ from zarrfs.icechunk import files
 from zarrfs.icechunk.files import MAGIC
 from zarrfs.icechunk.flatbuffers import Damaged
 from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
+from zarrfs.net.responses import System
 from zarrfs.sources.fetching import run
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 
 if TYPE_CHECKING:
-    from zarrfs.net.systems import System
     from zarrfs.store.remotefiles import RemoteFiles
 
 KIND = "icechunk"
@@ -37,8 +37,7 @@ NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.
 def is_repository(path: str) -> bool:
     """Return whether a local directory has the layout of a repository."""
     try:
-        with open(os.path.join(path, "repo"), "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
-            return file.read(len(MAGIC)) == MAGIC
+        return _read(os.path.join(path, "repo"), len(MAGIC)) == MAGIC
     except OSError:
         return os.path.isfile(os.path.join(path, _MAIN)) and os.path.isdir(os.path.join(path, "snapshots"))
 

@@ -96,15 +96,9 @@ class IndexCache:
         """
         if self.temporary or not stamp:
             return
-        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(OSError):
-            try:
-                with open(scratch, "x") as file:
-                    json.dump([os.path.basename(path), _stat_of(path)], file)
-                os.rename(scratch, self._note(stamp, os.geteuid()))
-            except BaseException:
-                os.unlink(scratch)
-                raise
+            note = json.dumps([os.path.basename(path), _stat_of(path)])
+            self._write(self._note(stamp, os.geteuid()), note.encode(), 0o666)
 
     def _note(self, stamp: str, user: int) -> str:
         """Return the path of a user's note: in a directory with the sticky bit nobody replaces that of another."""
@@ -205,16 +199,20 @@ class IndexCache:
         """Keep a header. A failure is ignored: it only costs time at the next mount."""
         if not self._keeps or self._problem is not None:
             return
-        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
+        name = f"{digest}.{hashlib.sha256(data).hexdigest()}.netcdf"
         with contextlib.suppress(OSError):
-            try:
-                with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                    file.write(data)
-                content = hashlib.sha256(data).hexdigest()
-                os.rename(scratch, os.path.join(self.directory, f"{digest}.{content}.netcdf"))
-            except BaseException:
-                os.unlink(scratch)
-                raise
+            self._write(os.path.join(self.directory, name), data, 0o600)
+
+    def _write(self, path: str, data: bytes, mode: int) -> None:
+        """Write a small file, which appears whole, by a rename."""
+        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
+        try:
+            with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                file.write(data)
+            os.rename(scratch, path)
+        except BaseException:
+            os.unlink(scratch)
+            raise
 
     def _candidates(self, digest: str) -> list[str]:
         """Return the paths of all indexes named for `digest`."""
@@ -269,12 +267,13 @@ def unsafe(directory: str) -> str | None:
 
 def memory_directory() -> str | None:
     """Return a writable directory whose files are in memory and not on a disk; None if there is none."""
-    found = ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            _, place, kind, *_ = line.split(" ")
-            found = kind if place == _MEMORY else found  # the last mount is on top
-    return _MEMORY if found in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK) else None
+    from zarrfs.system.mounts import mount_at
+
+    with contextlib.suppress(OSError):
+        found = mount_at(_MEMORY)
+        if found is not None and found.fstype in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK):
+            return _MEMORY
+    return None
 
 
 def _sweep_memory(place: str) -> None:

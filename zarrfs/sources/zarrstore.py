@@ -14,12 +14,12 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing, reason_of
+from zarrfs.net.responses import System
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
 
 if TYPE_CHECKING:  # a local directory needs nothing of what fetching imports
     from zarrfs.documents.plan import Plan
-    from zarrfs.net.systems import System
     from zarrfs.store.api import Info, Store
     from zarrfs.store.directory import FileSystemStore
     from zarrfs.store.remote import FsspecStore
@@ -182,7 +182,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
     if there is not None:
         return Plan(shown, "zarr", url=url)
-    start = await _head(files, system, path)
+    start = await head(files, system, path)
     if urls.protocols(url)[:1] != ["zip"] and is_zip(start):
         return await _plan_remote(files, f"zip://::{url}", options)
     problem = why_no_source(start) or problem
@@ -245,14 +245,6 @@ async def _root_document(
         if name == DOCUMENT or node_of(name, data) is not None:
             return name, data
     return None
-
-
-async def _head(files: RemoteFiles, system: System, path: str) -> bytes:
-    """Read the first bytes of a file; b"" if there is none."""
-    try:
-        return await head(files, system, path)
-    except (TargetMissing, AccessDenied):
-        return b""
 
 
 def _is_web(url: str) -> bool:

@@ -389,7 +389,7 @@ class BlockingReader(abc.ABC):
 
 
 class WrappingStore(Store):
-    """A store over another one, to which it passes every call that it does not change: overlays and views."""
+    """A store over another one, to which it passes every call that it does not change: a view, for example."""
 
     def __init__(self, lower: Store) -> None:
         self.lower = lower
@@ -397,6 +397,9 @@ class WrappingStore(Store):
 
     async def lists(self, prefix: str) -> bool:
         return await self.lower.lists(prefix)
+
+    async def usage(self) -> Usage:
+        return await self.lower.usage()
 
     @property
     def remote(self) -> bool:

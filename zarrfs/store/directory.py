@@ -78,7 +78,7 @@ class Links(enum.Enum):
     FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
 
 
-class FileSystemStore(WritableStore):
+class FileSystemStore(WritableStore, BlockingReader):
     """A store of the files below the directory `path`.
 
     `fsync`: set() returns only when the value is on the disk. Values appear by rename, so that a reader, or
@@ -87,6 +87,7 @@ class FileSystemStore(WritableStore):
     """
 
     immutable = False
+    opens_files = True
 
     def __init__(
         self, path: str, fsync: bool = False, links: Links = Links.KEEP, allowed: Sequence[str] = ()
@@ -102,11 +103,6 @@ class FileSystemStore(WritableStore):
         self._staging: Staging | None = None
         # of the last resumed listing: st_dev, st_ino, mtime and ctime; when it was read; the sorted names
         self._resumed: tuple[tuple[int, int, int, int], int, list[str]] | None = None
-
-    @property
-    def uri(self) -> str:
-        """The canonical URI of the store."""
-        return file_uri(self.path)
 
     # -- reading
 
@@ -147,10 +143,9 @@ class FileSystemStore(WritableStore):
             os.close(directory)
 
     def blocking(self) -> BlockingReader:
-        return _DirectoryReader(self)
+        return self
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """As BlockingReader.entries."""
         with answers(prefix):
             directory, names = self._open_directory(_path_of_key(prefix, root=True), "")
         try:
@@ -163,7 +158,6 @@ class FileSystemStore(WritableStore):
             os.close(directory)
 
     def open_file(self, key: str) -> int:
-        """As BlockingReader.open_file."""
         with answers(key):
             return self._open_value(key, _path_of_key(key, root=True))
 
@@ -641,16 +635,3 @@ class _LocalValue(FileValue):
     async def read(self, start: int, length: int) -> Buffer:
         with answers(self._key):
             return await super().read(start, length)
-
-
-class _DirectoryReader(BlockingReader):
-    opens_files = True
-
-    def __init__(self, store: FileSystemStore) -> None:
-        self._store = store
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        return self._store.entries(prefix)
-
-    def open_file(self, key: str) -> int:
-        return self._store.open_file(key)

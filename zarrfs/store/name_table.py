@@ -151,10 +151,7 @@ class NameTable:
     def listed(self, directory: str, now: float | None = None) -> float:
         """Return when all names of a directory were reported, if that is still valid; else 0."""
         now = time.time() if now is None else now
-        parent, name = split_key(directory)
-        row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(parent), encoded(name))
-        listed = row[0] if row is not None and row[0] is not None and self._is_fresh(row[0], self.ttl, now) else 0.0
-        return max(listed, self._spanned(*span_of(directory), now))
+        return max(self._listed_alone(directory, now), self._spanned(*span_of(directory), now))
 
     def covered(self, start: bytes, stop: bytes, now: float) -> bytes:
         """Return the end of the listed span that begins at `start`, at most `stop`."""
@@ -395,11 +392,14 @@ class NameTable:
 
     def _listed_around(self, key: str, parent: str, now: float) -> float:
         """Return when all names beside `key` were reported, if that is still valid; else 0."""
-        above, name = split_key(parent)
-        row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(above), encoded(name))
-        listed = row[0] if row is not None and row[0] is not None and self._is_fresh(row[0], self.ttl, now) else 0.0
         key_ = encoded(key)
-        return max(listed, self._spanned(key_, key_ + b"0", now) if self._spans else 0.0)
+        return max(self._listed_alone(parent, now), self._spanned(key_, key_ + b"0", now) if self._spans else 0.0)
+
+    def _listed_alone(self, directory: str, now: float) -> float:
+        """Return when a directory was listed by itself, if that is still valid; else 0."""
+        above, name = split_key(directory)
+        row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(above), encoded(name))
+        return row[0] if row is not None and row[0] is not None and self._is_fresh(row[0], self.ttl, now) else 0.0
 
     def _spanned(self, start: bytes, stop: bytes, now: float) -> float:
         """Return when the keys [start, stop) were reported, the oldest of them; 0 if some were not."""

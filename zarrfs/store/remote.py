@@ -33,11 +33,10 @@ from zarrfs.errors import (
     TargetChanged,
     TargetMissing,
 )
-from zarrfs.net.responses import Entry, Page
-from zarrfs.net.systems import System
+from zarrfs.net.responses import Entry, Page, System
 from zarrfs.net.versions import note_unversioned
 from zarrfs.net.weboptions import from_netrc
-from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, keys_below, name_rule, split_key
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, name_rule, split_key
 from zarrfs.store.name_table import Emptied, Known, NameTable, encoded, span_of
 from zarrfs.store.pages import Pages
 from zarrfs.store.remotefiles import RemoteFiles
@@ -102,28 +101,6 @@ class FsspecStore(Store):
         for info in await self._listing(prefix):
             if info.name > after:
                 yield info
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        if await self.is_flat():
-            async for key in keys_below(self, prefix):
-                yield key
-            return
-        stack = [(prefix, iter(await self._listing(prefix)))]
-        while stack:
-            directory, infos = stack[-1]
-            for info in infos:
-                key = join_key(directory, info.name)
-                if info.kind is not Kind.DIRECTORY:
-                    yield key
-                    continue
-                try:
-                    below = await self._listing(key)
-                except NotFound:  # removed since its parent was listed
-                    continue
-                stack.append((key, iter(below)))
-                break
-            else:
-                stack.pop()
 
     async def open(self, key: str) -> Value:
         # a row of the table is enough, unless the bytes would come without their version

@@ -21,8 +21,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import openers
 from zarrfs.net.reach import Trust
-from zarrfs.net.responses import Entry, Page
-from zarrfs.net.systems import System
+from zarrfs.net.responses import Entry, Page, System
 from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import LocalFiles
 

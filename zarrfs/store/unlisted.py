@@ -24,10 +24,9 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once
-from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
 from zarrfs.net.responses import Entry
-from zarrfs.store.api import Info, Kind, Store, Usage, Value, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.name_table import Known, may_be_hidden
 from zarrfs.store.remote import FsspecStore
 from zarrfs.system.buffers import Buffer
@@ -73,7 +72,7 @@ class NodeLayout(NamedTuple):
         return any(template.is_directory(directory, self.grid) for template in self.templates)
 
 
-class UnlistedStore(Store):
+class UnlistedStore(WrappingStore):
     """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath.
 
     What follows from documents is remembered as long as the oldest answer of the server about them is valid.
@@ -84,7 +83,7 @@ class UnlistedStore(Store):
     def __init__(
         self, store: FsspecStore, lists: bool = False, grid: str = "ask", members: Sequence[str] = ()
     ) -> None:
-        self.immutable = store.immutable
+        super().__init__(store)
         self._store, self._lists, self._grid, self._members = store, lists, grid, members
         # until when it is valid, and the version of the document that makes it
         self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
@@ -131,7 +130,7 @@ class UnlistedStore(Store):
         return self._lists and (await self._store.is_flat() or await self._shown(prefix) is not None)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        """As Store.list_dir; where the server does not list: documents and nodes, then chunks, both sorted."""
+        # where the server does not list: documents and nodes, then chunks, both sorted
         if self._lists and await self._store.is_flat():
             async for info in self._store.list_dir(prefix, after):
                 yield info
@@ -169,13 +168,6 @@ class UnlistedStore(Store):
             async for info in self._chunks(prefix, node, rest, after):
                 yield info
 
-    @property
-    def remote(self) -> bool:
-        return True
-
-    async def get_ready(self) -> None:
-        await self._store.get_ready()
-
     async def prefetch(self, keys: Sequence[str]) -> None:
         await self._store.prefetch(keys)
 
@@ -186,18 +178,6 @@ class UnlistedStore(Store):
             if not await self._is_directory(key):
                 raise
         return {}
-
-    async def usage(self) -> Usage:
-        return await self._store.usage()
-
-    def adjust(self, options: Options) -> None:
-        self._store.adjust(options)
-
-    def stats(self) -> dict[str, Any]:
-        return self._store.stats()
-
-    async def aclose(self) -> None:
-        await self._store.aclose()
 
     # -- evidence
 

@@ -32,11 +32,6 @@ OPAQUE = ".wh..wh..opq"
 RECORD = ".zarrfs-upper"  # in the root of an upper directory: a record of the source and view that it belongs to
 
 
-def whiteout_name(name: str) -> str:
-    """Return the name of the whiteout that hides `name`."""
-    return PREFIX + name
-
-
 def hidden_name(name: str) -> str | None:
     """Return the name that the whiteout `name` hides; None if it is no whiteout, or the opaque marker."""
     return name[len(PREFIX) :] if name.startswith(PREFIX) and name != OPAQUE else None
@@ -304,7 +299,7 @@ def _marked(name: bytes, directory: int) -> bool:
 
 def _beside(key: str) -> str:
     parent, name = split_key(key)
-    return join_key(parent, whiteout_name(name))
+    return join_key(parent, PREFIX + name)
 
 
 def _holder(descriptor: int) -> str:

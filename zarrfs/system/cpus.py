@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 
-# of a cgroup: (directory below /sys/fs/cgroup, files with the time it has and the period, in microseconds)
-_V1 = ("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+from zarrfs.system import cgroups
+
+_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # by version; time and period in microseconds
 
 
 def usable(root: str = "/") -> int:
@@ -17,30 +20,13 @@ def usable(root: str = "/") -> int:
     return max(1, min([len(os.sched_getaffinity(0)), *map(math.ceil, _quotas(root))]))
 
 
-def _quotas(root: str) -> list[float]:
-    """Return the processors that this process's cgroup and its ancestors have, where that is limited."""
-    found = []
-    try:
-        with open(os.path.join(root, "proc/self/cgroup")) as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-    except (OSError, ValueError):
-        return []
-    for _number, controllers, path in groups:
-        if controllers == "":
-            directory, names = "sys/fs/cgroup", ["cpu.max"]
-        elif "cpu" in controllers.split(","):
-            directory, names = f"sys/fs/cgroup/{_V1[0]}", [*_V1[1:]]
-        else:
-            continue
-        parts = path.strip("/").split("/")
-        for depth in range(len(parts) + 1):
-            words = []
-            for name in names:
-                try:
-                    with open(os.path.join(root, directory, *parts[:depth], name)) as file:
-                        words += file.read().split()
-                except OSError:
-                    break
-            if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
-                found.append(int(words[0]) / int(words[1]))
-    return found
+def _quotas(root: str) -> Iterator[float]:
+    """Yield the processors that this process's cgroup and its ancestors have, where that is limited."""
+    for version, directory in cgroups.directories("cpu", root):
+        words: list[str] = []
+        with contextlib.suppress(OSError):
+            for name in _FILES[version]:
+                with open(os.path.join(directory, name)) as file:
+                    words += file.read().split()
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
+            yield int(words[0]) / int(words[1])

@@ -13,7 +13,7 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, reason_of
 from zarrfs.system.buffers import Buffer, unfilled
-from zarrfs.system.othermounts import OTHER_MOUNTS
+from zarrfs.system.othermounts import OTHER_MOUNTS, mount_id
 
 _DESCRIPTORS = 1024  # open at most, and never more than a quarter of the process's limit
 _PINS = 65_536  # files whose identity is remembered
@@ -219,9 +219,7 @@ class LocalFiles:
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if self._forbidden is not None:
-                with open(f"/proc/self/fdinfo/{found}", "rb") as file:
-                    ids = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
-                if not self._forbidden[1].isdisjoint(ids):
+                if mount_id(found) in self._forbidden[1]:
                     raise Loop(path, _LOOP)
                 if OTHER_MOUNTS.present():
                     OTHER_MOUNTS.enter(found, path)

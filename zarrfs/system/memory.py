@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 from zarrfs.config.options import Options
+from zarrfs.system import cgroups
 
 # M_MMAP_THRESHOLD; M_TRIM_THRESHOLD: bytes kept at the end of a heap; M_ARENA_MAX: heaps, by default one per thread;
 # M_TOP_PAD: bytes by which a heap grows
@@ -17,10 +18,8 @@ _MALLOPT = ((-3, 32 << 20), (-1, 64 << 20), (-8, 2), (-2, 16 << 20))
 _MADV_HUGEPAGE = 14
 _MOST = 1 << 30  # bytes, unless memory_limit= says more
 _LEAST = 64 << 20  # bytes
-_FILES = {  # of a cgroup: (directory below /sys/fs/cgroup, files with its limits)
-    1: ("memory", ("memory.limit_in_bytes",)),
-    2: ("", ("memory.max", "memory.high")),  # above memory.high the kernel throttles the process
-}
+# by the version of cgroups: files with limits; above memory.high the kernel throttles the process
+_FILES = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
 
 
 def memory_limit(options: Options) -> int:
@@ -52,30 +51,12 @@ def suggested(machine: int, root: str = "/") -> int:
 
 
 def _quarter(machine: int, root: str) -> int:
-    return min([machine, *_cgroup_limits(root)]) // 4
-
-
-def _cgroup_limits(root: str) -> list[int]:
-    """Return the readable limits of this process's cgroup and of its ancestors."""
-    found = []
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(root, "proc/self/cgroup"), "rb") as file:
-        for line in os.fsdecode(file.read()).splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" or "memory" in controllers.split(","):
-                directory, names = _FILES[2 if number == "0" else 1]
-                found += _limits_up(os.path.join(root, "sys/fs/cgroup", directory), path.strip("/"), names)
-    return found
-
-
-def _limits_up(directory: str, path: str, names: tuple[str, ...]) -> list[int]:
-    found = []
-    while True:
-        for name in names:  # no limit is "max", or in version 1 a number beyond all memory
-            with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, path, name)) as file:
-                found.append(int(file.read()))
-        if not path:
-            return found
-        path = os.path.dirname(path)
+    limits = [machine]
+    for version, directory in cgroups.directories("memory", root):
+        for name in _FILES[version]:  # no limit is "max", or in version 1 a number beyond all memory
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, name)) as file:
+                limits.append(int(file.read()))
+    return min(limits) // 4
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from zarrfs.errors import MountError, reason_of
-from zarrfs.system.processes import close_descriptors, readable
+from zarrfs.system.processes import close_descriptors, readable, shown
 
 FSTYPE = "fuse.zarrfs"
 _NOT_OURS = "permission denied, also for root: run it as the user who mounted it (or mount with allow_root)"
@@ -241,9 +241,8 @@ def holders(mountpoint: str, limit: int = 5) -> list[str]:
     """Return the processes with an open file, directory or mapping below `mountpoint`, as "pid 12 (vim)"."""
     found: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if any(path == mountpoint or path.startswith(mountpoint + "/") for path in _paths_of(pid)):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", errors="backslashreplace") as file:
-                found.append(f"pid {pid} ({file.read().strip()})")
+        if any(beneath(path, mountpoint) for path in _paths_of(pid)):
+            found.append(shown(int(pid)))
     return found if len(found) <= limit else [*found[:limit], f"{len(found) - limit} more"]
 
 

@@ -89,9 +89,7 @@ class OtherMounts:
         devices = self._mounts()
         if not devices:
             return None
-        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
-            ids = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
-        return devices.get(ids[0]) if ids else None
+        return devices.get(mount_id(descriptor))
 
     def _mounts(self) -> dict[bytes, int]:
         """Return the zarrfs mounts by mount id, read again when the kernel reports a change of the mount table."""
@@ -118,6 +116,12 @@ class OtherMounts:
 
 
 OTHER_MOUNTS = OtherMounts()  # a process has one mount
+
+
+def mount_id(descriptor: int) -> bytes:
+    """Return the id that mountinfo has for the mount of a descriptor, without a request to it; b"" if unknown."""
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+        return next((line.split()[1] for line in file if line.startswith(b"mnt_id:")), b"")
 
 
 def answer(question: str, entered: dict[int, str]) -> bytes | None:

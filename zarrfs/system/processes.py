@@ -5,6 +5,7 @@ Sources: random(4), proc(5), pid_namespaces(7).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -36,6 +37,13 @@ def lives(pid: int) -> bool:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between open and read
         return False
+
+
+def shown(pid: int) -> str:
+    """Return a process as messages name it: "pid 12 (sleep)"."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", errors="backslashreplace") as file:
+        return f"pid {pid} ({file.read().strip()})"
+    return f"pid {pid}"
 
 
 def python(module: str) -> list[str]:

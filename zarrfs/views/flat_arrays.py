@@ -14,7 +14,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.config.options import Options
-from zarrfs.store.api import Store, Usage, WrappingStore
+from zarrfs.store.api import Store, WrappingStore
 from zarrfs.system.memory import heap
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
@@ -94,10 +94,6 @@ class DecodedView(WrappingStore):
     def __init__(self, store: Store, arrays: FlatArrays) -> None:
         super().__init__(store)
         self._arrays = arrays
-
-    async def usage(self) -> Usage:
-        """Return that of the source."""
-        return await self.lower.usage()
 
     @property
     def remote(self) -> bool:
