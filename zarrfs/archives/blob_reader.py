@@ -134,16 +134,15 @@ class BlobReader(TargetReader):
         raise TargetChanged(blob.shown, "keeps changing")
 
     async def get_ready(self, url: str) -> None:
-        """As TargetReader.get_ready: read the headers of local tars, so that DumpSource.locate() finds blobs."""
+        """Read the headers of local tars, so that DumpSource.locate() finds blobs."""
         for source in self._sources:
             if isinstance(source, DumpSource) and source.local:
                 with contextlib.suppress(ReadError), self._in_time(source, url):  # the reader gets the error
                     await source.get_ready()
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        """As TargetReader.prefetch. Blobs in local files are left to the page cache."""
         if not self._remote:
-            return
+            return  # blobs in local files are left to the page cache
         room, urls = self._ahead, {url: None for url, _, _ in wanted}
         async with trio.open_nursery() as nursery:
             for url in urls:
@@ -212,7 +211,6 @@ class BlobReader(TargetReader):
         return [os.path.join(source, blobref) for source in self._sources if isinstance(source, str)]
 
     def adjust(self, options: Options) -> None:
-        """As TargetReader.adjust."""
         self._timeout = options.read_timeout
         self._memory.resize(memory_limit(options) * 3 // 4)
         self._ahead = min(options.prefetch, self._memory.limit // 4)
