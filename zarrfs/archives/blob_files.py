@@ -21,7 +21,7 @@ from zarrfs.cache.diskfiles import Handle
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash, reason_of
 from zarrfs.system.beneath import FileVersion, file_version
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, read_all
 from zarrfs.system.localfiles import read_cached
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
@@ -92,9 +92,7 @@ class BlobFiles:
                 _, size = self._status(fd, location, shown, declared)
                 if size > WHOLE_MAX:
                     return None
-                data: Buffer = os.pread(fd, size, location.start)
-                if len(data) != size:
-                    data, _ = _fill(fd, bytearray(data), location.start, size)
+                data = read_all(fd, size, location.start)
             finally:
                 if location.file is None:
                     os.close(fd)
@@ -198,6 +196,5 @@ async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, FileVersion
 
 def _fill(fd: int, data: bytearray, offset: int, length: int) -> tuple[Buffer, FileVersion]:
     """Read after `data` until there are `length` bytes or the file ends; blocks."""
-    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more
+    data += read_all(fd, length - len(data), offset + len(data))
     return data, file_version(os.fstat(fd))

@@ -13,7 +13,6 @@ Sources: POSIX.1 ("pax Interchange Format"); flux-core, flux-dump(1) and flux-ar
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections import defaultdict
@@ -23,6 +22,7 @@ from zlib import adler32
 
 from zarrfs.errors import SourceError
 from zarrfs.net.responses import too_large
+from zarrfs.system.buffers import read_all
 
 if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
@@ -128,7 +128,7 @@ def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
 
 def run_local(steps: Steps[T], fd: int) -> T:
     """As run(), for an open tar; blocks. Raises OSError."""
-    return run(steps, lambda offset, length: _pread(fd, offset, length))
+    return run(steps, lambda offset, length: read_all(fd, length, offset))
 
 
 async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -> T:
@@ -142,13 +142,6 @@ async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -
     except StopIteration as stop:
         found: T = stop.value
         return found
-
-
-def _pread(fd: int, offset: int, length: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more  # one call returns at most 2 GiB
-    return data
 
 
 def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
