@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache.diskblocks import flush
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Handle, Layout
 from zarrfs.net.versions import TargetVersion
@@ -50,7 +51,7 @@ def test_blocks_are_kept_again_after_another_node_has_removed_the_directory(
 
     def keeps(start: int) -> bool:
         cache.write("t", version, start, bytes(1000))
-        cache.flush()
+        flush(cache)
         return cache.read("t", version, start, start + 1000) is not None
 
     try:

@@ -208,11 +208,6 @@ class DiskCache:
         """Return whether more than half of the queue is taken."""
         return 2 * self._queued > self._queue_max
 
-    def flush(self, seconds: float = 60.0) -> bool:
-        """Wait until everything is written; False if that takes longer than `seconds`."""
-        with self._lock:
-            return self._lock.wait_for(lambda: not self._queue and not self._working, seconds)
-
     def stats(self) -> dict[str, int]:
         """Return counts since the start: "dropped" blocks were not written for lack of room, "evicted" are files."""
         with self._lock:
@@ -380,7 +375,6 @@ class DiskCache:
         while True:
             with self._lock:
                 self._working = False
-                self._lock.notify_all()
                 self._lock.wait_for(lambda: self._queue or self._closed, _IDLE if self._segment else None)
                 batch: list[_Job] = []
                 size = 0
