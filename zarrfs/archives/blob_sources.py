@@ -131,10 +131,6 @@ class BlobSources:
         await at_once(put, range(start, stop, part))
         return buffer
 
-    async def size(self, url: str) -> int:
-        """Return the size of `url` in bytes."""
-        return await self.files().size(url)
-
     def adjust(self, options: Options) -> None:
         """Apply changed options."""
         self._options = self._reduced(options)
@@ -178,7 +174,7 @@ class UrlSource(BlobSource):
         shown = without_secrets(url)
         if declared == 0:
             return b""
-        length = await self._sources.size(url) if declared is None else declared
+        length = await self._sources.files().size(url) if declared is None else declared
         if length > LARGEST:
             raise OutOfRange(shown, f"{length} bytes are more than a blob may have")
         return await self._sources.bytes_of(url, 0, length, shown, length)

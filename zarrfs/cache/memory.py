@@ -161,7 +161,7 @@ class BlockCache(Generic[V]):
         block = found[0] if found is not None else self._often.get(old)
         if block is None:
             return
-        self._remove(old)
+        self.discard(old)
         self._ghosts.pop(old, None)
         if self._may_come(new, len(block)):
             self._note_unused(new, len(block))
@@ -177,12 +177,21 @@ class BlockCache(Generic[V]):
 
     def discard(self, key: Hashable) -> None:
         """Forget the block `key` if it is kept."""
-        self._remove(key)
+        if key in self._once:
+            block, _ = self._once.pop(key)
+            self._once_bytes -= len(block)
+        else:
+            found = self._often.pop(key, None) or self._fresh.pop(key, None)
+            if found is None:
+                return
+            block = found
+        self._kept -= len(block)
+        self._waste(key)
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
         for key in [key for key in (*self._once, *self._often, *self._fresh) if wanted(key)]:
-            self._remove(key)
+            self.discard(key)
 
     def resize(self, max_bytes: int) -> None:
         """Bound the cache anew."""
@@ -316,26 +325,14 @@ class BlockCache(Generic[V]):
         most = min(_GHOSTS, max(_GHOSTS_LEAST, 8 * (len(self._once) + len(self._often))))
         while len(self._ghosts) > most:
             self._ghosts.popitem(last=False)
-        self._remove(key)
-
-    def _remove(self, key: Hashable) -> None:
-        if key in self._once:
-            block, _ = self._once.pop(key)
-            self._once_bytes -= len(block)
-        else:
-            found = self._often.pop(key, None) or self._fresh.pop(key, None)
-            if found is None:
-                return
-            block = found
-        self._kept -= len(block)
-        self._waste(key)
+        self.discard(key)
 
     def _evict(self) -> None:
         while self._kept + self._expected.held > self.max_bytes and self._kept:
             if self._once and (self._once_bytes > self.max_bytes // 4 or not (self._often or self._fresh)):
                 self._forget_oldest()
             else:
-                self._remove(next(iter(self._often or self._fresh)))
+                self.discard(next(iter(self._often or self._fresh)))
 
     @property
     def _once_max(self) -> int:
