@@ -234,8 +234,8 @@ def test_a_short_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = blob_files._pread
 
     async def short(fd: int, offset: int, length: int) -> Any:
-        data, identity = await real(fd, offset, length)
-        return data[:-1], identity
+        data, version = await real(fd, offset, length)
+        return data[:-1], version
 
     monkeypatch.setattr(blob_files, "_pread", short)
     fails(tmp_path, OutOfRange, "ends before byte 1")

@@ -24,8 +24,9 @@ import pytest
 from tests.conftest import PROGRAM, run
 from zarrfs.archives import blob_writer
 from zarrfs.archives.blob_writer import BlobDirectory
-from zarrfs.archives.pack_tree import CreateOptions, EntryReader, identity_of
+from zarrfs.archives.pack_tree import CreateOptions, EntryReader
 from zarrfs.errors import SourceError
+from zarrfs.system.beneath import file_version
 
 KILLS = 3  # here; test_kills has been run with 100
 MEMORY = 300 << 10  # KiB
@@ -297,7 +298,7 @@ def test_a_file_replaced_before_it_is_read(tmp_path: Path) -> None:
         (tmp_path / name / "file").write_bytes(name.encode() * 5000)
     base = os.open(tmp_path, os.O_RDONLY)
     contents = EntryReader(base, str(tmp_path), CreateOptions(all_inline=True), None)
-    was, directory = identity_of((tmp_path / "a/file").stat()), (tmp_path / "a").stat()
+    was, directory = file_version((tmp_path / "a/file").stat()), (tmp_path / "a").stat()
     (tmp_path / "a").rename(tmp_path / "c")
     (tmp_path / "b").rename(tmp_path / "a")
     for task in ("regions", ("a/file", was, [])), ("parts", [(None, "a", directory[2:0:-1], ["file"], [])]):

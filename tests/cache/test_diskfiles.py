@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache.diskblocks import flush
 from zarrfs.cache.disk import DiskCache
-from zarrfs.cache.diskfiles import LAYOUT, Handle, Layout
+from zarrfs.cache.diskfiles import BLOBS, LAYOUT, Handle, Layout
 from zarrfs.net.versions import TargetVersion
 
 
@@ -21,15 +22,15 @@ def test_threads_that_open_a_directory_at_once_share_one_descriptor(tmp_path: Pa
     both = threading.Barrier(2)
 
     class Meeting(Layout):
-        def _open_folder(self, name: str, make: bool) -> Handle:
-            found = super()._open_folder(name, make)
+        def _open_blobs(self, make: bool) -> Handle:
+            found = super()._open_blobs(make)
             both.wait(60)
             return found
 
     layout = Meeting(str(tmp_path))
     layout.folder("", make=True)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda name: layout.folder(name, make=True), ("ab", "ab"))
+        first, second = pool.map(lambda name: layout.folder(name, make=True), (BLOBS, BLOBS))
     assert first is second
 
 
@@ -50,7 +51,7 @@ def test_blocks_are_kept_again_after_another_node_has_removed_the_directory(
 
     def keeps(start: int) -> bool:
         cache.write("t", version, start, bytes(1000))
-        cache.flush()
+        flush(cache)
         return cache.read("t", version, start, start + 1000) is not None
 
     try:

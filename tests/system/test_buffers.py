@@ -1,13 +1,15 @@
-"""Memory for buffers."""
+"""Memory for buffers, and complete reads."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 
 import pytest
 
 from zarrfs.system import buffers
-from zarrfs.system.buffers import unfilled
+from zarrfs.system.buffers import read_all, unfilled
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 4 << 20])
@@ -35,3 +37,16 @@ def test_another_python_has_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(ctypes, "pythonapi", object())
         assert unfilled(100_000) == bytes(100_000)
     buffers._allocator.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("length", "at", "expected"), [(10, 0, b"0123456789"), (5, 3, b"34567"), (9, 7, b"789"), (3, 10, b"")]
+)
+def test_reads_that_return_less_than_asked_are_repeated(
+    length: int, at: int, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, count, offset: real(descriptor, min(count, 3), offset))
+    with (tmp_path / "file").open("rb") as file:
+        assert read_all(file.fileno(), length, at) == expected

@@ -17,6 +17,7 @@ import trio
 
 from zarrfs.cache.diskfiles import BLOBS, LAYOUT, TOUCH, Layout
 from zarrfs.cache.diskspace import Busy, Space
+from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError, reason_of
@@ -40,9 +41,7 @@ class MemoryBlobs:
     def __init__(self, limit: int) -> None:
         self.limit = self._largest = limit
         self._blobs: SizedLRU[str, Buffer] = SizedLRU(len)
-        self._in_flight = 0
-        self._landed = trio.lowlevel.ParkingLot()
-        self._turn = trio.Lock()  # held by the one that waits for room
+        self._in_flight = MemoryBudget(limit // 4)
 
     def __len__(self) -> int:
         return len(self._blobs)
@@ -67,17 +66,11 @@ class MemoryBlobs:
 
     @contextlib.asynccontextmanager
     async def room(self, blobref: str, size: int | None) -> AsyncIterator[None]:
-        """Wait until `size` bytes can be in flight, and reserve them inside. ReadError if they never fit.
-
-        First come, first served: otherwise a large blob might wait for ever.
-        """
+        """Wait until `size` bytes can be in flight, and reserve them inside. ReadError if they never fit."""
         size = min(UNKNOWN, self._largest) if size is None else size
         if size > self._largest:
             raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
-        async with self._turn:
-            while self._in_flight and self._in_flight + size > self.limit // 4:
-                await self._landed.park()
-            self._in_flight += size
+        await self._in_flight.take(size)
         try:
             self._shrink()
             yield
@@ -86,21 +79,20 @@ class MemoryBlobs:
 
     def reserve(self, size: int) -> bool:
         """Reserve `size` bytes in flight until release(), or return False if that means waiting."""
-        if self._turn.locked() or self._in_flight + size > self.limit // 4:
+        if not self._in_flight.take_now(size):
             return False
-        self._in_flight += size
         self._shrink()
         return True
 
     def release(self, size: int) -> None:
         """Give back `size` reserved bytes."""
-        self._in_flight -= size
+        self._in_flight.give(size)
         self._shrink()
-        self._landed.unpark_all()
 
     def resize(self, limit: int) -> None:
         """Set another bound, and evict down to it."""
         self.limit, self._largest = limit, max(limit, self._largest)
+        self._in_flight.resize(limit // 4)
         self._shrink()
 
     def clear(self) -> None:
@@ -108,7 +100,7 @@ class MemoryBlobs:
         self._blobs.clear()
 
     def _shrink(self) -> None:
-        self._blobs.evict(self.limit - self._in_flight, keep=0 < self.limit < self._largest)
+        self._blobs.evict(self.limit - self._in_flight.held, keep=0 < self.limit < self._largest)
 
 
 class DiskBlobs:

@@ -20,7 +20,8 @@ from zarrfs.archives.blobrefs import hash_of, hash_of_file
 from zarrfs.cache.diskfiles import Handle
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash, reason_of
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.beneath import FileVersion, file_version
+from zarrfs.system.buffers import Buffer, read_all
 from zarrfs.system.localfiles import read_cached
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
@@ -43,26 +44,16 @@ class BlobLocation(NamedTuple):
         return self.path if self.size is None else f"{self.path}: {blobref}"
 
 
-class Identity(NamedTuple):
-    """Fields that change when a file is changed or replaced."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-
 class OpenBlob:
     """A verified blob of `size` bytes: those from `start` on of a descriptor, or `data`. Errors name it `shown`."""
 
-    __slots__ = ("data", "fd", "identity", "retired", "shown", "size", "start", "users")
+    __slots__ = ("data", "fd", "retired", "shown", "size", "start", "users", "version")
 
     def __init__(
-        self, shown: str, size: int, fd: int = -1, start: int = 0, identity: Identity | None = None,
+        self, shown: str, size: int, fd: int = -1, start: int = 0, version: FileVersion | None = None,
         data: Buffer | None = None,
     ) -> None:  # fmt: skip
-        self.shown, self.size, self.fd, self.start, self.identity, self.data = shown, size, fd, start, identity, data
+        self.shown, self.size, self.fd, self.start, self.version, self.data = shown, size, fd, start, version, data
         self.users = 0
         self.retired = False  # its last user closes it
 
@@ -73,7 +64,7 @@ class BlobFiles:
     def __init__(self) -> None:
         self.forbidden_device: int | None = None  # st_dev of the mount that reads
         self.hashed = self.hashed_bytes = 0
-        self._verdicts: LRU[tuple[str, int, Identity], bool] = LRU(MAX_VERDICTS)
+        self._verdicts: LRU[tuple[str, int, FileVersion], bool] = LRU(MAX_VERDICTS)
         self._lock = threading.Lock()
 
     def examine(self, location: BlobLocation, blobref: str, declared: int | None) -> OpenBlob:
@@ -86,9 +77,8 @@ class BlobFiles:
             fd = _opened(location.path) if location.file is None else os.dup(location.file)
             try:
                 status, size = self._status(fd, location, shown, declared)
-                identity = _identity(status)
-                self._verify(fd, location.start, size, shown, blobref, identity)
-                return OpenBlob(shown, size, fd, location.start, identity)
+                self._verify(fd, location.start, size, shown, blobref, status)
+                return OpenBlob(shown, size, fd, location.start, file_version(status))
             except BaseException:
                 os.close(fd)
                 raise
@@ -102,9 +92,7 @@ class BlobFiles:
                 _, size = self._status(fd, location, shown, declared)
                 if size > WHOLE_MAX:
                     return None
-                data: Buffer = os.pread(fd, size, location.start)
-                if len(data) != size:
-                    data, _ = _fill(fd, bytearray(data), location.start, size)
+                data = read_all(fd, size, location.start)
             finally:
                 if location.file is None:
                     os.close(fd)
@@ -133,18 +121,19 @@ class BlobFiles:
             raise wrong_length(shown, size, declared)
         return status, size
 
-    def _verify(self, fd: int, start: int, size: int, shown: str, blobref: str, identity: Identity) -> None:
+    def _verify(self, fd: int, start: int, size: int, shown: str, blobref: str, status: os.stat_result) -> None:
         """Raise WrongHash unless the bytes have the hash in `blobref`. Verdicts are cached until the file changes."""
-        known = (blobref, start, identity)
+        version = file_version(status)
+        known = (blobref, start, version)
         with self._lock:
             right = self._verdicts.use(known)
         if right is None:
             # a write within a tick of the last one changes no time: let the tick pass before reading the first byte
-            age = time.time_ns() - identity.ctime_ns
+            age = time.time_ns() - status.st_ctime_ns
             if age < _TICK_NS:
                 time.sleep(min(_TICK_NS, _TICK_NS - age) / 1e9)
             right = hash_of_file(fd, blobref, size, start) == blobref
-            if _identity(os.fstat(fd)) != identity:
+            if file_version(os.fstat(fd)) != version:
                 raise TargetChanged(shown, "changed while it was verified")
             self.count(size)
             with self._lock:
@@ -156,8 +145,8 @@ class BlobFiles:
 async def read(blob: OpenBlob, offset: int, length: int) -> Buffer | None:
     """Read `length` bytes of a blob in a file; return None if the file has changed. Raises as examine()."""
     with _about(blob.shown):
-        data, identity = await _pread(blob.fd, blob.start + offset, length)
-    if identity != blob.identity:
+        data, version = await _pread(blob.fd, blob.start + offset, length)
+    if version != blob.version:
         return None
     if len(data) != length:
         raise OutOfRange(blob.shown, f"ends before byte {offset + length}")
@@ -184,10 +173,6 @@ def _read_error(shown: str, exc: OSError) -> ReadError:
     return (AccessDenied if exc.errno in (errno.EACCES, errno.EPERM) else ReadError)(shown, reason_of(exc))
 
 
-def _identity(status: os.stat_result) -> Identity:
-    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
 def _opened(path: str) -> int:
     # opening a fifo must not block; symlinks are followed, as the hash decides
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -201,16 +186,15 @@ def _opened(path: str) -> int:
         os.close(found)
 
 
-async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, Identity]:
-    """Return up to `length` bytes, and the identity of the file after reading them."""
+async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, FileVersion]:
+    """Return up to `length` bytes, and the version of the file after reading them."""
     data = read_cached(fd, offset, length)
     if len(data) == length:
-        return data, _identity(os.fstat(fd))
+        return data, file_version(os.fstat(fd))
     return await trio.to_thread.run_sync(_fill, fd, data, offset, length)
 
 
-def _fill(fd: int, data: bytearray, offset: int, length: int) -> tuple[Buffer, Identity]:
+def _fill(fd: int, data: bytearray, offset: int, length: int) -> tuple[Buffer, FileVersion]:
     """Read after `data` until there are `length` bytes or the file ends; blocks."""
-    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more
-    return data, _identity(os.fstat(fd))
+    data += read_all(fd, length - len(data), offset + len(data))
+    return data, file_version(os.fstat(fd))

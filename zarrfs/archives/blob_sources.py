@@ -5,13 +5,14 @@ A source returns all bytes of a blob, and its caller verifies them. BlobReader r
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import os
 import stat
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
@@ -37,22 +38,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BlobSource(Protocol):
+class BlobSource(abc.ABC):
     """A source of whole blobs."""
 
     kind: BlobSourceKind
     shown: str
 
+    @abc.abstractmethod
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
         """Return the bytes of a blob, not verified; the archive declares their number, or None.
 
         Raises TargetMissing if there is no such blob, OutOfRange if it has another length, or another ReadError.
         """
-        ...
 
+    @abc.abstractmethod
     async def aclose(self) -> None:
         """Release descriptors and connections."""
-        ...
 
 
 class BlobSources:
@@ -130,10 +131,6 @@ class BlobSources:
         await at_once(put, range(start, stop, part))
         return buffer
 
-    async def size(self, url: str) -> int:
-        """Return the size of `url` in bytes."""
-        return await self.files().size(url)
-
     def adjust(self, options: Options) -> None:
         """Apply changed options."""
         self._options = self._reduced(options)
@@ -155,7 +152,7 @@ class BlobSources:
             await self._files.aclose()
 
 
-class UrlSource:
+class UrlSource(BlobSource):
     """Blobs at PREFIX/BLOBREF; or, if PREFIX turns out to be a tar, its members."""
 
     kind = BlobSourceKind.URL
@@ -168,7 +165,6 @@ class UrlSource:
         self._looking = trio.Lock()
 
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
-        """As BlobSource.fetch."""
         if not self._looked:
             async with self._looking:
                 await self._look()
@@ -178,7 +174,7 @@ class UrlSource:
         shown = without_secrets(url)
         if declared == 0:
             return b""
-        length = await self._sources.size(url) if declared is None else declared
+        length = await self._sources.files().size(url) if declared is None else declared
         if length > LARGEST:
             raise OutOfRange(shown, f"{length} bytes are more than a blob may have")
         return await self._sources.bytes_of(url, 0, length, shown, length)
@@ -194,10 +190,10 @@ class UrlSource:
         self._looked = True
 
     async def aclose(self) -> None:
-        """As BlobSource.aclose: BlobSources has the connections."""
+        pass  # BlobSources has the connections
 
 
-class DatabaseSource:
+class DatabaseSource(BlobSource):
     """The content.sqlite of a stopped Flux instance."""
 
     kind = BlobSourceKind.DATABASE
@@ -206,15 +202,13 @@ class DatabaseSource:
         self.shown, self._database, self._slots = database.shown, database, slots
 
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
-        """As BlobSource.fetch."""
         return await in_thread(self._slots, self._database.load, blobref, declared)
 
     async def aclose(self) -> None:
-        """As BlobSource.aclose."""
         self._database.close()
 
 
-class FluxSource:
+class FluxSource(BlobSource):
     """The running Flux instance."""
 
     kind = BlobSourceKind.FLUX
@@ -223,7 +217,6 @@ class FluxSource:
         self.shown, self._blobs, self._slots, self._timeout = blobs.shown, blobs, slots, timeout
 
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
-        """As BlobSource.fetch."""
         async with self._slots:
             data = await self._blobs.load(blobref, self._timeout)
         if declared is not None and len(data) != declared:
@@ -231,11 +224,10 @@ class FluxSource:
         return data
 
     async def aclose(self) -> None:
-        """As BlobSource.aclose."""
         await self._blobs.aclose()
 
 
-class DumpSource:
+class DumpSource(BlobSource):
     """A tar of flux dump, local or behind a URL."""
 
     kind = BlobSourceKind.DUMP
@@ -271,7 +263,7 @@ class DumpSource:
             return self._index
 
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
-        """As BlobSource.fetch; the bytes are verified."""
+        """Return the bytes of a blob, verified."""
         index, where = await self.get_ready(), f"{self.shown}: {blobref}"
         hint = index.known(blobref)
         fits = hint is not None and declared in (None, hint.size)  # a document may declare two lengths for a blob
@@ -375,7 +367,6 @@ class DumpSource:
         return data
 
     async def aclose(self) -> None:
-        """As BlobSource.aclose."""
         self._file = None
 
 

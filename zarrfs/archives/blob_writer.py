@@ -52,7 +52,7 @@ class BlobDirectory:
 
     def open(self) -> StagedDirectory:
         """Open the directory and its staging directory."""
-        with self._lock, self._failing(self.path):
+        with self._lock, self._failing():
             if self._staged is None:
                 self._base = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 with contextlib.suppress(FileExistsError):
@@ -111,7 +111,7 @@ class BlobDirectory:
         programs wrote to this file system.
         """
         if self._written[0]:
-            with self._failing(self.path):
+            with self._failing():
                 sync_file_system(self.path)
                 self._written[0] = 0
 
@@ -132,11 +132,11 @@ class BlobDirectory:
         return False
 
     @contextlib.contextmanager
-    def _failing(self, path: str) -> Iterator[None]:
+    def _failing(self) -> Iterator[None]:
         try:
             yield
         except OSError as exc:
-            raise self._failure(path, exc) from exc
+            raise self._failure(self.path, exc) from exc
 
     def _failure(self, path: str, exc: OSError) -> SourceError:
         return SourceError(path, f"cannot be written: {reason_of(exc)}")

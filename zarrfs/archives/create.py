@@ -20,15 +20,14 @@ from zarrfs.archives.pack_tree import (
     CreateOptions,
     EntryBatch,
     EntryReader,
-    FileIdentity,
     LargeFile,
     TreeWalk,
     changed,
-    identity_of,
     named,
     reading,
 )  # fmt: skip
 from zarrfs.errors import UsageError, ZarrfsError, reason_of
+from zarrfs.system.beneath import FileVersion, file_version
 from zarrfs.system.sparse import each_extent
 from zarrfs.system.workers import Workers
 
@@ -141,23 +140,23 @@ class _Document:
             if self._dump is not None:
                 self._dump.add(blobs, memory)
             return
-        path, fields, identity = found
+        path, fields, version = found
         with self._reader.opened(path) as descriptor:
-            if identity_of(os.fstat(descriptor)) != identity:
+            if file_version(os.fstat(descriptor)) != version:
                 raise changed(self._base, path)
             if self._options.all_inline or fields["size"] <= self._options.inline:
                 self._add_inline(descriptor, path, fields)
             else:
-                self._add_blobvec(descriptor, path, fields, identity)
-            if identity_of(os.fstat(descriptor)) != identity:
+                self._add_blobvec(descriptor, path, fields, version)
+            if file_version(os.fstat(descriptor)) != version:
                 raise changed(self._base, path)
 
-    def _add_blobvec(self, descriptor: int, path: str, fields: dict[str, Any], identity: FileIdentity) -> None:
+    def _add_blobvec(self, descriptor: int, path: str, fields: dict[str, Any], version: FileVersion) -> None:
         before, after = encoded_around(path, fields | {"encoding": "blobvec"}, self._options.dictionary)
         self._writer.add(before)
         mark = b"["
         regions = cut(self._extents(descriptor, path, fields["size"]), self._options.region)
-        tasks = (("regions", (path, identity, task)) for task in _grouped(regions, self._task_bytes))
+        tasks = (("regions", (path, version, task)) for task in _grouped(regions, self._task_bytes))
         for (found, blobs), memory in self._workers.map(tasks):
             if self._dump is not None:
                 self._dump.add(blobs, memory)

@@ -13,7 +13,6 @@ Sources: POSIX.1 ("pax Interchange Format"); flux-core, flux-dump(1) and flux-ar
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections import defaultdict
@@ -21,8 +20,10 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zlib import adler32
 
+from zarrfs.archives.dump_writer import BLOCK, padded
 from zarrfs.errors import SourceError
 from zarrfs.net.responses import too_large
+from zarrfs.system.buffers import read_all
 
 if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Steps = Generator[tuple[int, int], bytes, T]
 
-BLOCK = 512  # bytes: headers and members of a tar are padded to it
 _EXTENDED_MAX = 1 << 20  # bytes of an extended header
 # bytes read at once: from the end, at first and at most; of a document
 _TAIL, _TAIL_MAX, _PIECE = 64 << 10, 16 << 20, 4 << 20
@@ -128,7 +128,7 @@ def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
 
 def run_local(steps: Steps[T], fd: int) -> T:
     """As run(), for an open tar; blocks. Raises OSError."""
-    return run(steps, lambda offset, length: _pread(fd, offset, length))
+    return run(steps, lambda offset, length: read_all(fd, length, offset))
 
 
 async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -> T:
@@ -142,13 +142,6 @@ async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -
     except StopIteration as stop:
         found: T = stop.value
         return found
-
-
-def _pread(fd: int, offset: int, length: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more  # one call returns at most 2 GiB
-    return data
 
 
 def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
@@ -183,7 +176,7 @@ def _laid_out(last: tuple[str, Member], index: DumpIndex) -> Steps[bool]:
     for start in range(where.offset, where.offset + where.size, _PIECE):
         for blobref, length in regions.of((yield start, min(_PIECE, where.offset + where.size - start))):
             hints[blobref] = Member(at + BLOCK, length)
-            at += BLOCK + _padded(length)
+            at += BLOCK + padded(length)
     if at + BLOCK != where.offset:
         return False
     index.take(name, where, hints)
@@ -208,7 +201,7 @@ def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
         if end < 0:
             block = block.rstrip(b"\0")
             end = low + len(block)
-            if not block.rstrip().endswith((b"]", b"}")) or size - _padded(end) < 2 * BLOCK:
+            if not block.rstrip().endswith((b"]", b"}")) or size - padded(end) < 2 * BLOCK:
                 return None
         zero = block.rfind(b"\0")
         if zero >= 0:
@@ -256,7 +249,7 @@ def scan(size: int, found: DumpIndex) -> Steps[None]:
             if at + length > size:
                 break
             found.add(name, Member(at, length))
-            at += _padded(length)
+            at += padded(length)
             continue
         if not block.strip(b"\0"):
             return
@@ -287,7 +280,7 @@ def scan(size: int, found: DumpIndex) -> Steps[None]:
                 break
             if header.type in _REGULAR:
                 found.add(name, Member(at, length))
-        at += _padded(length)
+        at += padded(length)
     found.fault = f"cut short after {size:,} bytes"
 
 
@@ -362,8 +355,3 @@ class _Regions:
                 if 0 < len(digits) <= _MOST_DIGITS:
                     yield match[1].decode().lower(), int(digits)
         self._rest = text[max(end, len(text) - _LONGEST) :]
-
-
-def _padded(length: int) -> int:
-    """Round up to a multiple of BLOCK."""
-    return length + -length % BLOCK

@@ -17,8 +17,8 @@ from zarrfs.system.buffers import write_all
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
-_BLOCK = 512  # bytes: headers and members of a tar are padded to it
-_RECORD = 20 * _BLOCK  # the whole file is padded to it
+BLOCK = 512  # bytes: headers and members of a tar are padded to it
+_RECORD = 20 * BLOCK  # the whole file is padded to it
 _PIECE = 256 << 10  # bytes copied by one call
 MAIN = "main"  # default name of an archive in Flux
 TASK_BYTES = 2 << 20  # bytes of files that a task reads, but for one region of more
@@ -59,15 +59,15 @@ class TaskBlobs:
 
     def buffer(self, size: int) -> memoryview:
         """Return memory for the next blob of up to `size` bytes."""
-        found = self._memory[self._at + _BLOCK : self._at + _BLOCK + size]
+        found = self._memory[self._at + BLOCK : self._at + BLOCK + size]
         assert len(found) == size, "memory_of() is too little"
         return found
 
     def put(self, data: memoryview) -> str:
         """Keep `data`, a prefix of what buffer() returned last, as the next blob; return its blobref."""
         self._held.append((self._at, len(data)))
-        end = self._at + _BLOCK + len(data)
-        self._at = _padded(end)
+        end = self._at + BLOCK + len(data)
+        self._at = padded(end)
         self._memory[end : self._at] = bytes(self._at - end)
         return blobref_of(data, self._algorithm)
 
@@ -106,9 +106,9 @@ class DumpWriter:
         if not blobs:
             return
         for at, size in blobs:
-            memory[at : at + _BLOCK] = header(f"{self._path}_blobs/{self._count}", size)
+            memory[at : at + BLOCK] = header(f"{self._path}_blobs/{self._count}", size)
             self._count += 1
-        self._put(memory[blobs[0][0] : _padded(at + _BLOCK + size)])
+        self._put(memory[blobs[0][0] : padded(at + BLOCK + size)])
 
     def close(self, document: IO[bytes]) -> None:
         """Write the document, read from its start, and the end of the tar."""
@@ -117,7 +117,7 @@ class DumpWriter:
         self._put(header(self._path, size))
         while piece := document.read(_PIECE):
             self._put(piece)
-        end = _padded(size) - size + 2 * _BLOCK
+        end = padded(size) - size + 2 * BLOCK
         self._put(bytes(end + -(self._size + end) % _RECORD))
 
     def _put(self, data: Buffer) -> None:
@@ -136,5 +136,6 @@ def header(path: str, size: int) -> bytes:
     return b"".join((name.ljust(100, b"\0"), _OWNER, length, _TIME, checksum, _REST))
 
 
-def _padded(size: int) -> int:
-    return size + -size % _BLOCK
+def padded(size: int) -> int:
+    """Round up to a multiple of BLOCK."""
+    return size + -size % BLOCK

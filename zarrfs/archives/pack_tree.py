@@ -27,6 +27,7 @@ from zarrfs.archives.dump_writer import BlobSpan, TaskBlobs, check_name
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.staging import RESERVED
+from zarrfs.system.beneath import FileVersion, file_version
 from zarrfs.system.sparse import each_extent
 
 REGION_MAX = 64 << 20  # bytes of a blob at most: each process holds one
@@ -40,11 +41,10 @@ _PAGE = 4096  # bytes that one read(2) returns from a single moment
 
 # Some names of a directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
 DirectoryPart = tuple[bytes | None, str, tuple[int, int] | None, list[str], list[str]]
-FileIdentity = tuple[int, int, int, int, int]  # device, inode, size, mtime and ctime in ns
 # Encoded entries, and their blobs in the memory of the task
 EntryBatch = tuple[bytes, list[BlobSpan]]
-# A file too large for a task that has others: its path, its fields so far, its identity when it was opened
-LargeFile = tuple[str, dict[str, Any], FileIdentity]
+# A file too large for a task that has others: its path, its fields so far, its version when it was opened
+LargeFile = tuple[str, dict[str, Any], FileVersion]
 # In the order of the document; then counts of files and bytes, and warnings
 Result = tuple[list[EntryBatch | LargeFile], int, int, list[str]]
 
@@ -103,7 +103,7 @@ class EntryReader:
     def run(self, task: tuple[str, Any], memory: memoryview) -> Any:
         """Do a task of a worker process; blobs for a dump tar go to `memory`, shared with its parent.
 
-        ("parts", list of DirectoryPart) returns a Result; ("regions", (path, identity, regions)) returns the regions
+        ("parts", list of DirectoryPart) returns a Result; ("regions", (path, version, regions)) returns the regions
         as a blobvec, and their blobs in `memory`.
         """
         if self._blobs is not None:
@@ -229,7 +229,7 @@ class EntryReader:
             found = None if inline else self._blobvec(descriptor, path, status)
             if found is None:
                 self._join()
-                self._found.append((path, fields, identity_of(status)))
+                self._found.append((path, fields, file_version(status)))
                 return None
             if found:
                 fields |= {"encoding": "blobvec", "data": found}
@@ -242,7 +242,7 @@ class EntryReader:
         view = memoryview(bytearray(size + 1)) if self._blobs is None else self._blobs.buffer(size + 1)
         data = view[: os.preadv(descriptor, [view], 0)]
         if len(data) != size or size > _PAGE:
-            if identity_of(os.fstat(descriptor)) != identity_of(status) or len(data) > size:
+            if file_version(os.fstat(descriptor)) != file_version(status) or len(data) > size:
                 raise changed(self._base, path)
             if len(data) < size:
                 return None
@@ -267,7 +267,7 @@ class EntryReader:
             if taken > room or len(regions) > MANY:
                 return None
         found = [self._region(descriptor, path, start, stop) for start, stop in regions]
-        if identity_of(os.fstat(descriptor)) != identity_of(status):
+        if file_version(os.fstat(descriptor)) != file_version(status):
             raise changed(self._base, path)
         self._bytes += taken
         return found
@@ -284,12 +284,12 @@ class EntryReader:
         return [start, length, self._blobs.put(view)]
 
     def _regions(
-        self, path: str, identity: FileIdentity, regions: list[tuple[int, int]]
+        self, path: str, version: FileVersion, regions: list[tuple[int, int]]
     ) -> tuple[list[list[Any]], list[BlobSpan]]:
         """Read some regions of a large file into blobs."""
         with self.opened(path) as descriptor, reading(self._base, path):
             found = [self._region(descriptor, path, start, stop) for start, stop in regions]
-            if identity_of(os.fstat(descriptor)) != identity:
+            if file_version(os.fstat(descriptor)) != version:
                 raise changed(self._base, path)
         return found, self._blob_spans()
 
@@ -300,11 +300,6 @@ def _is_dense(descriptor: int, size: int) -> bool:
         return os.lseek(descriptor, 0, os.SEEK_HOLE) == size
     except OSError:  # a file system that does not report holes
         return False
-
-
-def identity_of(status: os.stat_result) -> FileIdentity:
-    """Return the fields that differ once a file was replaced or changed."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def named(paths: Iterable[str]) -> list[str]:

@@ -28,7 +28,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import reason_of
 from zarrfs.net.versions import TargetVersion
-from zarrfs.system.buffers import Buffer, unfilled
+from zarrfs.system.buffers import Buffer, read_all, unfilled
 from zarrfs.system.localfiles import read_cached
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _IDLE = 5.0  # seconds without a write after which a segment is closed
 _INDEX_SHARE = 16  # of the bound: what the index may take
 _RECORD_MAX = 64 << 10  # bytes
 
-_WRONG, _SHORT = "wrong checksum", "cut short"
+_WRONG = "wrong checksum"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -207,11 +207,6 @@ class DiskCache:
     def is_behind(self) -> bool:
         """Return whether more than half of the queue is taken."""
         return 2 * self._queued > self._queue_max
-
-    def flush(self, seconds: float = 60.0) -> bool:
-        """Wait until everything is written; False if that takes longer than `seconds`."""
-        with self._lock:
-            return self._lock.wait_for(lambda: not self._queue and not self._working, seconds)
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: "dropped" blocks were not written for lack of room, "evicted" are files."""
@@ -380,7 +375,6 @@ class DiskCache:
         while True:
             with self._lock:
                 self._working = False
-                self._lock.notify_all()
                 self._lock.wait_for(lambda: self._queue or self._closed, _IDLE if self._segment else None)
                 batch: list[_Job] = []
                 size = 0
@@ -623,8 +617,8 @@ def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool
     `now`: BlockingIOError where that means waiting for the disk.
     """
     with _opened(layout, row, now) as (fd, due):
-        data = read_cached(fd, row.offset, row.length) if now else _read_all(fd, row.offset, row.length)
-    if len(data) < row.length:
+        data = read_cached(fd, row.offset, row.length) if now else read_all(fd, row.length, row.offset)
+    if now and len(data) < row.length:
         raise BlockingIOError(errno.EAGAIN, "not in memory")
     if xxhash.xxh3_64_intdigest(data) != row.check:
         raise Damaged(_WRONG)
@@ -642,7 +636,7 @@ def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
         while at < row.length:
             count = os.preadv(fd, [buffer[: row.length - at]], row.offset + at)
             if not count:
-                raise Damaged(_SHORT)
+                raise Damaged("cut short")
             digest.update(buffer[:count])
             at += count
     if digest.intdigest() != row.check:
@@ -676,16 +670,6 @@ def parse_record(text: bytes) -> tuple[TargetVersion, str]:
         return TargetVersion(about["tag"], about["size"]), about["target"]
     except (ValueError, KeyError, TypeError):
         raise Damaged("no version record") from None
-
-
-def _read_all(fd: int, offset: int, size: int) -> bytes:
-    data = os.pread(fd, size, offset)
-    while len(data) < size:  # on some network file systems, and over 2 GiB
-        more = os.pread(fd, size - len(data), offset + len(data))
-        if not more:
-            raise Damaged(_SHORT)
-        data += more
-    return data
 
 
 def _block_key(target: str, version: TargetVersion, start: int, stop: int) -> bytes:

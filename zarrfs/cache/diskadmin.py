@@ -184,7 +184,7 @@ def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = F
             kept += 1
     if remove and b"" in found:
         with contextlib.suppress(OSError, Busy), Space(layout, 0, 0).locked(LOCK_PATIENCE):
-            Space(layout, 0, 0).recount()
+            Space(layout, 0, 0).count_blobs()
     if kept:
         raise PermissionError(errno.EACCES, f"{kept:,} files cannot be removed: permission denied, or read-only")
     return sorted(found.values(), key=lambda one: -max(one.used, one.seen))

@@ -173,7 +173,7 @@ class Space:
         short = self._min_free + count - free
         if total + count <= self.limit and short <= 0 and not self._full:
             return
-        self._count_blobs()
+        self.count_blobs()
         total = self._total()
         excess = total + count - int(self.limit * LOW_WATER) if total + count > self.limit else 0
         if short > 0 or self._full:
@@ -187,14 +187,10 @@ class Space:
             text = "less than cache_min_free would be left" if free > count else os.strerror(errno.ENOSPC)
             raise OSError(errno.ENOSPC, text)
 
-    def recount(self) -> None:
-        """Sum up the blobs anew, after some were removed."""
-        self._count_blobs()
-
     def _total(self) -> int:
         """Return the bytes that are used or reserved."""
         blobs = self._read_sum()
-        total = BOOKKEEPING + (self._count_blobs() if blobs is None else blobs)
+        total = BOOKKEEPING + (self.count_blobs() if blobs is None else blobs)
         for name, status in self._layout.entries(""):
             total += size_of(status) if name != "." else 0
         return total
@@ -224,7 +220,7 @@ class Space:
 
     # -- the sum of the blobs
 
-    def _count_blobs(self) -> int:
+    def count_blobs(self) -> int:
         """Sum up the blobs, remove what killed writers have left, and note the sum."""
         total, now, found = 0, time.time(), False
         for name, status in self._layout.entries(BLOBS):

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import trio
 
+from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.tasks import in_background
 
 V = TypeVar("V", bound=Sized)
@@ -72,9 +73,8 @@ class BlockCache(Generic[V]):
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # left _once without being fetched again
         self._flights: dict[Hashable, _Fetch[V]] = {}
         self._unused: dict[Hashable, int] = {}  # bytes of blocks fetched ahead and not read yet
-        self._once_bytes = self._kept = self._expected = self._number = self._unused_bytes = 0
-        self._room = trio.lowlevel.ParkingLot()
-        self._queued: OrderedDict[_Fetch[V], None] = OrderedDict()  # that wait for room
+        self._once_bytes = self._kept = self._number = self._unused_bytes = 0
+        self._expected = MemoryBudget(max_bytes)
         self._hits = self._misses = self._joins = 0
         self._ahead = self._used = self._dropped = 0
 
@@ -161,7 +161,7 @@ class BlockCache(Generic[V]):
         block = found[0] if found is not None else self._often.get(old)
         if block is None:
             return
-        self._remove(old)
+        self.discard(old)
         self._ghosts.pop(old, None)
         if self._may_come(new, len(block)):
             self._note_unused(new, len(block))
@@ -177,38 +177,45 @@ class BlockCache(Generic[V]):
 
     def discard(self, key: Hashable) -> None:
         """Forget the block `key` if it is kept."""
-        self._remove(key)
+        if key in self._once:
+            block, _ = self._once.pop(key)
+            self._once_bytes -= len(block)
+        else:
+            found = self._often.pop(key, None) or self._fresh.pop(key, None)
+            if found is None:
+                return
+            block = found
+        self._kept -= len(block)
+        self._waste(key)
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
         for key in [key for key in (*self._once, *self._often, *self._fresh) if wanted(key)]:
-            self._remove(key)
+            self.discard(key)
 
     def resize(self, max_bytes: int) -> None:
         """Bound the cache anew."""
         self.max_bytes = max_bytes
+        self._expected.resize(max_bytes)
         self._evict()
-        self._room.unpark_all()
 
     def reserve(self, size: int) -> bool:
         """Set `size` bytes aside for what is no block, if they fit beside the fetches; release() gives them back."""
-        if self._queued or self._expected + size > self.max_bytes // 2:
+        if self._expected.held + size > self.max_bytes // 2 or not self._expected.take_now(size):
             return False
-        self._expected += size
         self._evict()
         return True
 
     def release(self, size: int) -> None:
         """Give back what reserve() set aside."""
-        self._expected -= size
-        self._room.unpark_all()
+        self._expected.give(size)
 
     def stats(self) -> dict[str, int]:
         """Counters, for the log."""
         blocks = len(self._once) + len(self._often) + len(self._fresh)
         return {
             "hits": self._hits, "misses": self._misses, "joins": self._joins, "blocks": blocks, "kept": self._kept,
-            "expected": self._expected, "limit": self.max_bytes,
+            "expected": self._expected.held, "limit": self.max_bytes,
         }  # fmt: skip
 
     def ahead_stats(self) -> dict[str, int]:
@@ -229,7 +236,9 @@ class BlockCache(Generic[V]):
         with flight.scope:
             try:
                 if not flight.roomy:
-                    await self._find_room(flight, size)
+                    await self._expected.take(size)
+                    flight.roomy = True
+                    self._evict()
                 try:
                     block = flight.block = await fetch()
                 finally:
@@ -240,22 +249,6 @@ class BlockCache(Generic[V]):
                 self._waste(key)
             flight.done.set()
         self._take_off(key, flight)
-
-    async def _find_room(self, flight: _Fetch[V], size: int) -> None:
-        """Wait until `size` bytes fit. First come, first served: else a large block might wait for ever."""
-        self._queued[flight] = None
-        try:
-            while next(iter(self._queued)) is not flight or (
-                self._expected and self._expected + size > self.max_bytes
-            ):
-                await self._room.park()
-        finally:
-            del self._queued[flight]
-            if self._queued:
-                self._room.unpark_all()
-        self._expected += size
-        flight.roomy = True
-        self._evict()
 
     async def _land(self, key: Hashable, flight: _Fetch[V]) -> V:
         """Wait for a fetch and return its block."""
@@ -332,26 +325,14 @@ class BlockCache(Generic[V]):
         most = min(_GHOSTS, max(_GHOSTS_LEAST, 8 * (len(self._once) + len(self._often))))
         while len(self._ghosts) > most:
             self._ghosts.popitem(last=False)
-        self._remove(key)
-
-    def _remove(self, key: Hashable) -> None:
-        if key in self._once:
-            block, _ = self._once.pop(key)
-            self._once_bytes -= len(block)
-        else:
-            found = self._often.pop(key, None) or self._fresh.pop(key, None)
-            if found is None:
-                return
-            block = found
-        self._kept -= len(block)
-        self._waste(key)
+        self.discard(key)
 
     def _evict(self) -> None:
-        while self._kept + self._expected > self.max_bytes and self._kept:
+        while self._kept + self._expected.held > self.max_bytes and self._kept:
             if self._once and (self._once_bytes > self.max_bytes // 4 or not (self._often or self._fresh)):
                 self._forget_oldest()
             else:
-                self._remove(next(iter(self._often or self._fresh)))
+                self.discard(next(iter(self._often or self._fresh)))
 
     @property
     def _once_max(self) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from zarrfs.config.values import human
-from zarrfs.system.terminal import shows_progress
+from zarrfs.system.terminal import replace_line, shows_progress
 
 _QUIET_FOR = 0.5  # seconds before the line appears
 _EVERY = 0.2  # seconds between updates
@@ -66,12 +65,10 @@ def _show(counts: Callable[[], Counts], ended: threading.Event) -> None:
         return
     while True:
         text = line(counts(), time.monotonic() - began)
-        sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
-        sys.stderr.flush()
+        replace_line(text[: shutil.get_terminal_size().columns - 1])
         if ended.wait(_EVERY):
             break
-    sys.stderr.write("\r\x1b[K")
-    sys.stderr.flush()
+    replace_line()
 
 
 def line(counts: Counts, elapsed: float) -> str:

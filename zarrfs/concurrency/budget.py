@@ -6,21 +6,39 @@ import trio
 
 
 class MemoryBudget:
-    """A number of bytes that tasks may hold in memory at the same time."""
+    """The bytes, at most `size`, that tasks hold in memory at the same time. Requests are served in order of arrival.
+
+    A request for more than `size` waits until nothing is held, and is then served alone.
+    """
 
     def __init__(self, size: int) -> None:
-        self._free = self._size = size
-        self._waiting = trio.lowlevel.ParkingLot()
+        self._size = size
+        self.held = 0
+        self._turn = trio.Lock()  # held by the first task that waits
+        self._given = trio.lowlevel.ParkingLot()
 
-    async def take(self, count: int) -> int:
-        """Wait until `count` bytes are free, or all of them if `count` is more; return what to give back."""
-        count = min(count, self._size)
-        while self._free < count:
-            await self._waiting.park()
-        self._free -= count
-        return count
+    async def take(self, count: int) -> None:
+        """Wait until `count` bytes fit, and take them. A task that is cancelled while it waits takes nothing."""
+        if self.take_now(count):
+            return
+        async with self._turn:  # a trio.Lock is fair: else smaller requests might overtake a large one for ever
+            while self.held and self.held + count > self._size:
+                await self._given.park()
+            self.held += count
+
+    def take_now(self, count: int) -> bool:
+        """Take `count` bytes and return True, or return False if that means waiting."""
+        if self._turn.locked() or self.held + count > self._size:
+            return False
+        self.held += count
+        return True
 
     def give(self, count: int) -> None:
         """Give back `count` bytes."""
-        self._free += count
-        self._waiting.unpark_all()
+        self.held -= count
+        self._given.unpark()
+
+    def resize(self, size: int) -> None:
+        """Set another size; what is held beyond it stays."""
+        self._size = size
+        self._given.unpark()

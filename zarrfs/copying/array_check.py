@@ -165,11 +165,11 @@ class ArrayChecks:
         takes = _takes(array, where[1])
         if takes > self._memory:
             raise Unsound(UNDECODED, f"{where[1]} bytes of a chunk of {array.chunk_bytes}: memory_limit= is too low")
-        taken = await self._budget.take(takes)
+        await self._budget.take(takes)
         try:
             await self._decoded(array, await self._read(key, *where, report), index)
         finally:
-            self._budget.give(taken)
+            self._budget.give(takes)
 
     def ended(self, key: str, failed: bool) -> Unsound | None:
         """Count a file that was read, or could not be; returns why it should not be where it is."""

@@ -412,7 +412,9 @@ class _Copy:
                 await self._look_up(item)
             large = data_bytes(item.info) > LARGE
             if not large:
-                room = await self._budget.take(max(data_bytes(item.info), _MEMORY // _WAITING))
+                size = max(data_bytes(item.info), _MEMORY // _WAITING)
+                await self._budget.take(size)
+                room = size
                 with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
                     descriptor = value.fileno()
                     if descriptor is not None:
@@ -528,14 +530,14 @@ class _Copy:
             at_hand = await self._in_thread(self._writer.fill, writing, parts)
         self._report.unfinished[writing.item.key] += sum(part.length for part in parts[:at_hand])
         for part in parts[at_hand:]:
-            room = await self._budget.take(part.length)
+            await self._budget.take(part.length)
             try:
                 data = await value.read(part.start, part.length)
                 check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
                 self._report.unfinished[writing.item.key] += part.length
             finally:
-                self._budget.give(room)
+                self._budget.give(part.length)
 
 
 async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
 from zarrfs.store.indexfile import IndexWriter
-from zarrfs.system.terminal import shows_progress
+from zarrfs.system.terminal import replace_line, shows_progress
 
 _QUIET_FOR = 1.0  # seconds before anything is shown,
 _EVERY = 0.2  # and between two updates of the line
@@ -98,8 +97,7 @@ class ReadingProgress:
 
     def __exit__(self, *exc: object) -> None:
         if self._shown:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+            replace_line()
 
     def __call__(self, position: int) -> None:
         """Update the line unless the last update was just now."""
@@ -110,6 +108,4 @@ class ReadingProgress:
         part = min(position / self._total, 1.0) if self._total else 1.0
         left = f", {(now - self._began) * (1 - part) / part:.0f} s left" if 0.02 < part < 1 else ""
         bar = "#" * int(part * 30)
-        text = f"{self._verb} {self._name} [{bar:30}] {part:4.0%} of {self._total:,} bytes{left}"
-        sys.stderr.write(f"\r\033[Kzarrfs: {text}")
-        sys.stderr.flush()
+        replace_line(f"zarrfs: {self._verb} {self._name} [{bar:30}] {part:4.0%} of {self._total:,} bytes{left}")

@@ -20,6 +20,7 @@ from zarrfs.fuse.operations import OpenFile, handler
 from zarrfs.fuse.writable_attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.store.api import Info, Kind, join_key, split_key
 from zarrfs.store.overlay import Merged, Overlay, OverlayEntry
+from zarrfs.system.beneath import file_version
 from zarrfs.system.localfiles import read_file
 
 
@@ -256,8 +257,7 @@ class HandleOperations(AttributeOperations):
         """Register an open file of the upper and return its handle."""
         keep = self.overlay.immutable
         if not keep:
-            status = os.fstat(descriptor)
-            version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            version = file_version(os.fstat(descriptor))
             keep = self._page_versions.get(inode, version) == version
             self._page_versions[inode] = version
         try:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from zarrfs.icechunk.flatbuffers import I32, U32, U64, Damaged, Table, cut, layout, vector_at
+from zarrfs.icechunk.flatbuffers import I32, U8, U32, U64, Damaged, Table, cut, layout, vector_at
 
 MAGIC = "ICE🧊CHUNK".encode()
 NEWEST = 2  # the format that this module knows
@@ -23,7 +23,6 @@ ID = re.compile("[0-9A-HJKMNP-TV-Z]{20}")  # Crockford's base 32 of 12 bytes
 _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEFGHJKMNPQRSTVWXYZ")
 _LATEST = (2**63 - 1) // 1000  # microseconds since 1970: nanoseconds fit into an index
 _LOCATION_MAX = 65_536  # bytes of a URL that is decompressed
-_U8, _U32, _U64, _I32 = struct.Struct("<B"), struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<i")
 
 # (coordinates, inline bytes, id of the chunk's file, URL, ETag, last change in seconds, offset, length)
 ChunkReference = tuple[
@@ -104,10 +103,10 @@ def repository(buffer: bytes) -> Repository:
     """Parse a repository file's payload."""
     with _checked():
         table = Table.root(buffer)
-        idents = [name_of(_ident(one, 0, 12)) for one in table.tables(4)]
+        idents = [name_of(_ident(one, 12)) for one in table.tables(4)]
 
         def refs(slot: int) -> dict[str, str]:
-            return {one.text(0) or "": idents[one.number(1, _U32)] for one in table.tables(slot)}
+            return {one.text(0) or "": idents[one.number(1, U32)] for one in table.tables(slot)}
 
         return Repository(refs(2), refs(1), frozenset(idents))
 
@@ -123,8 +122,8 @@ def snapshot(buffer: bytes, limit: int) -> Snapshot:
             if limit < 0:
                 raise Damaged("more metadata than document_limit=")
             nodes.append(node)
-        ident = name_of(_ident(table, 0, 12))
-        flushed_at = table.number(3, _U64)
+        ident = name_of(_ident(table, 12))
+        flushed_at = table.number(3, U64)
         if flushed_at > _LATEST:
             raise Damaged("damaged: a time after the year 2262")
         return Snapshot(ident, table.text(4) or "", flushed_at, tuple(nodes))
@@ -134,11 +133,11 @@ def _node(table: Table) -> Node:
     path, document = table.text(1), table.data(2)
     if path is None or document is None:
         raise Damaged("damaged: a node without path or metadata")
-    kind, content = table.number(3, _U8), table.table(4)
+    kind, content = table.number(3, U8), table.table(4)
     if kind not in (1, 2) or content is None:
         raise Damaged(f"a node of unknown type {kind}")
     if kind == 2:
-        return Node(path, _ident(table, 0, 8), document, None, ())
+        return Node(path, _ident(table, 8), document, None, ())
     rank = content.vector(3, 4)[1] or content.vector(0, 16)[1]
     manifests = []
     for one in content.tables(2):
@@ -146,8 +145,8 @@ def _node(table: Table) -> Node:
         extents = tuple(
             (U32(one.buffer, at)[0], U32(one.buffer, at + 4)[0]) for at in range(start, start + 8 * count, 8)
         )
-        manifests.append((_ident(one, 0, 12), extents))
-    return Node(path, _ident(table, 0, 8), document, rank, tuple(manifests))
+        manifests.append((_ident(one, 12), extents))
+    return Node(path, _ident(table, 8), document, rank, tuple(manifests))
 
 
 def manifest(buffer: bytes) -> Iterator[tuple[bytes, Iterator[ChunkReference]]]:
@@ -156,7 +155,7 @@ def manifest(buffer: bytes) -> Iterator[tuple[bytes, Iterator[ChunkReference]]]:
         table = Table.root(buffer)
         locations = _Locations(table.data(2))
         for one in table.tables(1):
-            yield _ident(one, 0, 8), _references(buffer, *one.vector(1, 4), locations)
+            yield _ident(one, 8), _references(buffer, *one.vector(1, 4), locations)
 
 
 class _Locations:
@@ -222,8 +221,9 @@ def _references(buffer: bytes, start: int, count: int, locations: _Locations) ->
                 raise Damaged("damaged: a chunk without a place")
 
 
-def _ident(table: Table, slot: int, size: int) -> bytes:
-    found = table.fixed(slot, size)
+def _ident(table: Table, size: int) -> bytes:
+    """Return the id of a table, its first field."""
+    found = table.fixed(0, size)
     if found is None:
         raise Damaged("damaged: an id is missing")
     return found

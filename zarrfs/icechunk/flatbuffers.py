@@ -7,8 +7,9 @@ elsewhere. Source: https://flatbuffers.dev/internals/ (little endian; fields of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+U8 = struct.Struct("<B").unpack_from
 U16 = struct.Struct("<H").unpack_from
 U32 = struct.Struct("<I").unpack_from
 I32 = struct.Struct("<i").unpack_from
@@ -46,10 +47,10 @@ class Table:
         (offset,) = layout(self.buffer, self._vtable, slot + 1)[slot:]
         return self.at + offset if offset else 0
 
-    def number(self, slot: int, read: struct.Struct, default: int = 0) -> int:
-        """Return a number."""
+    def number(self, slot: int, unpack: Callable[[bytes, int], tuple[int, ...]]) -> int:
+        """Return a number; 0 if it is absent."""
         at = self.field(slot)
-        return int(read.unpack_from(self.buffer, at)[0]) if at else default
+        return unpack(self.buffer, at)[0] if at else 0
 
     def fixed(self, slot: int, size: int) -> bytes | None:
         """Return the bytes of a struct, such as an id."""

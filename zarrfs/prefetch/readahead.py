@@ -331,7 +331,6 @@ class KeyReadAhead:
             with trio.CancelScope() as batch:
                 sequence.batches.add(batch)
                 self._started += len(keys)
-                assert self._store is not None
                 try:
                     await self._store.prefetch(keys)
                 finally:
@@ -418,7 +417,6 @@ class KeyReadAhead:
         keys = sorted(keys, key=lambda key: key.split("/"))
         if len(keys) < _RUN:
             return None
-        assert self._store is not None
         order = DirectoryOrder(self._store, keys[0])
         listed = await order.take(2 * len(keys))
         numbers = {key: number for number, (key, _size) in enumerate(listed, 1)}

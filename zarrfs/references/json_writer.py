@@ -107,4 +107,4 @@ def inline_text(data: Buffer) -> str:
             return raw.decode()
         except UnicodeDecodeError:
             pass
-    return "base64:" + base64.b64encode(raw).decode()
+    return (BASE64 + base64.b64encode(raw)).decode()

@@ -22,7 +22,7 @@ from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.keys import printable as shown
-from zarrfs.references.parquet_files import Directory, Remote, SetLocation
+from zarrfs.references.parquet_files import Directory, Remote
 from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
 from zarrfs.store.api import Absences, Fault, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targets import TargetReader, Targets
@@ -59,7 +59,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     limit = Bound(max(share, _LEAST), "memory_limit")
     if options.document_limit < limit.size:
         limit = Bound(options.document_limit, "document_limit")
-    place: SetLocation
+    place: Directory | Remote
     if plan.url is not None:
         place = Remote(plan.url, options, limit)
     else:
@@ -94,8 +94,8 @@ class ParquetStore(Store):
     is_reference_set = True
 
     def __init__(
-        self, place: SetLocation, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None,
-        may_miss: bool = True,
+        self, place: Directory | Remote, targets: TargetReader, memory: int, limit: Bound,
+        mtime_ns: int | None = None, may_miss: bool = True,
     ) -> None:  # fmt: skip
         from zarrfs.cache.memory import BlockCache
 
@@ -195,7 +195,7 @@ class ParquetStore(Store):
         return Absences(absent, total, first)
 
     def forbid_device(self, device: int) -> None:
-        self._targets.forbidden_device = self._place.forbidden_device = device
+        self._targets.forbidden_device = self._place.local.forbidden_device = device
 
     # -- the Store protocol
 

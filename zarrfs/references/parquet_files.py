@@ -1,11 +1,11 @@
-"""The files of a set in the Parquet layout, in a local directory or behind a URL."""
+"""The files of a set in the Parquet layout: a Directory, or Remote behind a URL, which has the same methods."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -27,66 +27,22 @@ _GONE = "has gone since it was first read"
 _RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
 
 
-class SetLocation(Protocol):
-    """The directory or URL that holds the files of a set."""
-
-    forbidden_device: int | None  # as in TargetReader
-
-    async def read(self, key: str) -> Buffer:
-        """Read a whole file of the set. Raises ReadError."""
-        ...
-
-    async def check(self) -> None:
-        """Raise TargetChanged if `.zmetadata` has changed since read() first returned it.
-
-        Call it after reading a file that must belong to the same version.
-        """
-        ...
-
-    async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Return whether read() failed because the set, which still exists, has no such file.
-
-        Returns False for a dangling link. Raises TargetChanged as check() does.
-        """
-        ...
-
-    async def records(self, array: str) -> list[int] | None:
-        """Return the sorted numbers of an array's record files; None if the place has no reliable listing."""
-        ...
-
-    def shown(self, key: str) -> str:
-        """Return the name of a file in messages."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close descriptors and connections."""
-        ...
-
-
 class Directory:
     """A local directory of a set, which must not change while it is in use."""
 
     def __init__(self, path: str, limit: int, record: Bound) -> None:
         self._path, self._document, self._record = path, Bound(limit, "document_limit"), record
-        self._files = LocalFiles()
+        self.local = LocalFiles()
         self._version: tuple[int, ...] | None = None  # of `.zmetadata`
 
-    @property
-    def forbidden_device(self) -> int | None:
-        """Implement SetLocation.forbidden_device."""
-        return self._files.forbidden_device
-
-    @forbidden_device.setter
-    def forbidden_device(self, device: int | None) -> None:
-        self._files.forbidden_device = device
-
     async def read(self, key: str) -> Buffer:
+        """Read a whole file of the set. Raises ReadError."""
         path, limit = os.path.join(self._path, key), self._document if key == DOCUMENT else self._record
         if key == DOCUMENT and self._version is None:
             self._version = await trio.to_thread.run_sync(_version, path)  # before reading: a change meanwhile shows
         try:
-            size = await self._files.size(path)
-            found = await self._files.read(path, 0, size) if size <= limit.size else None
+            size = await self.local.size(path)
+            found = await self.local.read(path, 0, size) if size <= limit.size else None
         except ReadError as exc:
             raise exc.at(self.shown(key)) from exc
         if found is None:
@@ -94,18 +50,25 @@ class Directory:
         return found
 
     async def check(self) -> None:
-        """Implement SetLocation.check."""
+        """Raise TargetChanged if `.zmetadata` has changed since read() first returned it.
+
+        Call it after reading a file that must belong to the same version.
+        """
         if await trio.to_thread.run_sync(_version, os.path.join(self._path, DOCUMENT)) != self._version:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Implement SetLocation.absent: the target of a dangling link, as in git-annex, is unavailable, not absent."""
+        """Return whether read() failed because the set, which still exists, has no such file.
+
+        False for a dangling link, as in git-annex: its target is unavailable, not absent. Raises TargetChanged as
+        check() does.
+        """
         found = await trio.to_thread.run_sync(_is_absent, self._path, key)
         await self.check()
         return found
 
     async def records(self, array: str) -> list[int] | None:
-        """Implement SetLocation.records."""
+        """Return the sorted numbers of an array's record files; None without a reliable listing."""
         names = await trio.to_thread.run_sync(_names, self._path, array)
         if names is None:
             return None
@@ -113,11 +76,12 @@ class Directory:
         return _numbers(names)
 
     def shown(self, key: str) -> str:
-        """Implement SetLocation.shown."""
+        """Return the name of a file in messages."""
         return os.path.join(self._path, printable(key))
 
     async def aclose(self) -> None:
-        await self._files.aclose()
+        """Close descriptors and connections."""
+        await self.local.aclose()
 
 
 class Remote:
@@ -128,16 +92,8 @@ class Remote:
 
         self._url, self._record = url, record
         self._files = RemoteFiles(options)
+        self.local = self._files.local
         self._version: Entry | None = None  # of `.zmetadata`
-
-    @property
-    def forbidden_device(self) -> int | None:
-        """Implement SetLocation.forbidden_device."""
-        return self._files.local.forbidden_device
-
-    @forbidden_device.setter
-    def forbidden_device(self, device: int | None) -> None:
-        self._files.local.forbidden_device = device
 
     async def read(self, key: str) -> Buffer:
         system, path = await self._files.find(self._url)
@@ -158,7 +114,7 @@ class Remote:
         return bytes(found.data)
 
     async def check(self) -> None:
-        """Implement SetLocation.check, as far as the server reports versions."""
+        """Raise TargetChanged as Directory.check(), as far as the server reports versions."""
         if self._version is None:
             return
         system, path = await self._files.find(self._url)
@@ -170,8 +126,7 @@ class Remote:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Implement SetLocation.absent. Status 410 means that the file existed once."""
-        if failure.status not in (None, 404):
+        if failure.status not in (None, 404):  # 410: the file existed once
             return False
         system, path = await self._files.find(self._url)
         if self._version is not None:
@@ -191,7 +146,7 @@ class Remote:
         return False
 
     async def records(self, array: str) -> list[int] | None:
-        """Implement SetLocation.records. A web server's page of links is no reliable listing."""
+        # a web server's page of links is no reliable listing
         system, path = await self._files.find(self._url)
         if urls.protocols(self._url)[0] in ("http", "https") or (self._version is None and not system.immutable):
             return None
@@ -207,7 +162,6 @@ class Remote:
         return _numbers(entry.name for entry in found)
 
     def shown(self, key: str) -> str:
-        """Implement SetLocation.shown."""
         head, _, archive = without_secrets(self._url).partition("::")
         url, mark, query = head.partition("?")
         directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # the former for the root of a zip file

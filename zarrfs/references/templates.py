@@ -46,15 +46,15 @@ _RESERVED = frozenset((*keyword.kwlist, "true", "false", "none", "self"))
 
 
 class Budget:
-    """The processor time (seconds) and memory (bytes) that rendering one document may take.
+    """The processor time (seconds) that rendering one document may take, and MEMORY.
 
     Inside `with budget.bounded():` the process's soft limits RLIMIT_CPU and RLIMIT_AS are lowered: SIGXCPU ends a
     process that takes too long, and an allocation beyond the limit raises MemoryError, even inside one operation in C.
     If the limits cannot be set, there is no bound.
     """
 
-    def __init__(self, seconds: float = CPU_SECONDS, memory: int = MEMORY) -> None:
-        self.seconds, self.memory = seconds, memory
+    def __init__(self, seconds: float = CPU_SECONDS) -> None:
+        self.seconds = seconds
         self._inside = False
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class Budget:
         try:
             _lower(resource.RLIMIT_CPU, math.ceil(_limited_time() + self.seconds), saved)
             _lower(resource.RLIMIT_CORE, 0, saved)  # SIGXCPU would dump one
-            _lower(resource.RLIMIT_AS, _address_space() + self.memory, saved)
+            _lower(resource.RLIMIT_AS, _address_space() + MEMORY, saved)
             yield
         finally:
             self._inside = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 
 from zarrfs.errors import TargetChanged
 from zarrfs.store.api import Info, Store, Value
+from zarrfs.system.beneath import file_version
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
 
@@ -41,7 +42,7 @@ class FileValue(Value):
         except BaseException:
             self.close()
             raise
-        super().__init__(info, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        super().__init__(info, file_version(status))
 
     async def read(self, start: int, length: int) -> Buffer:
         return await read_file(self._descriptor, start, length)

@@ -30,6 +30,8 @@ _PATH_MAX = 4096  # bytes of a path in one system call, with the NUL
 _LINKS_MAX = 40  # the kernel's own limit
 _BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
+FileVersion = tuple[int, int, int, int, int]  # device, inode, size, mtime and ctime in ns
+
 
 class _OpenHow(ctypes.Structure):
     _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
@@ -85,6 +87,11 @@ def keeps_ctime(descriptor: int) -> bool:
     The call itself may block.
     """
     return _file_system(descriptor) not in _NO_CTIME
+
+
+def file_version(status: os.stat_result) -> FileVersion:
+    """Return the fields of stat(2) that differ once a file was replaced or changed, where keeps_ctime()."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _file_system(descriptor: int) -> int:

@@ -1,4 +1,4 @@
-"""Bytes-like objects: memory for them, and complete writes of them to a file."""
+"""Bytes-like objects: memory for them, and complete reads and writes of them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,22 @@ def _allocator() -> Callable[[int], bytearray]:
         return bytearray
     make.argtypes, make.restype = [ctypes.c_void_p, ctypes.c_ssize_t], ctypes.py_object
     return functools.partial(make, None)
+
+
+def read_all(descriptor: int, length: int, at: int) -> bytes:
+    """Read `length` bytes at offset `at`; fewer only at the end of the file. Raise OSError.
+
+    One pread(2) returns 2 GiB at most, and less on some network file systems.
+    """
+    data = os.pread(descriptor, length, at)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    have = len(data)
+    while have < length and (data := os.pread(descriptor, length - have, at + have)):
+        parts.append(data)
+        have += len(data)
+    return b"".join(parts)
 
 
 def write_all(descriptor: int, data: Buffer, at: int) -> int:

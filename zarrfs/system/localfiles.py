@@ -12,7 +12,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, reason_of
-from zarrfs.system.buffers import Buffer, unfilled
+from zarrfs.system.buffers import Buffer, read_all, unfilled
 from zarrfs.system.othermounts import OTHER_MOUNTS, mount_id
 
 _DESCRIPTORS = 1024  # open at most, and never more than a quarter of the process's limit
@@ -34,7 +34,7 @@ async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
     missing = length - len(found)
     if not missing or read_ends(descriptor, offset + len(found)):
         return found
-    rest = await trio.to_thread.run_sync(_pread_all, descriptor, offset + len(found), missing)
+    rest = await trio.to_thread.run_sync(read_all, descriptor, missing, offset + len(found))
     return found + rest if found else rest
 
 
@@ -58,19 +58,6 @@ def read_ends(descriptor: int, offset: int) -> bool:
         return not os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except OSError:
         return False
-
-
-def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
-    """Repeat pread(2) until all bytes are there or the file ends. Blocks."""
-    data = os.pread(descriptor, length, offset)
-    if len(data) == length or not data:
-        return data
-    parts = [data]
-    have = len(data)
-    while have < length and (data := os.pread(descriptor, length - have, offset + have)):
-        parts.append(data)
-        have += len(data)
-    return b"".join(parts)
 
 
 class _File:
@@ -258,7 +245,7 @@ def _mounts_of(device: int) -> frozenset[bytes]:
 
 
 def _read_and_stat(descriptor: int, offset: int, length: int) -> tuple[bytes, os.stat_result]:
-    return _pread_all(descriptor, offset, length), os.fstat(descriptor)
+    return read_all(descriptor, length, offset), os.fstat(descriptor)
 
 
 def _read_error(path: str, exc: OSError, opened: bool = False) -> ReadError:

@@ -1,4 +1,4 @@
-"""Whether standard error can show lines that change, such as those of progress."""
+"""A line on standard error that changes, such as one of progress."""
 
 from __future__ import annotations
 
@@ -9,3 +9,9 @@ import sys
 def shows_progress() -> bool:
     """Return whether standard error is a terminal that can erase a line; TERM=dumb cannot."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def replace_line(text: str = "") -> None:
+    """Write `text` in place of the line of progress that is shown; without `text`, erase it."""
+    sys.stderr.write(f"\r\x1b[K{text}")
+    sys.stderr.flush()

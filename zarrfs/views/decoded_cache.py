@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import trio
 
+from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.store.api import Looks
@@ -56,9 +56,7 @@ class DecodedCache:
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: SizedLRU[Hashable, Decoded] = SizedLRU(lambda decoded: decoded.size)
         self._flights: dict[Hashable, _Decoding] = {}
-        self._expected = 0
-        self._waiting: OrderedDict[object, None] = OrderedDict()  # tickets in order of arrival
-        self._room = trio.lowlevel.ParkingLot()
+        self._expected = MemoryBudget(budget)
         self._hits = self._decoded = 0
         self.looks: Looks | None = None  # of all processes of the mount, if there are several
 
@@ -80,8 +78,8 @@ class DecodedCache:
     def resize(self, budget: int) -> None:
         """Set a new budget, 0 to cache nothing. One value may be as large as the largest budget so far."""
         self.budget, self.largest = budget, max(budget, self.largest)
+        self._expected.resize(budget)
         self._evict()
-        self._room.unpark_all()
 
     def peek(self, key: Hashable) -> Decoded | None:
         """Return the cached value of `key`, or None; marks it as used."""
@@ -135,12 +133,13 @@ class DecodedCache:
 
     async def _fly(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]], flight: _Decoding) -> None:
         try:
-            await self._find_room(size)
+            if size:
+                await self._expected.take(size)
+                self._evict()
             try:
                 found = flight.found = await make()
             finally:
-                self._expected -= size
-                self._room.unpark_all()
+                self._expected.give(size)
             self._kept.put(key, found)
             self._evict()
         except Exception as exc:
@@ -149,21 +148,5 @@ class DecodedCache:
             del self._flights[key]
             flight.done.set()
 
-    async def _find_room(self, size: int) -> None:
-        """Reserve `size` bytes, in order of arrival: otherwise a large value might wait for ever."""
-        if not size:
-            return
-        ticket = object()
-        self._waiting[ticket] = None
-        try:
-            while next(iter(self._waiting)) is not ticket or (self._expected and self._expected + size > self.budget):
-                await self._room.park()
-        finally:
-            del self._waiting[ticket]
-            if self._waiting:
-                self._room.unpark_all()
-        self._expected += size
-        self._evict()
-
     def _evict(self) -> None:
-        self._kept.evict(self.budget - self._expected, keep=bool(self.budget))
+        self._kept.evict(self.budget - self._expected.held, keep=bool(self.budget))

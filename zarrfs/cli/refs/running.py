@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +12,7 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.system.signals import orderly_end
-from zarrfs.system.terminal import shows_progress
+from zarrfs.system.terminal import replace_line, shows_progress
 
 if TYPE_CHECKING:
     from zarrfs.config.options import Parsed
@@ -122,10 +121,8 @@ async def progress(items: AsyncIterator[R], parsed: Parsed, what: str = "referen
             done += 1
             if done % _LOOK == 0 and time.monotonic() > following:
                 now = time.monotonic()
-                sys.stderr.write(f"\r\x1b[K{done:,} {what}, {done / (now - began):,.0f}/s")
-                sys.stderr.flush()
+                replace_line(f"{done:,} {what}, {done / (now - began):,.0f}/s")
                 shown, following = True, now + _EVERY
     finally:
         if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            replace_line()

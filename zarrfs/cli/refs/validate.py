@@ -37,17 +37,22 @@ errors, with --strict also if there are warnings, else 0. Targets are not read: 
 @common.source_options("source", "fetch", log_level="warning")
 def validate(source: str, as_json: bool, shard: str | None, parsed: Parsed) -> None:
     """Check the reference set SRC against the specification and the rules of zarrfs, and list all errors."""
-    from zarrfs.references.validate import faults, validating
     from zarrfs.store.api import Fault
 
     report, share = _Report(as_json, parsed.options.strict), common.share(shard) or WHOLE
+    options = dataclasses.replace(parsed.options, type=parsed.options.type or "references", strict=False, collect=True)
 
     async def body(store: Store, plan: Plan) -> None:
-        async for fault in faults(store, plan, share):
+        if not store.is_reference_set or plan.kind == "archive":
+            raise SourceError(plan.source, "is no reference set")
+        async for fault in store.faults(share):
             report.add(fault)
+        if plan.index is not None and not share.index:  # the warnings of a Parquet set are among its faults
+            for warning in plan.warnings:
+                report.add(Fault("", warning, True))
 
     try:
-        common.run_on_store(source, dataclasses.replace(parsed, options=validating(parsed.options)), body)
+        common.run_on_store(source, dataclasses.replace(parsed, options=options), body)
     except SourceError as exc:  # nothing beyond this can be examined, by any share
         report.add(Fault(exc.entry or "", exc.rule))
     report.end(without_secrets(source))
