@@ -352,6 +352,16 @@ def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Pat
     assert os.readlink("new.zarr/link") == "large"
 
 
+def test_a_key_that_no_set_is_read_with_is_an_error_or_left_out(place: Path) -> None:
+    (place / "up" / "/".join("d" * 101)).mkdir(parents=True)  # an empty directory is left out anyway
+    result = commit_to("new.json")
+    assert (result.exit_code, result.stderr.count("an empty directory")) == (0, 1)
+    (place / "up" / "/".join("d" * 101) / "f").write_text("x")
+    refused("/f: over 100 directories deep, which no reference set can hold", "deep.json")
+    result = commit_to("deep.json", "--skip-unsupported")
+    assert (result.exit_code, result.stderr.count("over 100 directories deep")) == (0, 1)
+
+
 def late(place: Path) -> None:
     (place / "up/late").write_text("x")
     os.utime(place / "up/late", ns=(0, 13_569_465_600 * SECOND))  # in 2400

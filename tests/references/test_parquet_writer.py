@@ -147,6 +147,14 @@ def test_the_form_of_a_record_file(tmp_path: Path) -> None:
     assert (about.compression, about.has_dictionary_page) == ("ZSTD", True)
 
 
+def test_an_empty_array_whose_chunks_are_0_is_listed_by_fsspec(tmp_path: Path) -> None:
+    found = [document("a/.zarray", zarray([0], [0])), document("b/.zarray", zarray([2], [1])), Reference("b/1", b"x")]
+    root = write(tmp_path / "set", found)
+    theirs = ReferenceFileSystem(f"{root}/", remote_protocol="file")
+    assert "b/1" in theirs.find("")
+    assert tree_of(root).keys() == {*theirs.find("")} | {".zmetadata"}
+
+
 def test_the_document_serves_as_consolidated_metadata(tmp_path: Path) -> None:
     """It replaces the `.zmetadata` that the set had."""
     root = write(tmp_path / "set", [document(".zgroup", {"zarr_format": 2}), Reference(".zmetadata", b"old")])

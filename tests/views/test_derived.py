@@ -302,6 +302,41 @@ def test_a_filter_of_items_of_another_type_gets_their_bytes(
     assert read.tolist() == values.tolist() == zarrfs.read_array(root).tolist()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "codec", "form"),
+    [
+        ("<f8", numcodecs.Quantize(1, "<f8", "<f4"), "decoded"),
+        ("|u1", numcodecs.Delta("|u1", "<i2"), "decoded"),
+        ("<f8", numcodecs.Quantize(1, "<f8", "<f8"), "rewritten in metadata"),
+        ("<i4", numcodecs.Delta("<i4", "<i8"), "rewritten in metadata"),
+        ("<f8", numcodecs.Shuffle(4), "rewritten in metadata"),
+    ],
+)  # fmt: skip
+def test_filters_that_todays_readers_of_v3_take_for_others_are_decoded(
+    tmp_path: Path, dtype: str, codec: Codec, form: str
+) -> None:
+    values = np.array([1, 2, 3, 5], dtype)
+    about = codec.get_config()
+    if about["id"] == "shuffle":
+        del about["elementsize"]  # 4 in v2; in v3 as many bytes as the array's items have
+    document = v2(shape=[4], chunks=[4], dtype=dtype, fill_value=None, filters=[about], compressor={"id": "zlib"})
+    stored = numcodecs.Zlib().encode(codec.encode(values))
+    tree, shown = seen(written(tmp_path, {".zarray": document, "0": stored}), 3)
+    assert shown == {"form": form}
+    assert np.asarray(zarr.open_array(memory(tree), mode="r")[...]).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_shuffle_without_a_size_in_v3_has_that_of_the_items(tmp_path: Path, version: int) -> None:
+    values = np.arange(6, dtype="<f8")
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.shuffle"}]
+    root = written(tmp_path, {"zarr.json": v3(shape=[6], chunks=[6], data_type="float64", codecs=codecs),
+                              "c/0": numcodecs.Shuffle(8).encode(values)})  # fmt: skip
+    assert zarrfs.read_array(root).tolist() == values.tolist()
+    tree, _shown = seen(root, version)
+    assert np.asarray(zarr.open_array(memory(tree), mode="r")[...]).tolist() == values.tolist()
+
+
 @pytest.mark.parametrize(("coded", "endian"), [("<i2", "big"), (">i2", "little"), ("<i2", "little")])
 def test_filtered_items_as_v2_have_the_byte_order_that_the_filter_names(
     tmp_path: Path, coded: str, endian: str

@@ -62,6 +62,8 @@ class Bomb(Codec):
             print("to standard output", flush=True)
         if self.does == "first":
             buf = bytes(buf[:8])
+        if self.does == "count":
+            buf = bytes(buf).count(b" ").to_bytes(8, "little")
         return np.ones(int.from_bytes(bytes(buf), "little"), np.uint8)  # as many as the chunk claims
 """
 
@@ -107,6 +109,13 @@ def test_a_child_process_receives_a_larger_chunk_than_it_could_decode_before(bom
     codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
     assert bytes(codec.decode(stored)) == bytes([1]) * 1000
     assert external._idle == [child]
+
+
+def test_what_an_external_codec_parses_may_be_much_longer_than_its_items(bomb: str) -> None:
+    """As the text of a FITS table."""
+    array = array_of("|u1", (1000,), ("bytes", {}), (bomb, {"does": "count"}))
+    text = b"x" * 200 + b" "
+    assert decode_chunk(array, text * 1000).tobytes() == b"\1" * 1000
 
 
 def test_an_external_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:

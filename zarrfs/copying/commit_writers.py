@@ -24,10 +24,10 @@ from zarrfs.config import urls
 from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.from_store import reference_of
-from zarrfs.references.keys import ZARR_METADATA
+from zarrfs.references.keys import ZARR_METADATA, set_key_rule
 from zarrfs.references.output import Output, entries, reference_set
 from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
-from zarrfs.store.api import FILE_TYPES, SET_IDS, Kind, Reference, key_rule, split_key
+from zarrfs.store.api import FILE_TYPES, SET_IDS, Kind, Reference, split_key
 from zarrfs.store.destination import is_utf8, sync_path
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import reserved
@@ -108,7 +108,8 @@ def _set_rule(node: MergedNode) -> str | None:
         return "a symbolic link, which no reference set can hold"
     if not is_utf8(node.key):
         return "a name that is not UTF-8, which no reference set can hold"
-    return key_rule(node.key)
+    rule = set_key_rule(node.key) if node.kind is Kind.FILE else None  # a directory is none of its entries
+    return f"{rule}, which no reference set can hold" if rule else None
 
 
 class _VisibleLower:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import binascii
 
+from zarrfs.store.api import KEY_MAX, key_rule
+
 BASE64 = b"base64:"  # the beginning of such a value
 DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its name
 ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
@@ -17,6 +19,18 @@ def printable(key: str) -> str:
         return key
     cut = key if len(key) <= _PRINTED_MAX else key[:_PRINTED_MAX] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def set_key_rule(key: str) -> str | None:
+    """Return the rule that `key` breaks as a key of a reference set, or None."""
+    if key.count("/") > DEPTH_MAX:
+        return f"over {DEPTH_MAX} directories deep"
+    try:
+        if len(key if key.isascii() else key.encode()) > KEY_MAX:
+            return f"a key over {KEY_MAX} bytes"
+    except UnicodeEncodeError:
+        return "a lone surrogate"
+    return key_rule(key)
 
 
 def decode_base64(value: bytes) -> bytes:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from zarrfs.documents.json_document import repeated
 from zarrfs.errors import SourceError
-from zarrfs.references.keys import DEPTH_MAX, printable
-from zarrfs.store.api import KEY_MAX, Kind, join_key, key_rule, split_key
+from zarrfs.references.keys import printable, set_key_rule
+from zarrfs.store.api import Kind, join_key, split_key
 from zarrfs.zarr.grid import Grid, one_for_empty
 
 DOCUMENT = ".zmetadata"
@@ -87,7 +87,7 @@ class ParquetSet:
         for key, value in metadata.items():
             if key == DOCUMENT:
                 continue  # fsspec shows the file itself
-            rule = _key_rule(key)
+            rule = set_key_rule(key)
             if rule:
                 self._add_problem(key, f"not a key: {rule}: left out")
                 continue
@@ -209,15 +209,3 @@ def read_set(source: str, document: bytes) -> ParquetSet:
         rule = f"expected a whole number from 1 to {RECORD_SIZE_MAX}" if "record_size" in found else "missing"
         raise SourceError(source, rule, "record_size")
     return ParquetSet(document, metadata, record_size)
-
-
-def _key_rule(key: str) -> str | None:
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError:
-        return "a lone surrogate"
-    if size > KEY_MAX:
-        return f"over {KEY_MAX} bytes"
-    if key.count("/") > DEPTH_MAX:
-        return f"over {DEPTH_MAX} directories deep"
-    return key_rule(key)

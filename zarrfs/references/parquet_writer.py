@@ -113,7 +113,7 @@ class ParquetWriter:
             self._add_metadata(reference, prefix, name)
             return
         if name == "zarr.json":  # at once: until the end, all its chunks would wait for a .zarray
-            raise self._refusal(key, "the Parquet layout cannot hold Zarr v3; refs from-store --view v2 writes v2")
+            raise self._refusal(key, "the Parquet layout cannot hold Zarr v3, nor nested chunks (c/0/0): write JSON")
         known = self._arrays.get(prefix)
         if known is None:
             self._waiting.setdefault(prefix, []).append(reference)
@@ -171,6 +171,7 @@ class ParquetWriter:
             if not prefix:
                 raise self._refusal(key, "the Parquet layout has no place for an array at the root")
             self._add_array(key, prefix, value)
+            value["chunks"] = list(self._arrays[prefix].grid.chunks)  # not 0, by which fsspec would divide
         self._metadata[key] = value
         for waiting in self._waiting.pop(prefix, ()) if name == ".zarray" else ():
             self.add(waiting)

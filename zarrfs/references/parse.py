@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
-from zarrfs.references.keys import BASE64, DEPTH_MAX, ZARR_METADATA, decode_base64, printable
-from zarrfs.store.api import KEY_MAX, NAME_MAX, key_rule
+from zarrfs.references.keys import BASE64, ZARR_METADATA, decode_base64, printable, set_key_rule
+from zarrfs.store.api import KEY_MAX, NAME_MAX
 from zarrfs.store.indexfile import ROOT, IndexWriter
 
 if TYPE_CHECKING:
@@ -303,18 +303,13 @@ class _Entries:
 
     def _checked(self, key: str) -> str:
         """Return `key` without a leading slash. Raises _Bad."""
-        size = _size(key)
-        if size is None:
+        if _size(key) is None:
             raise _Bad("a key with a lone surrogate, which UTF-8 cannot hold")
         if key[:1] == "/":
             count, first = self._stripped or (0, key)
             self._stripped = count + 1, first
             key = key[1:]
-        rule = key_rule(key)
-        if size > KEY_MAX:
-            rule = f"a key over {KEY_MAX} bytes"
-        elif key.count("/") > DEPTH_MAX:
-            rule = f"over {DEPTH_MAX} directories deep"
+        rule = set_key_rule(key)
         if rule:
             raise _Bad(f"not a key: {rule}")
         return key

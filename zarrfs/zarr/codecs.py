@@ -97,7 +97,7 @@ def decoder_of(array: ArrayMetadata, shape: tuple[int, ...] | None = None) -> De
     shape = array.grid.chunks if shape is None else shape
     found = _decoders.get((id(array), shape))
     if found is None:
-        context = PipelineContext(array.generation != "v3", array.fill, array.fill_object)
+        context = PipelineContext(array.generation != "v3", array.fill, array.fill_object, array.dtype.itemsize)
         decoder = Decoder(array.codecs, Representation.array(array.dtype.numpy(), shape), context)
         with _lock:
             while len(_decoders) >= _CACHED:
@@ -280,8 +280,9 @@ def _external(name: str) -> CodecFactory:
                 raise CodecError(name, "needs the Python package imagecodecs, which is not installed here")
         if known is not None and not installed and not known.__module__.startswith("numcodecs."):
             # registered in this process by a program that uses zarrfs as a library
-            return numcodecs.get_codec({**configuration, "id": name}).decode, decoded.compressed()
-        return external.ExternalCodec(name, configuration, decoded.limit).decode, decoded.compressed()
+            return numcodecs.get_codec({**configuration, "id": name}).decode, decoded.parsed()
+        encoded = decoded.compressed() if name.startswith(external.IMAGECODECS) else decoded.parsed()
+        return external.ExternalCodec(name, configuration, decoded.limit).decode, encoded
 
     return build
 

@@ -106,7 +106,9 @@ def packbits(configuration: Mapping[str, JSON], decoded: Representation, context
 def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec that stores the first bytes of all items, then the second ones, and so on."""
     decoded.require_bytes(context.untyped)
-    itemsize = configuration.get("elementsize", 4)
+    itemsize = configuration.get("elementsize")
+    if itemsize is None:  # Zarr v3, as zarr-python reads it
+        itemsize = context.itemsize or 4
     if type(itemsize) is not int or itemsize < 0:
         raise CodecError("shuffle", f"elementsize {itemsize} is no number of bytes")
 

@@ -77,6 +77,8 @@ def _numcodec(value: JSON, itemsize: int, member: str) -> CodecSpec:
     if name == "blosc":
         return blosc_codec(value, itemsize, member)
     configuration = {key: item for key, item in value.items() if key != "id"}
+    if name == "shuffle":  # numcodecs' default; in Zarr v3 it is another one
+        configuration.setdefault("elementsize", 4)
     if name == "gzip":
         return CodecSpec("gzip", {"level": configuration.get("level", 1)})
     if name == "zstd":

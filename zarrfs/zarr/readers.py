@@ -24,7 +24,7 @@ _ONLY_V2 = frozenset((f"{PREFIX}base64", f"{PREFIX}categorize", f"{PREFIX}vlen-b
 
 def unread_codec(array: ArrayMetadata, version: int) -> str | None:
     """Return why readers of `version` cannot decode chunks of `array`; None if they can."""
-    if version == 3 and array.generation != "v3" and (reason := _reinterpreting(array)):
+    if version == 3 and array.generation != "v3" and (reason := _reinterpreting(array) or _resizing(array)):
         return reason
     return _unread(array.codecs, array.dtype, array.generation in ("v0", "v1"), version)
 
@@ -45,6 +45,19 @@ def _reinterpreting(array: ArrayMetadata) -> str | None:
     if made.text == own.text or alike:
         return None
     return f"codec {specs[0].name.removeprefix(PREFIX)} for items of {text}, which the array does not have"
+
+
+def _resizing(array: ArrayMetadata) -> str | None:
+    """Return the reason if a filter makes items of another size, which zarr-python takes for those of the array."""
+    for name, configuration in array.codecs:
+        short = name.removeprefix(PREFIX)
+        text = configuration.get("encode_dtype" if short == "astype" else "astype")
+        if short not in ("astype", "delta", "fixedscaleoffset", "quantize") or not isinstance(text, str):
+            continue
+        itemsize = parse_v2(text).itemsize
+        if itemsize > array.dtype.itemsize == 1 or (short == "quantize" and itemsize != array.dtype.itemsize):
+            return f"codec {short} to items of {text}, which today's readers of Zarr v3 take for those of the array"
+    return None
 
 
 def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool, version: int) -> str | None:

@@ -41,6 +41,10 @@ class Representation(NamedTuple):
         """Return that of a compressor's output: its size is unknown, but at most twice that of the input."""
         return Representation(None, (), 2 * self.limit + _SLACK, False)
 
+    def parsed(self) -> Representation:
+        """Return that of the input of a codec that is no compressor, such as one that reads text."""
+        return Representation(None, (), max(2 * self.limit + _SLACK, OBJECTS_LIMIT), False)
+
     def longer(self, count: int) -> Representation:
         """Return that of these bytes and `count` more."""
         return Representation(None, (), self.limit + count, self.exact)
@@ -97,6 +101,7 @@ class PipelineContext(NamedTuple):
     untyped: bool  # Zarr v2 and before, whose filters see bytes and interpret them as the type in their configuration
     fill: bytes | None = None
     fill_object: JSON = None
+    itemsize: int = 4  # bytes, of the array; 0 for objects
     filtered: bool = False  # an earlier codec changes values, so that the fill value of its output is undefined
 
 

@@ -154,6 +154,8 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
         codec = _numcodec(spec)
         if codec["id"] == "crc32c" and spec.name == "crc32c":
             codec["location"] = "end"
+        if codec["id"] == "shuffle" and codec.get("elementsize") is None:  # of Zarr v3: v2 has another default
+            codec["elementsize"] = array.dtype.itemsize or 4
         filters.append(codec)
     if not makes_bytes:
         raise MetadataError("no codec that makes bytes of the array")
