@@ -103,13 +103,22 @@ def source_options(
     return decorate
 
 
-def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Parse the value of an option of one command, bytes or a size with a unit. click.BadParameter."""
-    try:
-        return int(value) if value.isdecimal() else optionvalues.size(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+def _callback(parse: Callable[[str], T], error: str) -> Callable[..., T | None]:
+    """Make a callback of click from a parser as in config/values.py; `error` takes the value and what it expected."""
 
+    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> T | None:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as exc:
+            raise click.BadParameter(error.format(value, exc), ctx, param) from None
+
+    return callback
+
+
+# of options of one command; a URL as a local path would create a directory of that name
+size = _callback(lambda text: int(text) if text.isdecimal() else optionvalues.size(text), "{!r} is not {}")
+time_given = _callback(optionvalues.seconds, "{!r} is not {}")
+local_path = _callback(optionvalues.local, "{!r}: expected {}")
 
 option_items = click.option(
     "-o", "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
@@ -333,22 +342,6 @@ class Choice(click.Choice[str]):
         """Return the error for `value`."""
         message = super().get_invalid_choice_message(value, ctx)
         return message.removesuffix(".") + optionvalues.did_you_mean(str(value), self.choices)
-
-
-def time_given(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Parse a time as the table's options do; a callback of click. Return seconds."""
-    try:
-        return None if value is None else optionvalues.seconds(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
-
-
-def local_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a URL as a local path, which would create a directory of that name; a callback of click."""
-    try:
-        return None if value is None else optionvalues.local(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r}: expected {exc}", ctx, param) from None
 
 
 def clean_key(text: str) -> str:
