@@ -248,13 +248,6 @@ def say(text: str) -> None:
     click.echo(f"zarrfs: {message_line(cleaned(text))}", err=True)
 
 
-def write_warnings(plan: Plan, chosen: options.Options) -> None:
-    """Write the warnings about a source to standard error, a line each, unless -q."""
-    if chosen.log_level != "error":
-        for warning in plan.warnings:
-            say(f"warning: {warning}")
-
-
 def run_on_store(
     source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
     child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
