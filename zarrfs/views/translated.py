@@ -77,27 +77,19 @@ class _Resolved(NamedTuple):
     derived: tuple[int, ...] | None = None  # the index of a chunk that is no file of the source
 
 
-def open_translated(
-    store: Store, version: Literal[2, 3], strict: bool, decode: bool = True, budget: int = 256 << 20,
-    several: bool = False,
-) -> Store:  # fmt: skip
-    """Return the hierarchy in `store` as one of `version`; closing the view closes `store`.
-
-    `strict`: a node that the version cannot express is a ReadError when it is looked up, in place of left out.
-    `decode`: show chunks decoded that readers of the version cannot decode; `budget`: bytes of them to cache.
-    `several`: other processes show the same view; then no size is left for a later request, which another process
-    might answer.
-    """
-    return TranslatedView(store, version, strict, decode, budget, several)
-
-
 class TranslatedView(WrappingStore):
-    """A hierarchy in another version; see open_translated()."""
+    """A hierarchy in another version."""
 
     def __init__(
         self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20,
         several: bool = False,
     ) -> None:  # fmt: skip
+        """`strict`: a node that `version` cannot express is a ReadError when it is looked up, in place of left out.
+
+        `decode`: show chunks decoded that readers of the version cannot decode; `budget`: bytes of them to cache.
+        `several`: other processes show the same view; then no size is left for a later request, which another process
+        might answer.
+        """
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
         self._version, self._strict, self._decode, self._several = version, strict, decode, several
