@@ -87,10 +87,7 @@ def source_options(
                     words += _as_items(name, given.pop(OPTION + name, None))
                 if level:
                     words.append(f"log_level={level}")
-                try:
-                    return function(parsed=_merge(words, given, defaults), **given)
-                finally:
-                    sys.stdout.flush()  # here, so that a closed pipe is reported as such
+                return function(parsed=_merge(words, given, defaults), **given)
 
         many = not scopes or not options.TABLE.keys() >= set(scopes)
         decorated: Function = process_options(help_all(run) if many else run)
@@ -199,7 +196,10 @@ def share(given: str | None) -> Share | None:
 def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
     """Turn exceptions into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, so that a closed pipe is reported as such
     except (click.ClickException, click.Abort, click.exceptions.Exit, SystemExit):
         raise
     except BaseException as exc:
@@ -209,12 +209,9 @@ def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
         raise SystemExit(_report(cause, status)) from None
 
 
-@contextlib.contextmanager
-def compared(exit_code: bool) -> Iterator[None]:
+def compared(exit_code: bool) -> contextlib.AbstractContextManager[None]:
     """Report the errors of a command that compares: with --exit-code their status is 2, as in diff(1)."""
-    with report_errors(verbosity() == "debug", 2 if exit_code else 1):
-        yield
-        sys.stdout.flush()
+    return report_errors(verbosity() == "debug", 2 if exit_code else 1)
 
 
 def _report(exc: BaseException, status: int) -> int:

@@ -54,7 +54,6 @@ def config(source: str | None, as_json: bool, config: str | None, items: tuple[s
             sys.stdout.write(json.dumps(report) + "\n")
         else:
             _write(report)
-        sys.stdout.flush()
 
 
 def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
