@@ -165,12 +165,8 @@ def _copy(
             return await staged_copy.write(record, store, plan, how, parsed.options, progress, request.share)
         raise AssertionError("not reached")
 
-    def tell(text: str) -> None:
-        if not quiet:
-            common.say(text)
-
     try:
-        with staged_copy.staged(request, parsed, tell, progress) as record:
+        with staged_copy.staged(request, parsed, lambda text: None if quiet else common.say(text), progress) as record:
             linked = common.run_on_store(request.source, parsed, body, takes=staged_copy.TAKES)
         report |= stagein.about(record)
     finally:
