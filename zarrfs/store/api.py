@@ -394,6 +394,9 @@ class WrappingStore(Store):
     async def lists(self, prefix: str) -> bool:
         return await self.lower.lists(prefix)
 
+    async def usage(self) -> Usage:
+        return await self.lower.usage()
+
     @property
     def remote(self) -> bool:
         return self.lower.remote

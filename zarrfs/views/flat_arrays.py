@@ -14,7 +14,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.config.options import Options
-from zarrfs.store.api import Store, Usage, WrappingStore
+from zarrfs.store.api import Store, WrappingStore
 from zarrfs.system.memory import heap
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
@@ -83,10 +83,6 @@ class FlatArrays:
         if flat.chunks.noted:
             self._editions[flat.chunks.node.path] = self.edition(flat.chunks.node) + 1
 
-    async def get_ready(self) -> None:
-        """Import what the first read takes."""
-        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
-
 
 class DecodedView(WrappingStore):
     """A view whose files are made of the decoded chunks of `arrays`."""
@@ -95,16 +91,12 @@ class DecodedView(WrappingStore):
         super().__init__(store)
         self._arrays = arrays
 
-    async def usage(self) -> Usage:
-        """Return that of the source."""
-        return await self.lower.usage()
-
     @property
     def remote(self) -> bool:
         return False  # the view prefetches chunks along the array: read-ahead by file names gains nothing
 
     async def get_ready(self) -> None:
-        await self._arrays.get_ready()
+        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
         await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Info, Kind, Looks, Store, Usage, Value, WrappingStore, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Looks, Store, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.system.memory import heap
@@ -153,9 +153,6 @@ class TranslatedView(WrappingStore):
         if resolved.derived is not None:
             return await self._locate_derived(key, resolved, resolved.derived, shown)
         return await self.lower.locate(await self._chunk(key, resolved), shown)
-
-    async def usage(self) -> Usage:
-        return await self.lower.usage()
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
