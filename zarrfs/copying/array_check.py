@@ -142,7 +142,7 @@ class ArrayChecks:
         length = min(sharding.index_length, size)
         if length > self._memory:
             raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
-        data = await self._read(key, 0 if sharding.index_at == "start" else size - length, length, report)
+        data = await self._read(key, 0 if sharding.index_location == "start" else size - length, length, report)
         try:
             index = sharding.read_index(data, size)
         except MetadataError as exc:
