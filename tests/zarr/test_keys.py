@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarrfs.zarr.documents import DOCUMENTS, parse_document
+from zarrfs.zarr import DOCUMENTS
+from zarrfs.zarr.documents import parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import DEFAULT, DRAFT, FLAT, NESTED, V0, KeyTemplate

@@ -20,8 +20,9 @@ from zarrfs.store.api import Store, join_key, split_key
 from zarrfs.store.traversal import check_length, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, is_litter
+from zarrfs.zarr.documents import DOCUMENT_MAX, is_litter
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata

@@ -29,8 +29,8 @@ from zarrfs.system.memory import heap
 from zarrfs.views.chunknames import ChunkNames, InnerNames
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import v2, v3
-from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, parse_document
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, v2, v3
+from zarrfs.zarr.documents import parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
