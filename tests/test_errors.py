@@ -138,3 +138,10 @@ def test_an_os_error_never_reads_as_a_missing_chunk(code: int) -> None:
 def test_an_os_error_of_the_machine_keeps_its_number() -> None:
     for code in (errno.ENOSPC, errno.EACCES, errno.ENOMEM, errno.EROFS):
         assert errors.to_errno(OSError(code, "")) == code
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert errors.printable("a\x1b[2Jb\nc") == r"a\x1b[2Jb\nc"
+    assert errors.printable("é ü") == "é ü"
+    assert errors.printable("\udcff") == "\udcff"
+    assert errors.printable("\u202e") == r"\u202e"

@@ -407,13 +407,6 @@ def test_human(count: int, text: str) -> None:
     assert human(count) == text
 
 
-def test_control_characters_do_not_reach_the_terminal() -> None:
-    assert show.printable("a\x1b[2Jb\nc") == r"a\x1b[2Jb\nc"
-    assert show.printable("é ü") == "é ü"
-    assert show.printable("\udcff") == "\udcff"
-    assert show.printable("\u202e") == r"\u202e"
-
-
 def test_times_beyond_the_calendar() -> None:
     assert show.when(2**62) != ""
     assert show.when(2**80) == f"@{2**80 // 10**9}"

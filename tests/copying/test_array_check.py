@@ -27,7 +27,7 @@ from zarrfs.copying.array_survey import Survey, survey
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.zarr.documents import DOCUMENTS
+from zarrfs.zarr import DOCUMENTS
 
 LIMIT = 64 << 20
 

@@ -220,6 +220,10 @@ def test_targets_of_a_view_stay_as_the_set_has_them(form: str, tmp_path: Path) -
         (lambda place: os.symlink("nowhere", place / "link"), "link", "to nowhere, which is not there"),
         (lambda place: (place / os.fsdecode(b"n\xff")).write_bytes(b"1"), "n", "not UTF-8"),
         (lambda place: (place / "dir").mkdir() or (place / "dir" / os.fsdecode(b"\xfe")).mkdir(), "dir/", "not UTF-8"),
+        (
+            lambda place: [(place / "/".join("d" * 101)).mkdir(parents=True), (place / ("d/" * 101) / "f").touch()],
+            "d/d/", "over 100 directories deep, which no reference set can hold",
+        ),
     ],
 )
 def test_files_that_no_set_can_hold(make: object, entry: str, rule: str, tree: Path, tmp_path: Path) -> None:

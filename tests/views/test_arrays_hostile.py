@@ -23,7 +23,7 @@ from zarrfs.views import flat
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.flat import FlatArray
 from zarrfs.views.reading import read_array
-from zarrfs.views.translated import open_translated
+from zarrfs.views.translated import TranslatedView
 
 MIB = 1 << 20
 
@@ -152,7 +152,7 @@ def test_listings_end_despite_cycles_of_links(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
     async def as_v2() -> None:
-        view = open_translated(FileSystemStore(str(tmp_path)), 2, False)
+        view = TranslatedView(FileSystemStore(str(tmp_path)), 2, False)
         await check(view)
         await view.aclose()
 

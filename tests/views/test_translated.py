@@ -18,7 +18,7 @@ from tests.store.contract import Tree, keys, listed
 from tests.views.viewstores import GROUP_2, GROUP_3, indexed, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.views.translated import TranslatedView, open_translated
+from zarrfs.views.translated import TranslatedView
 
 OBJECTS = {"dtype": "|O", "fill_value": None, "filters": [{"id": "json2"}]}
 
@@ -153,8 +153,7 @@ def test_a_source_that_changes_is_followed(tmp_path: Path) -> None:
     base = written(tmp_path, {"a/.zarray": v2(), "a/0.0": b"1"})
 
     async def main() -> None:
-        view = open_translated(FileSystemStore(str(base)), 3, False)
-        assert isinstance(view, TranslatedView)
+        view = TranslatedView(FileSystemStore(str(base)), 3, False)
         before = await view.info("a/zarr.json")
         assert (await view.info("a/0.0")).identity == (base / "a/0.0").stat().st_ino
         (base / "a/.zarray").write_bytes(v2(shape=[1000, 20]))
@@ -258,13 +257,12 @@ def test_links_appear_as_files_and_never_leave_the_source(tmp_path: Path) -> Non
     (base / "c/.zarray").symlink_to("../a/.zarray")
 
     async def main() -> None:
-        view = open_translated(FileSystemStore(str(base)), 3, True)
+        view = TranslatedView(FileSystemStore(str(base)), 3, True)
         assert (await view.info("a/0.0")).size == 2
         assert bytes(await view.get("a/0.0")) == bytes(await view.get("b/0.0")) == b"12"
         with pytest.raises(ReadError):
             await view.info("a/0.1")
         assert bytes(await view.get("g/up/a/0.0")) == b"12"
-        assert isinstance(view, TranslatedView)
         assert [node.path async for node in view.hierarchy.walk()] == ["", "a", "b", "c", "g"]
         assert (await view.info("c/zarr.json")).size == (await view.info("a/zarr.json")).size
         await view.aclose()
@@ -276,7 +274,7 @@ def test_what_lies_below_a_link_of_an_archive_to_a_group_is_found(tmp_path: Path
     tree = {"g/.zgroup": GROUP_2, "g/h/a/.zarray": v2(), "g/h/a/0.0": b"y"}
 
     async def main() -> None:
-        view = open_translated(indexed(tmp_path, tree, {"l": "g", "g/m": "h", "g/up": ".."}), 2, False)
+        view = TranslatedView(indexed(tmp_path, tree, {"l": "g", "g/m": "h", "g/up": ".."}), 2, False)
         for group in ("g/h", "g/m", "l/h", "l/m", "g/up/l/m"):
             assert [info.name for info in await listed(view, group)] == [".zgroup", "a"]
             assert (await document(view, f"{group}/a/.zarray"))["shape"] == [20, 20]
@@ -298,7 +296,7 @@ def test_links_of_an_archive_that_lead_nowhere_are_errors(
     links, name = {"x": target, "y/.zarray": target, ".x": target}, ".zarray" if version == 2 else "zarr.json"
 
     async def main() -> None:
-        view = open_translated(indexed(tmp_path, tree, links), version, False)
+        view = TranslatedView(indexed(tmp_path, tree, links), version, False)
         names = [info.name for info in await listed(view, "")]
         assert [found for found in names if not found.startswith((".z", "zarr"))] == ["good", "x", "y"]
         for path in ("x", "y"):
@@ -317,7 +315,7 @@ def test_links_of_an_experimental_store_that_lead_nowhere_are_errors(tmp_path: P
     store = indexed(tmp_path, tree_of(DATA / "zarr/v3_draft"), links)
 
     async def main() -> None:
-        view = open_translated(store, 3, False)
+        view = TranslatedView(store, 3, False)
         assert {"array", "group", "same", "scalar", "sub"} <= {info.name for info in await listed(view, "")}
         for path in ("array", "group"):
             with pytest.raises(ReadError, match="leads nowhere"):

@@ -16,7 +16,7 @@ from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.store.targets import Targets
-from zarrfs.views.translated import TranslatedView, open_translated
+from zarrfs.views.translated import TranslatedView
 
 numbers = itertools.count()
 
@@ -81,7 +81,6 @@ async def viewed(
 ) -> AsyncIterator[TranslatedView]:
     """The view of `tree` in a directory, or in an index."""
     store: Store = indexed(root, tree) if index else FileSystemStore(str(written(root, tree)))
-    view = open_translated(store, version, strict)
-    assert isinstance(view, TranslatedView)
+    view = TranslatedView(store, version, strict)
     yield view
     await view.aclose()

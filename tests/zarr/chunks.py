@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from zarrfs.zarr import documents, dtypes
+from zarrfs.zarr import NODE_DOCUMENTS, dtypes
 from zarrfs.zarr.codecs import decode_chunk
+from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, Generation
@@ -19,10 +20,10 @@ Get = Callable[[str], bytes | None]  # key relative to the array -> stored value
 
 def parsed(get: Get) -> ArrayMetadata:
     """Parse the metadata document of an array."""
-    for name in documents.NODE_DOCUMENTS:
+    for name in NODE_DOCUMENTS:
         data = get(name)
         if data is not None:
-            array = documents.parse_node(name, data)
+            array = parse_node(name, data)
             assert isinstance(array, ArrayMetadata)
             return array
     raise AssertionError("no document")

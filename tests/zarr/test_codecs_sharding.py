@@ -50,7 +50,7 @@ def stored(array: ArrayMetadata, parts: dict[str, bytes]) -> np.ndarray[Any, Any
             continue
         start, stop = sharding.index_range(len(data))
         assert stop - start == sharding.index_length
-        assert start == 0 if sharding.index_at == "start" else stop == len(data)
+        assert start == 0 if sharding.index_location == "start" else stop == len(data)
         where = sharding.read_index(data[start:stop], len(data))[place]
         if where is None:
             continue

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.zarrsamples import ROOT
+from zarrfs.zarr import NODE_DOCUMENTS
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_document
+from zarrfs.zarr.documents import parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.model import ArrayMetadata

@@ -13,8 +13,8 @@ import pytest
 from tests.zarr import sample_documents
 from tests.zarr.sample_documents import DOCUMENTS, LITTLE, V2, array
 from tests.zarrsamples import ROOT, SAMPLES, Sample
-from zarrfs.zarr import dtypes
-from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, is_litter, parse_document, parse_node
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, dtypes
+from zarrfs.zarr.documents import is_litter, parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.keys import DEFAULT, FLAT, NESTED, V0, KeyTemplate

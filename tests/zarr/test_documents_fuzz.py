@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.zarrsamples import DRAFT, ROOT
-from zarrfs.zarr import draft
+from zarrfs.zarr import NODE_DOCUMENTS, draft
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_document, parse_node
+from zarrfs.zarr.documents import parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.fillvalues import as_v2, as_v3
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested

@@ -13,6 +13,7 @@ import click
 from zarrfs.cli import common, meter, show
 from zarrfs.config.options import Options, Parsed
 from zarrfs.config.values import human, seconds, size
+from zarrfs.errors import printable
 
 if TYPE_CHECKING:
     from zarrfs.cache.diskadmin import Target
@@ -136,7 +137,7 @@ def _write(indexes: list[CachedFile], blocks: list[Target], as_json: bool, times
 
 def _line(count: int, used: float | None, about: str) -> None:
     when = "" if used is None else f"{show.when(int(used * 1e9))}  "
-    sys.stdout.write(f"{human(count):>9}  {when}{show.printable(about)}\n")
+    sys.stdout.write(f"{human(count):>9}  {when}{printable(about)}\n")
 
 
 def _write_summary(verb: str, indexes: list[CachedFile], blocks: list[Target]) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli import common, meter, show
+from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
 from zarrfs.config.values import human
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, printable
 from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _write_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
     for array in arrays:
         if array.path not in left_out:
             chunks = "?" if array.broken and not array.total else f"{array.chunks:,} of {array.total:,}"
-            rows.append((show.printable(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
+            rows.append((printable(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for name, *cells in rows:
         line = "  ".join([f"{name:{widths[0]}}", *map(str.rjust, cells, widths[1:])])
@@ -188,7 +188,7 @@ def _write_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
         sys.stdout.write(f"and {len(left_out):,} more arrays with nothing wrong\n")
     for array in arrays:
         if array.note and not array.bad:
-            sys.stdout.write(show.printable(f"{array.path or '/'}: {array.note}") + "\n")
+            sys.stdout.write(printable(f"{array.path or '/'}: {array.note}") + "\n")
     sys.stdout.write("\n")
 
 
@@ -208,9 +208,9 @@ def _write_text(report: CheckReport) -> None:
         out(f"{'links':14}{report.links:>12,}  {report.dangling:,} lead nowhere\n")
     for bad in report.bad:
         where = f"{bad.url}: " if bad.url not in (None, bad.key) else ""
-        out(show.printable(f"{bad.kind}: {bad.key or '/'}: {where}{bad.reason}") + "\n")
+        out(printable(f"{bad.kind}: {bad.key or '/'}: {where}{bad.reason}") + "\n")
     for entry, rule in report.problems:
-        out(show.printable(f"left out: {entry}: {rule}") + "\n")
+        out(printable(f"left out: {entry}: {rule}") + "\n")
     more = report.counts.total() - len(report.bad) + report.left_out - len(report.problems)
     if more:
         out(f"and {more:,} more\n")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli import common, meter, show
+from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, printable
 from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def commit(
 
     def warn(text: str) -> None:
         if parsed.options.log_level != "error":
-            common.say(f"warning: {show.printable(text)}")
+            common.say(f"warning: {printable(text)}")
 
     async def body(store: Store, plan: Plan) -> None:
         assert isinstance(store, Overlay)

@@ -87,10 +87,7 @@ def source_options(
                     words += _as_items(name, given.pop(OPTION + name, None))
                 if level:
                     words.append(f"log_level={level}")
-                try:
-                    return function(parsed=_merge(words, given, defaults), **given)
-                finally:
-                    sys.stdout.flush()  # here, so that a closed pipe is reported as such
+                return function(parsed=_merge(words, given, defaults), **given)
 
         many = not scopes or not options.TABLE.keys() >= set(scopes)
         decorated: Function = process_options(help_all(run) if many else run)
@@ -103,13 +100,22 @@ def source_options(
     return decorate
 
 
-def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Parse the value of an option of one command, bytes or a size with a unit. click.BadParameter."""
-    try:
-        return int(value) if value.isdecimal() else optionvalues.size(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+def _callback(parse: Callable[[str], T], error: str) -> Callable[..., T | None]:
+    """Make a callback of click from a parser as in config/values.py; `error` takes the value and what it expected."""
 
+    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> T | None:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as exc:
+            raise click.BadParameter(error.format(value, exc), ctx, param) from None
+
+    return callback
+
+
+# of options of one command; a URL as a local path would create a directory of that name
+size = _callback(lambda text: int(text) if text.isdecimal() else optionvalues.size(text), "{!r} is not {}")
+time_given = _callback(optionvalues.seconds, "{!r} is not {}")
+local_path = _callback(optionvalues.local, "{!r}: expected {}")
 
 option_items = click.option(
     "-o", "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
@@ -190,7 +196,10 @@ def share(given: str | None) -> Share | None:
 def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
     """Turn exceptions into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, so that a closed pipe is reported as such
     except (click.ClickException, click.Abort, click.exceptions.Exit, SystemExit):
         raise
     except BaseException as exc:
@@ -200,12 +209,9 @@ def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
         raise SystemExit(_report(cause, status)) from None
 
 
-@contextlib.contextmanager
-def compared(exit_code: bool) -> Iterator[None]:
+def compared(exit_code: bool) -> contextlib.AbstractContextManager[None]:
     """Report the errors of a command that compares: with --exit-code their status is 2, as in diff(1)."""
-    with report_errors(verbosity() == "debug", 2 if exit_code else 1):
-        yield
-        sys.stdout.flush()
+    return report_errors(verbosity() == "debug", 2 if exit_code else 1)
 
 
 def _report(exc: BaseException, status: int) -> int:
@@ -237,13 +243,6 @@ def _output_failure() -> str:
 def say(text: str) -> None:
     """Write one line to standard error, without secrets and control characters."""
     click.echo(f"zarrfs: {message_line(cleaned(text))}", err=True)
-
-
-def write_warnings(plan: Plan, chosen: options.Options) -> None:
-    """Write the warnings about a source to standard error, a line each, unless -q."""
-    if chosen.log_level != "error":
-        for warning in plan.warnings:
-            say(f"warning: {warning}")
 
 
 def run_on_store(
@@ -333,22 +332,6 @@ class Choice(click.Choice[str]):
         """Return the error for `value`."""
         message = super().get_invalid_choice_message(value, ctx)
         return message.removesuffix(".") + optionvalues.did_you_mean(str(value), self.choices)
-
-
-def time_given(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Parse a time as the table's options do; a callback of click. Return seconds."""
-    try:
-        return None if value is None else optionvalues.seconds(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
-
-
-def local_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a URL as a local path, which would create a directory of that name; a callback of click."""
-    try:
-        return None if value is None else optionvalues.local(value)
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r}: expected {exc}", ctx, param) from None
 
 
 def clean_key(text: str) -> str:

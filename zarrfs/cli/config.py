@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common
 from zarrfs.config import options
 from zarrfs.config.redaction import redacted_storage, without_secrets
+from zarrfs.errors import printable
 
 if TYPE_CHECKING:
     from zarrfs.config.effective import Layer
@@ -54,7 +55,6 @@ def config(source: str | None, as_json: bool, config: str | None, items: tuple[s
             sys.stdout.write(json.dumps(report) + "\n")
         else:
             _write(report)
-        sys.stdout.flush()
 
 
 def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
@@ -85,4 +85,4 @@ def _write(report: dict[str, Any]) -> None:
     ]
     wide, wider = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     lines += [f"{name:<{wide}}  {value:<{wider}}  {origin}" for name, value, origin in rows]
-    sys.stdout.write("".join(f"{show.printable(line)}\n" for line in lines))
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -49,7 +49,7 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
             if as_json:
                 sys.stdout.write(f"{first}{json.dumps(difference.as_json(change))}")
             else:
-                sys.stdout.write(f"{difference.LETTERS[change.kind]} {show.printable(change.key)}\n")
+                sys.stdout.write(f"{difference.LETTERS[change.kind]} {printable(change.key)}\n")
             found, first = found + 1, ",\n "
         if as_json:
             sys.stdout.write("]\n" if found else "[]\n")

@@ -44,7 +44,8 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
         check_destination(output, "index", force)  # before compiling, which may take long
     with orderly_end():
         plan = plan_source(source, parsed.options, forks=True)
-        common.write_warnings(plan, parsed.options)
+        for warning in () if parsed.options.log_level == "error" else plan.warnings:
+            common.say(f"warning: {warning}")
         try:
             if plan.index is None:
                 raise SourceError(plan.source, "is read in place: only JSON documents have an index")

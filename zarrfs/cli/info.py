@@ -13,6 +13,7 @@ from zarrfs.cli import common, meter, nodetext, show
 from zarrfs.config.options import Options, Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import human
+from zarrfs.errors import printable
 from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def info(
             if name != "nodes":
                 _show(name, value)
         for line in ["", *nodetext.table(about["nodes"])] if found.nodes else ():
-            sys.stdout.write(show.printable(line) + "\n")
+            sys.stdout.write(printable(line) + "\n")
 
 
 async def _of_source(store: Store, plan: Any) -> dict[str, Any]:
@@ -150,14 +151,14 @@ def _show(name: str, value: Any) -> None:
     elif name == "mtime_ns":
         name, text = "mtime", show.when(value)
     elif isinstance(value, list):
-        lines = [_region(item) if isinstance(item, dict) else show.printable(str(item)) for item in value]
+        lines = [_region(item) if isinstance(item, dict) else printable(str(item)) for item in value]
         more = [f"and {len(lines) - _SHOWN:,} more (--json shows all)"] if len(lines) > _SHOWN else []
         text = f"{len(lines):,}" + "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
     else:
-        text = f"{value:,}" if isinstance(value, int) else show.printable(str(value))
+        text = f"{value:,}" if isinstance(value, int) else printable(str(value))
     sys.stdout.write(f"{name + ':':10} {text}\n")
 
 
 def _region(part: dict[str, Any]) -> str:
     """Format one region of a file and the location of its bytes."""
-    return show.printable(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")
+    return printable(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")

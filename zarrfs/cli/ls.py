@@ -9,6 +9,7 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.config.options import Parsed
+from zarrfs.errors import printable
 
 EPILOG = """\b
 Examples:
@@ -38,7 +39,7 @@ def ls(source: str, key: str, detailed: bool, recursive: bool, as_json: bool, pa
     def line(at: str, info: Info) -> str:
         if as_json:
             return json.dumps(show.entry_json(at, info))
-        name = show.printable(at if recursive or at == start else info.name)
+        name = printable(at if recursive or at == start else info.name)
         return show.long_line(name, info) if detailed else name
 
     async def body(store: Store, plan: Plan) -> int:

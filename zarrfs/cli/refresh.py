@@ -44,7 +44,6 @@ def refresh(mountpoint: str, force: bool, items: tuple[str, ...], as_json: bool)
         answer = control_client.change(at, said) if items else control_client.refresh(at, force)
         text = json.dumps({"mount": at, **answer}) if as_json else f"{at}: {_said(answer)}"
         sys.stdout.buffer.write(os.fsencode(text + "\n"))
-        sys.stdout.flush()
 
 
 def _said(answer: dict[str, Any]) -> str:

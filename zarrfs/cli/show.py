@@ -6,7 +6,7 @@ import datetime
 import stat
 from typing import Any
 
-from zarrfs.errors import printable as printable
+from zarrfs.errors import printable
 from zarrfs.store.api import Info, Kind
 
 _FORMS = {

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli import common, meter, show
+from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
-from zarrfs.errors import TimedOut, UsageError, first_cause
+from zarrfs.errors import TimedOut, UsageError, first_cause, printable
 from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -165,12 +165,8 @@ def _copy(
             return await staged_copy.write(record, store, plan, how, parsed.options, progress, request.share)
         raise AssertionError("not reached")
 
-    def tell(text: str) -> None:
-        if not quiet:
-            common.say(text)
-
     try:
-        with staged_copy.staged(request, parsed, tell, progress) as record:
+        with staged_copy.staged(request, parsed, lambda text: None if quiet else common.say(text), progress) as record:
             linked = common.run_on_store(request.source, parsed, body, takes=staged_copy.TAKES)
         report |= stagein.about(record)
     finally:
@@ -180,5 +176,5 @@ def _copy(
     if request.how == "link" and not quiet:
         common.say(f"{linked:,} files are links, {progress.files:,} were copied")
     for glob in progress.unmatched:
-        common.say(f"{report['source']}: nothing in it matches {show.printable(glob)}")
+        common.say(f"{report['source']}: nothing in it matches {printable(glob)}")
     return 1 if progress.bad or progress.unmatched else 0

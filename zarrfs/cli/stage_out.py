@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli import common, meter, show
+from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError, first_cause
+from zarrfs.errors import UsageError, first_cause, printable
 from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -109,14 +109,14 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
 
 def _tell(kept: StageOutReport, parsed: Parsed) -> None:
     for bad in kept.failed:
-        common.say(show.printable(f"{bad['key']}: {bad['reason']}"))
+        common.say(printable(f"{bad['key']}: {bad['reason']}"))
     if parsed.options.log_level == "error":
         return
     for text in kept.left_out:
-        common.say(show.printable(f"warning: left out: {text}"))
+        common.say(printable(f"warning: left out: {text}"))
     if kept.empty_directories:
         first, *more = kept.empty_directories
         what = f"{first}{f' and {len(more):,} more' if more else ''}"
-        common.say(show.printable(f"warning: left out: {what}: no URL has empty directories"))
+        common.say(printable(f"warning: left out: {what}: no URL has empty directories"))
     for key in kept.deleted:
-        common.say(show.printable(f"deleted: {key}"))
+        common.say(printable(f"deleted: {key}"))

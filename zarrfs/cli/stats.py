@@ -40,4 +40,3 @@ def stats(mountpoint: str, form: str | None) -> None:
 
             text = "".join(f"{line}\n" for line in table(counted))
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        sys.stdout.flush()  # here, so that a closed pipe is reported as such

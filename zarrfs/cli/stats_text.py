@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from zarrfs.cli import show
 from zarrfs.config.values import human
+from zarrfs.errors import printable
 from zarrfs.metrics.statistics import Statistics
 
 _WIDTH = 12
@@ -22,8 +22,8 @@ def table(counted: Statistics) -> Iterator[str]:
     """Yield lines about all counters that the mount has."""
     workers = counted.number("workers") or 1
     processes = f", {workers:.0f} processes" if workers > 1 else ""
-    source = f"{show.printable(counted.source)} ({counted.kind}, pid {counted.pid}{processes})"
-    yield from _line("mount", f"{show.printable(counted.mountpoint)}: {source}")
+    source = f"{printable(counted.source)} ({counted.kind}, pid {counted.pid}{processes})"
+    yield from _line("mount", f"{printable(counted.mountpoint)}: {source}")
     yield from _line("served", _bytes(counted, "bytes"), _listed(counted, read="reads"))
     errors = counted.counters.get("errors") or {}
     if any(errors.values()):
@@ -57,7 +57,7 @@ def table(counted: Statistics) -> Iterator[str]:
     yield from _line("read-ahead", ahead)
     for host in hosts(counted)[:HOSTS]:
         counts = _listed(counted, "remote", "hosts", host, requests="requests", in_flight="in flight")
-        yield from _line("host", show.printable(host), counts, outage(counted, host))
+        yield from _line("host", printable(host), counts, outage(counted, host))
 
 
 def hosts(counted: Statistics) -> list[str]:
@@ -74,7 +74,7 @@ def outage(counted: Statistics, host: str) -> str:
         return ""
     since = time.strftime("%H:%M:%S", time.localtime(found["since"]))
     out = f"out for {found['seconds']:,.0f} s, since {since}"
-    return f"{out}, {found['waiting']:,} waiting: {show.printable(found['reason'])}"
+    return f"{out}, {found['waiting']:,} waiting: {printable(found['reason'])}"
 
 
 def latency(counted: Statistics) -> str:

@@ -34,11 +34,8 @@ def top(mountpoint: str, interval: str, once: bool) -> None:
 
     If standard output is no terminal, frames are written one after another.
     """
-    with report_errors():
-        try:
-            _watch(mountpoint, _interval(interval), once)
-        except KeyboardInterrupt:  # the usual way to end it
-            sys.stdout.flush()
+    with report_errors(), contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
+        _watch(mountpoint, _interval(interval), once)
 
 
 def _interval(text: str) -> float:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from zarrfs.cli import show, stats_text
+from zarrfs.cli import stats_text
 from zarrfs.config.values import human
+from zarrfs.errors import printable
 from zarrfs.metrics.statistics import Statistics, timed
 
 HISTORY = 40  # intervals that are shown
@@ -63,7 +64,7 @@ def frame(
     `width` is None where lines are not cut. `history` has at least two snapshots.
     """
     now = history[-1]
-    title = [(f"{show.printable(now.mountpoint)}  {show.printable(now.source)}", "bold")]
+    title = [(f"{printable(now.mountpoint)}  {printable(now.source)}", "bold")]
     left = max((width or _COLUMNS) - _TITLE - _RATE - 2 * len(_GAP), 1)
     lines = [title, *_rates(history, left, ascii_only), *_states(history), *_hosts(history)]
     return [_cropped(line, width or sys.maxsize, colours) for line in lines]
@@ -139,4 +140,4 @@ def _hosts(history: Sequence[Statistics]) -> Iterator[Line]:
     for rate, host in sorted(found, key=lambda one: -one[0])[: stats_text.HOSTS]:
         flying = last[-1].number("remote", "hosts", host, "in_flight") or 0
         shown = f"{rate:,.1f} /s"
-        yield [(f"{'host':{_TITLE}}  {shown:>{_RATE}}  {flying:,.0f} in flight  {show.printable(host)}", "")]
+        yield [(f"{'host':{_TITLE}}  {shown:>{_RATE}}  {flying:,.0f} in flight  {printable(host)}", "")]

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common
 from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
-from zarrfs.errors import NotDirectory
+from zarrfs.errors import NotDirectory, printable
 from zarrfs.store.api import Info, Kind, Store, join_key
 
 EPILOG = """\b
@@ -35,11 +35,11 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
             raise NotDirectory(start)
         counts = dict.fromkeys(Kind, 0)
         shown = without_secrets(source)
-        sys.stdout.write(show.printable(f"{shown.rstrip('/')}/{start}" if start else shown) + "\n")
+        sys.stdout.write(printable(f"{shown.rstrip('/')}/{start}" if start else shown) + "\n")
         async for indent, info in _lines(store, start, level):
             counts[info.kind] += 1
-            arrow = f" -> {show.printable(info.target or '')}" if info.kind is Kind.SYMLINK else ""
-            sys.stdout.write(f"{indent}{show.printable(info.name)}{arrow}\n")
+            arrow = f" -> {printable(info.target or '')}" if info.kind is Kind.SYMLINK else ""
+            sys.stdout.write(f"{indent}{printable(info.name)}{arrow}\n")
         directories, files = counts[Kind.DIRECTORY], counts[Kind.FILE] + counts[Kind.SYMLINK]
         sys.stdout.write(
             f"\n{directories:,} director{'y' if directories == 1 else 'ies'}, "

@@ -14,6 +14,7 @@ from zarrfs.config.values import (
     ALLOWED,
     AUTO,
     FOREVER,
+    PLACE,
     allowed,
     did_you_mean,
     directory,
@@ -565,7 +566,7 @@ class Assignments:
 
 
 # s3.anon, or s3://bucket.anon; the name is what follows the last dot
-_PLACE = re.compile(r"([a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?)\.([A-Za-z_]\w*)")
+_PLACE = re.compile(rf"({PLACE})\.([A-Za-z_]\w*)")
 
 
 def split_commas(text: str) -> list[str]:

@@ -181,9 +181,12 @@ def metrics_place(value: str) -> str:
     return value
 
 
+PLACE = r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?"  # a protocol, or PROTOCOL://HOST with a host or bucket
+
+
 def place_name(name: str) -> bool:
-    """Return whether `name` can have storage options: a protocol, or PROTOCOL://HOST with a host or bucket."""
-    return re.fullmatch(r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?", name) is not None
+    """Return whether `name` can have storage options."""
+    return re.fullmatch(PLACE, name) is not None
 
 
 def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:

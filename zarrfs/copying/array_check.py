@@ -20,8 +20,9 @@ from zarrfs.store.api import Store, join_key, split_key
 from zarrfs.store.traversal import check_length, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, is_litter
+from zarrfs.zarr.documents import DOCUMENT_MAX, is_litter
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
@@ -142,7 +143,7 @@ class ArrayChecks:
         length = min(sharding.index_length, size)
         if length > self._memory:
             raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
-        data = await self._read(key, 0 if sharding.index_at == "start" else size - length, length, report)
+        data = await self._read(key, 0 if sharding.index_location == "start" else size - length, length, report)
         try:
             index = sharding.read_index(data, size)
         except MetadataError as exc:

@@ -13,7 +13,8 @@ from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.traversal import NOWHERE, walk, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr.documents import DOCUMENTS, is_litter
+from zarrfs.zarr import DOCUMENTS
+from zarrfs.zarr.documents import is_litter
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, GroupMetadata
 

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import StoreError
 from zarrfs.store.api import Reference, Store, join_key
-from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_node
+from zarrfs.zarr import NODE_DOCUMENTS
+from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate

@@ -147,7 +147,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.documents.plan import Plan
     from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
-    from zarrfs.zarr.documents import DOCUMENTS
+    from zarrfs.zarr import DOCUMENTS
 
     shown = without_secrets(url)
     system, path = await files.find(url)
@@ -191,7 +191,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
 
 async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] | None:
     """Return (documents in the root listing, others that may exist); None if the server does not list."""
-    from zarrfs.zarr.documents import DOCUMENTS
+    from zarrfs.zarr import DOCUMENTS
 
     if not await store.is_flat():
         found = await store.listed("")

@@ -30,8 +30,9 @@ from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_k
 from zarrfs.store.name_table import Known, may_be_hidden
 from zarrfs.store.remote import FsspecStore
 from zarrfs.system.buffers import Buffer
+from zarrfs.zarr import DOCUMENTS, NODE_DOCUMENTS
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
-from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, NODE_DOCUMENTS, parse_node
+from zarrfs.zarr.documents import DOCUMENT_MAX, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import load_json

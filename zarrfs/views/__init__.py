@@ -42,9 +42,9 @@ def open_view(store: Store, options: Options, source: str = "", kept: KeptHeader
         return NetCDFView(
             store, name_of(source), groups, options.array_cache, options.strict, kept, several=several
         )
-    from zarrfs.views.translated import open_translated
+    from zarrfs.views.translated import TranslatedView
 
-    return open_translated(
+    return TranslatedView(
         store, 2 if options.view == "v2" else 3, options.strict, options.transcode == "on", options.array_cache,
         several,
     )  # fmt: skip

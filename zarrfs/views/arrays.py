@@ -34,7 +34,7 @@ from zarrfs.views.flat_arrays import DecodedView, FlatArrays
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.dtypes import as_v2
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON, dump_json
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 
 log = logging.getLogger(__name__)
@@ -302,7 +302,4 @@ def _description(array: ArrayMetadata, fortran: bool) -> JSON:
 
 def _json(value: JSON) -> bytes:
     """Encode as JSON; a NaN stays one, as in the source."""
-    try:
-        return dump_json(value)
-    except ValueError:
-        return json.dumps(value, indent=2).encode()
+    return json.dumps(value, indent=2).encode()

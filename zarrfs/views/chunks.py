@@ -376,7 +376,7 @@ class Chunks:
         self._check_room(key, length)
         if size < length:
             raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
-        data = await _ask(key, self._store.get, at, size - length if sharding.index_at == "end" else 0, length)
+        data = await _ask(key, self._store.get, at, size - length if sharding.index_location == "end" else 0, length)
         try:
             index: ShardIndex | None = None if data is None else sharding.read_index(data, size)
         except MetadataError as exc:

@@ -83,10 +83,6 @@ class FlatArrays:
         if flat.chunks.noted:
             self._editions[flat.chunks.node.path] = self.edition(flat.chunks.node) + 1
 
-    async def get_ready(self) -> None:
-        """Import what the first read takes."""
-        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
-
 
 class DecodedView(WrappingStore):
     """A view whose files are made of the decoded chunks of `arrays`."""
@@ -100,7 +96,7 @@ class DecodedView(WrappingStore):
         return False  # the view prefetches chunks along the array: read-ahead by file names gains nothing
 
     async def get_ready(self) -> None:
-        await self._arrays.get_ready()
+        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
         await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:

@@ -16,16 +16,9 @@ from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, Sto
 from zarrfs.store.api import Info, Kind, Looks, Store, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import draft
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
-from zarrfs.zarr.documents import (
-    ATTRIBUTE_DOCUMENTS,
-    DOCUMENT_MAX,
-    DOCUMENTS,
-    NODE_DOCUMENTS,
-    parse_document,
-    parse_node,
-)
+from zarrfs.zarr.documents import DOCUMENT_MAX, parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import KeyTemplate

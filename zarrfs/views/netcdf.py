@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import logging
+import operator
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -152,10 +153,10 @@ class NetCDFView(DecodedView):
 
     async def info(self, key: str, sized: bool = True) -> Info:
         if not key:
-            return self._directory("")
+            return Info("", Kind.DIRECTORY)
         tree = await self._walked(key)
         if key in tree.directories:
-            return self._directory(split_key(key)[1])
+            return Info(split_key(key)[1], Kind.DIRECTORY)
         if key not in tree.files:
             raise NotFound(check_key(key))
         return self._info(await self._file(key))
@@ -169,7 +170,7 @@ class NetCDFView(DecodedView):
         for name, is_directory in sorted(tree.directories[prefix].items()):
             if name > after:
                 if is_directory:
-                    yield self._directory(name)
+                    yield Info(name, Kind.DIRECTORY)
                 else:
                     yield await self._listed(join_key(prefix, name), tree)
 
@@ -402,9 +403,6 @@ class NetCDFView(DecodedView):
         identity = None if self.immutable else int(file.content[:15], 16)  # another layout has pages of its own
         return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime, identity=identity)
 
-    def _directory(self, name: str) -> Info:
-        return Info(name, Kind.DIRECTORY)
-
 
 class _NetCDFValue(Value):
     """A file of the view, with the header of one version. Chunks are looked up at every read, as in ArraysView."""
@@ -434,7 +432,7 @@ class _NetCDFValue(Value):
             return await self._items(file.shown[at][1], start - file.starts[at], stop - file.starts[at])
         out = bytearray(stop - start)  # between what is written, the file has holes
         parts = file.header.parts
-        for index in range(max(bisect.bisect_right(parts, start, key=_address) - 1, 0), len(parts)):
+        for index in range(max(bisect.bisect_right(parts, start, key=operator.itemgetter(0)) - 1, 0), len(parts)):
             address, data = parts[index]
             if address >= stop:
                 break
@@ -515,10 +513,6 @@ def _has_shrunk(now: Node | None, node: Node) -> bool:
     if not isinstance(new, ArrayMetadata) or not isinstance(old, ArrayMetadata):
         return True
     return any(extent < before for extent, before in zip(new.shape, old.shape, strict=True))
-
-
-def _address(part: tuple[int, bytes]) -> int:
-    return part[0]
 
 
 def _described(key: str, nodes: list[Node], root: str, texts: dict[str, Texts | str]) -> Description:

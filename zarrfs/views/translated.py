@@ -13,8 +13,8 @@ import contextlib
 import dataclasses
 import importlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import trio
 
@@ -29,8 +29,8 @@ from zarrfs.system.memory import heap
 from zarrfs.views.chunknames import ChunkNames, InnerNames
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import v2, v3
-from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, parse_document
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, v2, v3
+from zarrfs.zarr.documents import parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Metadata = ArrayMetadata | GroupMetadata
+T = TypeVar("T")
 
 _PIECE = 64  # nodes to translate between two checkpoints
 _KNOWN = 65_536  # nodes whose documents to remember
@@ -77,27 +78,19 @@ class _Resolved(NamedTuple):
     derived: tuple[int, ...] | None = None  # the index of a chunk that is no file of the source
 
 
-def open_translated(
-    store: Store, version: Literal[2, 3], strict: bool, decode: bool = True, budget: int = 256 << 20,
-    several: bool = False,
-) -> Store:  # fmt: skip
-    """Return the hierarchy in `store` as one of `version`; closing the view closes `store`.
-
-    `strict`: a node that the version cannot express is a ReadError when it is looked up, in place of left out.
-    `decode`: show chunks decoded that readers of the version cannot decode; `budget`: bytes of them to cache.
-    `several`: other processes show the same view; then no size is left for a later request, which another process
-    might answer.
-    """
-    return TranslatedView(store, version, strict, decode, budget, several)
-
-
 class TranslatedView(WrappingStore):
-    """A hierarchy in another version; see open_translated()."""
+    """A hierarchy in another version."""
 
     def __init__(
         self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20,
         several: bool = False,
     ) -> None:  # fmt: skip
+        """`strict`: a node that `version` cannot express is a ReadError when it is looked up, in place of left out.
+
+        `decode`: show chunks decoded that readers of the version cannot decode; `budget`: bytes of them to cache.
+        `several`: other processes show the same view; then no size is left for a later request, which another process
+        might answer.
+        """
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
         self._version, self._strict, self._decode, self._several = version, strict, decode, several
@@ -477,28 +470,15 @@ class TranslatedView(WrappingStore):
         start = chunks.source_name(resolved.rest, after)
         view_name = chunks.view_names(resolved.rest)
         derived = await self._chunks_of(resolved.translated) if resolved.translated.derived else None
-        try:
-            async for info in self.lower.list_dir(directory, start or ""):
-                if info.kind is Kind.SYMLINK:
-                    info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
-                is_directory = info.kind is Kind.DIRECTORY
-                name = view_name(info.name, is_directory)
-                if name is None and (is_directory or info.unreadable):
-                    is_directory = not is_directory  # each in the other's place
-                    name = view_name(info.name, is_directory)
-                if name is None or (start is None and name <= after):
-                    continue
-                info = _in_its_place(info, is_directory)
-                if derived is not None and not is_directory and not info.unreadable:
-                    info = derived.shown(info, None, name)
-                    if info.size is None and self._several:
-                        info = await self._sized_in(resolved, chunks, name, info, derived)
-                yield info._replace(name=name, links=1 if is_directory else info.links)
-        except NotFound:
-            if resolved.rest:
-                raise
-        except NotDirectory as exc:
-            raise ReadError(directory, _FILE_ABOVE) from exc
+        async for name, info, is_directory in self._named(directory, resolved.rest, view_name, start or ""):
+            if start is None and name <= after:
+                continue
+            info = _in_its_place(info, is_directory)
+            if derived is not None and not is_directory and not info.unreadable:
+                info = derived.shown(info, None, name)
+                if info.size is None and self._several:
+                    info = await self._sized_in(resolved, chunks, name, info, derived)
+            yield info._replace(name=name, links=1 if is_directory else info.links)
 
     async def _sized_in(
         self, listed: _Resolved, chunks: ChunkNames, name: str, info: Info, derived: DerivedChunks
@@ -548,23 +528,31 @@ class TranslatedView(WrappingStore):
 
     async def _shards_in(self, directory: str, names: InnerNames, rest: str) -> dict[tuple[int, ...], Info]:
         """Return the shards, or directories of shards, in a source directory, by the numbers in their names."""
-        numbers_of, found = names.shard_names(rest), dict[tuple[int, ...], Info]()
+        return {numbers: info async for numbers, info, _ in self._named(directory, rest, names.shard_names(rest))}
+
+    async def _named(
+        self, directory: str, rest: str, name_of: Callable[[str, bool], T | None], after: str = ""
+    ) -> AsyncIterator[tuple[T, Info, bool]]:
+        """Yield (what `name_of` makes of a name, entry, is a directory) of an array's entries in a source directory.
+
+        Links are followed. `rest` is the view's key of the directory, below the array.
+        """
         try:
-            async for info in self.lower.list_dir(directory):
+            async for info in self.lower.list_dir(directory, after):
                 if info.kind is Kind.SYMLINK:
                     info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
                 is_directory = info.kind is Kind.DIRECTORY
-                numbers = numbers_of(info.name, is_directory)
-                if numbers is None and (is_directory or info.unreadable):  # each in the other's place
-                    numbers = numbers_of(info.name, not is_directory)
-                if numbers is not None:
-                    found[numbers] = info
+                name = name_of(info.name, is_directory)
+                if name is None and (is_directory or info.unreadable):
+                    is_directory = not is_directory  # each in the other's place
+                    name = name_of(info.name, is_directory)
+                if name is not None:
+                    yield name, info, is_directory
         except NotFound:
             if rest:
                 raise
         except NotDirectory as exc:
             raise ReadError(directory, _FILE_ABOVE) from exc
-        return found
 
     async def _linked(self, key: str, link: Info) -> Info:
         """Stat the target of a link; if that fails, return an unreadable file."""

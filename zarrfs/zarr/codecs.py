@@ -361,7 +361,8 @@ class ShardIndex:
         return offset, length
 
 
-class _ShardLayout(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _ShardLayout:
     """The configuration of the codec for shards of one shape."""
 
     inner_shape: tuple[int, ...]
@@ -372,15 +373,18 @@ class _ShardLayout(NamedTuple):
 
     @property
     def index_length(self) -> int:
+        """The size in bytes of the index of a shard."""
         return self.index_codecs.encoded.limit
 
     def index_range(self, shard_size: int) -> tuple[int, int]:
+        """Return start and stop in bytes of the index in a shard. Raises CodecError if the shard is too short."""
         if shard_size < self.index_length:
             raise CodecError(SHARDING, f"a shard of {shard_size} bytes, its index has {self.index_length}")
         start = 0 if self.index_location == "start" else shard_size - self.index_length
         return start, start + self.index_length
 
     def read_index(self, data: Buffer, shard_size: int) -> ShardIndex:
+        """Decode the index (`data` has `index_length` bytes) of a shard of `shard_size` bytes. Raises CodecError."""
         return ShardIndex(self.index_codecs.decode(data), shard_size)
 
 
@@ -449,26 +453,11 @@ def _fill_scalar(dtype: np.dtype[Any], context: PipelineContext) -> Array:
     return np.frombuffer(context.fill, dtype)[0:1].reshape(()) if context.fill else np.zeros((), dtype)
 
 
-class Sharding(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Sharding(_ShardLayout):
     """The shards of an array, whose inner chunks can be read one by one."""
 
     inner: ArrayMetadata  # its grid counts inner chunks over the whole array: decode_chunk(inner, data) decodes one
-    layout: _ShardLayout
-
-    @property
-    def per_shard(self) -> tuple[int, ...]:
-        """The number of inner chunks in each dimension of a shard."""
-        return self.layout.per_shard
-
-    @property
-    def index_length(self) -> int:
-        """The size in bytes of the index of a shard."""
-        return self.layout.index_length
-
-    @property
-    def index_at(self) -> Literal["start", "end"]:
-        """The location of the index in a shard."""
-        return self.layout.index_location
 
     def shard(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         """Return the shard that holds the inner chunk `index`, and the chunk's number in its ShardIndex."""
@@ -478,14 +467,6 @@ class Sharding(NamedTuple):
             shard.append(shard_at)
             number = number * count + within
         return tuple(shard), number
-
-    def index_range(self, shard_size: int) -> tuple[int, int]:
-        """Return start and stop in bytes of the index in a shard. Raises CodecError if the shard is too short."""
-        return self.layout.index_range(shard_size)
-
-    def read_index(self, data: Buffer, shard_size: int) -> ShardIndex:
-        """Decode the index (`data` has `index_length` bytes) of a shard of `shard_size` bytes. Raises CodecError."""
-        return self.layout.read_index(data, shard_size)
 
 
 def sharding_of(array: ArrayMetadata) -> Sharding | None:
@@ -500,7 +481,7 @@ def sharding_of(array: ArrayMetadata) -> Sharding | None:
         grid = Grid(array.shape, layout.inner_shape)
     except ValueError as exc:
         raise CodecError(SHARDING, str(exc)) from exc
-    return Sharding(dataclasses.replace(array, grid=grid, codecs=layout.codecs), layout)
+    return Sharding(**vars(layout), inner=dataclasses.replace(array, grid=grid, codecs=layout.codecs))
 
 
 def inner_array(array: ArrayMetadata) -> ArrayMetadata | None:

@@ -29,6 +29,14 @@ def check_format(document: dict[str, JSON], number: int) -> None:
         raise MetadataError(f"zarr_format is not {number}")
 
 
+def node_attributes(document: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the attributes of a node; null is absent, as zarr-python reads it. Raises MetadataError."""
+    found = document.get("attributes")
+    if not isinstance(found, dict | None):
+        raise MetadataError("attributes: not a JSON object")
+    return found or {}
+
+
 def is_order_f(value: JSON, name: str) -> bool:
     """Return True for memory order F, False for C. Raises MetadataError for other values of the member `name`."""
     if value not in ("C", "F"):

@@ -1,4 +1,4 @@
-"""Metadata documents of every generation: their names, and how a document becomes a node.
+"""How metadata documents of every generation become nodes.
 
 Source: Zarr v3 core; Zarr v2 specification; zarr-legacy-persistence (0.4.0); stores written by zarr 0.3 to 3.1.
 """
@@ -10,10 +10,7 @@ import marshal
 from collections.abc import Callable
 
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import ATTRIBUTE_DOCUMENTS as ATTRIBUTE_DOCUMENTS
-from zarrfs.zarr import DOCUMENTS as DOCUMENTS
-from zarrfs.zarr import NODE_DOCUMENTS as NODE_DOCUMENTS
-from zarrfs.zarr import legacy, pickles, v2, v3
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, legacy, pickles, v2, v3
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import fillvalues
-from zarrfs.zarr.common import data_type, is_order_f, regular_grid, required
+from zarrfs.zarr.common import data_type, is_order_f, node_attributes, regular_grid, required
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import DRAFT, KeyTemplate
@@ -72,11 +72,7 @@ def parse(kind: str, data: Buffer) -> ArrayMetadata | GroupMetadata:
     document = load_json(data)
     if not isinstance(document, dict):
         raise MetadataError("not a JSON object")
-    attributes = document.get("attributes")
-    if attributes is None:  # null is absent, as zarr-python reads it
-        attributes = {}
-    if not isinstance(attributes, dict):
-        raise MetadataError("attributes: not a JSON object")
+    attributes = node_attributes(document)
     _check_extensions(document)
     try:
         return _array(document, attributes) if kind == "array" else GroupMetadata("v3-draft", attributes)

@@ -37,13 +37,8 @@ def load_json(data: Buffer) -> JSON:
         raise MetadataError("JSON too deep") from None
 
 
-def dump_json(value: JSON) -> bytes:
-    """Serialise `value` as strict JSON, indented as zarr-python does. Raises ValueError for a NaN."""
-    return json.dumps(value, indent=2, allow_nan=False).encode()
-
-
 def strict_json(value: JSON) -> bytes:
-    """Serialise `value` as strict, indented JSON, which readers in every language accept.
+    """Serialise `value` as strict JSON, which readers in every language accept, indented as zarr-python does.
 
     Attributes may hold NaN and infinities: they become the strings "NaN", "Infinity" and "-Infinity", as in fill
     values of Zarr v3. Raises MetadataError for values that nest too deep.
@@ -57,13 +52,10 @@ def strict_json(value: JSON) -> bytes:
 def _strict(value: JSON) -> bytes:
     try:
         data = orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    except TypeError:  # an integer of more than 64 bits, or a lone surrogate
-        return dump_json(_nonfinite_as_text(value))
-    if b"null" in data:  # orjson serialises NaN as null, too
-        try:
+        if b"null" in data:  # orjson serialises NaN as null, too
             json.dumps(value, allow_nan=False)
-        except ValueError:
-            return dump_json(_nonfinite_as_text(value))
+    except (TypeError, ValueError):  # an integer of more than 64 bits, or a lone surrogate; a NaN
+        return json.dumps(_nonfinite_as_text(value), indent=2, allow_nan=False).encode()
     return data
 
 

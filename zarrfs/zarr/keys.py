@@ -78,11 +78,6 @@ class KeyTemplate:
             found.append(number)
         return tuple(found)
 
-    @property
-    def directories(self) -> bool:
-        """True if keys contain directories (given more than one dimension)."""
-        return "/" in (self.directory and "/") + self.prefix + self.separator + self.suffix
-
     def is_directory(self, key: str, grid: Grid) -> bool:
         """Return True if chunks of this grid lie below the directory `key`, relative to the array (also for "")."""
         return self._below(key, grid) is not None

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from zarrfs.zarr import dtypes, fillvalues, v2
-from zarrfs.zarr.common import check_format, regular_grid, required
+from zarrfs.zarr.common import check_format, node_attributes, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
@@ -49,11 +49,7 @@ def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     kind = required(document, "node_type")
     if kind not in ("array", "group"):
         raise MetadataError("node_type: neither array nor group")
-    attributes = document.get("attributes")
-    if attributes is None:  # null is absent, as zarr-python reads it
-        attributes = {}
-    if not isinstance(attributes, dict):
-        raise MetadataError("attributes: not a JSON object")
+    attributes = node_attributes(document)
     _check_extensions(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
     return _parse_array(document, attributes) if kind == "array" else GroupMetadata("v3", attributes)
 

@@ -16,7 +16,7 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.config import options
-from zarrfs.errors import SourceError, UsageError, reason_of
+from zarrfs.errors import SourceError, UsageError, printable, reason_of
 
 if TYPE_CHECKING:
     from zarrfs.archives.pack_tree import CreateOptions
@@ -95,7 +95,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
     from zarrfs.archives.create import Progress, expect
     from zarrfs.archives.create import create as write
     from zarrfs.archives.pack_tree import CreateOptions
-    from zarrfs.cli import meter, show
+    from zarrfs.cli import meter
     from zarrfs.system.terminal import shows_progress
 
     if not paths:
@@ -104,7 +104,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
     def warn(text: str) -> None:
         if not quiet:
-            common.say(f"warning: {show.printable(text)}")
+            common.say(f"warning: {printable(text)}")
 
     base = given.pop("base")
     making = CreateOptions(leave_out=_abandoned(output, base), dump=_dump(output, given.pop("name")), **given)

@@ -13,7 +13,7 @@ import click
 from zarrfs.cli import common, show
 from zarrfs.cli.archive import opening
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, printable
 from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
         raise UsageError("-: only one of the two archives can be read from standard input")
 
     def line(found: Difference) -> str:
-        text = f"{LETTERS[found.kind]} {show.printable(found.key)}"
+        text = f"{LETTERS[found.kind]} {printable(found.key)}"
         return f"{text}: {_what(found)}" if detailed and found.what else text
 
     async def body(opened: list[tuple[Store, Plan]]) -> int:
@@ -94,4 +94,4 @@ def _what(found: Difference) -> str:
         if name == "mtime":
             before, after = show.when(int(before) * 10**9), show.when(int(after) * 10**9)
         parts.append(f"{name} {before} -> {after}" if before or after else name)
-    return show.printable(", ".join(parts))
+    return printable(", ".join(parts))

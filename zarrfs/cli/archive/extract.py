@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli import common, meter, show
+from zarrfs.cli import common, meter
 from zarrfs.cli.archive import opening
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from zarrfs.copying.copy_report import CopiedEntry, CopyReport
@@ -72,7 +72,7 @@ def extract(
 
     def done(found: CopiedEntry) -> None:
         if found.how != "kept":
-            sys.stdout.write(show.printable(found.key) + "\n")
+            sys.stdout.write(printable(found.key) + "\n")
 
     async def body(store: Store, plan: Plan) -> None:
         from zarrfs.copying.copy import copy_store
@@ -101,9 +101,9 @@ def extract(
 def _report_failures(archive: str, report: CopyReport) -> int:
     """Write all failures to standard error; return the exit status."""
     for bad in report.failed:
-        common.say(show.printable(f"{bad.key or '/'}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}"))
+        common.say(printable(f"{bad.key or '/'}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}"))
     if report.bad > len(report.failed):
         common.say(f"and {report.bad - len(report.failed):,} more")
     for pattern in report.unmatched:
-        common.say(f"{archive}: nothing in it matches {show.printable(pattern)}")
+        common.say(f"{archive}: nothing in it matches {printable(pattern)}")
     return 1 if report.bad or report.unmatched else 0

@@ -11,6 +11,7 @@ import click
 from zarrfs.cli import common, show
 from zarrfs.cli.archive import opening
 from zarrfs.config.options import Parsed
+from zarrfs.errors import printable
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -46,7 +47,7 @@ def list(
     def line(key: str, info: Info) -> str:
         if as_json:
             return json.dumps(show.entry_json(key, info))
-        name = key if null else show.printable(key)
+        name = key if null else printable(key)
         return show.long_line(name, info) if detailed else name
 
     async def body(store: Store, plan: Plan) -> int:
@@ -54,7 +55,7 @@ def list(
         async for key, info in chosen(store, include, Globs(exclude)):
             sys.stdout.write(line(key, info) + end)
         for pattern in include.unused():
-            common.say(f"{archive}: nothing in it matches {show.printable(pattern)}")
+            common.say(f"{archive}: nothing in it matches {printable(pattern)}")
         return 1 if include.unused() else 0
 
     sys.exit(opening.run_on_archive(archive, parsed, body, reads=False))

@@ -30,7 +30,7 @@ def run_on_archive(
     source: str, parsed: Parsed, body: Callable[[Store, Plan], Awaitable[T]], reads: bool = True,
     takes: tuple[str, ...] = (),
 ) -> T:  # fmt: skip
-    """As common.run_on_store, with an archive, which may be "-". SourceError for anything else."""
+    """Open the archive `source`, or "-", and run `body` as common.run_on_store() does. SourceError if it is none."""
 
     async def on_store(store: Store, plan: Plan) -> T:
         return await body(archive(store, plan), plan)

@@ -52,5 +52,4 @@ def doctor(source: str | None, as_json: bool, timeout: float, parsed: Parsed) ->
     else:
         for one in found:
             print(shown(one))
-    sys.stdout.flush()
     sys.exit(1 if failed else 0)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common
 from zarrfs.cli.refs import running
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -82,5 +82,5 @@ def _count(
 
 def _table(relocation: Relocation) -> None:
     for rule, count in zip(relocation.rules, relocation.counts, strict=True):
-        sys.stdout.write(show.printable(f"{count:>12,}  {rule.old} -> {rule.new}") + "\n")
+        sys.stdout.write(printable(f"{count:>12,}  {rule.old} -> {rule.new}") + "\n")
     sys.stdout.write(f"{relocation.unchanged:>12,}  unchanged\n")

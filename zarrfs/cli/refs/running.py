@@ -65,7 +65,7 @@ def output(path: str | None, written: dict[str, Any], usual: str | None = None, 
 
 
 def run_on_set(source: str, parsed: Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:
-    """As common.run_on_store, with the reference set that `source` is. SourceError where it is none."""
+    """Open `source` as a reference set, and run `body` as common.run_on_store() does. SourceError if it is none."""
     from zarrfs.references.output import reference_set
 
     async def on_set(store: Store, plan: Plan) -> T:

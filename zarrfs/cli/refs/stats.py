@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common
 from zarrfs.cli.refs import running
 from zarrfs.config.options import Parsed
 from zarrfs.config.values import human
+from zarrfs.errors import printable
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -71,16 +72,16 @@ def _table(found: Stats) -> None:
         sys.stdout.write(f"\n{'chunks':>14} {'present':>14} {'missing':>14}  array\n")
     for array in found.arrays:
         counts = f"{array.grid.size:>14,} {array.present:>14,} {array.missing:>14,}"
-        sys.stdout.write(f"{counts}  {show.printable(array.key or '/')}\n")
+        sys.stdout.write(f"{counts}  {printable(array.key or '/')}\n")
 
 
 def _sized(name: str, found: Sized | None) -> None:
     if found is not None:
-        sys.stdout.write(f"{name:14}{found.length:>14,}  {show.printable(found.key)}\n")
+        sys.stdout.write(f"{name:14}{found.length:>14,}  {printable(found.key)}\n")
 
 
 def _targets(title: str, found: list[TargetCounts]) -> None:
     if found:
         sys.stdout.write(f"\n{'bytes':>20} {'references':>12}  {title}\n")
     for target in found:
-        sys.stdout.write(f"{target.bytes:>20,} {target.references:>12,}  {show.printable(target.url)}\n")
+        sys.stdout.write(f"{target.bytes:>20,} {target.references:>12,}  {printable(target.url)}\n")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common
 from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.shares import WHOLE
-from zarrfs.errors import SourceError
+from zarrfs.errors import SourceError, printable
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -79,7 +79,7 @@ class _Report:
             self._kept[fault.warning].append({"entry": fault.entry, "rule": fault.rule})
             return
         line = f"{fault.entry}: {fault.rule}" if fault.entry else fault.rule
-        sys.stdout.write(show.printable(f"warning: {line}" if fault.warning else line) + "\n")
+        sys.stdout.write(printable(f"warning: {line}" if fault.warning else line) + "\n")
 
     def end(self, source: str) -> None:
         """Tell how many."""
