@@ -17,7 +17,7 @@ from zarrfs.archives import parse as archive
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, UsageError
 from zarrfs.sources import plan_source
-from zarrfs.store.api import Kind
+from zarrfs.store.api import KINDS, Kind
 
 SAMPLES = DATA / "archives"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
@@ -31,7 +31,7 @@ HUGE = "9" * 4000
 def compare(name: str, found: Any, expected: dict[str, Any]) -> None:
     assert found.mode == stat.S_IMODE(expected["mode"]), name
     assert found.mtime_ns == (expected["mtime"] * 10**9 if "mtime" in expected else None), name
-    assert found.kind is archive._KINDS[stat.S_IFMT(expected["mode"])], name
+    assert found.kind is KINDS[stat.S_IFMT(expected["mode"])], name
     if "target" in expected:
         assert found.data == expected["target"]
     if "sha256" in expected:

@@ -319,12 +319,13 @@ def test_copying_up_a_hole_costs_nothing(tmp_path: Path) -> None:
         {"path": "hole", "mode": 0o100644, "size": 1 << 40},
         {"path": "sparse", "mode": 0o100644, "size": 1 << 40, "encoding": "blobvec",
          "data": [[1 << 39, len(BLOB), reference]]},
+        {"path": "padded", "mode": 0o100644, "size": 1 << 40, "data": "abc"},
     ]  # fmt: skip
     (tmp_path / "a.json").write_text(json.dumps(entries))
     (tmp_path / "upper").mkdir()
-    options = f"upperdir={tmp_path}/upper,blobs={tmp_path}/blobs"
+    options = f"compat,upperdir={tmp_path}/upper,blobs={tmp_path}/blobs"
     with mounted(tmp_path / "a.json", tmp_path / "mnt", options) as root:
-        for name in ("hole", "sparse"):
+        for name in ("hole", "sparse", "padded"):
             os.chmod(root / name, 0o600)
             status = os.stat(tmp_path / "upper" / name)
             assert (status.st_size, stat.S_IMODE(status.st_mode)) == (1 << 40, 0o600)
@@ -334,6 +335,7 @@ def test_copying_up_a_hole_costs_nothing(tmp_path: Path) -> None:
             assert file.read(len(BLOB) + 4) == b"\0\0" + BLOB + b"\0\0"
 
 
+@pytest.mark.promise("S45")
 def test_an_array_of_2_to_the_60_bytes(tmp_path: Path) -> None:
     """view=arrays of an array without chunks: the fill value at any place."""
     (tmp_path / "x.zarr/x").mkdir(parents=True)

@@ -457,6 +457,8 @@ def test_an_open_file_whose_name_gets_another_kind_beneath_the_mount(kind: str, 
             (tmp_path / "src/f").symlink_to("elsewhere")
         assert os.fstat(file.fileno()).st_size == 5
         assert file.read() == "hello"
+        assert code_of(os.utime, file.fileno()) == errno.ESTALE
+        assert os.fstat(file.fileno()).st_size == 5
         assert stat.S_IFMT(os.lstat(root / "f").st_mode) == (stat.S_IFDIR if kind == "directory" else stat.S_IFLNK)
 
 

@@ -357,11 +357,11 @@ def test_relative_urls_of_parquet(relative: Path, tmp_path: Path) -> None:
 
 
 def test_an_array_without_items_through_parquet(tmp_path: Path) -> None:
-    """kerchunk makes a chunk of 0 items for an empty dataset."""
+    """kerchunk makes a chunk of 0 items for an empty dataset, by which fsspec would divide."""
     array = b'{"shape":[0,3],"chunks":[0,3]}'
     (tmp_path / "set.json").write_text(json.dumps({"x/.zarray": array.decode()}))
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
-    assert entries(tmp_path / "set.parq")["x/.zarray"] == array
+    assert entries(tmp_path / "set.parq")["x/.zarray"] == array.replace(b'"chunks":[0', b'"chunks":[1')
     assert done("validate", tmp_path / "set.parq").stdout == "0 errors, 0 warnings\n"
 
 

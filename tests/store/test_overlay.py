@@ -222,9 +222,10 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
     run(tmp_path, {"a/k": b"below"}, check)
 
 
+@pytest.mark.parametrize("before", [b"value", b""])
 @pytest.mark.parametrize("another", [False, True])
 def test_a_file_that_grows_before_it_is_copied_up(
-    another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    another: bool, before: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy is never the beginning of it; another file of this name is looked up again by the kernel."""
     longer = b"longer than before"
@@ -250,7 +251,7 @@ def test_a_file_that_grows_before_it_is_copied_up(
         assert (tmp_path / "upper/a").read_bytes() == longer
         assert status.st_mtime_ns == os.stat(tmp_path / "lower/a").st_mtime_ns
 
-    run(tmp_path, {"a": b"value"}, check)
+    run(tmp_path, {"a": before}, check)
 
 
 def test_only_so_many_bytes_are_read(tmp_path: Path) -> None:

@@ -330,7 +330,8 @@ def test_filters_that_todays_readers_of_v3_take_for_others_are_decoded(
 def test_shuffle_without_a_size_in_v3_has_that_of_the_items(tmp_path: Path, version: int) -> None:
     values = np.arange(6, dtype="<f8")
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.shuffle"}]
-    root = written(tmp_path, {"zarr.json": v3(shape=[6], chunks=[6], data_type="float64", codecs=codecs),
+    grid = {"name": "regular", "configuration": {"chunk_shape": [6]}}
+    root = written(tmp_path, {"zarr.json": v3(shape=[6], data_type="float64", codecs=codecs, chunk_grid=grid),
                               "c/0": numcodecs.Shuffle(8).encode(values)})  # fmt: skip
     assert zarrfs.read_array(root).tolist() == values.tolist()
     tree, _shown = seen(root, version)

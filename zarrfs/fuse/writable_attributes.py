@@ -261,7 +261,10 @@ class AttributeOperations(Operations):
             return
         key = self.inodes.key(inode)
         below = await self.overlay.below(key)
-        other = below is not None and below.kind is Kind.FILE and self.inodes.is_other(inode, below.identity)
+        other = below is not None and (
+            below.kind is not self.inodes.kind(inode)
+            or (below.kind is Kind.FILE and self.inodes.is_other(inode, below.identity))
+        )
         if other or self.inodes.is_superseded(inode, key):
             raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
         if below is not None and os.geteuid() and not self.permissions.unmasked(below) & stat.S_IWUSR:

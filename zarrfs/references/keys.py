@@ -23,13 +23,13 @@ def printable(key: str) -> str:
 
 def set_key_rule(key: str) -> str | None:
     """Return the rule that `key` breaks as a key of a reference set, or None."""
-    if key.count("/") > DEPTH_MAX:
-        return f"over {DEPTH_MAX} directories deep"
     try:
         if len(key if key.isascii() else key.encode()) > KEY_MAX:
             return f"a key over {KEY_MAX} bytes"
     except UnicodeEncodeError:
         return "a lone surrogate"
+    if key.count("/") > DEPTH_MAX:
+        return f"over {DEPTH_MAX} directories deep"
     return key_rule(key)
 
 

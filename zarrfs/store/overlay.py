@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _ABSENT = 10_000  # negative entries in memory
 _PIECE = 4 << 20  # bytes that are copied up at a time
+_GAP = 64 << 10  # bytes: smaller holes are read with the data around them, and write_sparse() keeps none of them
 _MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # if the lower store has none
 
 
@@ -244,7 +245,7 @@ class Overlay(WritableStore):
         size = whole if most is None else min(whole, most)
         staged = await trio.to_thread.run_sync(self.upper.staging.create, None, 0o600)
         try:
-            if size:
+            if size or (most != 0 and not self.lower.remote):  # an empty file may just be written
                 with contextlib.closing(await open_sized(self.lower, key, whole)) as value:
                     if value.fileno() is not None:  # of a directory, where it may have changed since the lookup
                         if None not in (info.identity, value.info.identity) and info.identity != value.info.identity:
@@ -269,10 +270,11 @@ class Overlay(WritableStore):
         assert info.size is not None
         source = value.fileno()
         if source is not None:
-            parts = await trio.to_thread.run_sync(data_extents, source, info.size)
+            with answers(key):
+                parts = await trio.to_thread.run_sync(data_extents, source, info.size)
         else:
             parts = [(start, start + length) async for start, length in extents(self.lower, key, info)]
-        for start, stop in parts:
+        for start, stop in _joined(parts):
             for at in range(start, stop, _PIECE):
                 length = min(_PIECE, stop - at)
                 data = await value.read(at, length)
@@ -495,6 +497,17 @@ class Overlay(WritableStore):
             return {info.name: _shown(info) async for info in self.lower.list_dir(prefix)}
         except (NotFound, NotDirectory):
             return {}
+
+
+def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (start, stop) of parts in order, those joined that have less than _GAP between them."""
+    found: list[tuple[int, int]] = []
+    for start, stop in parts:
+        if found and start - found[-1][1] < _GAP:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return found
 
 
 def _shown(info: Info) -> Info:

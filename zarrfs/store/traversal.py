@@ -270,7 +270,7 @@ async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int
     if "hole" in where:
         return
     if "regions" not in where:
-        yield 0, min(size, where.get("inline", size))
+        yield 0, min(size, info.allocated or 0) if "inline" in where else size  # the rest is zeros
         return
     for region in where["regions"]:
         start = min(region["start"], size)
