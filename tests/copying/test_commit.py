@@ -479,6 +479,7 @@ def test_a_file_that_has_changed_since_it_was_listed_is_an_error(tmp_path: Path)
     (tmp_path / "source/lower").write_bytes(b"value")
     changed(tmp_path / "upper", tmp_path / "source")
     (tmp_path / "upper/upper").write_bytes(b"value")
+    (tmp_path / "upper/empty").touch()
 
     async def main() -> None:
         overlay, _plan = opened(tmp_path / "source", tmp_path / "upper")
@@ -490,6 +491,10 @@ def test_a_file_that_has_changed_since_it_was_listed_is_an_error(tmp_path: Path)
             os.replace(tmp_path / "new", path)
             with pytest.raises(SourceError, match=f"{key}: has changed since it was listed"):
                 await tree.read(nodes[key], 0, 5)
+        assert await tree.extents(nodes["empty"], 0) == []
+        (tmp_path / "upper/empty").write_bytes(b"value")
+        with pytest.raises(SourceError, match="empty: has changed since it was listed"):
+            await tree.extents(nodes["empty"], 0)
         await overlay.aclose()
 
     trio.run(main)

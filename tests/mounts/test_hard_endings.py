@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -182,17 +183,24 @@ def test_a_fifo_without_a_reader_is_refused_for_records(tmp_path: Path) -> None:
 
 def test_leftovers_in_dev_shm_are_removed_after_an_hour(tmp_path: Path) -> None:
     """The child that writes an index was killed: with cache=none that is in /dev/shm."""
-    old, new = (Path("/dev/shm") / f"zarrfs-test-{name}-{os.getpid()}" for name in ("old", "new"))
+    old, new = (Path("/dev/shm") / f"zarrfs-index-test-{name}-{os.getpid()}" for name in ("old", "new"))
     for left in (old, new):
         left.mkdir()
         (left / ".zarrfs-1.tmp").write_bytes(b"half an index")
+    theirs = [Path("/dev/shm") / f"{name}-{os.getpid()}" for name in ("zarrfs-data", "zarrfs-index-data")]
+    for other in theirs:
+        other.mkdir()
+        (other / "result").write_text("of a job")
     try:
-        for path in (old / ".zarrfs-1.tmp", old):
+        for path in (old / ".zarrfs-1.tmp", old, *(other / "result" for other in theirs), *theirs):
             os.utime(path, (0, 0))
         with mounted(document(tmp_path, {"a": "here"}), tmp_path / "mnt", "cache=none"):
             assert not old.exists()
             assert new.exists()
+            assert all((other / "result").exists() for other in theirs)
     finally:
+        for other in theirs:
+            shutil.rmtree(other)
         for left in filter(Path.exists, (old, new)):
             (left / ".zarrfs-1.tmp").unlink()
             left.rmdir()

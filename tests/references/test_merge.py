@@ -164,6 +164,13 @@ def test_a_prefix_that_is_not_utf8(tmp_path: Path) -> None:
     assert "no such file or directory" in wrong("merge", f"p\udcff={one}", "-O", tmp_path / "m.json")
 
 
+def test_keys_that_no_set_is_read_with(tmp_path: Path) -> None:
+    one = made(tmp_path / "1.json", {"d/" * 100 + "f": "1"})
+    said = wrong("merge", f"p={one}", "-O", tmp_path / "m.json")
+    assert "over 100 directories deep, which no reference set can hold" in said
+    assert not (tmp_path / "m.json").exists()
+
+
 @pytest.mark.parametrize(("which", "expected"), [("first", b"1"), ("last", b"3")])
 def test_the_chosen_duplicate_wins(which: str, expected: bytes, tmp_path: Path) -> None:
     sets = [made(tmp_path / f"{n}.json", {"a": str(n), f"b{n}": ""}) for n in (1, 2, 3)]

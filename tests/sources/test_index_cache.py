@@ -141,6 +141,17 @@ def test_each_user_of_a_directory_remembers_documents(shared: Path, monkeypatch:
                 assert plan(shared).index == first.index
 
 
+def test_a_document_is_remembered_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
+    before = os.umask(0o002)
+    try:
+        first = plan(tmp_path)
+        monkeypatch.setattr(index_cache.IndexCache, "find", None)  # which hashes
+        assert plan(tmp_path).index == first.index
+    finally:
+        os.umask(before)
+
+
 @root
 def test_indexes_of_other_users_are_not_damaged(shared: Path) -> None:
     options = Options(index_dir=str(shared / "index"))

@@ -658,6 +658,14 @@ def test_a_value_without_end_is_not_counted_for_ever(faulty: Faulty) -> None:
     assert faulty.gets() == 1
 
 
+def test_a_local_zip_file_that_is_replaced_is_not_read_from_the_cache_on_disk(tmp_path: Path) -> None:
+    options = Options(cache_dir=str(tmp_path / "cache"))
+    for value in (b"old!", b"new!"):
+        with zipfile.ZipFile(tmp_path / "t.zip", "w") as file:
+            file.writestr("m", value)
+        assert using(lambda files: files.read(f"zip://m::{tmp_path}/t.zip", 0, 4, 0, 4), options) == value
+
+
 def test_a_value_over_the_limit_elsewhere(s3: S3, tmp_path: Path) -> None:
     s3.client.put_object(Bucket=s3.bucket, Key="large", Body=VALUE)
     fsspec.filesystem("memory").pipe_file("/large", VALUE)

@@ -316,8 +316,12 @@ def _digest(document: Any) -> bytes:
 def _takes(array: ArrayMetadata, size: int) -> int:
     """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies.
 
-    That of objects is not known before, and not counted.
+    That of objects, and of text that a codec of another package parses, is not known before, and not counted.
     """
     from zarrfs.zarr.codecs import decoder_of
+    from zarrfs.zarr.representation import OBJECTS_LIMIT
 
-    return size + 2 * decoder_of(array).limit if array.dtype.itemsize else size
+    if not array.dtype.itemsize:
+        return size
+    limit = decoder_of(array).limit
+    return size + 2 * (array.chunk_bytes if limit == OBJECTS_LIMIT else limit)

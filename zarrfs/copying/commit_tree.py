@@ -102,8 +102,12 @@ class MergedTree:
 
     async def extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
         """Return (start, stop) of the data extents of a file of `size` bytes, in order. SourceError."""
+        if not size:
+            if node.status is not None or not self.overlay.remote:
+                await self.read(node, 0, 0)  # SourceError if it is not empty any more
+            return []
         with _reading(self.place(node), node.key):
-            return await self._extents(node, size) if size else []
+            return await self._extents(node, size)
 
     async def _extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
         lower = self.overlay.lower

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -204,7 +205,9 @@ class Openers:
             if remote:
                 opened = RemoteArchive(self._files.below(), archive, name)
             else:
-                opened = LocalArchive(self._files.local, key[1])
+                with contextlib.suppress(ReadError):  # who reads it gets the error
+                    name = await self._files.local.version(key[1])
+                opened = LocalArchive(self._files.local, key[1], name)
             self._systems[key] = ZipSystem(opened, self._options.document_limit, memory_limit(self._options))
         return self._systems[key], path
 

@@ -67,8 +67,9 @@ class UrlReader(Protocol):
 class LocalArchive:
     """An archive that is a local file; the LocalFiles belongs to its owner."""
 
-    def __init__(self, files: LocalFiles, path: str) -> None:
-        self.shown, self.identity, self._files = path, f"file://{path}", files
+    def __init__(self, files: LocalFiles, path: str, version: str = "") -> None:
+        """`version`: of the file, so that members of another one of this name are others in a cache on disk."""
+        self.shown, self.identity, self._files = path, f"file://{path}{version and f'#{version}'}", files
 
     async def size(self) -> int:
         return await self._files.size(self.shown)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, SourceError, StoreError
-from zarrfs.references.keys import ZARR_METADATA
+from zarrfs.references.keys import ZARR_METADATA, set_key_rule
 from zarrfs.references.output import add_reference
 from zarrfs.store.api import Kind, Reference, Store, join_key, key_rule
 from zarrfs.store.destination import is_utf8
@@ -116,7 +116,12 @@ async def _merged_stream(parts: Sequence[MergePart]) -> AsyncIterator[tuple[Refe
 async def _prefixed(part: MergePart) -> AsyncIterator[Reference]:
     before = f"{part.prefix}/" if part.prefix else ""
     async for reference in part.references:
-        yield reference._replace(key=before + reference.key) if before else reference
+        if before:
+            reference = reference._replace(key=before + reference.key)
+            rule = set_key_rule(reference.key)
+            if rule:
+                raise SourceError(part.name, f"{rule}, which no reference set can hold", reference.key)
+        yield reference
 
 
 async def sorted_by_name(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:

@@ -35,7 +35,7 @@ _NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/name_
 _HEADER_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.netcdf")  # headers of view=netcdf
 _SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written, and their locks
 _MEMORY = "/dev/shm"
-_OWN = "zarrfs-"  # prefix of a temporary directory with one index
+_OWN = "zarrfs-index-"  # prefix of a temporary directory with one index
 _FORGOTTEN = 3600.0  # seconds after which such a directory is abandoned
 DAMAGED = "damaged"  # the problem of an index whose content does not match its name, or that others may write
 FOREIGN = "of another user"  # the problem of one that is neither ours nor root's, and that its owner may use
@@ -98,7 +98,7 @@ class IndexCache:
             return
         with contextlib.suppress(OSError):
             note = json.dumps([os.path.basename(path), _stat_of(path)])
-            self._write(self._note(stamp, os.geteuid()), note.encode(), 0o666)
+            self._write(self._note(stamp, os.geteuid()), note.encode(), 0o644)  # whatever the umask: see _is_safe()
 
     def _note(self, stamp: str, user: int) -> str:
         """Return the path of a user's note: in a directory with the sticky bit nobody replaces that of another."""
@@ -283,10 +283,14 @@ def _sweep_memory(place: str) -> None:
     for entry in left:
         with contextlib.suppress(OSError):
             with os.scandir(entry.path) as files:
-                times = [file.stat(follow_symlinks=False).st_mtime for file in files]
+                times = {file.name: file.stat(follow_symlinks=False).st_mtime for file in files}
             status = entry.stat(follow_symlinks=False)
-            if status.st_uid == os.geteuid() and time.time() - max([status.st_mtime, *times]) > _FORGOTTEN:
-                shutil.rmtree(entry.path)
+            ours = all(_INDEX_NAME.fullmatch(name) or _SCRATCH_NAME.fullmatch(name) for name in times)
+            old = time.time() - max([status.st_mtime, *times.values()]) > _FORGOTTEN
+            if ours and old and status.st_uid == os.geteuid():
+                for name in times:
+                    os.unlink(os.path.join(entry.path, name))
+                os.rmdir(entry.path)
 
 
 def verified(path: str) -> bool:

@@ -79,6 +79,11 @@ class IndexStore(Store):
 
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
+        try:
+            self._counting = open_database(path)  # for usage(): until a scan ends, its connection answers nothing else
+        except BaseException:
+            self._db.close()
+            raise
         self._targets = targets
 
         self.mtime_ns = mtime_ns
@@ -258,6 +263,7 @@ class IndexStore(Store):
 
     async def aclose(self) -> None:
         self._db.close()
+        self._counting.close()
         await self._targets.aclose()
 
     # -- rows
@@ -290,7 +296,7 @@ class IndexStore(Store):
     def _count(self) -> Usage:
         # total() is a float: the sum of declared sizes may overflow 64 bits
         query = "SELECT total(coalesce(held, size)), count(*) FROM entry WHERE kind=0"
-        held, files = self._db.execute(query).fetchone()
+        held, files = self._counting.execute(query).fetchone()
         return Usage(min(int(held), 2**63 - 1), files, counted=True)
 
     def _info(self, row: tuple[Any, ...]) -> Info:

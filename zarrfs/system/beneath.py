@@ -25,6 +25,7 @@ _NO_CTIME = (
     0x65735546, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x28CD3D45, 0x7275, 0x4D44, 0x2011BAB0, 0x517B, 0xFF534D42,
     0xFE534D42, 0x01021997, 0x5346414F, 0x6B414653,
 )  # fmt: skip
+_OVERLAYFS = 0x794C7630
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x01, 0x02, 0x04, 0x08, 0x20
 _PATH_MAX = 4096  # bytes of a path in one system call, with the NUL
 _LINKS_MAX = 40  # the kernel's own limit
@@ -86,7 +87,11 @@ def keeps_ctime(descriptor: int) -> bool:
 
     The call itself may block.
     """
-    return _file_system(descriptor) not in _NO_CTIME
+    found = _file_system(descriptor)
+    if found == _OVERLAYFS:  # it shows what the file system beneath it does: an image has the mtime as ctime
+        status = os.fstat(descriptor)
+        return status.st_ctime_ns != status.st_mtime_ns
+    return found not in _NO_CTIME
 
 
 def file_version(status: os.stat_result) -> FileVersion:

@@ -140,6 +140,11 @@ class LocalFiles:
         pin = self._pins.get(path)
         return pin[2] if pin is not None else (await self._open_pinned(path)).identity[2]
 
+    async def version(self, path: str) -> str:
+        """Return a text that differs for other files of this name, and for later versions of this one."""
+        pin = self._pins.get(path)
+        return "-".join(map(str, pin if pin is not None else (await self._open_pinned(path)).identity))
+
     def stats(self) -> dict[str, Any]:
         """Return counters for the statistics of a mount."""
         return {"open": len(self._open), "opens": self._opens, "reads": self._reads, "waits": self._waits}

@@ -54,7 +54,7 @@ async def read_box(
 ) -> np.ndarray[Any, Any]:
     """Read a box of items, in the order of the flat file, of chunks in `store`; none are cached. ReadError.
 
-    `steps`: in each dimension, of which items to read only every so many-th; the others have any value.
+    `steps`: for each dimension, n reads every n-th item only, from the first one on; the other items are undefined.
     """
     out = np.empty(box.extents, chunks.item)
     wanted = (

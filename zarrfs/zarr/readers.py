@@ -49,13 +49,14 @@ def _reinterpreting(array: ArrayMetadata) -> str | None:
 
 def _resizing(array: ArrayMetadata) -> str | None:
     """Return the reason if a filter makes items of another size, which zarr-python takes for those of the array."""
+    itemsize = array.dtype.itemsize
     for name, configuration in array.codecs:
         short = name.removeprefix(PREFIX)
         text = configuration.get("encode_dtype" if short == "astype" else "astype")
         if short not in ("astype", "delta", "fixedscaleoffset", "quantize") or not isinstance(text, str):
             continue
-        itemsize = parse_v2(text).itemsize
-        if itemsize > array.dtype.itemsize == 1 or (short == "quantize" and itemsize != array.dtype.itemsize):
+        given, itemsize = itemsize, parse_v2(text).itemsize
+        if itemsize > array.dtype.itemsize == 1 or (short == "quantize" and itemsize != given):
             return f"codec {short} to items of {text}, which today's readers of Zarr v3 take for those of the array"
     return None
 
