@@ -179,6 +179,27 @@ def test_a_copy_on_the_node_goes_with_its_link(node: Node) -> None:
     assert not dest.is_symlink()
 
 
+def test_a_copy_on_the_node_begins_only_where_the_link_can_be_made(node: Node) -> None:
+    dest = node.path / "input"
+    dest.mkdir()
+    (dest / "x").touch()
+    done = run("stage", "--copy", "--no-manifest", SOURCE, dest, "--node-local")
+    assert (done.returncode, one_line(done.stderr)) == (1, f"zarrfs: {dest}: is not empty")
+    assert node.clean()
+
+
+def test_a_copy_to_the_working_directory_has_its_manifest_beside_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node.path / "in").mkdir()
+    monkeypatch.chdir(node.path / "in")
+    done = run("stage", "--copy", SOURCE, ".")
+    assert done.returncode == 0, done.stderr
+    assert (node.path / "in.manifest.jsonl").exists()
+    assert equal(SOURCE, node.path / "in")
+    assert run("unstage", ".").returncode == 0
+
+
 def test_a_copy_with_a_mount_in_it_is_not_removed(node: Node) -> None:
     dest, inner = node.path / "input", node.path / "input/inner"
     assert run("stage", "--copy", SOURCE, dest).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from tests.conftest import tmpfs
 from tests.jobs.staged import add_record
 from zarrfs.errors import MountError
 from zarrfs.jobs import (
@@ -34,6 +36,26 @@ def test_a_record_round_trips(tmp_path: Path) -> None:
     record.remove()
     assert records.found() == []
     assert not (tmp_path / "state/staged").exists()
+
+
+def test_a_record_is_updated_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing could be unstaged otherwise, and what fills the disk would stay."""
+    with tmpfs(tmp_path / "small", "size=64k") as small:
+        monkeypatch.setenv(records.VARIABLE, str(small / "state"))
+        record = add_record(str(tmp_path / "in"), note={"some": "thing"})
+        with contextlib.suppress(OSError), open(small / "fill", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        for state, note in ((records.ENDING, {}), (records.READY, {"some": "other thing"})):
+            record.state, record.note = state, note
+            record.save()
+            assert records.found() == [record]
+        record.note = {"some": "thing" * 2000}
+        with pytest.raises(MountError, match="cannot be written: no space left on device"):
+            record.save()
+        record.note = {"some": "other thing"}
+        assert records.found() == [record]
+        record.remove()
 
 
 def test_a_record_of_an_earlier_version_is_of_no_other_pid_namespace(tmp_path: Path) -> None:

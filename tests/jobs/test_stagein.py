@@ -36,6 +36,22 @@ def begun(dest: Path, *options: str, source: str = "refs.json", join: bool = Tru
     return stagein.begin(request, parse(options), pytest.fail)
 
 
+def test_another_node_may_make_the_link_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of an empty directory on a file system that both share."""
+    dest, remove = tmp_path / "in", os.rmdir
+    dest.mkdir()
+    record = add_record(str(dest), place=str(tmp_path / "place"), link=True)
+
+    def late(path: str) -> None:
+        remove(path)
+        os.symlink(record.place, path)
+        remove(path)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    stagein.link(record)
+    assert os.readlink(dest) == record.place
+
+
 class Waits(Exception):
     """A process waits to join a mount."""
 

@@ -62,6 +62,23 @@ def test_no_keeper_is_started_for_what_was_staged_in_another_pid_namespace(monke
     assert unstage.unstage_stale(UnstageOptions()) == []
 
 
+def test_another_node_may_remove_the_link_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, unlink = tmp_path / "place", os.unlink
+    place.mkdir()
+    (tmp_path / "in").symlink_to(place)
+    record = add_record(str(tmp_path / "in"), place=str(place), local=str(place), link=True, replaced=0o755)
+
+    def late(path: str, **more: int) -> None:
+        if path == record.dest:
+            unlink(path)
+        unlink(path, **more)
+
+    monkeypatch.setattr(os, "unlink", late)
+    assert unstage.unstage(record, UnstageOptions()) is not False
+    assert list(tmp_path.glob("*")) == [tmp_path / "state"] or not place.exists()
+    assert records.found() == []
+
+
 @root_only
 def test_a_child_that_its_user_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output is cut short."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -61,6 +63,49 @@ def test_a_bucket_at_another_endpoint_gets_what_the_first_one_got(
         skipped.append(report.skipped)
     assert skipped == [0, 1, 0, 1]
     assert Bucket.held == {("http://one", "b/res/a"): b"new", ("http://two", "b/res/a"): b"new"}
+
+
+def test_what_cannot_be_noted_is_sent_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper directory may lie on the disk that the job has filled."""
+
+    class Full(upload._Journal):
+        def __init__(self, path: str) -> None:
+            super().__init__(path)
+            self._file.close()
+            self._file = open("/dev/full", "w")  # noqa: SIM115
+
+    for name in "ab":
+        (tmp_path / name).write_text("new")
+    monkeypatch.setattr(upload, "class_of", lambda protocol, family: Bucket)
+    monkeypatch.setattr(upload, "_Journal", Full)
+    monkeypatch.setattr(Bucket, "held", {})
+    report = StageOutReport()
+    upload.send(Tree(str(tmp_path), str(tmp_path)), upload.UploadOptions("s3://b"), Options(retries=0), report)
+    assert (report.files, report.failed, len(Bucket.held)) == (2, [], 2)
+
+
+def test_one_connection_of_ftp_sends_one_file_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Connection(Bucket):
+        protocol = "ftp"
+        lock = threading.Lock()
+
+        def put_file(self, lpath: str, rpath: str, **more: object) -> None:
+            assert self.lock.acquire(blocking=False), "another thread is using it"
+            time.sleep(0.01)
+            super().put_file(lpath, rpath)
+            self.lock.release()
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            pass
+
+    for number in range(8):
+        (tmp_path / str(number)).write_text("new")
+    monkeypatch.setattr(upload, "class_of", lambda protocol, family: Connection)
+    monkeypatch.setattr(Bucket, "held", {})
+    report = StageOutReport()
+    how = upload.UploadOptions("ftp://host/d", keep_going=True)
+    upload.send(Tree(str(tmp_path), str(tmp_path)), how, Options(retries=0), report)
+    assert (report.files, report.failed) == (8, [])
 
 
 @pytest.mark.parametrize("encrypted", ["", "AES256", "aws:kms"])

@@ -35,7 +35,8 @@ from tests.net.test_tls import (
     server,
 )
 from tests.net.test_weboptions_proxies import Proxy, plain, proxy, read
-from tests.servers import Faulty, free_port
+from tests.servers import GCS, Faulty, free_port
+from tests.servers import gcs as gcs
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import addresses
 
@@ -306,6 +307,17 @@ def answer(listener: socket.socket, said: bytes) -> None:
     client.recv(100)
     client.sendall(said)
     client.close()
+
+
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
+def test_buckets_of_google_are_read_through_the_proxy_of_the_environment(
+    client: str, gcs: GCS, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs.put("through-a-proxy", VALUE)
+    monkeypatch.setenv("http_proxy", proxy.url)
+    options = [f"client={client}", "gs.token=anon", f"gs.endpoint_url={gcs.endpoint}"]
+    assert read(f"gs://{gcs.bucket}/through-a-proxy", *options) == VALUE[100:600]
+    assert proxy.requests()
 
 
 def test_buckets_are_not_read_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,6 +294,22 @@ def test_consolidated_metadata_that_was_refused_is_requested_again(
     with_store(url, check)
 
 
+def test_a_node_that_was_refused_once_is_requested_again(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, all chunks of the array would be absent."""
+    monkeypatch.setattr("zarrfs.store.unlisted._REFUSED", 0.0)
+    tree: Tree = {"zarr.json": GROUP, "a/zarr.json": three([4]), "a/c/0": b"1"}
+    url = put_exact(faulty, "once", tree)
+    refused(faulty, "/once/a/zarr.json")
+
+    async def check(store: Store, plan: Any) -> None:
+        with pytest.raises((NotFound, ReadError)):
+            await store.info("a/c")
+        put_exact(faulty, "once", tree)
+        assert (await store.info("a/c")).kind is Kind.DIRECTORY
+
+    with_store(url, check)
+
+
 def test_nodes_that_a_listing_hides(faulty: Faulty) -> None:
     """As Apache's, of RCS and README*: those in consolidated metadata are shown, others can be opened."""
     array = two([4])

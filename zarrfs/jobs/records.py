@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -80,17 +81,19 @@ class Record:
         return self.pid_namespace not in ("", pid_namespace())
 
     def save(self) -> None:
-        """Write the record file, whole or not at all. Raises MountError."""
+        """Write the record file, whole or not at all; on a full disk over the old one. Raises MountError."""
         shown = {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
-        path = self._path()
+        path, text = self._path(), json.dumps({"zarrfs_staged": _VERSION, **shown}, ensure_ascii=False)
+        data = text.encode("utf-8", "surrogateescape")
         try:
-            with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
-                json.dump({"zarrfs_staged": _VERSION, **shown}, file, ensure_ascii=False)
+            with open(f"{path}.new", "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(f"{path}.new", path)
         except OSError as exc:
-            raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwrite(path, data):
+                raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
 
     def update(self) -> bool:
         """Write the record file anew unless it was removed meanwhile; return whether it was there. MountError."""
@@ -126,6 +129,23 @@ class Record:
 
     def _path(self) -> str:
         return os.path.join(self.directory, f"{self.id}.json")
+
+
+def _overwrite(path: str, data: bytes) -> bool:
+    """Write a record over the old one, which takes no room: unstaging is what makes some. Return whether it fits."""
+    with contextlib.suppress(OSError):
+        os.unlink(f"{path}.new")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            data = data.ljust(status.st_size)  # blanks after JSON mean nothing
+            return len(data) <= status.st_blocks * 512 and os.pwrite(descriptor, data, 0) == len(data)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+
 
 
 def home() -> str:

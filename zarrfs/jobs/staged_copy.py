@@ -65,7 +65,8 @@ def staged(
             forget(record.place, record.mark)  # a run after a kill before this line continues from the journal
     except BaseException:
         with contextlib.suppress(ZarrfsError, OSError):
-            _restore(record) if record.note and request.share is None else unstage(record, UnstageOptions())
+            complete = record.note and request.share is None and not record.local
+            _restore(record) if complete else unstage(record, UnstageOptions())
         raise
 
 

@@ -80,7 +80,7 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
         _replace(other, record, notify, _WAIT if request.join else 0.0)
         made += other.made
     try:
-        _check_dest(record)
+        _check_dest(record, record.mounted or request.node_local is not None)
         local = request.node_local
         if local is None and request.how == "mount" and record.writable and nodelocal.removed_by_flux(dest):
             notify(f"{dest}: lies in {nodelocal.FLUX}, which Flux deletes with all that is mounted there")
@@ -264,7 +264,7 @@ def link(record: Record) -> None:
             if os.readlink(record.dest) != record.place:
                 raise MountError(f"{record.dest}: is a link to something else")
             return  # made by another node of this job
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another node may just have made the link
             os.rmdir(record.dest)
         with contextlib.suppress(FileExistsError):
             os.symlink(record.place, record.dest)
@@ -274,8 +274,8 @@ def link(record: Record) -> None:
         raise MountError(f"{record.dest}: no link can be made: {reason_of(exc)}") from None
 
 
-def _check_dest(record: Record) -> None:
-    """Raise MountError unless `dest` is absent, or an empty directory without a mount."""
+def _check_dest(record: Record, empty: bool) -> None:
+    """Raise MountError unless `dest` is absent, or a directory without a mount; `empty`: one that holds nothing."""
     dest = record.dest
     if record.mounted:
         mount = mounts.mount_at(dest)
@@ -289,7 +289,7 @@ def _check_dest(record: Record) -> None:
             if name == nodelocal.name_of(dest, record.job):
                 return
             raise MountError(f"{dest}: is a symbolic link")
-        if record.mounted and os.listdir(dest):
+        if empty and os.listdir(dest):
             raise MountError(f"{dest}: is not empty")
     except FileNotFoundError:
         pass

@@ -206,12 +206,10 @@ def _end_mount(record: Record, options: UnstageOptions) -> None:
 
 def _remove(record: Record, options: UnstageOptions) -> None:
     """Remove links, copies and directories that are as the record says, and nothing with a mount below it."""
-    if record.link and os.path.islink(record.dest) and os.readlink(record.dest) == record.place:
-        os.unlink(record.dest)
-        if record.replaced is not None:
-            with contextlib.suppress(OSError):
-                os.mkdir(record.dest)
-                _set_mode(record.dest, record.replaced)
+    if record.link and _remove_link(record.dest, record.place) and record.replaced is not None:
+        with contextlib.suppress(OSError):
+            os.mkdir(record.dest)
+            _set_mode(record.dest, record.replaced)
     if record.manifest:  # the unfinished one of a killed command
         with contextlib.suppress(OSError):
             os.unlink(record.unfinished(record.manifest))
@@ -361,6 +359,19 @@ def _remove_leftovers(notify: Callable[[str], None]) -> None:
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.geteuid() and status.st_ctime < processes.booted():
                     _remove_leftover(entry.path, notify)
+
+
+def _remove_link(link: str, place: str) -> bool:
+    """Remove a link to `place`; return whether it was there: another node of the job may have removed it."""
+    try:
+        if os.readlink(link) != place:
+            return False
+    except OSError:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(link)
+        return True
+    return False
 
 
 def _remove_leftover(path: str, notify: Callable[[str], None]) -> None:

@@ -74,7 +74,8 @@ def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport)
         done.failed.clear()  # the copy finds them itself
         _copy(tree, destination, how, done)
         return
-    pool = concurrent.futures.ThreadPoolExecutor(how.jobs or _JOBS)
+    jobs = 1 if destination.family == "ftp" else how.jobs or _JOBS  # its client has one connection, and no lock
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
     with _journal(tree.upper, destination) as journal, pool as threads:
         waiting = {threads.submit(_send_one, tree, destination, file, options, journal): file for file in pending}
         try:
@@ -161,14 +162,15 @@ class _Journal:
         return self._known.get(file.key) == (file.size, file.mtime_ns)
 
     def note(self, file: TreeFile) -> None:
-        """Append a file that was sent and verified."""
-        with self._lock:
+        """Append a file that was sent and verified. If that fails, as on a full disk, the next run sends it again."""
+        with self._lock, contextlib.suppress(OSError):
             self._file.write(f"\n{json.dumps(file._asdict(), ensure_ascii=False)}")
             self._file.flush()
 
     def close(self) -> None:
         """Close the journal."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of what could not be noted
+            self._file.close()
 
 
 @contextlib.contextmanager

@@ -77,6 +77,10 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if isinstance(exc, OSError) and exc.errno is None and str(exc).startswith("Forbidden: "):  # of gcsfs
         return AccessDenied(where, _reason(exc), 403)
     status = getattr(exc, "status", None) or getattr(exc, "status_code", None) or getattr(exc, "code", None)
+    if isinstance(exc, OSError) and status is None:  # of botocore, beneath s3fs
+        status = _answer(exc.__cause__, "ResponseMetadata").get("HTTPStatusCode")
+        if status in (404, 410):  # with a code that s3fs does not know: no absent key
+            return ReadError(where, _reason(exc))
     if isinstance(status, int) and 400 <= status < 600:
         # Azure's library quotes the whole answer in its message
         reason = str(getattr(exc, "reason", "") or _reason(exc)) if _package(exc) == "azure" else _reason(exc)

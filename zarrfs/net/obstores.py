@@ -172,6 +172,8 @@ class FastStore(System):
             return None
         if not len(found.data):  # beyond the end; S3 does not send the size
             return None
+        if not found.ranged:  # Google decompresses what is stored with Content-Encoding: gzip, whatever is requested
+            return None
         place.signed = True
         return found
 

@@ -275,6 +275,8 @@ def parts_of(class_: Any, family: str, url: str) -> tuple[dict[str, Any], str]:
 def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "gcs" and not options.get("token"):
         _look_for_metadata_server()
+    if family == "gcs":  # without it, aiohttp takes no proxy from the environment
+        options["session_kwargs"] = {"trust_env": True, **(options.get("session_kwargs") or {})}
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache

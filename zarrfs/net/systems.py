@@ -251,6 +251,8 @@ class CoroutineSystem(System):
         if "Range" in wanted and not ranged.startswith(f"bytes {start}-"):
             if start:
                 raise ReadError(self.shown(path), "the server answers with another range than requested")
+            if stop is not None and answer.get("ContentLength") is None and len(data) > stop:  # Google, of gzip
+                raise ReadError(self.shown(path), "the server answers with more than the range, and without a size")
             data = data if stop is None else data[:stop]
         total = ranged.rpartition("/")[2]
         return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)

@@ -42,7 +42,7 @@ from zarrfs.zarr.model import ArrayMetadata, nested
 T = TypeVar("T")
 
 _KNOWN = 65_536  # nodes and directories that are remembered
-_REFUSED = 10.0  # seconds for which refused consolidated metadata is not requested again
+_REFUSED = 10.0  # seconds for which a refused document is not requested again
 _ASKED = 256  # names that are requested at a time
 _UNKNOWN = (
     "its server shows no listing, and nothing says what is in it: -o members=a,b names groups and arrays, as "
@@ -298,14 +298,15 @@ class UnlistedStore(WrappingStore):
         if known is not None and known[0] > trio.current_time():
             return known[1]
         found: dict[str, tuple[NodeLayout, Entry | None]] = {}
-        began, until = time.time(), trio.current_time() + self._store.names.ttl
+        began, until, refused = time.time(), trio.current_time() + self._store.names.ttl, False
 
         async def look(name: str) -> None:
-            nonlocal until
+            nonlocal until, refused
             document = join_key(key, name)
             try:
                 data = await self._document(document)
             except AccessDenied:  # some servers refuse what they do not have
+                refused = True
                 return
             known = self._store.names.get(document, began)
             until = min(until, self._until(known))
@@ -325,6 +326,8 @@ class UnlistedStore(WrappingStore):
             if not found:
                 await at_once(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
         node, entry = next((found[name] for name in NODE_DOCUMENTS if name in found), (None, None))
+        if node is None and refused:  # perhaps for a moment, and without a node its chunks are absent
+            until = min(until, trio.current_time() + _REFUSED)
         self._nodes.put(key, (until, node, entry))
         return node
 
@@ -408,7 +411,11 @@ class UnlistedStore(WrappingStore):
             return None  # nothing is listed at the top, and the rest is known by other answers
         try:
             return await self._store.listed(prefix)
-        except (NotFound, NotDirectory, TargetMissing, AccessDenied):
+        except AccessDenied:
+            if self._lists:
+                raise  # an empty directory would lack its chunks without a word
+            return None
+        except (NotFound, NotDirectory, TargetMissing):
             if not self._lists:
                 return None
             if (await self._array(prefix))[1]:  # chunks could be there
