@@ -340,6 +340,25 @@ def test_nodes_that_a_listing_hides(faulty: Faulty) -> None:
     with_store(url, check)
 
 
+def test_a_directory_of_chunks_that_must_not_be_listed_is_no_empty_one(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy would leave its chunks out."""
+    url = put_exact(faulty, "denied", {"zarr.json": three([4]), "c/0": b"1"})
+
+    async def denied(self: FsspecStore, prefix: str) -> list[Info]:
+        raise AccessDenied(prefix, "refused", 403)
+
+    monkeypatch.setattr(FsspecStore, "listed", denied)
+
+    async def main() -> None:
+        async with aclosing(UnlistedStore(FsspecStore(url, Options(retries=0)), lists=True)) as store:
+            with pytest.raises(AccessDenied):
+                await listed(store, "c")
+
+    trio.run(main)
+
+
 def test_a_server_that_answers_everything_with_a_page(faulty: Faulty) -> None:
     """A page is no metadata, so it makes no directory."""
     tree = {"zarr.json": GROUP, "a/zarr.json": b"<html>", "b/.zarray": b"[]", "c/meta": b"{}"}
