@@ -463,6 +463,17 @@ def test_modes_below_the_cache_directory_follow_its_own(
         assert stat.S_IMODE(made.stat().st_mode) == (inner if made.is_dir() else file), made
 
 
+def test_directories_above_it_are_only_for_their_owner_to_write(tmp_path: Path) -> None:
+    """Also of the daemon of a writable mount, whose umask is 0: others could put blocks of theirs there."""
+    umask = os.umask(0)
+    try:
+        write(DiskCache(str(tmp_path / "a/b/c"), SIZE, 0), T, 0, 1000)
+    finally:
+        os.umask(umask)
+    modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/b", "a/b/c")]
+    assert modes == [0o755, 0o755, 0o700]
+
+
 @pytest.mark.parametrize("which", ["directory", "index", "segment"])
 def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache, other = tmp_path / "c", tmp_path / "other"

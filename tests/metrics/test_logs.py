@@ -188,6 +188,27 @@ def no_larger_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_a_file_whose_closing_fails_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be that of another file by then."""
+    place, close = tmp_path / "log", os.close
+    log = logs.LogFile(str(place), {}, as_json=False)
+    log.send(b"one\n")
+    place.rename(tmp_path / "old")
+
+    def failing(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EDQUOT, "quota")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", failing)
+        log.send(b"two\n")
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    log.send(b"three\n")
+    os.fstat(other)
+    close(other)
+    assert place.read_bytes() == b"two\nthree\n"
+
+
 def test_a_line_that_was_cut_ends(tmp_path: Path, no_larger_files: None) -> None:
     log = LogFile(str(tmp_path / "log"), {}, False)
     log.send(b"12345\n")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,6 +176,29 @@ def test_mount_over_the_source_itself(tmp_path: Path) -> None:
     shutil.copytree(DATA / "zarr/v2_hier", source)
     with mounted(source, source) as root:
         assert (root / ".zgroup").read_bytes() == (DATA / "zarr/v2_hier/.zgroup").read_bytes()
+
+
+def test_a_mount_over_its_source_cannot_be_refreshed_and_goes_on(tmp_path: Path) -> None:
+    source = tmp_path / "store"
+    shutil.copytree(DATA / "zarr/v2_hier", source)
+    with mounted(source, source, "attr_timeout=0") as root:
+        hung = threading.Timer(60, os.kill, (daemon_pid(root), signal.SIGKILL))
+        hung.start()
+        done = run("refresh", root)
+        found = (root / ".zgroup").read_bytes()
+        hung.cancel()
+        assert done.returncode == 1
+        assert "is hidden by this mount, which lies over it" in done.stderr
+        assert found == (DATA / "zarr/v2_hier/.zgroup").read_bytes()
+
+
+@pytest.mark.parametrize("option", ["pid_file", "record"])
+def test_files_of_the_daemon_are_not_beneath_its_mount_point(option: str, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", DATA / "zarr/v2_hier", tmp_path / "mnt", "-o", f"{option}={tmp_path}/mnt/file")
+    said = f"option {option}={tmp_path}/mnt/file: lies beneath the mount point, which would hide it"
+    assert (done.returncode, said in done.stderr) == (2, True)
+    assert os.listdir(tmp_path / "mnt") == []
 
 
 def test_interrupted_compilation_leaves_nothing(tmp_path: Path) -> None:

@@ -283,6 +283,40 @@ def test_a_reader_that_waits_for_a_server_is_killed_at_once(number: signal.Signa
         assert "ERROR" not in log_of(root)
 
 
+READERS = """
+import os, sys, threading
+def read(number):
+    file = os.open(f"{sys.argv[1]}/v{number}", os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    os.pread(file, 4096, 0)
+for number in range(300):
+    threading.Thread(target=read, args=[number], daemon=True).start()
+print("started", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_many_reads_that_wait_for_a_server_hold_up_nobody_else(tmp_path: Path) -> None:
+    """A session loop with as many tasks would not read the request of anybody else."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        refs: dict[str, Any] = {f"v{number}": [f"{url}/{number}", 0, 4096] for number in range(300)}
+        (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs | {"local": "here"}}))
+        options = "memory_limit=1GiB,read_timeout=100s,request_timeout=100s,prefetch=0B"
+        with mounted(tmp_path / "refs.json", tmp_path / "mnt", options) as root:
+            readers = subprocess.Popen([sys.executable, "-c", READERS, root], stdout=subprocess.PIPE)
+            try:
+                assert readers.stdout is not None
+                assert readers.stdout.readline() == b"started\n"
+                began = time.monotonic()
+                wait_for(lambda: counters_of(root)["open"] >= 300)
+                assert (root / "local").read_text() == "here"
+                assert time.monotonic() - began < 60
+            finally:
+                readers.kill()
+                readers.wait()
+
+
 @pytest.mark.promise("S2")
 @pytest.mark.parametrize(("how", "patience"), [("refused", 3), ("silent", 10)])
 def test_a_read_ends_with_read_timeout_and_says_why(how: str, patience: int, faulty: Faulty, tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -261,6 +263,63 @@ def _read_in_child(store: zarrfs.StoreHandle, answers: Connection) -> None:
     answers.send(store["a/b"])
     store.close()
     answers.send(loops())
+
+
+def test_copies_of_a_later_opening_share_no_store_with_those_of_an_earlier_one(tmp_path: Path) -> None:
+    import zarr
+
+    link = tmp_path / "x"
+    for number in (1, 2):
+        zarr.create_array(tmp_path / f"v{number}", data=np.full(4, number, "i4"), chunks=(4,), compressors=None)
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"v{number}")
+        with zarrfs.open_store(link) as store:
+            copies = [pickle.loads(pickle.dumps(store)) for _ in range(2)]
+            assert copies[0]["c/0"] == store["c/0"] == np.full(4, number, "i4").tobytes()
+            assert copies[0].opened() is copies[1].opened()
+            assert copies[0] == store
+    _forget_shared()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_directory_that_was_removed_has_no_missing_keys(anew: bool, tmp_path: Path) -> None:
+    """As to_zarr(mode="w") does: chunks that are absent would read as fill values."""
+    import zarr
+
+    zarr.create_array(tmp_path / "x", data=np.arange(4), chunks=(2,), fill_value=7)
+    with zarrfs.open_store(tmp_path / "x") as store:
+        shutil.rmtree(tmp_path / "x")
+        if anew:
+            zarr.create_array(tmp_path / "x", data=np.arange(4), chunks=(2,), fill_value=7)
+        for call in (lambda: store["c/0"], lambda: store["c/9"], lambda: store.info("c"), lambda: store.list_dir("")):
+            with pytest.raises(zarrfs.ReadError, match="was removed"):
+                call()
+
+
+def test_a_local_zip_file_is_read_where_it_was_when_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        with zipfile.ZipFile(tmp_path / name / "x.zip", "w") as file:
+            file.writestr(".zgroup", '{"zarr_format": 2}')
+            file.writestr("k", name)
+    monkeypatch.chdir(tmp_path / "here")
+    with zarrfs.open_store("zip://::x.zip") as store:
+        monkeypatch.chdir(tmp_path / "there")
+        assert store["k"] == pickle.loads(pickle.dumps(store))["k"] == b"here"
+    _forget_shared()
+
+
+def test_no_text_of_a_handle_shows_a_password(nginx: Nginx) -> None:
+    (nginx.late.root / "shown.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')
+    url = f"{nginx.late.url}/shown.json".replace("://", "://joe:hush@")
+    store = zarrfs.zarr_store(url)
+    texts = [repr(store), str(store), repr(store.handle)]
+    store.handle.close()
+    with pytest.raises(zarrfs.UsageError) as caught:
+        store.handle["x"]
+    assert not [text for text in (*texts, str(caught.value)) if "hush" in text]
 
 
 def test_a_forked_process_opens_the_source_for_itself(tree: Path) -> None:

@@ -14,11 +14,14 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import zarrfs
+from tests.conftest import run
 from tests.mounts.mounting import alive
+from zarrfs.python import mounting
 from zarrfs.system import mounts
 
 PROGRAM = """
@@ -137,6 +140,27 @@ def test_errors_are_those_of_the_command(source: str, tmp_path: Path, monkeypatc
             pytest.fail("there is no mount")
     assert daemons(os.getpid()) == []
     assert os.listdir(own) == []
+
+
+def test_a_mount_that_is_left_behind_loses_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be writable: what removes its directory must not walk into it."""
+    (tmp_path / "s.zarr").mkdir()
+    (tmp_path / "s.zarr/.zgroup").write_text('{"zarr_format": 2}')
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mountpoints = []
+
+    def start(request: dict[str, Any]) -> None:
+        mountpoints.append(request["mountpoint"])
+        assert run("mount", tmp_path / "s.zarr", request["mountpoint"], "-o", "rw").returncode == 0
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mounting, "_start", start)
+    try:
+        with pytest.raises(KeyboardInterrupt), zarrfs.mounted(tmp_path / "s.zarr", rw=True):
+            pass
+        assert (tmp_path / "s.zarr/.zgroup").exists()
+    finally:
+        assert run("umount", *mountpoints).returncode == 0
 
 
 def test_a_python_that_does_not_read_names_as_utf8_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from tests.conftest import tmpfs
 from tests.store.contract import keys, listed
 from tests.system.leases import leased
 from zarrfs.errors import (
@@ -111,8 +112,21 @@ def test_attributes_are_those_of_the_file(store: FileSystemStore) -> None:
     os.utime(path, ns=(1, 1_234_567_891_234_567_891))
     os.link(path, path.with_name("g"))
     info = trio.run(store.info, "f")
-    assert info == Info("f", Kind.FILE, 1_000_000, 0o640, 1_234_567_891_234_567_891, None, 0, 2, path.stat().st_ino)
+    assert info == Info("f", Kind.FILE, 1_000_000, 0o640, 1_234_567_891_234_567_891, None, 0, 2, info.identity)
     assert trio.run(listed, store, "")[0] == info
+
+
+def test_files_of_two_file_systems_are_two_files(tmp_path: Path) -> None:
+    """Those of two snapshots or images often have one inode number."""
+    found = []
+    with tmpfs(tmp_path / "a", "size=1m") as one, tmpfs(tmp_path / "b", "size=1m") as other:
+        for place in (one, other):
+            (place / "f").touch()
+            store = FileSystemStore(str(place))
+            found.append((trio.run(store.info, "f").identity, (place / "f").stat().st_ino))
+            trio.run(store.aclose)
+    assert found[0][1] == found[1][1], "this kernel numbers them otherwise"
+    assert found[0][0] != found[1][0]
 
 
 @pytest.mark.parametrize("code", [errno.ENOTCONN, errno.ECONNABORTED])

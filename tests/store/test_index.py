@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-
+import pytest
 import trio
 
 from tests.references.referencesets import compiled
+from zarrfs.store import index
 
 
-def test_counting_all_entries_holds_up_no_lookup() -> None:
-    """As the first statfs(2) of a mount does."""
-    with compiled({"version": 1, "refs": {"a": "1"}}) as made:
-        counting, go = threading.Event(), threading.Event()
-
-        def wait() -> bool:
-            counting.set()
-            return not go.wait(60)
-
-        made.store._counting.set_progress_handler(wait, 1)
-
-        async def main() -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(made.store.usage)
-                await trio.to_thread.run_sync(counting.wait)
-                assert bytes(await made.store.get("a")) == b"1"
-                go.set()
-            assert (await made.store.usage()).files == 1
-
-        trio.run(main)
+@pytest.mark.parametrize("piece", [1, 2, 3, 4, 5, 100])
+def test_all_entries_are_counted_in_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them a mount answers what else is asked; the first statfs(2) counts them."""
+    monkeypatch.setattr(index, "_COUNTED", piece)
+    refs = {"a": "1", "d/b": "22", "d/c": ["file:///x", 0, 300], "e": "4444"}
+    with compiled({"version": 1, "refs": refs}) as made:
+        statements: list[str] = []
+        made.store._db.set_trace_callback(statements.append)
+        usage = trio.run(made.store.usage)
+        assert (usage.files, usage.bytes) == (4, 307)
+        assert len(statements) >= 2 * 4 // piece

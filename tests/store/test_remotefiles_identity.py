@@ -66,7 +66,7 @@ def test_of_http_the_host_has_no_user_and_of_archives_the_archive_counts() -> No
     assert name == "zip://m/n::http://host:81/x.zip"
     assert outer != host  # requests for members hold a slot while the archive is read
     _, name, _ = trio.run(names_of, [], "zip://m::/data/x.zip")
-    assert name == "zip://m::file:///data/x.zip"
+    assert name.startswith("zip://m::file:///data/x.zip#")  # with the version of the file
 
 
 def test_unknown_protocols_still_say_so() -> None:

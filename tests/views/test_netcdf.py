@@ -622,6 +622,19 @@ def test_text_of_any_length_is_shown_as_characters(tmp_path: Path, version: Lite
         assert file["name"].dimensions == ("station", "string25")
 
 
+def test_single_characters_have_no_dimension_more(tmp_path: Path) -> None:
+    """As those that kerchunk finds in a file of NetCDF: xarray joins them along the last one."""
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    name = root.create_array("name", shape=(2, 3), chunks=(2, 3), dtype="S1")
+    name[:] = np.array([list("abc"), list("xyz")], "S1")
+    name.attrs["_ARRAY_DIMENSIONS"] = ["station", "strlen"]
+    assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
+    with netCDF4.Dataset(tmp_path / "x.nc") as file:
+        assert file["name"].dimensions == ("station", "strlen")
+    with xr.open_dataset(tmp_path / "x.nc") as found, xr.open_zarr(tmp_path / "z", consolidated=False) as source:
+        assert found["name"].values.tolist() == source["name"].values.tolist() == [b"abc", b"xyz"]
+
+
 def test_items_of_any_length_of_other_codecs_and_types(tmp_path: Path) -> None:
     """Bytes, JSON as kerchunk writes text of HDF5, and objects that are no text."""
     import numcodecs

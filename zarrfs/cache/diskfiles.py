@@ -73,6 +73,17 @@ class Handle(int):
         os.close(self)
 
 
+def _make_directories(path: str) -> None:
+    """Make a directory of mode 0700, and those above it of mode 0755: os.makedirs() has only the umask for these."""
+    missing, above = [path], os.path.dirname(path)
+    while not os.path.isdir(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    for place in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(place, 0o700 if place == path else 0o755)
+
+
 class Layout:
     """The directory LAYOUT in a cache directory, that of blobs, and the index, each held open once it was used.
 
@@ -200,7 +211,7 @@ class Layout:
         except FileNotFoundError:
             if not make:
                 raise
-            os.makedirs(self.directory, 0o700, exist_ok=True)
+            _make_directories(self.directory)
             shared = os.stat(self.directory).st_mode
             mode = 0o700 | (0o070 if shared & stat.S_IWGRP else 0) | (0o007 if shared & stat.S_IWOTH else 0)
             with contextlib.suppress(FileExistsError):

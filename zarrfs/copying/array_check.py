@@ -324,4 +324,4 @@ def _takes(array: ArrayMetadata, size: int) -> int:
     if not array.dtype.itemsize:
         return size
     limit = decoder_of(array).limit
-    return size + 2 * (array.chunk_bytes if limit == OBJECTS_LIMIT else limit)
+    return size + 2 * (array.chunk_bytes if limit >= OBJECTS_LIMIT > array.chunk_bytes else limit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -139,11 +140,18 @@ class Refresher:
         """Return the inodes by key of what the kernel may know, if each has to be invalidated by itself."""
         return self._operations.inodes.known() if self._operations.absent is not None else {}
 
+    def _check_place(self, plan: Plan) -> None:
+        """Raise SourceError if this very mount lies over the source, of which it then cannot see more."""
+        if plan.path is not None and os.stat(plan.path).st_dev == self.device:
+            rule = "is hidden by this mount, which lies over it: unmount it and mount it again"
+            raise SourceError(plan.source, rule)
+
     def _plan_again(self, options: Options) -> Plan:
         """Plan the source as it is now. Runs in a thread."""
         named = self._plan.named or self._plan.source
         plan = dataclasses.replace(plan_source(named, options), named=named)
         try:
+            self._check_place(plan)
             check_view(plan, options)
             why = None if self._team is None else one_process(plan, options)
         except BaseException:

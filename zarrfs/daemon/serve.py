@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,7 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     if options.ro:
         return Operations(store, options, about, ready)
     os.umask(0)  # the kernel has applied the umask of the process that creates a file
+    sys.dont_write_bytecode = True  # importing would make directories that everybody may write to
     return WritableOperations(store, options, about, ready)
 
 
@@ -326,8 +328,12 @@ def _remove_pid_file(options: Options) -> None:
 async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
     """Raise the kernel's read-ahead, for large requests; if that is not permitted, push pages into its cache."""
     await operations.started.wait()
-    await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
-    raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead)
+    try:
+        await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
+        raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead)
+    except (OSError, RuntimeError) as exc:  # out of descriptors or threads: the mount is slower
+        log.warning("%s: the kernel's read-ahead stays as it is: %s", mountpoint, reason_of(exc))
+        return
     if not raised and operations.store.immutable and operations.may_push:
         operations.current.pusher = pagecache.Pusher(operations.store)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 
 import pyfuse3
@@ -31,7 +32,9 @@ class InodeTable:
         self._identities: dict[int, int] = {}
         self.unsized: set[int] = set()  # sent to the kernel without a size, and not opened since
         self.sizes: dict[int, int] = {}  # bytes, as sent to the kernel last
-        self._next = self._first = root + 1  # the first inode of the visible version
+        # the first inode of the visible version; another one in each mount, so that a client of NFS with an inode of
+        # an earlier mount gets ESTALE, and not another file
+        self._next = self._first = root + 1 + (secrets.randbits(40) << 20)
         self._orphans: set[int] = set()  # handed out by listings of replaced versions
         self._gone = 0  # inodes dropped since the last _shrink()
 

@@ -74,6 +74,7 @@ _DAY = 86_400.0
 _ASKING = 8  # threads that ask other mounts whether they wait for one
 _WAITS_XATTR = os.fsencode(WAITS_XATTR)
 _BLOCK = 512  # the unit of st_blocks
+_SETTLED_NS = 2 * 10**9  # ns after which any further change has another time
 
 
 def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -348,8 +349,9 @@ class Operations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ESTALE)
         immutable = version.store.immutable
         keep = pages is not None and (immutable or self._page_versions.get(inode, pages) == pages)
-        if pages is not None and not immutable:
-            self._page_versions[inode] = pages
+        if not immutable:  # the times of two changes that follow at once may be equal: such pages are read again
+            changed = 0 if file.value is None else file.value.info.mtime_ns or 0
+            self._page_versions[inode] = pages if changed < time.time_ns() - _SETTLED_NS else None
         version.users += 1
         file.version = version
         return FileInfo(fh=self._handle(self._files, file), keep_cache=keep)

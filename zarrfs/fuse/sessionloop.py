@@ -16,7 +16,7 @@ import trio
 
 AT_ONCE = 8  # requests between two scheduler passes: other tasks have to run, too
 _MOMENT = 2.0  # seconds that requests have to end after an unmount
-_TASKS = 64, 128  # worker tasks: idle ones to keep, and at most
+_TASKS = 64, 1024  # worker tasks: idle ones to keep, and at most
 
 
 async def run(waiting: Waiting | None = None) -> None:

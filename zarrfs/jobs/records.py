@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import json
 import os
@@ -92,7 +91,7 @@ class Record:
                 os.fsync(file.fileno())
             os.rename(f"{path}.new", path)
         except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwrite(path, data):
+            if not _overwrite(path, data):
                 raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
 
     def update(self) -> bool:
@@ -138,14 +137,17 @@ def _overwrite(path: str, data: bytes) -> bool:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # against readers of half of it
             status = os.fstat(descriptor)
             data = data.ljust(status.st_size)  # blanks after JSON mean nothing
-            return len(data) <= status.st_blocks * 512 and os.pwrite(descriptor, data, 0) == len(data)
+            if len(data) > status.st_blocks * 512 or os.pwrite(descriptor, data, 0) != len(data):
+                return False
+            os.fsync(descriptor)  # some file systems find only now that there is no room
+            return True
         finally:
             os.close(descriptor)
     except OSError:
         return False
-
 
 
 def home() -> str:
@@ -353,6 +355,8 @@ def _read(directory: str, name: str) -> Record | None:
     except OSError as exc:
         raise MountError(f"{path}: no record: {reason_of(exc)}") from None
     with open(descriptor, encoding="utf-8", errors="surrogateescape") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # see _overwrite()
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             raise MountError(f"{path}: is not a record of zarrfs")

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from typing import IO
@@ -241,8 +242,10 @@ def go_local(record: Record, parent: str) -> None:
     name = nodelocal.name_of(record.dest, record.job)
     record.local = record.place = nodelocal.directory(parent, name, record.mounted, record.writable)
     record.link = True
-    if os.path.isdir(record.dest) and not os.path.islink(record.dest) and record.dest not in record.made:
-        record.replaced = os.stat(record.dest).st_mode & 0o7777
+    with contextlib.suppress(OSError):  # another node may just have made the link
+        status = os.lstat(record.dest)
+        if stat.S_ISDIR(status.st_mode) and record.dest not in record.made:
+            record.replaced = stat.S_IMODE(status.st_mode)
 
 
 def about(record: Record) -> dict[str, object]:

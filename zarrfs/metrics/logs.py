@@ -122,8 +122,9 @@ class LogFile(LogTarget):
     def send(self, data: bytes) -> None:
         """Append a line; one that a full disk has truncated is ended first, so that it stays a line of its own."""
         if self._descriptor is not None and self._is_another(self._descriptor):
-            os.close(self._descriptor)
-            self._descriptor = None
+            moved, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):  # as of a quota on NFS; close(2) gives the number back all the same
+                os.close(moved)
         if self._descriptor is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
             self._descriptor = os.open(self._path, flags, 0o644)

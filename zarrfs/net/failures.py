@@ -79,7 +79,9 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     status = getattr(exc, "status", None) or getattr(exc, "status_code", None) or getattr(exc, "code", None)
     if isinstance(exc, OSError) and status is None:  # of botocore, beneath s3fs
         status = _answer(exc.__cause__, "ResponseMetadata").get("HTTPStatusCode")
-        if status in (404, 410):  # with a code that s3fs does not know: no absent key
+        if status == 409:  # another request for the key is under way
+            return Transient(_reason(exc), status=status)
+        if status in (301, 404, 410):  # a bucket of another region; codes that s3fs does not know: no absent keys
             return ReadError(where, _reason(exc))
     if isinstance(status, int) and 400 <= status < 600:
         # Azure's library quotes the whole answer in its message

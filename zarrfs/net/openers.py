@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import re
+import secrets
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -200,13 +201,15 @@ class Openers:
         if remote and key not in self._systems:
             system, at = await self._files.below().find(archive)
             name = system.identity(at)
+        elif key not in self._systems:
+            name = secrets.token_hex(8)  # if it cannot be opened: no other process shares what is cached of it then
+            with contextlib.suppress(ReadError):  # its reader gets the error
+                name = await self._files.local.version(key[1])
         if key not in self._systems:
             opened: LocalArchive | RemoteArchive
             if remote:
                 opened = RemoteArchive(self._files.below(), archive, name)
             else:
-                with contextlib.suppress(ReadError):  # who reads it gets the error
-                    name = await self._files.local.version(key[1])
                 opened = LocalArchive(self._files.local, key[1], name)
             self._systems[key] = ZipSystem(opened, self._options.document_limit, memory_limit(self._options))
         return self._systems[key], path
@@ -219,14 +222,19 @@ def _check_surroundings(family: str, options: Mapping[str, Any], url: str) -> No
     """
     if family not in urls.BUCKETS:
         return
-    endpoint = identity.endpoint(family, options)
-    parts = urlsplit(endpoint if "://" in endpoint else f"https://{_HOSTS[family]}")
-    proxy, variable = proxy_of_environment(parts.scheme, parts.hostname or "")
+    endpoint, (proxy, variable) = identity.endpoint(family, options), _proxy(family, options)
     if proxy.startswith("socks") and "proxies" not in (options.get("config_kwargs") or ()):
         rule = "buckets are read through http:// and https:// proxies only; $NO_PROXY names hosts that need none"
         raise ReadError(without_secrets(url), f"{variable}{shown_proxy(proxy)}: {rule}")
     if (not endpoint or endpoint.startswith("https:")) and "verify" not in (options.get("client_kwargs") or ()):
         check_variables(family, without_secrets(url))
+
+
+def _proxy(family: str, options: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the proxy of a bucket and its variable, as proxy_of_environment()."""
+    endpoint = identity.endpoint(family, options)
+    parts = urlsplit(endpoint if "://" in endpoint else f"https://{_HOSTS[family]}")
+    return proxy_of_environment(parts.scheme, parts.hostname or "")
 
 
 def _kept_anonymous(family: str, options: dict[str, Any], url: str) -> dict[str, Any]:
@@ -275,8 +283,9 @@ def parts_of(class_: Any, family: str, url: str) -> tuple[dict[str, Any], str]:
 def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "gcs" and not options.get("token"):
         _look_for_metadata_server()
-    if family == "gcs":  # without it, aiohttp takes no proxy from the environment
-        options["session_kwargs"] = {"trust_env": True, **(options.get("session_kwargs") or {})}
+    if family == "gcs" and (proxy := _proxy(family, options)[0]):  # trust_env= would also send passwords of ~/.netrc
+        url = proxy if "://" in proxy else f"http://{proxy}"
+        options["session_kwargs"] = {"proxy": url, **(options.get("session_kwargs") or {})}
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache

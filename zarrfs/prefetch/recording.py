@@ -81,7 +81,10 @@ class Recorder:
             await trio.sleep(_INTERVAL)
             if self._lines:
                 lines, self._lines = self._lines, []
-                await trio.to_thread.run_sync(self._write, lines)
+                try:
+                    await trio.to_thread.run_sync(self._write, lines)
+                except RuntimeError:  # out of threads: tried again
+                    self._lines[:0] = lines
 
     def close(self) -> None:
         """Write the remaining lines and close the file."""
@@ -118,8 +121,9 @@ class Recorder:
                     data = data[os.write(self._descriptor, data) :]
             except OSError as exc:
                 log.warning("%s: the record ends here: %s", self._path, reason_of(exc))
-                os.close(self._descriptor)
-                self._descriptor, self._full = -1, True
+                failed, self._descriptor, self._full = self._descriptor, -1, True
+                with contextlib.suppress(OSError):  # the same failure again
+                    os.close(failed)
 
 
 def check_record(path: str) -> None:

@@ -144,6 +144,14 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
             _refuse(path)
         return ZarrfsFile(self, path, block_size or self.blocksize, cache_options, **more)
 
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """Describe this file system, for another instance: the source by a name that is valid in any directory."""
+        found: dict[str, Any] = super().to_dict(include_password=include_password)
+        given = self.storage_args[0] if self.storage_args else self.storage_options.get("source")
+        if isinstance(given, str | os.PathLike):
+            found |= {"args": [], "source": self.handle.source}
+        return found
+
     def modified(self, path: str) -> Any:
         """Return the time of the last change, where the source has one."""
         from datetime import UTC, datetime

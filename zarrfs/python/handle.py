@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.effective import settings
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import TABLE, Options
+from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import is_url
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, StoreError, UsageError
@@ -55,11 +57,13 @@ class StoreHandle:
 
     _fingerprint: str | None  # of the version that this handle shows; None: any
     _opened: _Opened | None  # None: not in this process yet
+    _opening: str = ""  # a name of this opening, if the source has no version: its pickled copies share a store
 
     def __init__(self, source: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._set(os.fspath(source), [*map(_absolute_item, as_items(options))], None, False)
         self._opened = opened = self._open()
         self.source, self._fingerprint = opened.source, opened.fingerprint
+        self._opening = "" if opened.fingerprint else secrets.token_hex(8)
         self._end_with(opened)
 
     def _set(self, source: str, items: Sequence[str], fingerprint: str | None, shared: bool) -> None:
@@ -168,12 +172,10 @@ class StoreHandle:
         self.close()
 
     def __repr__(self) -> str:
-        from zarrfs.config.redaction import without_secrets
-
         return f"<zarrfs.StoreHandle {without_secrets(self.source)}{' (closed)' if self._closed else ''}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.source, self._items, self._fingerprint)
+        return _unpickled, (self.source, self._items, self._fingerprint, self._opening)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both show the same version of a source with the same options."""
@@ -214,7 +216,7 @@ class StoreHandle:
     def opened(self) -> _Opened:
         """Return the open source, opened in this process if it is not yet."""
         if self._closed:
-            raise UsageError(f"{self.source}: this handle is closed")
+            raise UsageError(f"{without_secrets(self.source)}: this handle is closed")
         opened = self._opened
         if opened is not None and opened.usable:
             return opened
@@ -223,7 +225,7 @@ class StoreHandle:
             if opened is None or not opened.usable:
                 if opened is not None:
                     _parents.append(opened)
-                opened = _share(self._identity, self._open) if self._shared else self._open()
+                opened = _share((*self._identity, self._opening), self._open) if self._shared else self._open()
                 if not self._shared:
                     self._end_with(opened)
                 self._opened = opened
@@ -298,7 +300,7 @@ class _Opened:
         try:
             self.loop.submit(self.store.aclose).result(_CLOSING)
         except TimeoutError:
-            log.warning("%s: not closed within %g s", self.source, _CLOSING)
+            log.warning("%s: not closed within %g s", without_secrets(self.source), _CLOSING)
         finally:
             background.release()
 
@@ -308,9 +310,10 @@ def _end(loop: background.Loop, store: Store) -> None:
     loop.submit(store.aclose).add_done_callback(lambda _future: background.release())
 
 
-def _unpickled(source: str, items: Sequence[str], fingerprint: str | None) -> StoreHandle:
+def _unpickled(source: str, items: Sequence[str], fingerprint: str | None, opening: str = "") -> StoreHandle:
     handle = StoreHandle.__new__(StoreHandle)
     handle._set(source, items, fingerprint, True)
+    handle._opening = opening
     return handle
 
 

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -57,7 +56,9 @@ def mounted(
         child = _start(request)
     except BaseException:
         if private:
-            shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+            with contextlib.suppress(OSError):  # empty directories: the mount may still be there, and be writable
+                os.rmdir(place)
+                os.rmdir(os.path.dirname(place))
         raise
     try:
         yield Path(place)

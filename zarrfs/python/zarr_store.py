@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.python.handle import StoreHandle
 from zarrfs.store import api
@@ -49,7 +50,7 @@ class ZarrStore(Store):
         return f"<zarrfs.ZarrStore {self.handle!r}>"
 
     def __str__(self) -> str:
-        return f"zarrfs::{self.handle.source}"
+        return f"zarrfs::{without_secrets(self.handle.source)}"
 
     def close(self) -> None:
         """Close the source."""

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import directory
@@ -116,8 +117,13 @@ def absolute_source(source: str) -> str:
     """Return `source` in a form that is valid in any working directory."""
     from zarrfs.archives.source_kinds import is_flux
 
-    path = None if is_flux(source) else path_of_uri(source)
-    return source if path is None else os.path.abspath(path)
+    if is_flux(source):
+        return source
+    path = path_of_uri(source)
+    if path is not None:
+        return os.path.abspath(path)
+    end = urls.relative_end(source) if "::" in source else None  # of a chain: zip://member::file.zip
+    return source if end is None or not end[1] else end[0] + os.path.abspath(end[1])
 
 
 def absolute_options(options: Options) -> Options:
@@ -142,6 +148,8 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
     from zarrfs.archives.source_kinds import is_flux
 
     path = None if is_flux(source) else path_of_uri(source)
+    if path is None:
+        source = absolute_source(source)  # it is opened later, perhaps in another directory
     if path is not None and options.type != "archive" and os.path.isdir(path):
         from zarrfs.sources.zarrstore import looks_like_repository, plan_directory
 

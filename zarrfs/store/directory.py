@@ -324,8 +324,20 @@ class FileSystemStore(WritableStore, BlockingReader):
         except OSError:
             return None
 
+    def _check_base(self) -> None:
+        """Raise ReadError if the base directory was removed: in what is left of it every name is absent."""
+        status = os.fstat(self._base.descriptor)
+        if status.st_nlink:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.samestat(status, os.stat(self.path)):  # some FUSE file systems count no links
+                return
+        raise ReadError(self.path, "was removed, or replaced by another directory, since it was opened: open it anew")
+
     def _check_parents(self, path: bytes, cached: bool = False) -> None:
-        """Raise ReadError if a name is absent because a link above it cannot be followed."""
+        """Raise ReadError if a name is absent because a link above it cannot be followed, or the base is gone."""
+        if not cached:
+            self._check_base()
         while b"/" in path:
             path = path.rpartition(b"/")[0]
             try:
@@ -440,6 +452,7 @@ class FileSystemStore(WritableStore, BlockingReader):
 
     def _open_listed(self, path: bytes) -> int:
         """Open the directory `path` for listing."""
+        self._check_base()
         try:
             return self._base.open(path, _DIRECTORY)
         except OSError as exc:
@@ -560,6 +573,11 @@ def _reserved(name: str) -> bool:
     return name.startswith(RESERVED)
 
 
+def _identity(status: os.stat_result) -> int:
+    """Return a number of a file: those of two file systems, such as snapshots, may have the same inode."""
+    return (status.st_ino + status.st_dev * 0x9E3779B97F4A7C15) & (1 << 64) - 1
+
+
 def info_of(name: str, status: os.stat_result, target: bytes | None) -> Info:
     """Return the entry of a file, a directory, a link to `target`, or of an unreadable special file."""
     mode, size = stat.S_IMODE(status.st_mode), status.st_size
@@ -567,7 +585,7 @@ def info_of(name: str, status: os.stat_result, target: bytes | None) -> Info:
         held = status.st_blocks * 512
         allocated = held if held < size else None
         return Info(
-            name, Kind.FILE, size, mode, status.st_mtime_ns, None, allocated, status.st_nlink, status.st_ino
+            name, Kind.FILE, size, mode, status.st_mtime_ns, None, allocated, status.st_nlink, _identity(status)
         )
     if stat.S_ISDIR(status.st_mode):
         return Info(name, Kind.DIRECTORY, 0, mode, status.st_mtime_ns, links=status.st_nlink)
@@ -582,7 +600,7 @@ def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> I
 
     Its size is not 0, or tar(1) would store an empty file without ever opening it.
     """
-    return Info(name, Kind.FILE, max(size, 1), 0o444, status.st_mtime_ns, identity=status.st_ino, unreadable=why)
+    return Info(name, Kind.FILE, max(size, 1), 0o444, status.st_mtime_ns, identity=_identity(status), unreadable=why)
 
 
 def not_opened(status: os.stat_result) -> str:

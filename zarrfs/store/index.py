@@ -43,6 +43,7 @@ _FIRST_REGIONS = 16  # of a file that prefetch() fetches
 _AHEAD = 16 << 20  # bytes: read-ahead window of a file made of regions
 _NEAR = 2 << 20  # bytes between two sequential reads: the kernel sends several at once
 _REMEMBERED = 16_384  # directories and rows kept in memory
+_COUNTED = 20_000  # entries that are counted by one query
 
 _NEXT_REGIONS = """
 SELECT start, length, target, offset FROM region WHERE owner=? AND start>=? AND start<? ORDER BY start LIMIT 256
@@ -79,11 +80,6 @@ class IndexStore(Store):
 
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
-        try:
-            self._counting = open_database(path)  # for usage(): until a scan ends, its connection answers nothing else
-        except BaseException:
-            self._db.close()
-            raise
         self._targets = targets
 
         self.mtime_ns = mtime_ns
@@ -263,7 +259,6 @@ class IndexStore(Store):
 
     async def aclose(self) -> None:
         self._db.close()
-        self._counting.close()
         await self._targets.aclose()
 
     # -- rows
@@ -295,8 +290,14 @@ class IndexStore(Store):
 
     def _count(self) -> Usage:
         # total() is a float: the sum of declared sizes may overflow 64 bits
-        query = "SELECT total(coalesce(held, size)), count(*) FROM entry WHERE kind=0"
-        held, files = self._counting.execute(query).fetchone()
+        total = "SELECT total(coalesce(held, size)), count(*) FROM entry WHERE kind=0 AND (parent, name) > (?, ?)"
+        ahead = "SELECT parent, name FROM entry WHERE (parent, name) > (?, ?) ORDER BY parent, name LIMIT 1 OFFSET ?"
+        held, files, start = 0.0, 0, (-1, "")
+        while start is not None:  # in pieces: until a query ends, the connection answers nothing else
+            stop = self._db.execute(ahead, (*start, _COUNTED - 1)).fetchone()
+            until, bound = (" AND (parent, name) <= (?, ?)", stop) if stop is not None else ("", ())
+            more = self._db.execute(total + until, (*start, *bound)).fetchone()
+            held, files, start = held + more[0], files + more[1], stop
         return Usage(min(int(held), 2**63 - 1), files, counted=True)
 
     def _info(self, row: tuple[Any, ...]) -> Info:

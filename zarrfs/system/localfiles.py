@@ -143,7 +143,8 @@ class LocalFiles:
     async def version(self, path: str) -> str:
         """Return a text that differs for other files of this name, and for later versions of this one."""
         pin = self._pins.get(path)
-        return "-".join(map(str, pin if pin is not None else (await self._open_pinned(path)).identity))
+        found = pin if pin is not None else (await self._open_pinned(path)).identity
+        return "-".join(map(str, found[1:]))  # the device has another number on other nodes, and after a reboot
 
     def stats(self) -> dict[str, Any]:
         """Return counters for the statistics of a mount."""

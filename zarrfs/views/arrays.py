@@ -212,7 +212,11 @@ class ArraysView(DecodedView):
         attributes = group.metadata.attributes if group.metadata is not None else {}
         if group.problem is not None:
             self._leave_out(group, group.problem)
-        return [(ATTRIBUTES, _ViewEntry(group, _json(dict(attributes))))] if attributes else []
+        try:
+            return [(ATTRIBUTES, _ViewEntry(group, _json(dict(attributes))))] if attributes else []
+        except MetadataError as exc:
+            self._leave_out(group, f"{ATTRIBUTES}: {exc}")
+            return []
 
     async def _entries_of(self, group: Node, name: str, taken: set[str]) -> list[Info]:
         """Return the entries of the child `name` of a group; `taken`: children that its files may clash with."""
@@ -247,11 +251,11 @@ class ArraysView(DecodedView):
                 raise MetadataError(node.problem or "no array")  # noqa: TRY301
             size, fortran = flat_size(array), is_fortran(array)
             header = b"" if self._raw else npy_header(array.shape, array.dtype, fortran)
+            if suffix == ".json":
+                return _ViewEntry(node, _json(_description(array, fortran) if self._raw else dict(array.attributes)))
         except MetadataError as exc:
             self._leave_out(node, str(exc))
             return None
-        if suffix == ".json":
-            return _ViewEntry(node, _json(_description(array, fortran) if self._raw else dict(array.attributes)))
         return _ViewEntry(node, header, size)
 
     def _leave_out(self, node: Node, reason: str) -> None:
@@ -302,4 +306,7 @@ def _description(array: ArrayMetadata, fortran: bool) -> JSON:
 
 def _json(value: JSON) -> bytes:
     """Encode as JSON; a NaN stays one, as in the source."""
-    return json.dumps(value, indent=2).encode()
+    try:
+        return json.dumps(value, indent=2).encode()
+    except RecursionError:  # since Python 3.12 it parses more levels than it writes
+        raise MetadataError("JSON too deep") from None

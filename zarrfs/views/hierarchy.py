@@ -273,7 +273,7 @@ class Hierarchy:
                 if entry is not None:
                     self._drafts[path] = _Draft(path, directory, entry, found[0])
                 return await self._look(path, None)
-        mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
+        mtimes = [each.info.mtime_ns for each in seen if each.info.mtime_ns is not None]
         implied = isinstance(metadata, GroupMetadata) and metadata.implied
         keys = () if implied else tuple(each.key for each in found)
         mtime_ns, mode, named = max(mtimes, default=None), found[0].info.mode, beside.key if beside else ""

@@ -66,7 +66,7 @@ def forms_of(dtype: DataType) -> tuple[Form, ...]:
     if kind in "mM":
         return (_time(dtype),)
     if kind == "S":
-        return (Form("|S1", size, has_fill_value=False),)
+        return (Form("|S1", size if size > 1 else 0, has_fill_value=False),)  # one byte is an NC_CHAR already
     if kind == "U":
         convert = _utf8(f"S{size}")  # an item of UTF-32 has room for its UTF-8
         return (Form("|S1", size, convert=convert, attributes=(("_Encoding", "utf-8"),), has_fill_value=False),)

@@ -284,13 +284,13 @@ def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
 def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
     """Return `_FillValue` by xarray's rules, as one element; None if the variable has none.
 
-    Of v2 and older that is `fill_value`, else the attribute; of v3 the attribute alone. Raises MetadataError for a
-    date that is out of range.
+    Of v2, older ones and the draft of v3 that is `fill_value`, else the attribute; of v3 the attribute alone. Raises
+    MetadataError for a date that is out of range.
     """
     if not form.has_fill_value:
         return None
     dtype = array.dtype
-    if array.fill is not None and array.generation not in ("v3", "v3-draft"):
+    if array.fill is not None and array.generation != "v3":
         item = np.frombuffer(array.fill, dtype.numpy())
         try:
             return (item if form.convert is None else form.convert(item)).tobytes()

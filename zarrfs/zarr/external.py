@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from zarrfs.errors import reason_of
-from zarrfs.system.processes import readable
+from zarrfs.system.processes import no_bytecode, readable
 from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.jsontext import JSON
 
@@ -77,7 +77,7 @@ class _CodecProcess:
     def __init__(self) -> None:
         self.parent = os.getpid()
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _PROGRAM, *filter(None, sys.path)], stdin=subprocess.PIPE,
+            [sys.executable, "-I", *no_bytecode(), "-c", _PROGRAM, *filter(None, sys.path)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, cwd="/",
         )  # fmt: skip
 

@@ -27,6 +27,7 @@ _ARRAY_MEMBERS = {
     "zarr_format", "node_type", "attributes", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
     "codecs", "storage_transformers", "dimension_names",
 }  # fmt: skip
+_NAMES_ALONE = ("bytes", "crc32c", "vlen-utf8", "vlen-bytes")  # codecs; of others, zarr-python demands a configuration
 _NESTED_MAX = 8  # shards within shards, and key encodings within key encodings
 _WITH_FILL_ATTRIBUTE = "biufcT"  # kinds of data types; of all others, xarray opens no data set that has one
 
@@ -253,9 +254,9 @@ def _codecs(array: ArrayMetadata) -> list[JSON]:
 
 
 def _codec(spec: CodecSpec) -> JSON:
-    if not (spec.configuration or spec.name.startswith(PREFIX)):  # zarr-python demands a configuration for those
+    if not spec.configuration and spec.name in _NAMES_ALONE:
         return {"name": spec.name}
-    if spec.name == "gzip" and spec.configuration.get("level") not in range(10):  # the levels of v3's gzip
+    if spec.name == "gzip" and spec.configuration.get("level", 0) not in range(10):  # the levels of v3's gzip
         return {"name": PREFIX + spec.name, "configuration": dict(spec.configuration)}
     return {"name": spec.name, "configuration": dict(spec.configuration)}
 
