@@ -61,6 +61,8 @@ def large(path: Path, chunks: tuple[int, ...] = (128, 512), **more: object) -> A
 
 def test_a_second_read_is_the_kernels(tmp_path: Path) -> None:
     items = large(tmp_path / "x.zarr")
+    for document in (tmp_path / "x.zarr").rglob(".z*"):  # of something that has just changed, pages are read again
+        os.utime(document, (0, 0))
     with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
         assert (np.load(mountpoint / "x.npy") == items).all()
         before = counters(mountpoint)

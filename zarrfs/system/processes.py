@@ -55,7 +55,7 @@ def python(module: str) -> list[str]:
     places = [place for place in sys.path if os.path.isabs(place)]
     run = f"import runpy, sys; sys.path = {places!a}; runpy.run_module({module!r}, None, '__main__', True)"
     utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []  # -I ignores PYTHONUTF8, and both must read names alike
-    return [sys.executable, "-I", *no_bytecode(), *utf8, "-c", run]
+    return [sys.executable, "-I", *utf8, *no_bytecode(), "-c", run]
 
 
 def no_bytecode() -> list[str]:
