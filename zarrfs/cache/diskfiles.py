@@ -73,8 +73,9 @@ class Handle(int):
         os.close(self)
 
 
-def _make_directories(path: str) -> None:
+def make_directories(path: str) -> None:
     """Make a directory of mode 0700, and those above it of mode 0755: os.makedirs() has only the umask for these."""
+    path = os.path.abspath(path)
     missing, above = [path], os.path.dirname(path)
     while not os.path.isdir(above):
         missing.append(above)
@@ -211,7 +212,7 @@ class Layout:
         except FileNotFoundError:
             if not make:
                 raise
-            _make_directories(self.directory)
+            make_directories(self.directory)
             shared = os.stat(self.directory).st_mode
             mode = 0o700 | (0o070 if shared & stat.S_IWGRP else 0) | (0o007 if shared & stat.S_IWOTH else 0)
             with contextlib.suppress(FileExistsError):

@@ -62,8 +62,9 @@ def mount(
         tell(note)
     requirements.check(mountpoint, options)
     _check_files(options)
-    for name, path in ("pid_file", options.pid_file), ("record", options.record):
-        if path is not None and mounts.beneath(os.path.realpath(path), mountpoint):
+    for name, path in ("pid_file", options.pid_file), ("record", options.record), ("log_file", options.log_file):
+        places = () if path is None else (os.path.realpath(os.path.dirname(path)), os.path.realpath(path))
+        if any(mounts.beneath(place, mountpoint) for place in places):
             raise UsageError(f"option {name}={path}: lies beneath the mount point, which would hide it")
     plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"), forks=True)
     try:

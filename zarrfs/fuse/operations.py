@@ -74,7 +74,7 @@ _DAY = 86_400.0
 _ASKING = 8  # threads that ask other mounts whether they wait for one
 _WAITS_XATTR = os.fsencode(WAITS_XATTR)
 _BLOCK = 512  # the unit of st_blocks
-_SETTLED_NS = 2 * 10**9  # ns after which any further change has another time
+_SETTLED_NS = 2 * 10**9  # ns: file systems with times in seconds
 
 
 def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -124,6 +124,14 @@ async def _refused(*_: Any) -> Any:
 
 
 _refuse: Any = _refused  # in place of methods with other parameters
+
+
+def is_settled(changed: int) -> bool:
+    """Return whether any further change of a file has another time (ns since 1970) than this one.
+
+    Two that follow within a clock tick may have the same; a time far in the future was set by hand.
+    """
+    return not -60 * 10**9 < time.time_ns() - changed <= _SETTLED_NS
 
 
 class Operations(pyfuse3.Operations):
@@ -351,7 +359,7 @@ class Operations(pyfuse3.Operations):
         keep = pages is not None and (immutable or self._page_versions.get(inode, pages) == pages)
         if not immutable:  # the times of two changes that follow at once may be equal: such pages are read again
             changed = 0 if file.value is None else file.value.info.mtime_ns or 0
-            self._page_versions[inode] = pages if changed < time.time_ns() - _SETTLED_NS else None
+            self._page_versions[inode] = pages if is_settled(changed) else None
         version.users += 1
         file.version = version
         return FileInfo(fh=self._handle(self._files, file), keep_cache=keep)

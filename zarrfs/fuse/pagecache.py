@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 READ_AHEAD = 128 << 10  # bytes: the kernel's default read-ahead window of a FUSE mount
 _CONNECTIONS = "/sys/fs/fuse/connections"
-_BACKGROUND = 256  # requests
+_BACKGROUND = 128  # requests of read-ahead: others, of which the session loop has more, go on beside them
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # system calls, the same numbers on every architecture
 _CLOEXEC, _CREATE = 1, 6
 PUSHED = 8 << 20  # bytes of the largest value to push

@@ -7,6 +7,7 @@ scheduler runs. The replacement takes the place of the name `trio` in pyfuse3, a
 
 from __future__ import annotations
 
+import resource
 import select
 from collections import deque
 from typing import Any
@@ -16,7 +17,9 @@ import trio
 
 AT_ONCE = 8  # requests between two scheduler passes: other tasks have to run, too
 _MOMENT = 2.0  # seconds that requests have to end after an unmount
-_TASKS = 64, 1024  # worker tasks: idle ones to keep, and at most
+# Worker tasks: idle ones to keep, and at most. Each request that is under way has one, also if it waits for a server
+# that is out, and of a reader that was killed: with all of them taken, nobody reads /dev/fuse.
+_TASKS = 64, 1024
 
 
 async def run(waiting: Waiting | None = None) -> None:
@@ -30,11 +33,17 @@ async def run(waiting: Waiting | None = None) -> None:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end, waiting, nursery.cancel_scope)
-            await pyfuse3.main(*_TASKS)
+            await pyfuse3.main(_TASKS[0], _most_tasks())
             nursery.cancel_scope.cancel()
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
         waiting.close()
+
+
+def _most_tasks() -> int:
+    """Return how many tasks may run: each has a buffer of 1 MiB, and the mount ends if there is no space for one."""
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return _TASKS[1] if space == resource.RLIM_INFINITY else max(128, min(_TASKS[1], space >> 23))
 
 
 async def _end(waiting: Waiting, scope: trio.CancelScope) -> None:

@@ -16,7 +16,7 @@ from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, InodeT, ReaddirToke
 
 from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, Refused
-from zarrfs.fuse.operations import OpenFile, handler
+from zarrfs.fuse.operations import OpenFile, handler, is_settled
 from zarrfs.fuse.writable_attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.store.api import Info, Kind, join_key, split_key
 from zarrfs.store.overlay import Merged, Overlay, OverlayEntry
@@ -257,9 +257,10 @@ class HandleOperations(AttributeOperations):
         """Register an open file of the upper and return its handle."""
         keep = self.overlay.immutable
         if not keep:
-            version = file_version(os.fstat(descriptor))
+            status = os.fstat(descriptor)
+            version, changed = file_version(status), max(status.st_mtime_ns, status.st_ctime_ns)
             keep = self._page_versions.get(inode, version) == version
-            self._page_versions[inode] = version
+            self._page_versions[inode] = version if is_settled(changed) else None
         try:
             key = self.inodes.key(inode)
         except NotFound:

@@ -93,7 +93,8 @@ class Recorder:
         with self._writing:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
-                os.close(descriptor)
+                with contextlib.suppress(OSError):  # as of a quota on NFS
+                    os.close(descriptor)
 
     def _note(self, key: str, number: int) -> None:
         if self._full:

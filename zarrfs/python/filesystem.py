@@ -150,6 +150,8 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         given = self.storage_args[0] if self.storage_args else self.storage_options.get("source")
         if isinstance(given, str | os.PathLike):
             found |= {"args": [], "source": self.handle.source}
+        elif "fo" in found and found.get("target_protocol") in (None, "file", "local"):
+            found["fo"] = self.handle.source
         return found
 
     def modified(self, path: str) -> Any:
