@@ -355,11 +355,11 @@ def _read(directory: str, name: str) -> Record | None:
     except OSError as exc:
         raise MountError(f"{path}: no record: {reason_of(exc)}") from None
     with open(descriptor, encoding="utf-8", errors="surrogateescape") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # see _overwrite()
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             raise MountError(f"{path}: is not a record of zarrfs")
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # see _overwrite()
         try:
             return _from_json(json.load(file), directory)
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
