@@ -230,7 +230,7 @@ def test_the_usual_directory_is_absolute(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.geteuid", lambda: 54321)
-    monkeypatch.setattr("os.getuid", lambda: 54321)  # who is not in /etc/passwd
+    monkeypatch.setattr("os.getuid", lambda: 54321)  # a user without an entry in /etc/passwd, and so without a home
     assert os.path.isabs(index_cache.usual_directory())
 
 

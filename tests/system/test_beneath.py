@@ -1,4 +1,4 @@
-"""What a file system is known to keep."""
+"""Which file systems keep a ctime of their own."""
 
 from __future__ import annotations
 

@@ -474,7 +474,7 @@ class Operations(pyfuse3.Operations):
 
     @property
     def changed(self) -> bool:
-        """Whether a read of the visible version found that a target has changed."""
+        """Return whether a read of the visible version has found that a target has changed."""
         return self.current.changed
 
     @property

@@ -233,7 +233,7 @@ class WorkerOperations(Operations):
 
     @property
     def changed(self) -> bool:
-        """Whether a read of the visible version, in any process, found that a target has changed."""
+        """Return whether any process has found, in a read of the visible version, that a target has changed."""
         generation, processes = self.inodes.generation, range(self._shared.processes)
         return any(self._shared.cell(process, CHANGED) == generation for process in processes)
 

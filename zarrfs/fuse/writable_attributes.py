@@ -32,7 +32,7 @@ from zarrfs.fuse.inodes import WritableInodeTable, file_of
 from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.stale_metadata import is_metadata, warn_of_stale
 from zarrfs.fuse.xattrs import MOUNT_XATTR
-from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
+from zarrfs.store.api import Info, check_key, join_key, split_key
 from zarrfs.store.overlay import Overlay, OverlayEntry
 
 P = ParamSpec("P")
@@ -261,11 +261,8 @@ class AttributeOperations(Operations):
             return
         key = self.inodes.key(inode)
         below = await self.overlay.below(key)
-        other = below is not None and (
-            below.kind is not self.inodes.kind(inode)
-            or (below.kind is Kind.FILE and self.inodes.is_other(inode, below.identity))
-        )
-        if other or self.inodes.is_superseded(inode, key):
+        replaced = below is not None and self._is_replaced(inode, below)
+        if replaced or self.inodes.is_superseded(inode, key):
             raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
         if below is not None and os.geteuid() and not self.permissions.unmasked(below) & stat.S_IWUSR:
             size = None  # the copy cannot be opened for writing, and the file must not lose its bytes by that
@@ -435,14 +432,16 @@ class AttributeOperations(Operations):
                 return self._fill_status(status, inode)
         key, found = await self._find(inode)
         if found.status is None and found.info is not None:
-            if found.info.kind is not self.inodes.kind(inode):  # the kernel would give up an inode, even if open
-                return None
-            found = OverlayEntry(None, await self.overlay.info(key)) if found.info.size is None else found
-            if not self.inodes.is_other(inode, found.info.identity if found.info is not None else None):
-                return self._fill_found(found, inode)
+            info = await self.overlay.info(key) if found.info.size is None else found.info
+            if not self._is_replaced(inode, info):
+                return self._fill_found(OverlayEntry(None, info), inode)
         elif found.status is not None and wanted in (None, file_of(found.status)):
             return self._fill_found(found, inode)
         return None
+
+    def _is_replaced(self, inode: int, info: Info) -> bool:
+        """Return whether a lower entry is not the file of `inode`: the kernel would drop one of another kind."""
+        return info.kind is not self.inodes.kind(inode) or self.inodes.is_other(inode, info.identity)
 
     def _fill_found(self, found: OverlayEntry, inode: int) -> EntryAttributes:
         if found.status is not None:

@@ -67,9 +67,9 @@ class UrlReader(Protocol):
 class LocalArchive:
     """An archive that is a local file; the LocalFiles belongs to its owner."""
 
-    def __init__(self, files: LocalFiles, path: str, version: str = "") -> None:
-        """`version`: of the file, so that members of another one of this name are others in a cache on disk."""
-        self.shown, self.identity, self._files = path, f"file://{path}{version and f'#{version}'}", files
+    def __init__(self, files: LocalFiles, path: str, version: str) -> None:
+        """`version`: of the file, so that a cache on disk tells its members from those of another file at `path`."""
+        self.shown, self.identity, self._files = path, f"file://{path}#{version}", files
 
     async def size(self) -> int:
         return await self._files.size(self.shown)
