@@ -35,7 +35,7 @@ from zarrfs.cache import disk
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import clear, targets
 from zarrfs.cache.diskfiles import INDEX, LAYOUT
-from zarrfs.cache.diskindex import IndexRow
+from zarrfs.cache.diskindex import Index, IndexRow
 from zarrfs.errors import UsageError
 from zarrfs.net.versions import TargetVersion
 
@@ -186,6 +186,20 @@ def test_an_index_that_was_cut(size: int, tmp_path: Path) -> None:
         found(one, T, 0, 1000)
         write(one, T, 0, 1000)
         assert found(one, T, 0, 1000)
+
+
+def test_a_thread_that_looks_at_a_new_index_while_another_does_finds_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
+    refresh = Index.refresh
+
+    def refresh_after_another(index: Index) -> object:
+        refresh(index)
+        return refresh(index)
+
+    monkeypatch.setattr(Index, "refresh", refresh_after_another)
+    assert found(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
 
 
 def test_a_segment_in_place_of_another_is_refused(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Index:
             os.ftruncate(self.file, 0)
             write_all(self.file, bytes(FIRST), 0)
             self.refresh()
-        bucket = self._bucket(row.key)
+        bucket = _bucket(row.key, self._mask)
         page = os.pread(self.file, BUCKET, bucket * BUCKET)
         at = next((at for key in (row.key, _NOBODY) for at in _places(page, key)), -1)
         if at < 0:
@@ -101,7 +101,7 @@ class Index:
         """Free a row, if it is still there, or the damaged rows of a key. Hold the write lock."""
         self.refresh()
         key = row if isinstance(row, bytes) else row.key
-        bucket = self._bucket(key)
+        bucket = _bucket(key, self._mask)
         page = os.pread(self.file, BUCKET, bucket * BUCKET) if self._mask >= 0 else b""
         for at in _places(page, key):
             if _row(page, at) == (None if isinstance(row, bytes) else row):
@@ -123,30 +123,28 @@ class Index:
     def rows(self) -> Iterator[IndexRow | bytes]:
         """Yield every row of the table, and the key of each that is damaged."""
         self.refresh()
-        for bucket in range(self._mask + 1):
+        mask = self._mask
+        for bucket in range(mask + 1):
             page = os.pread(self.file, BUCKET, bucket * BUCKET)
             for at in range(0, len(page) - _ROW.size + 1, _ROW.size):
                 key = page[at : at + 16]
-                if key != _NOBODY and self._bucket(key) == bucket:
+                if key != _NOBODY and _bucket(key, mask) == bucket:
                     yield _row(page, at) or key
 
-    def refresh(self) -> bool:
-        """Look how large the table is; True if that has changed."""
+    def refresh(self) -> None:
+        """Look how large the table is."""
         size, buckets = os.fstat(self.file).st_size // BUCKET, FIRST // BUCKET
         while buckets * GROWTH <= size:
             buckets *= GROWTH
-        before, self._mask = self._mask, buckets - 1 if buckets <= size else -1
-        return self._mask != before
-
-    def _bucket(self, key: bytes) -> int:
-        return int.from_bytes(key[4:12], "little") & self._mask
+        self._mask = buckets - 1 if buckets <= size else -1
 
     def _search(self, key: bytes, now: bool) -> Iterator[IndexRow]:
         """Yield the rows whose key begins with `key`; where there is none, look whether the table has grown."""
         found = False
         while not found:
-            if self._mask >= 0:
-                at = self._bucket(key) * BUCKET
+            mask = self._mask  # another thread may change it at any time
+            if mask >= 0:
+                at = _bucket(key, mask) * BUCKET
                 page = read_cached(self.file, at, BUCKET) if now else os.pread(self.file, BUCKET, at)
                 if now and len(page) < BUCKET:
                     raise BlockingIOError(errno.EAGAIN, "not in memory")
@@ -155,15 +153,21 @@ class Index:
                     if row is not None:
                         found = True
                         yield row
-            if found or not self.refresh():
-                return
+            if not found:
+                self.refresh()
+                if self._mask == mask:
+                    return
 
     def _is_free(self, page: bytes, at: int, bucket: int, is_dead: Callable[[int], bool]) -> bool:
         """Return whether a row is damaged, or of another bucket, or leads to nothing."""
-        if self._bucket(page[at : at + 16]) != bucket:
+        if _bucket(page[at : at + 16], self._mask) != bucket:
             return True
         row = _row(page, at)
         return row is None or is_dead(row.segment)
+
+
+def _bucket(key: bytes, mask: int) -> int:
+    return int.from_bytes(key[4:12], "little") & mask
 
 
 def _places(page: bytes | bytearray, key: bytes) -> Iterator[int]:
