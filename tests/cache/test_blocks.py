@@ -14,14 +14,18 @@ import trio
 import trio.testing
 
 from tests.cache.diskblocks import flip, segments
+from tests.net.clockedserver import Server, run
 from tests.remotereading import using
 from tests.servers import Faulty
 from zarrfs.cache import disk, pins
+from zarrfs.cache.block_request import BlockRequest
+from zarrfs.cache.blocks import Blocks
 from zarrfs.cache.diskfiles import Layout
 from zarrfs.cache.fetchlocks import FetchLocks
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, TargetChanged
 from zarrfs.net import request_queue, versions
+from zarrfs.net.responses import Transient
 from zarrfs.net.versions import Pin
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -482,3 +486,50 @@ def test_a_block_that_is_removed_from_the_disk_is_fetched_again(faulty: Faulty, 
 
     using(check, options)
     assert faulty.gets() == 3
+
+
+class TwoServers(Server):
+    """The server "a" answers after the time `end`, the server "b" always."""
+
+    def __init__(self, end: float) -> None:
+        async def answer(path: str) -> None:
+            if path.startswith("a") and trio.current_time() < end:
+                raise Transient("Connection refused")
+
+        super().__init__(answer)
+
+    def host(self, path: str) -> str:
+        return path[0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_reads_of_a_server_that_is_out_hold_no_memory_from_others(ahead: bool) -> None:
+    """Ten reads of 50 bytes wait for one server, where 100 bytes are allowed."""
+
+    async def check() -> None:
+        server, blocks = TwoServers(end=60.0), Blocks(Options(patience="all", memory_limit=100))
+        ended: dict[str, float] = {}
+
+        async def read(path: str) -> None:
+            wanted = BlockRequest(server, path, 0, 50)
+            assert bytes(await blocks.read(wanted, 0, 50, (0, 50))) == path.encode() * 10
+            ended[path] = trio.current_time()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                if ahead:
+                    blocks.ahead(BlockRequest(server, f"a{number:04d}", 0, 50))
+                else:
+                    nursery.start_soon(read, f"a{number:04d}")
+            await trio.sleep(1)
+            await read("b0001")
+            assert ended == {"b0001": 1.0}
+            assert blocks.cache.stats()["expected"] == 0
+            for number in range(10):
+                nursery.start_soon(read, f"a{number:04d}")
+        assert max(ended.values()) < 75
+        stats = blocks.cache.stats()
+        assert stats["expected"] == 0
+        assert stats["kept"] <= 100
+
+    run(check)

@@ -17,7 +17,7 @@ Answer = Callable[[str], Awaitable[None]]
 class Server:
     """A system whose server does what `answer` does: raises, waits, or returns. `sent` has the times of requests."""
 
-    immutable, tells, flat = False, True, False
+    immutable, sends_versions, flat = False, True, False
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer

@@ -37,7 +37,7 @@ class Blocks:
     """The blocks of one RemoteFiles."""
 
     def __init__(self, options: Options) -> None:
-        self.ranges = RequestQueue(options, self._keep_run)
+        self.ranges = RequestQueue(options, self._keep_run, lambda server: self.cache.suspend(server))
         self._heap = heap()
         self._options = options
         self._pins = Pins(options, self.ranges, self._forget)
@@ -48,7 +48,9 @@ class Blocks:
 
             self._queue = queue_size(options)
             self._disk = DiskBlocks(options, self._pins, self.ranges.usual)
-        self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
+        self.cache: BlockCache[Block] = BlockCache(
+            memory_limit(options) - self._queue, self._is_paid, self.ranges.is_out
+        )
         self._beginning = trio.CapacityLimiter(options.host_requests)
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, 0)
         self.bound_ahead()
@@ -100,7 +102,10 @@ class Blocks:
                 return found
         # what fail_after() does, at a third of its cost
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
-            return await self.cache.get(key, wanted.stop - wanted.start, lambda: self._obtain(wanted, whole=whole))
+            server = wanted.system.host(wanted.path)
+            return await self.cache.get(
+                key, wanted.stop - wanted.start, lambda: self._obtain(wanted, whole=whole), server
+            )
         where = wanted.system.shown(wanted.path)
         raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
 
@@ -124,7 +129,10 @@ class Blocks:
 
     def ahead(self, wanted: BlockRequest) -> Ahead | None:
         """Fetch a block ahead of its readers, as BlockCache.ahead()."""
-        return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
+        server = wanted.system.host(wanted.path)
+        return self.cache.ahead(
+            wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True), server
+        )
 
     def note_size(self, system: System, path: str, size: int) -> None:
         """Note the size that readers were told: a version that is longer is TargetChanged to them."""
@@ -171,7 +179,8 @@ class Blocks:
             found, leases = await self._disk.all(wanted)
         started = []
         for one in wanted:
-            ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key), leases))
+            fetch, server = self._given(one, found.get(one.key), leases), one.system.host(one.path)
+            ahead = self.cache.ahead(one.key, one.stop - one.start, fetch, server)
             if ahead is not None:
                 started.append(ahead)
             else:

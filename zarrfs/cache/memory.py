@@ -28,14 +28,16 @@ _GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the
 class _Fetch(Generic[V]):
     """A fetch that goes on, and how many wait for it."""
 
-    __slots__ = ("__weakref__", "ahead", "block", "done", "error", "roomy", "scope", "waiters")
+    __slots__ = ("__weakref__", "ahead", "block", "done", "error", "held", "roomy", "scope", "server", "waiters")
 
-    def __init__(self, ahead: bool) -> None:
+    def __init__(self, server: str, ahead: bool) -> None:
+        self.server = server
         self.ahead = ahead  # it began before a reader wanted it, so it may end before the reader's time is up
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiters = 0
-        self.roomy = ahead  # its bytes are set aside
+        self.held = 0  # bytes of the budget
+        self.roomy = False  # it does not wait for the budget any more
         self.block: V | None = None
         self.error: Exception | None = None
 
@@ -60,13 +62,22 @@ class BlockCache(Generic[V]):
 
     A fetch runs in a task of its own: cancelling a reader does not affect the others, and the fetch is cancelled when
     no reader waits any more. A fetch waits until its bytes fit beside those of other fetches; one that is larger than
-    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached; that of a fetch ahead of its
-    readers is not theirs: they share another fetch.
+    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached; but readers that joined a
+    fetch ahead of its readers share another fetch when it fails.
+
+    While a server is out, fetches from it reserve no bytes, so that they do not delay reads from other servers. When
+    it answers again, up to host_bytes= of them may arrive beyond `max_bytes`.
     """
 
-    def __init__(self, max_bytes: int, is_paid: Callable[[Hashable], bool] = lambda key: False) -> None:
-        """`is_paid`: whether the request of a block was sent, so its fetch goes on without readers."""
-        self.max_bytes, self._is_paid = max_bytes, is_paid
+    def __init__(
+        self, max_bytes: int, is_paid: Callable[[Hashable], bool] = lambda key: False,
+        is_out: Callable[[str], bool] = lambda server: False,
+    ) -> None:  # fmt: skip
+        """`is_paid`: whether the request of a block was sent, so its fetch goes on without readers.
+
+        `is_out`: whether a server answers no requests now. Call suspend() when that begins.
+        """
+        self.max_bytes, self._is_paid, self._is_out = max_bytes, is_paid, is_out
         self._fresh: OrderedDict[Hashable, V] = OrderedDict()  # fetched ahead and not read so far, oldest first
         self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # read once, oldest first, numbered
         self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
@@ -98,10 +109,11 @@ class BlockCache(Generic[V]):
         """Return whether the block `key` is cached or being fetched."""
         return key in self._once or key in self._often or key in self._fresh or key in self._flights
 
-    async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> V:
+    async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str = "") -> V:
         """Return the block `key`: cached, being fetched, or fetched now by `fetch`, which returns about `size` bytes.
 
-        The block is shared: nobody may change it. Raises what `fetch` raises.
+        `server`: the server that `fetch` reads from. The block is shared: nobody may change it. Raises what `fetch`
+        raises.
         """
         block = self.peek(key)
         if block is not None:
@@ -117,7 +129,7 @@ class BlockCache(Generic[V]):
             flight = self._flights.get(key)
         if flight is None:
             self._misses += 1
-            flight = self._start(key, size, fetch)
+            flight = self._start(key, size, fetch, server)
         return await self._land(key, flight)
 
     async def join(self, key: Hashable) -> V | None:
@@ -131,14 +143,19 @@ class BlockCache(Generic[V]):
             return block
         return await self._land(key, flight)
 
-    def ahead(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> Ahead | None:
+    def ahead(
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str = ""
+    ) -> Ahead | None:  # fmt: skip
         """Fetch the block `key` ahead of its readers; None if it is cached or being fetched, or if there is no room.
 
         Blocks fetched ahead and not read yet take up to half of the bytes.
         """
         if not self._may_come(key, size) or not self.reserve(size):
             return None
-        flight = self._start(key, size, fetch, ahead=True)
+        flight = self._start(key, size, fetch, server, ahead=True)
+        flight.held, flight.roomy = size, True
+        if self._is_out(server):
+            self._suspend(flight)
         flight.waiters += 1
         self._note_unused(key, size)
         landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
@@ -193,6 +210,12 @@ class BlockCache(Generic[V]):
         for key in [key for key in (*self._once, *self._often, *self._fresh) if wanted(key)]:
             self.discard(key)
 
+    def suspend(self, server: str) -> None:
+        """Give back the bytes of the fetches from `server`, which is out; they go on without."""
+        for flight in self._flights.values():
+            if flight.server == server:
+                self._suspend(flight)
+
     def resize(self, max_bytes: int) -> None:
         """Bound the cache anew."""
         self.max_bytes = max_bytes
@@ -225,9 +248,9 @@ class BlockCache(Generic[V]):
     # -- flights
 
     def _start(
-        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], ahead: bool = False
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, ahead: bool = False
     ) -> _Fetch[V]:
-        flight: _Fetch[V] = _Fetch(ahead)
+        flight: _Fetch[V] = _Fetch(server, ahead)
         self._flights[key] = flight
         in_background(self._fly, key, size, fetch, flight)
         return flight
@@ -236,19 +259,32 @@ class BlockCache(Generic[V]):
         with flight.scope:
             try:
                 if not flight.roomy:
-                    await self._expected.take(size)
-                    flight.roomy = True
-                    self._evict()
+                    await self._take(size, flight)
                 try:
                     block = flight.block = await fetch()
                 finally:
-                    self.release(size)
+                    self._suspend(flight)
                 self._keep(key, block)
             except Exception as exc:
                 flight.error = exc
                 self._waste(key)
             flight.done.set()
         self._take_off(key, flight)
+
+    async def _take(self, size: int, flight: _Fetch[V]) -> None:
+        """Wait until the bytes of a fetch fit, unless its server is out."""
+        if not self._is_out(flight.server):
+            await self._expected.take(size)
+            flight.held = size
+            if self._is_out(flight.server):  # by now
+                self._suspend(flight)
+            self._evict()
+        flight.roomy = True
+
+    def _suspend(self, flight: _Fetch[V]) -> None:
+        held, flight.held = flight.held, 0
+        if held:
+            self.release(held)
 
     async def _land(self, key: Hashable, flight: _Fetch[V]) -> V:
         """Wait for a fetch and return its block."""

@@ -108,12 +108,17 @@ class _Host:
 
 
 class RequestQueue:
-    """Fetches ranges for one RemoteFiles. `on_merged` is given the ranges that were fetched for many small wants."""
+    """Fetches ranges for one RemoteFiles.
+
+    `on_merged` is called with each range that was fetched for many small wants, `on_outage` with the name of a server
+    when an outage of it begins.
+    """
 
     def __init__(
-        self, options: Options, on_merged: Callable[[System, str, int, Fetched], None] = lambda *found: None
-    ) -> None:
-        self._options, self._on_merged = options, on_merged
+        self, options: Options, on_merged: Callable[[System, str, int, Fetched], None] = lambda *found: None,
+        on_outage: Callable[[str], None] = lambda server: None,
+    ) -> None:  # fmt: skip
+        self._options, self._on_merged, self._on_outage = options, on_merged, on_outage
         self._hosts: dict[str, _Host] = {}
         self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
@@ -215,6 +220,11 @@ class RequestQueue:
         if host.outage is not None:
             host.outage.note_late((id(system), path, start, stop), reason)
         return reason
+
+    def is_out(self, server: str) -> bool:
+        """Return whether there is an outage of `server`."""
+        host = self._hosts.get(server)
+        return host is not None and host.outage is not None
 
     def outages(self) -> list[str]:
         """Describe all outages: which server is out, for how long, and why."""
@@ -530,6 +540,7 @@ class RequestQueue:
         if host.outage is None:
             host.outage = Outage(host.name, failure.reason, path, failure.after)
             host.note_waiting(host.waiting)
+            self._on_outage(host.name)
         elif host.outage.fail(failure.reason, failure.after, path, probed is host.outage):
             self._outages += 1
 
