@@ -1,4 +1,4 @@
-"""zarrfs umount MOUNTPOINT..."""
+"""zarrfs umount MOUNTPOINT...: unmount, or name the processes that use the mount."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def umount(mountpoint: tuple[str, ...], lazy: bool) -> None:
 
 
 def _staged(mountpoint: str) -> str:
-    """Return the end of the message for what zarrfs stage has put there; "" if there is no such thing."""
+    """Return the end of an error message for a mount made by zarrfs stage; "" for another mount."""
     import shlex
 
     from zarrfs.errors import ZarrfsError
