@@ -54,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "remount" in items:  # changes only the options that it names
             _remount(mountpoint, _parse_remount(items, typed, "-s" in given), items, typed is not None, "-f" in given)
             return 0
-        if typed is not None and "rw" not in typed:  # if mount(8) added it, a file or variable may say ro
+        # mount(8) adds rw by default, which must not override ro of a file or variable
+        if typed is not None and "rw" not in typed:
             items = [item for item in items if item != "rw"]
         effective = settings(items, [source], sloppy="-s" in given)
         parsed, [source] = effective.parsed, effective.sources
@@ -92,7 +93,7 @@ def _typed_to_mount() -> list[str] | None:
 
 
 def _parse_remount(items: list[str], typed: list[str] | None, sloppy: bool) -> Parsed:
-    """Parse the options of a remount. "rw" counts only if it was typed: mount(8) adds it whenever ro is absent."""
+    """Parse the options of a remount. "rw" counts only if the user typed it: mount(8) adds it unless ro is given."""
     parsed = parse(items, sloppy)
     if typed is not None and "rw" not in typed:
         parsed.writable = False

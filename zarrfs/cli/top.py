@@ -101,7 +101,7 @@ def _shown(live: bool) -> Iterator[tuple[Callable[[Sequence[str]], None], Callab
 
 
 def _sleep(duration: float) -> bool:
-    sys.stdout.flush()  # so that the reader of a pipe gets each frame now
+    sys.stdout.flush()  # the reader of a pipe gets each frame immediately
     time.sleep(duration)
     return False
 

@@ -37,7 +37,7 @@ def umount(mountpoint: tuple[str, ...], lazy: bool) -> None:
 
 
 def _staged(mountpoint: str) -> str:
-    """Return the end of an error message for a mount made by zarrfs stage; "" for another mount."""
+    """Return advice, to append to an error message, if zarrfs stage has staged something at `mountpoint`; else ""."""
     import shlex
 
     from zarrfs.errors import ZarrfsError

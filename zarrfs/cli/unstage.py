@@ -68,7 +68,7 @@ def unstage(dest: str | None, **given: Any) -> None:
             raise UsageError("--job: expected the id of a job")
         if given["owner"] and (given["stale"] or given["record"]):
             raise UsageError("--for: is for DEST, --job and --all")
-        with orderly_end():  # a mount that was not removed gets a new holder
+        with orderly_end():  # when interrupted, start the mount holder again
             status = _unstage(dest, given)
         sys.exit(status)
 
