@@ -1,6 +1,6 @@
 """The command line: one module per command, imported when the command runs.
 
-`zarrfs --help` and `zarrfs mount` import nothing that they do not need, so a mount is ready soon.
+`zarrfs --help` and `zarrfs mount` import only the modules that they need, so that they start quickly.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class LazyGroup(click.Group):
         """Run the group after reopening closed standard streams and hiding secrets in the command line."""
         from zarrfs.cli.command_line import hide_secrets
 
-        if not args and extra.get("args") is None:  # the arguments are those of the process
+        if not args and extra.get("args") is None:  # called with the arguments of the process
             hide_secrets()
             raise_again()
-            gc.set_threshold(50_000, 20, 20)  # garbage collection takes a tenth of the time of imports
+            gc.set_threshold(50_000, 20, 20)  # by default, collections take a tenth of the import time
         if None in (sys.stdin, sys.stdout, sys.stderr):
             from zarrfs.cli.streams import open_closed
 
@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
         return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the command line; report errors, as of Ctrl-C or a full disk, as commands do."""
+        """Parse the command line; report errors, such as Ctrl-C or a full disk, as commands do."""
         with report_errors():
             return super().make_context(*args, **extra)
         raise AssertionError("not reached")
@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that `args` begin with; the error for an unknown one names the nearest."""
+        """Find the command named by the first of `args`; the error for an unknown name suggests the nearest one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
@@ -122,7 +122,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(exc.message.removesuffix(".") + did_you_mean(args[0], self._table), ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names of commands, without importing any, and the group's own options."""
+        """Complete the names of commands, without importing them, and the group's own options."""
         from click.shell_completion import CompletionItem
 
         if incomplete[:1] == "-":

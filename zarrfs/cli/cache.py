@@ -1,4 +1,4 @@
-"""zarrfs cache: what is kept of documents and of remote targets, and getting rid of it."""
+"""zarrfs cache: list, verify and remove cached indexes of documents and cached blocks of remote targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""zarrfs cat: the bytes of files, without a mount."""
+"""zarrfs cat: write files of a source to standard output, without a mount."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Examples:
 
 
 def _range(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int | None]:
-    """Parse START:LENGTH into (start, length); length None for all the rest."""
+    """Parse START:LENGTH into (start, length); a length of None is the rest of the file."""
     match = re.fullmatch(r"(\d{1,18}):(\d{1,18})?", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is not START:LENGTH, such as 0:4096, or START:", ctx, param)

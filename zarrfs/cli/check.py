@@ -130,7 +130,7 @@ def check(
 
 
 def _merge(paths: list[str], first: int, as_json: bool, to: str | None) -> int:
-    """Write one report of those of parts; return the exit status."""
+    """Merge the reports of shares and write the result; return the exit status."""
     from zarrfs.copying.check_parts import merge
 
     merged = merge(paths, first)
@@ -143,7 +143,7 @@ def _merge(paths: list[str], first: int, as_json: bool, to: str | None) -> int:
 
 
 def watched(report: CheckReport, quiet: bool) -> AbstractContextManager[None]:
-    """Show the progress of a check on the terminal."""
+    """Show the progress of a check on the terminal during the body."""
     return meter.displayed(
         lambda: meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes), quiet
     )
@@ -155,7 +155,7 @@ def write_report(
 ) -> int:  # fmt: skip
     """Write the report, with `arrays` in a table, to standard output; return the exit status.
 
-    As JSON it has the fields of `more`, too; `to`: a file that gets it as JSON as well.
+    JSON includes the fields of `more`. If `to` is a path, the report is written there as JSON, too.
     """
     from zarrfs.jobs import reports
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from zarrfs.config.redaction import HIDDEN, cleaned, redacted_item
 
 _OPTIONS = re.compile(r"-[A-Za-np-z]*o|--option")  # the next word is a list of options
-_ATTACHED = re.compile(r"(-[A-Za-np-z]*o=?|--option=)(.+)", re.DOTALL)  # or they are in the same one
+_ATTACHED = re.compile(r"(-[A-Za-np-z]*o=?|--option=)(.+)", re.DOTALL)  # the list is in the same word
 
 
 def hide_secrets() -> None:
@@ -27,12 +27,12 @@ def hide_secrets() -> None:
         visible = b"\0".join(map(os.fsencode, redacted_arguments(list(map(os.fsdecode, given.split(b"\0"))))))
         if visible != given:
             _overwrite(visible)
-    except OSError:  # no /proc: nobody else can see the command line either
+    except OSError:  # without /proc other users cannot see the command line either
         pass
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line as others may see it. Words after "--" are redacted too: they may be a zarrfs command."""
+    """Return a command line without secrets. Words after "--" are redacted, too: they may be a zarrfs command."""
     found: list[str] = []
     before = ""
     for word in arguments:
@@ -52,7 +52,7 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _redacted_list(text: str) -> str:
-    """Redact the items of one -o. An unknown item after a storage option may be the rest of its value: hide it."""
+    """Redact the items of one -o. Hide unknown items after a storage option: they may be part of its value."""
     from zarrfs.config.options import TABLE
 
     found: list[str] = []

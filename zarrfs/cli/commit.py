@@ -1,4 +1,4 @@
-"""zarrfs commit: a source and the changes to it, as something new."""
+"""zarrfs commit: write a source with the changes of an upper directory to a new source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
-FORMATS = ("references", "archive", "directory", "zip")  # as copying.commit
+FORMATS = ("references", "archive", "directory", "zip")  # those of copying.commit
 EPILOG = """\b
 Examples:
   zarrfs commit refs.json --upperdir changes -O new.json        and new.json.data, if it takes one

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from zarrfs.store.api import Store
 
 T = TypeVar("T")
-SOURCES = ("source", "archive", "place", "other", "to")  # click parameters that sections of zarrfs.toml apply to
+SOURCES = ("source", "archive", "place", "other", "to")  # click parameters that may name a section of zarrfs.toml
 Function = Callable[..., Any]
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SHORT = {"foreground": "-f"}
-_VERBOSITY = "zarrfs.log_level"  # in click's context: the level of -v, -q or -d, of the group or of the command
+_VERBOSITY = "zarrfs.log_level"  # key in click's Context.meta: the level set by -v, -q or -d of group or command
 _TAKES = ("zarrfs.store.remotefiles",)  # modules that most sources need
 
 
@@ -68,11 +68,12 @@ def verbosity() -> str | None:
 def source_options(
     *scopes: str, output: str | None = None, **defaults: Any
 ) -> Callable[[Function], Function]:
-    """Give a command -o (--option), the long options of `scopes` (default: all), and -v, -q, -d.
+    """Add -o (--option), the long options selected by `scopes` (default: all), and -v, -q and -d to a command.
 
-    The command is called with `parsed`, an options.Parsed, inside report_errors(). -o takes every option whatever the
-    scopes, so that one line of options fits every command; long options win over it. `defaults` replace those of the
-    table. With `output`, a line of help, the command writes a file: -O FILE (--output) becomes its parameter `output`.
+    `scopes` are scopes of the option table or names of options. The command is called inside report_errors(), with
+    `parsed`, an options.Parsed. -o accepts every option whatever the scopes, so that a user can give the same -o list
+    to every command; a long option overrides -o. `defaults` replace those of the table. `output` is the help text of
+    -O FILE (--output), which is added only with that text; the command gets FILE as its parameter `output`.
     """
 
     from zarrfs.config import options
@@ -101,7 +102,7 @@ def source_options(
 
 
 def _callback(parse: Callable[[str], T], error: str) -> Callable[..., T | None]:
-    """Make a callback of click from a parser as in config/values.py; `error` takes the value and what it expected."""
+    """Return a click callback for a parser of config/values.py; `error` is formatted with the value and its error."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> T | None:
         try:
@@ -112,7 +113,7 @@ def _callback(parse: Callable[[str], T], error: str) -> Callable[..., T | None]:
     return callback
 
 
-# of options of one command; a URL as a local path would create a directory of that name
+# callbacks of options that are not in the table; local_path refuses a URL, which would create a directory of that name
 size = _callback(lambda text: int(text) if text.isdecimal() else optionvalues.size(text), "{!r} is not {}")
 time_given = _callback(optionvalues.seconds, "{!r} is not {}")
 local_path = _callback(optionvalues.local, "{!r}: expected {}")
@@ -125,9 +126,10 @@ option_items = click.option(
 
 
 def option_words(items: Sequence[str], writes: bool) -> list[str]:
-    """Split the values of -o into single options. UsageError for what looks like a file's name.
+    """Split the values of -o into single options.
 
-    `writes`: the command has --output, which -o was short for in earlier versions.
+    `writes`: the command has --output, for which -o was the short name in earlier versions. Raise UsageError then for
+    a value that looks like a path.
     """
     from zarrfs.config import options
 
@@ -138,7 +140,7 @@ def option_words(items: Sequence[str], writes: bool) -> list[str]:
 
 
 def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
-    """Merge command line, variables and files; replace names of sources in `given` by the sources themselves."""
+    """Merge the options of command line, variables and files; replace names of zarrfs.toml in `given` by sources."""
     from zarrfs.config.effective import settings
 
     names = [name for name in SOURCES if isinstance(given.get(name), str)]
@@ -151,13 +153,13 @@ def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) ->
     given |= zip(names, found.sources, strict=False)
     if split:
         prefixed = zip(split, found.sources[len(names) :], strict=True)
-        # also without a prefix: the command splits again, and a source may contain "="
+        # write "=" even after an empty prefix, because the command splits again and a source may contain "="
         given["sources"] = tuple(f"{prefix}={source}" for (prefix, _name), source in prefixed)
     return found.parsed
 
 
 def _click_option(name: str) -> Callable[[Function], Function]:
-    """Make the long option of one row of the table. The table's parser parses its value, not click."""
+    """Return the long option for a row of the table. Its value is parsed by the table's parser, not by click."""
     from zarrfs.config import options
 
     about = options.TABLE[name].metadata
@@ -186,7 +188,7 @@ shard_option = click.option(
 
 
 def share(given: str | None) -> Share | None:
-    """Parse the value of --shard. UsageError."""
+    """Parse the value of --shard; None without one. Raise UsageError if it is invalid."""
     from zarrfs.config.shares import share_of
 
     return share_of(given, os.environ)
@@ -194,12 +196,16 @@ def share(given: str | None) -> Share | None:
 
 @contextlib.contextmanager
 def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
-    """Turn exceptions into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
+    """Report an exception as one line on standard error, and exit.
+
+    The exit status is 2 for UsageError, 130 for Ctrl-C, 141 for a closed pipe, else `status`. With `debug`, print a
+    traceback as well, except for Ctrl-C.
+    """
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, so that a closed pipe is reported as such
+            sys.stdout.flush()  # inside the outer try, so that a failing flush is reported, too
     except (click.ClickException, click.Abort, click.exceptions.Exit, SystemExit):
         raise
     except BaseException as exc:
@@ -210,7 +216,7 @@ def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
 
 
 def compared(exit_code: bool) -> contextlib.AbstractContextManager[None]:
-    """Report the errors of a command that compares: with --exit-code their status is 2, as in diff(1)."""
+    """Return report_errors() for a command that compares: with --exit-code, errors have status 2, as in diff(1)."""
     return report_errors(verbosity() == "debug", 2 if exit_code else 1)
 
 
@@ -218,7 +224,7 @@ def _report(exc: BaseException, status: int) -> int:
     """Write the error to standard error; return the exit status."""
     if isinstance(exc, KeyboardInterrupt):
         return 130
-    if isinstance(exc, BrokenPipeError):  # the reader of our output has closed it
+    if isinstance(exc, BrokenPipeError):  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if isinstance(exc, OSError) and exc.filename is None:
@@ -231,7 +237,7 @@ def _report(exc: BaseException, status: int) -> int:
 
 
 def _output_failure() -> str:
-    """Return the error of standard output, and redirect it to /dev/null; "" if there is none."""
+    """Flush standard output; return "", or the error after redirecting standard output to /dev/null."""
     try:
         sys.stdout.flush()
     except OSError as exc:
@@ -249,7 +255,7 @@ def run_on_store(
     source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
     child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
 ) -> T:  # fmt: skip
-    """Open `source`, write its warnings, and run `body(store, plan)` on trio; see run_on_stores()."""
+    """Open `source`, print its warnings, and run `body(store, plan)` on trio; see run_on_stores()."""
 
     async def on_one(opened: list[tuple[Store, Plan]]) -> T:
         return await body(*opened[0])
@@ -261,11 +267,11 @@ def run_on_stores(
     sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]],
     child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
 ) -> T:  # fmt: skip
-    """Open `sources`, write their warnings, and run `body([(store, plan), ...])` on trio; return its result.
+    """Open `sources`, print their warnings, and run `body([(store, plan), ...])` on trio; return its result.
 
-    A child process plans each source for which `child` returns true; this process plans the others, and imports the
-    modules `takes` meanwhile. A command with `reads` false reads no files: it is not warned of missing blobs, and
-    needs none of those modules. Raise SourceError or UsageError.
+    A child process plans each source for which `child` returns true; meanwhile this process imports the modules
+    `takes`. This process plans the other sources itself. `reads` is false for a command that reads no files: missing
+    blobs cause no warning then, and `takes` is not imported. Raise SourceError or UsageError.
     """
     from zarrfs.archives.source_kinds import NO_BLOBS
     from zarrfs.sources import discard, open_plan, plan_sources
@@ -274,7 +280,7 @@ def run_on_stores(
     chosen = dataclasses.replace(parsed.options, names_since=time.time())
     _prepare_output(chosen.log_level)
     if len(sources) > 1:
-        allow_descriptors()  # each store needs one or more
+        allow_descriptors()  # each store needs at least one
 
     async def run(plans: list[Plan]) -> T:
         import trio
@@ -304,7 +310,7 @@ def run_on_stores(
 
         from zarrfs.system.memory import freeze_garbage_collector
 
-        freeze_garbage_collector()  # scanning the modules again and again takes a twentieth of a copy's time
+        freeze_garbage_collector()  # collections that scan all modules take a twentieth of a copy's time
         return trio.run(run, plans)
     finally:
         for plan in plans:
@@ -312,7 +318,7 @@ def run_on_stores(
 
 
 def _import_meanwhile(takes: tuple[str, ...]) -> None:
-    """Import the modules that a source needs, while a child prepares it."""
+    """Import the modules that a source needs; called while a child process prepares the source."""
     for name in ("zarrfs.store.index", *takes):
         importlib.import_module(name)
 
@@ -326,7 +332,7 @@ def _prepare_output(level: str) -> None:
 
 
 class Choice(click.Choice[str]):
-    """One of some words; the error for another one names the nearest."""
+    """A choice among words; the error for an unknown word suggests the nearest one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """Return the error for `value`."""
@@ -335,7 +341,7 @@ class Choice(click.Choice[str]):
 
 
 def clean_key(text: str) -> str:
-    """Return the key of a path as a user may write it, with slashes at its ends. Raise InvalidKey."""
+    """Return the key for a path typed by the user, without slashes at its ends. Raise InvalidKey if it is none."""
     from zarrfs.store.api import check_key
 
     return check_key(text.strip("/"), root=True)

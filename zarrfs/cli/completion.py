@@ -1,4 +1,4 @@
-"""zarrfs completion SHELL."""
+"""zarrfs completion SHELL: write the completion script of a shell."""
 
 from __future__ import annotations
 

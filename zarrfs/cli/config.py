@@ -60,7 +60,7 @@ def config(source: str | None, as_json: bool, config: str | None, items: tuple[s
 def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
     """Return an object for each option that is set: name, redacted value, origin; in the table's order."""
     rows: dict[str, dict[str, Any]] = {}
-    for layer in layers:  # the last one wins
+    for layer in layers:  # a later layer overrides an earlier one
         for name, value in layer.assignments.values.items():
             if name != "storage_options":
                 rows[name] = {"option": name, "value": options.written(name, value), "origin": layer.origin}
@@ -74,7 +74,7 @@ def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
 
 
 def _write(report: dict[str, Any]) -> None:
-    """Write the report; lines that begin with # are no options."""
+    """Write the report as text: a line for each option, after comments that begin with #."""
     lines = [f"# {one['path']}: {one['outcome']}" for one in report["files"]]
     if report["source"] is not None:
         lines.append(f"# {report['source']}")

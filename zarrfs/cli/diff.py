@@ -1,4 +1,4 @@
-"""zarrfs diff: what an upper directory changes in its source."""
+"""zarrfs diff: list the changes that an upper directory makes to its source."""
 
 from __future__ import annotations
 

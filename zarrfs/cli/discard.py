@@ -1,4 +1,4 @@
-"""zarrfs discard: an upper directory without its changes."""
+"""zarrfs discard: delete the changes in an upper directory."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
 
 
 def _names_changes() -> bool:
-    """Return whether the command line has an upper directory; a section of zarrfs.toml has it for mounts."""
+    """Return whether the command line names an upper directory. One in zarrfs.toml is for mounts and ignored."""
     from zarrfs.config.options import read
 
     given = click.get_current_context().params

@@ -1,4 +1,4 @@
-"""zarrfs info: kind and content of a source, and the location of the bytes of an entry."""
+"""zarrfs info: describe a source, or an entry of it and the location of its bytes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def _links_of(path: str, options: Options) -> dict[str, Any]:
 
 
 async def _absent_records(store: Store, ask: bool) -> dict[str, int]:
-    """Count the record files that a Parquet set lacks, if they can be counted."""
+    """Return the numbers of all record files and of absent ones of a Parquet set, if they can be counted."""
     found = await store.absences(ask=ask)
     return {} if found is None else {"record_files": found.record_files, "absent_records": found.absent}
 
@@ -143,7 +143,7 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
 
 
 def _show(name: str, value: Any) -> None:
-    """Write one line for a value; for a list also a line for each of its first items."""
+    """Write one line for a value; for a list, write also a line for each of the first _SHOWN items."""
     if value is None or value == [] or (name.startswith("links_") and not value):
         return
     if name in ("bytes", "size", "allocated", "inline", "hole"):

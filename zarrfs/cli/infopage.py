@@ -31,7 +31,7 @@ figure {{ margin: 0; text-align: right; }} figcaption {{ color: var(--soft); fon
 .legend i {{ display: inline-block; width: 1em; height: 1em; vertical-align: -.15em; }}
 </style></head><body>
 """
-# eight steps from a few of a cell's chunks to all of them, distinguishable also without colour vision
+# colours of levels 0 (no chunk of a cell exists) to 8 (all exist), distinguishable also without colour vision
 _SCRIPT = """
 const colours = ["#d9d9de","#cfe8b5","#b1dcae","#8fcfa9","#6bbfa6","#48aba2","#2c909b","#1c718d","#17507a"];
 function draw(canvas) {

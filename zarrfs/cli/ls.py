@@ -1,4 +1,4 @@
-"""zarrfs ls: names, kinds and sizes, without a mount."""
+"""zarrfs ls: list a directory of a source, without a mount."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Examples:
   zarrfs ls -l refs.json air          with mode, size and time
   zarrfs ls -R --json store.zarr      everything, one JSON object a line
 """
-_AT_ONCE = 64  # sizes asked for at the same time
+_AT_ONCE = 64  # concurrent requests for sizes
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)

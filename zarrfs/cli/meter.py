@@ -1,4 +1,4 @@
-"""A progress line on the terminal, removed at the end."""
+"""A progress line on the terminal, erased at the end."""
 
 from __future__ import annotations
 

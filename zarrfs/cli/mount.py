@@ -1,4 +1,4 @@
-"""zarrfs mount SOURCE MOUNTPOINT."""
+"""zarrfs mount SOURCE MOUNTPOINT: mount a source on a directory."""
 
 from __future__ import annotations
 

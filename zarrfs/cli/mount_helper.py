@@ -21,7 +21,7 @@ from zarrfs.errors import MountError, UsageError, ZarrfsError, behind, internal_
 from zarrfs.system.processes import use_utf8
 from zarrfs.system.signals import orderly_end, raise_again
 
-# Options that mount(8) does not pass to its helpers, and those that it passes if they are off
+# {option that mount(8) does not pass to its helpers: options that turn it off, which mount(8) does pass}
 _NOT_PASSED = {
     "suid": ("nosuid",), "dev": ("nodev",), "exec": ("noexec",), "async": ("sync",),
     "atime": ("noatime", "relatime", "strictatime"),
@@ -54,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "remount" in items:  # changes only the options that it names
             _remount(mountpoint, _parse_remount(items, typed, "-s" in given), items, typed is not None, "-f" in given)
             return 0
-        if typed is not None and "rw" not in typed:  # mount(8) adds it: no reason to override ro of a file or variable
+        # mount(8) adds rw by default, which must not override ro of a file or variable
+        if typed is not None and "rw" not in typed:
             items = [item for item in items if item != "rw"]
         effective = settings(items, [source], sloppy="-s" in given)
         parsed, [source] = effective.parsed, effective.sources
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _typed_to_mount() -> list[str] | None:
-    """Return the -o options on the command line of mount(8), if that is our parent; None if it is not."""
+    """Return the -o options on the command line of mount(8) if that is the parent process, else None."""
     try:
         with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
             words = file.read().split("\0")
@@ -92,7 +93,7 @@ def _typed_to_mount() -> list[str] | None:
 
 
 def _parse_remount(items: list[str], typed: list[str] | None, sloppy: bool) -> Parsed:
-    """Parse the options of a remount. "rw" counts only if it was typed: mount(8) adds it whenever ro is absent."""
+    """Parse the options of a remount. "rw" counts only if the user typed it: mount(8) adds it unless ro is given."""
     parsed = parse(items, sloppy)
     if typed is not None and "rw" not in typed:
         parsed.writable = False

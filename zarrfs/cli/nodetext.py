@@ -1,4 +1,4 @@
-"""Text of groups and arrays: the nodes of `zarrfs info --json` for terminal and page."""
+"""Formatting of groups and arrays, the nodes of `zarrfs info --json`, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from zarrfs.config.values import human
 
 _HEADER = ("", "shape", "dtype", "chunks", "codecs", "shown", "initialised", "decoded", "stored", "ratio")
-_SHOWN = 5  # the column of what a view shows
+_SHOWN = 5  # the column "shown", which is left out unless a view converts arrays
 _NUMBERS = 6  # columns from here on are numbers
 
 
 def table(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a tree of `nodes`, a line each, with facts in columns; the first node is its root."""
+    """Yield `nodes` as a tree, one line each, with facts in columns; the first node is the root."""
     if not nodes:
         return
     rows = [_HEADER, *(_row(node, nodes[0]["path"]) for node in nodes)]
@@ -56,7 +56,7 @@ def extents(counts: list[int]) -> str:
 
 
 def dtype(text: Any) -> str:
-    """Format a data type; a structured one by the names of its fields."""
+    """Format a data type; a structured type as the names of its fields."""
     if isinstance(text, str):
         return text
     return f"{{{','.join(str(field[0]) for field in text)}}}"

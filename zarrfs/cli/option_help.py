@@ -1,4 +1,4 @@
-"""The help of commands that take options of the table: --help shows the common ones, --help-all all in groups."""
+"""Help for options of the table: --help shows the common ones, --help-all shows all of them in groups."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-OPTION = "option_"  # begins the names of the table's parameters, so that they never collide with a command's own
+OPTION = "option_"  # prefix of parameter names of table options, so that they never collide with a command's own
 
 
-_FEW = 8  # options of the table: a command that takes no more shows them all
+_FEW = 8  # --help of a command with at most this many options of the table shows all of them
 
 
 class TableOption(click.Option):
-    """The long option of a row of the table. --help leaves it out unless it is a common one, or one of few."""
+    """The long option of a row of the table. --help omits it unless it is common or the command has few of them."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return (name and metavar, help), or None for an option that only --help-all shows."""

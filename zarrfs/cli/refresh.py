@@ -1,4 +1,4 @@
-"""zarrfs refresh MNT: a running mount shows what its source is now; --set changes its bounds."""
+"""zarrfs refresh MNT: make a mount show the present content of its source; --set changes options of the mount."""
 
 from __future__ import annotations
 

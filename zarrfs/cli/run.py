@@ -1,4 +1,4 @@
-"""zarrfs run SOURCE -- COMMAND: a command with a source mounted for it alone."""
+"""zarrfs run SOURCE -- COMMAND: run a command while a source is mounted for it."""
 
 from __future__ import annotations
 

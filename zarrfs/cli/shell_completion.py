@@ -21,7 +21,7 @@ from zarrfs.config.values import flag
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-VARIABLE = "_ZARRFS_COMPLETE"  # click's: set when a shell runs us for completion
+VARIABLE = "_ZARRFS_COMPLETE"  # click's variable: set when a shell runs zarrfs for completion
 _FILES = ("source", "sources", "archive", "file", "other", "paths", "dest", "place", "command")
 _PATHS = ("DIR", "FILE", "PLACE")  # metavars of options whose values are paths
 _BASH = """\
@@ -60,7 +60,7 @@ complete --no-files --command %(prog_name)s --arguments "(_zarrfs_completion)"
 
 
 class Bash(BashComplete):
-    """Completion for bash, which breaks words at "=" and ":"; so we split the line ourselves."""
+    """Completion for bash. Bash breaks words at "=" and ":", so the line is split here instead."""
 
     source_template = _BASH
 
@@ -74,7 +74,10 @@ class Bash(BashComplete):
         return words[1:-1], words[-1] if words else ""
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return the replacement of the part that bash takes for the word."""
+        """Return the line "TYPE,VALUE" of a candidate, as the script reads it.
+
+        VALUE begins after the last "=" or ":" of the word that was typed, because bash replaces only that part.
+        """
         incomplete = self.get_completion_args()[1]
         if item.type in ("file", "dir"):
             return f"{item.type},"  # bash completes paths itself
@@ -154,8 +157,8 @@ def _items(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 def _refs(ctx: click.Context, kind: str) -> list[str]:
-    """Return the branches or tags of the local Icechunk repository on the command line; no server is asked."""
-    source = ctx.params.get("source") or next(iter(ctx.args), None)  # click leaves arguments there before a lone -o
+    """Return the branches or tags of the Icechunk repository on the command line; none if it is remote."""
+    source = ctx.params.get("source") or next(iter(ctx.args), None)  # before a lone -o, click leaves it in args
     if not isinstance(source, str) or "://" in source:
         return []
     from zarrfs.sources.icechunk import local_refs
@@ -183,7 +186,7 @@ def _choices(name: str) -> tuple[str, ...]:
 
 
 def _split(line: str) -> list[str]:
-    """Split an unfinished command line; the last word is the one at the cursor, perhaps empty."""
+    """Split an unfinished command line. The last word is the one at the cursor; it may be empty."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []

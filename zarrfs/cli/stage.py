@@ -151,7 +151,7 @@ def _copy(
 
     progress, linked = CopyReport(), 0
     part = "" if request.share is None else f"-{request.share.index}-of-{request.share.count}"
-    usual = f"{os.path.abspath(request.dest)}.manifest{part}.jsonl"  # beside DEST, also where that is "."
+    usual = f"{os.path.abspath(request.dest)}.manifest{part}.jsonl"  # beside DEST, even if DEST is "."
     manifest = None if given["no_manifest"] else given["manifest"] or usual
     said = {name: given[name] for name in ("include", "exclude", "jobs", "keep_going", "sync")}
     how = staged_copy.StageCopyOptions(manifest=manifest, **said)

@@ -1,4 +1,4 @@
-"""zarrfs stage-out: keep what a job has written."""
+"""zarrfs stage-out: save the files that a job has written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
         raise UsageError("nothing to keep: give DEST, where it is staged, or --upperdir DIR")
     if (output is None) == (given["to"] is None):
         raise UsageError("no destination: give --output ARCHIVE or --to URL")
-    if given["to"] == "":  # it would be the working directory
+    if given["to"] == "":  # would mean the working directory
         raise UsageError("--to: expected a URL or a directory")
     to = reports.place(given["report"])
     kept, began, error = stageout.StageOutReport(), time.monotonic(), None

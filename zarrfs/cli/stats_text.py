@@ -15,7 +15,7 @@ _TIERS = {  # name: (path of its counters, name of the counter of bytes read fro
     "memory": (("remote", "cache"), "hit_bytes"),
     "disk": (_DISK, "bytes_read"),
 }
-HOSTS = 5  # servers that are named: those with the most requests
+HOSTS = 5  # servers that are listed
 
 
 def table(counted: Statistics) -> Iterator[str]:
@@ -61,7 +61,7 @@ def table(counted: Statistics) -> Iterator[str]:
 
 
 def hosts(counted: Statistics) -> list[str]:
-    """Return the servers: those that are out, then the one with the most requests first."""
+    """Return the servers: those with an outage first, then those with more requests before those with fewer."""
     found = (counted.counters.get("remote") or {}).get("hosts", {})
     most = {host: counted.number("remote", "hosts", host, "requests") or 0 for host in found}
     return sorted(found, key=lambda host: ("outage" not in found[host], -most[host]))

@@ -1,6 +1,6 @@
-"""Replacement of standard streams that our parent has closed (`<&-`, `>&-`) by streams that fail when used.
+"""Replacement of standard streams that the parent process has closed (`<&-`, `>&-`).
 
-Otherwise a file opened later would get the descriptor of a standard stream, and be used as one.
+Otherwise a file opened later would get the descriptor of a standard stream, and be used as that stream.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import sys
 
 
 def open_closed() -> None:
-    """Open those of the three standard streams that are closed.
+    """Open a replacement for each closed standard stream.
 
-    Reading standard input then fails with EBADF, writing standard output with EPIPE, as of a closed pipe; text to
-    standard error is lost.
+    Reading from the replacement of standard input fails with EBADF, writing to that of standard output fails with
+    EPIPE, as for a closed pipe, and text written to that of standard error is lost.
     """
     if sys.stdin is None:
         _take(0, os.open(os.devnull, os.O_WRONLY))
@@ -31,7 +31,7 @@ def open_closed() -> None:
 
 
 def _take(number: int, descriptor: int) -> None:
-    """Move an open file to the number of a standard stream, and let children inherit it."""
+    """Move a descriptor to the number of a standard stream, and let child processes inherit it."""
     os.dup2(descriptor, number)
     if descriptor != number:
         os.close(descriptor)

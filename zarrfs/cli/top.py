@@ -21,8 +21,8 @@ Examples:
   zarrfs top --once --interval 5s /mnt/data      (what happens in five seconds, as text)
 \b
 q or Ctrl-C ends it, and so does the end of the mount. docs/monitoring.md explains each number."""
-_SHORTEST = 0.1  # seconds
-_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen without a cursor, and back (xterm)
+_SHORTEST = 0.1  # seconds: the shortest interval
+_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # alternate screen without cursor; back (xterm)
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -34,7 +34,7 @@ def top(mountpoint: str, interval: str, once: bool) -> None:
 
     If standard output is no terminal, frames are written one after another.
     """
-    with report_errors(), contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
+    with report_errors(), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual way to end it
         _watch(mountpoint, _interval(interval), once)
 
 
@@ -70,18 +70,18 @@ def _watch(path: str, interval: float, once: bool) -> None:
         else:
             return
     say(f"{first.mountpoint}: no longer mounted")
-    if once:  # the frame that was asked for is not there
+    if once:  # the mount ended before the frame was printed
         raise SystemExit(1)
 
 
 def _width() -> int | None:
-    """Return the width of the terminal; None in a pipe, where lines are whole."""
+    """Return the width of the terminal; None if standard output is no terminal, so that lines are not cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 @contextlib.contextmanager
 def _shown(live: bool) -> Iterator[tuple[Callable[[Sequence[str]], None], Callable[[float], bool]]]:
-    """Yield (a function that shows the lines of a frame, one that waits some seconds and returns True to quit)."""
+    """Yield two functions: one shows the lines of a frame, the other waits some seconds and returns True to quit."""
     if not live:
         yield lambda lines: click.echo("\n".join(lines)), _sleep
         return
@@ -101,14 +101,17 @@ def _shown(live: bool) -> Iterator[tuple[Callable[[Sequence[str]], None], Callab
 
 
 def _sleep(duration: float) -> bool:
-    sys.stdout.flush()  # a pipe's reader gets whole frames
+    sys.stdout.flush()  # the reader of a pipe gets each frame immediately
     time.sleep(duration)
     return False
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits some seconds or until q is pressed; put the terminal into cbreak mode meanwhile."""
+    """Yield a function that waits some seconds and returns True if q is pressed.
+
+    The terminal is in cbreak mode during the body.
+    """
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -123,7 +126,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         while (left := deadline - time.monotonic()) > 0:
             if select.select([number], [], [], left)[0]:
                 keys = os.read(number, 64)
-                if not keys or keys.lower().count(b"q"):  # empty: the terminal is gone
+                if not keys or keys.lower().count(b"q"):  # empty: the terminal was closed
                     return True
         return False
 

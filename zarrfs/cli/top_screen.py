@@ -15,7 +15,7 @@ from zarrfs.metrics.statistics import Statistics, timed
 
 HISTORY = 40  # intervals that are shown
 _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-_COLUMNS = 80  # the width of a frame for bars, where there is no terminal
+_COLUMNS = 80  # the assumed width for bars if lines are not cut
 _TITLE, _RATE, _GAP, _GAUGE = 12, 14, "  ", 20  # columns
 _STYLES = {"bold": "1", "red": "31", "cyan": "36"}  # SGR of ECMA-48
 
@@ -52,7 +52,7 @@ def rates(history: Sequence[Statistics], *path: str) -> list[float]:
 
 
 def since(history: Sequence[Statistics], new: Statistics) -> list[Statistics]:
-    """Return the history with `new` appended, without snapshots of another daemon."""
+    """Return the last HISTORY + 1 snapshots including `new`, without those of another daemon."""
     return [*(old for old in history if old.pid == new.pid), new][-HISTORY - 1 :]
 
 
@@ -61,7 +61,7 @@ def frame(
 ) -> list[str]:
     """Return the lines of a frame of `width` columns: rates over the last interval, their history, open requests.
 
-    `width` is None where lines are not cut. `history` has at least two snapshots.
+    With a `width` of None, lines are not cut. `history` has at least two snapshots.
     """
     now = history[-1]
     title = [(f"{printable(now.mountpoint)}  {printable(now.source)}", "bold")]
@@ -71,7 +71,7 @@ def frame(
 
 
 def _cropped(line: Line, width: int, colours: bool) -> str:
-    """Return the text of a line, cut at `width` columns, in which some characters take two or none."""
+    """Return the text of a line, cut at `width` columns. A wide character takes two columns, a combining one none."""
     out = []
     for text, style in line:
         taken = []

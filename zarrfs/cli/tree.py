@@ -1,4 +1,4 @@
-"""zarrfs tree: a source drawn as a tree."""
+"""zarrfs tree: print a source as a tree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
 
 
 async def _lines(store: Store, top: str, level: int | None) -> AsyncIterator[tuple[str, Info]]:
-    """Yield (indent, entry) of each line, with one entry of look-ahead, as the last of a directory differs."""
+    """Yield (indent, entry) of each line. Read one entry ahead, as the last of a directory is drawn differently."""
     listing = store.list_dir(top)
     open_ = [(top, "", listing, await anext(listing, None))]
     while open_:

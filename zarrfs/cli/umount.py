@@ -1,4 +1,4 @@
-"""zarrfs umount MOUNTPOINT..."""
+"""zarrfs umount MOUNTPOINT...: unmount, or name the processes that use the mount."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def umount(mountpoint: tuple[str, ...], lazy: bool) -> None:
 
 
 def _staged(mountpoint: str) -> str:
-    """Return the end of the message for what zarrfs stage has put there; "" if there is no such thing."""
+    """Return advice, to append to an error message, if zarrfs stage has staged something at `mountpoint`; else ""."""
     import shlex
 
     from zarrfs.errors import ZarrfsError

@@ -1,4 +1,4 @@
-"""zarrfs unstage: take away what was staged."""
+"""zarrfs unstage: remove staged mounts, links, copies and directories."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Copies that stage made at DEST stay, unless --remove-copies says otherwise, whic
 else; those in a directory of the node are removed with it. The exit status is 1 if something is still there that
 should have been removed, else 0; with --job, --stale and --all, to find nothing is no error."""
 
-_KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a mount was for may use it so long
+_KEEPER_WAITS = 3600.0  # seconds that the mount holder (--record) waits for processes that still use the mount
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
@@ -68,7 +68,7 @@ def unstage(dest: str | None, **given: Any) -> None:
             raise UsageError("--job: expected the id of a job")
         if given["owner"] and (given["stale"] or given["record"]):
             raise UsageError("--for: is for DEST, --job and --all")
-        with orderly_end():  # a mount that was to be taken away, and is not, is kept in use again
+        with orderly_end():  # when interrupted, start the mount holder again
             status = _unstage(dest, given)
         sys.exit(status)
 
@@ -82,7 +82,7 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
     timeout = _KEEPER_WAITS if given["record"] else given["timeout"]
     shown, dest = dest, None if dest is None else mounts.resolved(dest)
     report = reports.place(given["report"])
-    os.chdir("/")  # or we would use the mount ourselves
+    os.chdir("/")  # a working directory in the mount would make it busy
     how = UnstageOptions(
         timeout, given["lazy"], given["remove_copies"], not given["keep_upper"], common.say,
         unless_owned=bool(given["owner"] or given["record"]), leaving=given["owner"],
@@ -95,7 +95,7 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
         if dest is not None:
             chosen = at(dest, found)
             nothing = damaged[:1] or [MountError(f"{shown}: nothing is staged there")]
-            damaged = [] if chosen else nothing  # a damaged one may be it
+            damaged = [] if chosen else nothing  # a damaged record may be that of DEST
         elif given["everything"]:
             chosen = found
         else:

@@ -1,4 +1,4 @@
-"""zarrfs warm: what a record says is read, fetched ahead into the cache on disk."""
+"""zarrfs warm: fetch the keys of a recording into the cache on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions of `import zarrfs` that open a source; options are those of the command line, by name."""
+"""The functions of `import zarrfs` that open a source; keyword arguments are the options of the command line."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 def open_store(source: str | os.PathLike[str], **options: Any) -> StoreHandle:
     """Open a reference set, an archive or a Zarr store: a path, an fsspec URL, or a name of zarrfs.toml.
 
-    Options are those of `-o`, with their defaults, and the same files and variables are read (docs/configuration.md):
-    text as there, or numbers, booleans and lists; dotted ones as storage_options={"s3": {"anon": True}}. The handle
-    is a context manager, and closes the source at its end. Raises SourceError or UsageError.
+    Options are those of `-o`, with the same defaults, files and variables (docs/configuration.md). A value is text as
+    on the command line, or a number, a boolean or a list; dotted options are written as
+    storage_options={"s3": {"anon": True}}. The returned handle is a context manager that closes the source at the end
+    of the block. Raises SourceError or UsageError.
     """
     return StoreHandle(source, options)
 
@@ -33,11 +34,13 @@ def open_store(source: str | os.PathLike[str], **options: Any) -> StoreHandle:
 def read_array(
     source: str | os.PathLike[str], name: str = "", selection: Selection = (), **options: Any
 ) -> np.ndarray[Any, Any]:
-    """Read an array of any Zarr generation into memory: that at `name` in a source; "" where the source is the array.
+    """Read an array of any Zarr generation into memory.
 
-    `selection` is a basic index of numpy (numpy.s_[0, 10:20]); only the chunks that it touches are read. Options as of
-    open_store(). A chunk that is not there is the fill value. Raises SourceError or UsageError; NotFound where there
-    is no such array; ReadError where its documents are wrong, or a chunk cannot be read or decoded.
+    `name` is the path of the array in the source, or "" if the source itself is the array. `selection` is a basic
+    index of numpy (numpy.s_[0, 10:20]); only the chunks that it touches are read. Options are those of open_store().
+    A missing chunk reads as the fill value. Raises SourceError or UsageError if the source cannot be opened, NotFound
+    if it has no such array, ReadError if the array's metadata is invalid or a chunk cannot be read or decoded, and
+    IndexError for a selection outside the array.
     """
     with StoreHandle(source, options) as handle:
         return handle.read_array(name, selection)
@@ -51,9 +54,10 @@ def zarr_store(source: str | os.PathLike[str], **options: Any) -> ZarrStore:
 
 
 def open_trio_store(source: str | os.PathLike[str], **options: Any) -> Store:
-    """Open a source for a program that runs on trio: the Store itself, whose methods are awaited.
+    """Open a source as a Store, for a program that runs on trio and awaits its methods.
 
-    Options and errors as of open_store(). Blocks while the source is read; await store.aclose() at the end.
+    Options and errors are those of open_store(). Blocks while the source is opened. The caller closes the store with
+    `await store.aclose()`.
     """
     found = settings(as_items(options), [os.fspath(source)])
     return open_source(found.sources[0], dataclasses.replace(found.parsed.options, names_since=time.time()))

@@ -1,7 +1,7 @@
 """One thread that runs trio, for callers that block or run on another event loop.
 
-The thread starts with the first user and ends with the last. Threads do not survive a fork: a child process starts a
-loop of its own, and generation() tells it that what it holds belongs to its parent's loop.
+The first acquire() starts the thread and the last release() ends it. Threads do not survive a fork: a child process
+starts a loop of its own, and recognises objects that belong to its parent's loop by their generation().
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Loop:
     def _run(self) -> None:
         try:
             trio.run(self._main)
-        except BaseException as exc:  # as when there is no descriptor left for it
+        except BaseException as exc:  # for example, too many open files
             if self._started.done():
                 raise
             self._started.set_exception(exc)
@@ -68,7 +68,7 @@ class Loop:
             raise
 
     def stop(self) -> None:
-        """End the loop, and wait for its thread unless this is it. Calls that are under way raise UsageError."""
+        """End the loop, and wait for its thread unless called from it. Calls in progress raise UsageError."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
         if threading.current_thread() is not self._thread:
@@ -88,7 +88,7 @@ class Loop:
         if not future.done():
             try:
                 self._nursery.start_soon(_answer, scope, future, function, arguments)
-            except RuntimeError:  # the nursery has ended since
+            except RuntimeError:  # the nursery has ended meanwhile
                 with contextlib.suppress(concurrent.futures.InvalidStateError):
                     future.set_exception(_ended())
 
@@ -97,7 +97,7 @@ async def _answer(
     scope: trio.CancelScope, future: concurrent.futures.Future[T], function: Callable[..., Awaitable[T]],
     arguments: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled meanwhile
+    with contextlib.suppress(concurrent.futures.InvalidStateError):  # the future was cancelled meanwhile
         try:
             with scope:
                 value = await function(*arguments)
@@ -105,7 +105,7 @@ async def _answer(
         except Exception as exc:
             future.set_exception(first_cause(exc))
         finally:
-            if not future.done():  # the loop ends
+            if not future.done():  # the loop is ending
                 future.set_exception(_ended())
 
 
@@ -113,14 +113,14 @@ def _ended() -> UsageError:
     return UsageError("the store was closed while it was read")
 
 
-_lock = threading.RLock()  # a finalizer may run where this thread holds it
+_lock = threading.RLock()  # reentrant: a finaliser may run while this thread holds it
 _loop: Loop | None = None
 _users = 0
-_generation = 0  # counts the forks that lead to this process
+_generation = 0  # number of forks between the first process and this one
 
 
 def acquire() -> Loop:
-    """Return the loop of this process, started if need be. Each call needs a release()."""
+    """Return the loop of this process; start it if there is none. Each call needs a release()."""
     global _loop, _users
     with _lock:
         if _loop is None:
@@ -130,7 +130,7 @@ def acquire() -> Loop:
 
 
 def release() -> None:
-    """Give the loop back; the last user's release ends it."""
+    """Undo one acquire(). The last release() ends the loop."""
     global _loop, _users
     with _lock:
         _users -= 1
@@ -140,12 +140,12 @@ def release() -> None:
 
 
 def generation() -> int:
-    """Return a number that differs between a process and what it has forked."""
+    """Return a number that differs between a process and its forked children."""
     return _generation
 
 
 def _forget() -> None:
-    """In a forked child: the thread and the holder of the lock are the parent's."""
+    """Reset the state in a forked child: the thread and a holder of the lock exist only in the parent."""
     global _lock, _loop, _users, _generation
     _lock, _loop, _users = threading.RLock(), None, 0
     _generation += 1

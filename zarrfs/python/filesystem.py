@@ -23,18 +23,19 @@ from zarrfs.store.traversal import followed, get_followed, open_followed, resolv
 from zarrfs.zarr import DOCUMENTS
 
 _FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")  # options of AsyncFileSystem
-_PIECE = 4 << 20  # bytes of a download to hold
+_PIECE = 4 << 20  # bytes per read of a download
 
 
 class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
     """The files of a source. Names begin with "/"; the root is "".
 
-    What is not there is FileNotFoundError; what is there and cannot be read is ReadError, never a missing file.
+    A missing file raises FileNotFoundError. A file that exists but cannot be read raises ReadError; it is never
+    reported as missing.
     """
 
     protocol = "zarrfs"
     root_marker = ""
-    cachable = False  # an instance shows the source as it was when it was opened
+    cachable = False  # an instance shows the source as of its opening, so a new one must open it again
     handle: StoreHandle
     blocksize = 256 << 10  # bytes that an open file reads ahead; the store reads ahead on its own
 
@@ -43,7 +44,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         target_protocol: str | None = None, target_options: Mapping[str, Any] | None = None,
         asynchronous: bool = False, loop: Any = None, **options: Any,
     ) -> None:  # fmt: skip
-        """Open `source`, or what follows `zarrfs://::` in a chain of URLs; options are those of open_store()."""
+        """Open `source`, or the rest of a URL chain after `zarrfs://::`; options are those of open_store()."""
         super().__init__(
             asynchronous=asynchronous, loop=loop,
             **{name: options.pop(name) for name in _FSSPEC if name in options},
@@ -74,7 +75,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         """Close the source."""
         self.handle.close()
 
-    # -- what fsspec builds all other calls on
+    # -- the methods that all other methods of fsspec call
 
     async def _info(self, path: str, **_more: Any) -> dict[str, Any]:
         key = _key(path)
@@ -105,11 +106,11 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 start, end, _step = slice(start, end).indices(size)
             length = None if end is None else max(0, end - (start or 0))
             return await self.handle.call_async(get_followed, key, start or 0, length)
-        # zarr takes IsADirectoryError and NotADirectoryError for an absent chunk, and shows its fill value
+        # zarr takes IsADirectoryError and NotADirectoryError for a missing chunk, and returns fill values
         except IsDirectory as exc:
             raise ReadError(path, "is a directory") from exc
         except NotDirectory as exc:
-            if key.rpartition("/")[2] in DOCUMENTS:  # these are sought below every name of a group, also below files
+            if key.rpartition("/")[2] in DOCUMENTS:  # zarr looks for these below every name, even below files
                 _raise(exc, path)
             raise ReadError(exc.key, "is not a directory") from exc
         except StoreError as exc:
@@ -119,7 +120,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if await self._isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
             return
-        try:  # one version, also of a value that is replaced meanwhile
+        try:  # open once, to read one version even if the value is replaced meanwhile
             value = await self.handle.call_async(open_followed, _key(rpath))
         except StoreError as exc:
             _raise(exc, rpath)
@@ -145,7 +146,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return ZarrfsFile(self, path, block_size or self.blocksize, cache_options, **more)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Describe this file system, for another instance: the source by a name that is valid in any directory."""
+        """Return the arguments for another instance; a relative path of the source is made absolute."""
         found: dict[str, Any] = super().to_dict(include_password=include_password)
         given = self.storage_args[0] if self.storage_args else self.storage_options.get("source")
         if isinstance(given, str | os.PathLike):
@@ -155,7 +156,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return found
 
     def modified(self, path: str) -> Any:
-        """Return the time of the last change, where the source has one."""
+        """Return the modification time; None if the source has none."""
         from datetime import UTC, datetime
 
         seconds = self.info(path)["mtime"]
@@ -177,7 +178,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         _refuse(path)
 
     def rmdir(self, path: str) -> None:
-        """Refuse."""
+        """Raise OSError (EROFS)."""
         _refuse(path)
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -185,7 +186,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
 
 class ZarrfsFile(AbstractBufferedFile):  # type: ignore[misc]
-    """An open file: one version of its value, however long it is read."""
+    """An open file. All reads are of one version of the value, even if it is replaced meanwhile."""
 
     def __init__(
         self, fs: ZarrfsFileSystem, path: str, block_size: int, cache_options: dict[str, Any] | None, **more: Any
@@ -215,14 +216,14 @@ def _unpickled(
     asynchronous: bool,
 ) -> ZarrfsFileSystem:  # fmt: skip
     found = kind(handle, asynchronous=asynchronous)
-    found.storage_args, found.storage_options = arguments, options  # of which fsspec makes other instances
+    found.storage_args, found.storage_options = arguments, options  # fsspec makes other instances from these
     return found
 
 
 def _chained(
     path: str, protocol: str | None, options: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the URL that fsspec has taken apart, as zip://a::s3://bucket/b.zip, and its options by protocol."""
+    """Join a URL chain that fsspec has split, as zip://a::s3://bucket/b.zip; return it and its options by protocol."""
     own = {name: value for name, value in (options or {}).items() if name not in ("protocol", "asynchronous", "loop")}
     below, storage = "", dict[str, dict[str, Any]]()
     if "fo" in own:
@@ -254,7 +255,7 @@ async def _described(store: Store, key: str) -> dict[str, Any]:
 async def _listed(store: Store, key: str) -> list[dict[str, Any]]:
     at = await followed(store, key)
     if (await store.info(at, sized=False)).kind is not Kind.FILE and not await _leads_back(store, key, at):
-        with contextlib.suppress(NotDirectory):  # a link out to a file, which a directory store follows itself
+        with contextlib.suppress(NotDirectory):  # a link out of the source to a file, followed by the store itself
             return [
                 await _entry(store, join_key(key, child.name), join_key(at, child.name), child)
                 async for child in store.list_dir(at)
@@ -263,7 +264,7 @@ async def _listed(store: Store, key: str) -> list[dict[str, Any]]:
 
 
 async def _leads_back(store: Store, key: str, at: str) -> bool:
-    """Return whether `key` resolves to `at`, a directory that it lies in: walking into it would never end."""
+    """Return whether a parent of `key` also resolves to `at`: a recursive walk into `key` would never end."""
     while key and key != at:
         key = split_key(key)[0]
         if await followed(store, key) == at:
@@ -272,7 +273,7 @@ async def _leads_back(store: Store, key: str, at: str) -> bool:
 
 
 async def _entry(store: Store, key: str, at: str, info: Info) -> dict[str, Any]:
-    """Describe the entry `at`, called `key`, as fsspec's local file system does: a link as what it leads to."""
+    """Describe the entry `at` under the name `key`, as fsspec's local file system does: follow symbolic links."""
     more: dict[str, Any] = {}
     if info.kind is Kind.SYMLINK:
         more = {"islink": True, "destination": info.target}
@@ -286,7 +287,7 @@ async def _entry(store: Store, key: str, at: str, info: Info) -> dict[str, Any]:
 
 
 def _raise(exc: StoreError, path: str) -> NoReturn:
-    """Raise a negative answer of a store as fsspec's callers expect it."""
+    """Raise the built-in OSError that callers of fsspec expect for `exc`; raise `exc` itself if there is none."""
     for ours, kind, code in (
         (NotFound, FileNotFoundError, errno.ENOENT), (IsDirectory, IsADirectoryError, errno.EISDIR),
         (NotDirectory, NotADirectoryError, errno.ENOTDIR),

@@ -1,4 +1,4 @@
-"""StoreHandle: a source opened for callers that block, in any thread, in forked processes, and after a pickle."""
+"""StoreHandle: an open source for blocking callers, in any thread, in forked processes, and after unpickling."""
 
 from __future__ import annotations
 
@@ -37,27 +37,30 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SHARED_MOST = 32  # stores that unpickled handles of a process share
+_SHARED_MOST = 32  # open sources kept for unpickled handles of this process
 _CLOSING = 10.0  # seconds that closing may take
-_PAGE = 10_000  # entries of a directory that are listed together
+_PAGE = 10_000  # entries of a directory that one call on the loop lists
 
 
 class StoreHandle:
     """A source, open for reading: a reference set, an archive or a Zarr store, in any view.
 
-    Made by open_store(). Keys are "/"-joined names without a slash at their ends; the root is "". Methods block, and
-    may be called from any number of threads at once. Raises NotFound, IsDirectory, NotDirectory or InvalidKey (all of
-    them StoreError) where the source has no such value, and ReadError where it has and the bytes cannot be read: that
-    is never a missing key. Every error is a ZarrfsError whose text is the line that a command would write.
+    Created by open_store(). Keys are names joined by "/", without a slash at their ends; the root is "". Methods
+    block, and may be called from any number of threads at the same time.
 
-    A pickled handle opens the source again where it is used, with the options that were given here, storage_options
-    and so credentials included; SourceError if a document has changed since (directories, zip files, stores behind
-    URLs and Parquet sets have no version to compare). So does a handle in a forked process.
+    Methods raise NotFound, IsDirectory, NotDirectory or InvalidKey (all of them StoreError) if the source has no such
+    value. They raise ReadError if a value exists and its bytes cannot be read; such a value is never reported as
+    missing. All these errors are ZarrfsErrors, whose text is the line that a command would print.
+
+    An unpickled handle opens the source again at its first use, with the options that were given here: the pickle
+    contains storage_options, and so credentials. Opening raises SourceError if a document has changed since
+    (directories, zip files, stores behind URLs and Parquet sets have no version to compare). A handle in a forked
+    process opens the source again in the same way.
     """
 
-    _fingerprint: str | None  # of the version that this handle shows; None: any
-    _opened: _Opened | None  # None: not in this process yet
-    _opening: str = ""  # a name of this opening, if the source has no version: its pickled copies share a store
+    _fingerprint: str | None  # of the version that this handle shows; None: any version
+    _opened: _Opened | None  # None: not opened yet, or closed
+    _opening: str = ""  # of a source without versions: the id by which pickled copies share a store
 
     def __init__(self, source: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._set(os.fspath(source), [*map(_absolute_item, as_items(options))], None, False)
@@ -69,13 +72,13 @@ class StoreHandle:
     def _set(self, source: str, items: Sequence[str], fingerprint: str | None, shared: bool) -> None:
         self.source, self._items = source, tuple(items)
         self._fingerprint, self._opened = fingerprint, None
-        self._shared = shared  # with other unpickled handles of this process
+        self._shared = shared  # whether it shares its store with other unpickled handles of this process
         self._closed = False
 
-    # -- what the source has
+    # -- reading
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return the bytes [start, start + length) of a value, cut at its end; without a length all the rest.
+        """Return the bytes [start, start + length) of a value, cut at its end; without a length, all from `start`.
 
         A negative `start` counts from the end. Symbolic links within the source are followed.
         """
@@ -90,7 +93,7 @@ class StoreHandle:
         return self.call(_list_dir, check_key(prefix, root=True))
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yield the key of every file and symbolic link below a directory, without holding all of them."""
+        """Yield the key of every file and symbolic link below a directory, without holding all keys in memory."""
         levels = [(check_key(prefix, root=True), self._pages(prefix))]
         while levels:
             above, entries = levels[-1]
@@ -115,18 +118,18 @@ class StoreHandle:
         return self.call(_locate, check_key(key))
 
     def read_array(self, name: str = "", selection: Selection = ()) -> np.ndarray[Any, Any]:
-        """Read an array, or the part `selection` of it (whole numbers, slices, an ellipsis): zarrfs.read_array()."""
+        """Read an array, or the part `selection` (whole numbers, slices, an ellipsis); see zarrfs.read_array()."""
         from zarrfs.views import reading
 
         return self.call(reading.read_array, name.strip("/"), selection)
 
     def about(self) -> dict[str, Any]:
-        """Return the facts of `zarrfs info`: the kind of the source, its counts, where it lies."""
+        """Return facts about the source, as `zarrfs info` prints them."""
         return self.call(_about)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings of the commands: entries that were left out of the source, and why."""
+        """Return the warnings that a command would print, such as which entries were left out, and why."""
         return self.opened().warnings
 
     # -- as a mapping of keys to bytes
@@ -138,7 +141,7 @@ class StoreHandle:
             raise KeyError(key) from exc
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is a file or a link of this key."""
+        """Return whether `key` is a file or a symbolic link."""
         try:
             return isinstance(key, str) and self.info(key).kind is not Kind.DIRECTORY
         except StoreError:
@@ -148,13 +151,17 @@ class StoreHandle:
         return self.list()
 
     def keys(self) -> Iterator[str]:
-        """Yield all keys, so that dict(handle) reads all of a small source."""
+        """Yield all keys. With this method, dict(handle) reads a whole source into memory."""
         return self.list()
 
-    # -- its life
+    # -- closing, pickling and comparing
 
     def close(self) -> None:
-        """Close the source; the second call does nothing. Reads that are under way in other threads fail."""
+        """Close the source. A second call does nothing.
+
+        Reads in progress in other threads fail, unless this handle was unpickled: its store may be shared, and stays
+        open.
+        """
         self._closed = True
         opened, self._opened = self._opened, None
         if opened is not None and not self._shared:
@@ -178,7 +185,7 @@ class StoreHandle:
         return _unpickled, (self.source, self._items, self._fingerprint, self._opening)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both show the same version of a source with the same options."""
+        """Return whether both handles show the same version of the same source with the same options."""
         return isinstance(other, StoreHandle) and self._identity == other._identity
 
     def __hash__(self) -> int:
@@ -196,12 +203,12 @@ class StoreHandle:
         return opened.loop.call(function, opened.store, *arguments)
 
     def submit(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> Future[T]:
-        """Start `function(store, *arguments)` on trio in the background. Blocks where the source must be opened."""
+        """Start `function(store, *arguments)` on trio in the background. Blocks if the source must be opened first."""
         opened = self.opened()
         return opened.loop.submit(function, opened.store, *arguments)
 
     async def call_async(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run `function(store, *arguments)` on trio, and wait for it on asyncio. Cancelling one cancels the other."""
+        """Run `function(store, *arguments)` on trio, and await it on asyncio. Cancelling the task cancels the call."""
         import asyncio
 
         if not self.ready:
@@ -210,11 +217,11 @@ class StoreHandle:
 
     @property
     def ready(self) -> bool:
-        """Return whether opened() returns at once."""
+        """Return whether opened() returns without opening the source."""
         return self._opened is not None and self._opened.usable
 
     def opened(self) -> _Opened:
-        """Return the open source, opened in this process if it is not yet."""
+        """Return the open source; open it if this process has not. Raise UsageError after close()."""
         if self._closed:
             raise UsageError(f"{without_secrets(self.source)}: this handle is closed")
         opened = self._opened
@@ -235,16 +242,16 @@ class StoreHandle:
         return _Opened(self.source, self._items, self._fingerprint)
 
     def _end_with(self, opened: _Opened) -> None:
-        """Close `opened` when this handle is forgotten without close()."""
+        """Close `opened` when this handle is garbage-collected."""
         weakref.finalize(self, opened.close, wait=False).atexit = False
 
 
 def _absolute_item(item: str) -> str:
-    """Return an item of -o whose path is valid in any working directory: a worker may have another one."""
+    """Return an item of -o with an absolute path, because an unpickled handle may have another working directory."""
     name, equals, value = item.partition("=")
     metavar = TABLE[name].metadata["metavar"] if name in TABLE and value else ""
     if metavar in ("DIR", "FILE") and not is_url(value):
-        value = os.path.join(os.getcwd(), value)  # its parser resolves "..", perhaps behind a link
+        value = os.path.join(os.getcwd(), value)  # not abspath(): ".." may follow a link, and the parser resolves it
     elif metavar == "PLACE":
         value = absolute(value)
     elif metavar == "URL" and "://" not in value:
@@ -256,11 +263,11 @@ class _Opened:
     """A source that is open on the background loop of one process."""
 
     def __init__(self, source: str, items: Sequence[str], wanted: str | None) -> None:
-        """Raises SourceError or UsageError; SourceError if `wanted`, the fingerprint of a version, is another one."""
+        """Raise SourceError or UsageError. `wanted` is a fingerprint or None; another version is a SourceError."""
         found = settings(items, [source])
         options = dataclasses.replace(found.parsed.options, names_since=time.time())
         [place] = found.sources
-        named = place != source  # a name of zarrfs.toml, which may have secrets
+        named = place != source  # a name of zarrfs.toml; its URL may contain secrets
         self.source = source if named else absolute_source(source)
         self.options = options
         plan = plan_source(place, options)
@@ -285,11 +292,14 @@ class _Opened:
 
     @property
     def usable(self) -> bool:
-        """Whether this process has opened it."""
+        """Return whether this process has opened the source; False in a process forked since."""
         return self.generation == background.generation()
 
     def close(self, wait: bool = True) -> None:
-        """Close the store, and give the loop back; what a parent process has opened is left to it."""
+        """Close the store and release the loop; do nothing if a parent process has opened it.
+
+        Without `wait`, return before the store is closed.
+        """
         with _closing:
             closed, self._closed = self._closed, True
         if closed or not self.usable:
@@ -318,13 +328,16 @@ def _unpickled(source: str, items: Sequence[str], fingerprint: str | None, openi
 
 
 def _share(identity: tuple[object, ...], open_it: Callable[[], _Opened]) -> _Opened:
-    """Return what unpickled handles of this source share: a worker that gets a handle a task opens it once."""
+    """Return the open source that unpickled handles of one identity share; open it if there is none.
+
+    So a worker process that receives a handle with every task opens the source once.
+    """
     found = _shared.pop(identity, None)
     if found is None or not found.usable:
         found = open_it()
-    _shared[identity] = found  # the last one is the youngest
+    _shared[identity] = found  # the most recently used is last
     if len(_shared) > _SHARED_MOST:
-        oldest = _shared.pop(next(iter(_shared)))  # some handles may still use it
+        oldest = _shared.pop(next(iter(_shared)))  # closed when no handle uses it any more
         weakref.finalize(oldest, _end, oldest.loop, oldest.store).atexit = False
     return found
 
@@ -333,11 +346,11 @@ _opening = threading.RLock()
 _closing = threading.RLock()
 _shared: dict[tuple[object, ...], _Opened] = {}
 _alive: weakref.WeakSet[_Opened] = weakref.WeakSet()
-_parents: list[_Opened] = []  # kept: destroying them could use threads and connections of the parent process
+_parents: list[_Opened] = []  # never freed: their finalisers could use threads and connections of the parent
 
 
 def _forget() -> None:
-    """In a forked child: locks may be held by threads that it does not have."""
+    """Reset the state in a forked child: locks may be held by threads that exist only in the parent."""
     global _opening, _closing
     _opening, _closing = threading.RLock(), threading.RLock()
     _parents.extend(_alive)
@@ -350,7 +363,7 @@ os.register_at_fork(after_in_child=_forget)
 @atexit.register
 def _close_all() -> None:
     for opened in list(_alive):
-        with contextlib.suppress(Exception):  # Python starts no thread any more at that point
+        with contextlib.suppress(Exception):  # at this point Python no longer starts threads
             opened.close()
 
 

@@ -1,7 +1,7 @@
-"""The child process of mounted(): it mounts in the foreground until it is unmounted, or its owner dies.
+"""The child process of mounted(). It mounts in the foreground, until it is unmounted or its owner dies.
 
-Options come by standard input, so that no other user sees them in the list of processes. Standard output has one
-answer: a newline when the mount is ready, or an error as JSON.
+Options come through standard input, so that other users do not see them in the list of processes. Standard output
+gets one reply: a newline when the mount is ready, or an error as JSON.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from zarrfs.system.processes import end_with_parent, lives
 
 
 def main() -> None:
-    """Answer the request on standard input."""
+    """Mount as the JSON request on standard input says."""
     request = json.load(sys.stdin.buffer)
     owner: int = request["owner"]
-    end_with_parent(owner, signal.SIGTERM)  # until the daemon waits for the end of the owner
+    end_with_parent(owner, signal.SIGTERM)  # later the daemon itself waits for the owner's end
     answers = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -49,7 +49,7 @@ def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
 
 
 def _answer(descriptor: int, error: dict[str, str | None]) -> None:
-    """Write an error; nothing happens if the mount was ready, as the descriptor is closed then."""
+    """Write an error. Do nothing if the mount was ready, because the descriptor is closed then."""
     with contextlib.suppress(OSError):
         os.write(descriptor, json.dumps(error).encode())
 

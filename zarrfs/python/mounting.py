@@ -1,4 +1,4 @@
-"""mounted(): a source as a directory for the time of a with block, by a child process that ends with it."""
+"""mounted(): mount a source for the duration of a with block, in a child process that ends with the block."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from zarrfs.system.processes import python
 log = logging.getLogger(__name__)
 
 READY = b"\n"
-_ENDS = 10.0  # seconds that the child has to end after the unmount
+_ENDS = 10.0  # seconds to wait for the child to end after the unmount
 
 
 @contextlib.contextmanager
 def mounted(
     source: str | os.PathLike[str], mountpoint: str | os.PathLike[str] | None = None, **options: Any
 ) -> Iterator[Path]:
-    """Mount `source`, give the path of its root, and unmount at the end of the block, whatever ends it.
+    """Mount `source`, yield the path of its root, and unmount at the end of the block, even after an exception.
 
-    Without `mountpoint` a new directory in the temporary directory is used, which other users cannot enter (with
-    allow_other=True they can) and which is removed. Options are those of `zarrfs mount`, as for open_store(). Lines of
-    the mount's log, such as the reason of a failing read, go to the logger "zarrfs.python.mounting".
+    Without `mountpoint`, a new directory in the temporary directory is used, which other users cannot enter (unless
+    allow_other=True), and which is removed at the end. Options are those of `zarrfs mount`, given as for open_store().
+    Lines of the mount's log, such as the reason of a failed read, go to the logger "zarrfs.python.mounting".
 
-    Raises UsageError, SourceError or MountError before the block if there is no mount. Files that are still open at
-    the end of the block stay readable until they are closed; the mount is gone all the same. A path that is used later
-    is an error (ELOOP), not a missing file, which a Zarr reader would take for fill values. With `mountpoint` it is a
-    missing file; with guard=True as well it is EACCES, except for root.
+    Raises UsageError, SourceError or MountError before the block if mounting fails. Files that are still open at the
+    end of the block stay readable until they are closed, but the mount is removed from the directory tree. Using a
+    path in it afterwards raises an OSError with ELOOP rather than FileNotFoundError, for which a Zarr reader would
+    return fill values. That protection needs a directory made here: with `mountpoint` it is FileNotFoundError, or
+    EACCES if guard=True as well, except for root.
 
     The mount also ends when this interpreter dies.
     """
@@ -56,21 +57,21 @@ def mounted(
         child = _start(request)
     except BaseException:
         if private:
-            with contextlib.suppress(OSError):  # empty directories: the mount may still be there, and be writable
+            with contextlib.suppress(OSError):  # only empty directories: the mount may still exist and be writable
                 os.rmdir(place)
                 os.rmdir(os.path.dirname(place))
         raise
     try:
         yield Path(place)
     finally:
-        if os.getpid() == owner:  # not in a process that the block has forked
+        if os.getpid() == owner:  # not in a process forked within the block
             _end(child, place)
             if private:
                 _make_unusable(place)
 
 
 def _new_directory(source: str, for_others: bool) -> str:
-    """Make a directory in a new one; it has the name of the source, by which readers detect formats."""
+    """Create a directory in a new temporary one, named after the source: readers detect formats by the name."""
     above = tempfile.mkdtemp(prefix="zarrfs-")
     if for_others:
         os.chmod(above, 0o755)
@@ -81,10 +82,10 @@ def _new_directory(source: str, for_others: bool) -> str:
 
 
 def _start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start the child that mounts; return it once the mount answers. Raises its error, and ends it on Ctrl-C."""
+    """Start the child process; return it when the mount is ready. Raise its error; end it on Ctrl-C."""
     child = subprocess.Popen(
         python("zarrfs.python.mount_process"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,  # Ctrl-C is for this process alone
+        stderr=subprocess.PIPE, start_new_session=True,  # Ctrl-C must not reach the child
     )  # fmt: skip
     assert child.stdin is not None
     assert child.stdout is not None
@@ -114,7 +115,7 @@ def _start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _pass_on(stream: IO[bytes], child: subprocess.Popen[bytes]) -> None:
-    """Log what the mount writes to standard error, and take leave of the child at its end."""
+    """Log the standard error of the child, and reap the child when it ends."""
     with stream:
         for line in stream:
             log.warning("%s", line.decode(errors="replace").strip().removeprefix("zarrfs: "))
@@ -122,7 +123,7 @@ def _pass_on(stream: IO[bytes], child: subprocess.Popen[bytes]) -> None:
 
 
 def _end(child: subprocess.Popen[bytes], mountpoint: str) -> None:
-    """Unmount, lazily if files are open, and wait for the end of the daemon unless they are."""
+    """Unmount, and wait for the end of the daemon. If files are open, unmount lazily and do not wait."""
     try:
         if mounts.mount_at(mountpoint) is not None:
             mounts.unmount(mountpoint)
@@ -136,11 +137,11 @@ def _end(child: subprocess.Popen[bytes], mountpoint: str) -> None:
     child.wait()
 
 
-_left: dict[str, int] = {}  # links of mounts that have ended, and the process that made them
+_left: dict[str, int] = {}  # {symbolic link in place of an ended mount: pid of the process that made it}
 
 
 def _make_unusable(place: str) -> None:
-    """Put a link to itself in the place of the mount point, until this interpreter ends."""
+    """Replace the mount point by a symbolic link to itself (ELOOP), until this interpreter ends."""
     with contextlib.suppress(OSError):
         os.rmdir(place)
         os.symlink(os.path.basename(place), place)

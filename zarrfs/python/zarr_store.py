@@ -15,15 +15,15 @@ from zarrfs.store import api
 from zarrfs.store.traversal import followed, get_followed, resolve
 from zarrfs.zarr import DOCUMENTS
 
-_ABSENT = (NotFound, IsDirectory, NotDirectory)  # a ReadError is never among them: it would read as fill values
+_ABSENT = (NotFound, IsDirectory, NotDirectory)  # not ReadError: it would read as fill values
 _READ_ONLY = "a store of zarrfs is read-only"
 
 
 class ZarrStore(Store):
     """A read-only store of zarr-python that reads through a StoreHandle; closing it closes the handle.
 
-    What is not in the source is a missing key; what is there and cannot be read raises ReadError. It is pickled as its
-    handle is.
+    A value that the source does not have is a missing key; one that exists and cannot be read raises ReadError.
+    A pickled store contains its pickled handle.
     """
 
     supports_writes = False
@@ -37,7 +37,7 @@ class ZarrStore(Store):
         self.handle = handle
 
     def with_read_only(self, read_only: bool = False) -> ZarrStore:
-        """Return the same store; ValueError for a writable one."""
+        """Return a store with the same handle. Raise ValueError if `read_only` is false."""
         return type(self)(self.handle, read_only=read_only)
 
     def __eq__(self, other: object) -> bool:
@@ -60,9 +60,9 @@ class ZarrStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return a value or a range of it; None if there is none. ReadError if it cannot be read.
+        """Return a value or a range of it; None if there is no such value. Raise ReadError if it cannot be read.
 
-        A directory or a file in the way of a chunk cannot be read.
+        That includes a chunk whose key is a directory, or whose key has a file in the place of a directory.
         """
         from zarr.core.buffer import default_buffer_prototype
 
@@ -76,11 +76,11 @@ class ZarrStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return several values or ranges, read at the same time."""
+        """Return several values or ranges, read concurrently."""
         return await asyncio.gather(*(self.get(key, prototype, wanted) for key, wanted in key_ranges))
 
     async def exists(self, key: str) -> bool:
-        """Return whether there is a value of this key."""
+        """Return whether there is a value with this key."""
         try:
             info = await self.handle.call_async(_info, key)
         except _ABSENT:
@@ -88,7 +88,7 @@ class ZarrStore(Store):
         return info.kind is not api.Kind.DIRECTORY
 
     async def getsize(self, key: str) -> int:
-        """Return the size of a value in bytes. FileNotFoundError."""
+        """Return the size of a value in bytes. Raise FileNotFoundError if there is no such value."""
         try:
             info = await self.handle.call_async(_info, key)
         except _ABSENT:
@@ -101,7 +101,7 @@ class ZarrStore(Store):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the keys that begin with `prefix`, which need not be a whole name."""
+        """Yield the keys that begin with `prefix`, which may end within a name."""
         directory = prefix.rpartition("/")[0]
         for key in await self.handle.call_async(_keys, directory, prefix):
             yield key
@@ -112,16 +112,16 @@ class ZarrStore(Store):
             yield name
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Refuse."""
+        """Raise ValueError."""
         raise ValueError(_READ_ONLY)
 
     async def delete(self, key: str) -> None:
-        """Refuse."""
+        """Raise ValueError."""
         raise ValueError(_READ_ONLY)
 
 
 def _range(wanted: ByteRequest | None) -> tuple[int, int | None]:
-    """Return (start, length) of a range, start negative if it counts from the end."""
+    """Return (start, length) of a range. A negative start counts from the end; a length of None is all the rest."""
     if isinstance(wanted, RangeByteRequest):
         return wanted.start, wanted.end - wanted.start
     if isinstance(wanted, OffsetByteRequest):
@@ -159,15 +159,15 @@ async def _names(store: api.Store, directory: str) -> list[str]:
 
 
 def _only_if_absent(key: str, exc: StoreError) -> None:
-    """Raise ReadError where a directory or a file is in the way of a chunk: absent, it would read as fill values.
+    """Raise ReadError if a directory or a file is in the place of a chunk, because None would read as fill values.
 
-    Documents are sought below every name of a group, also below files.
+    Metadata documents are exempt: zarr looks for them below every name in a group, even below files.
     """
     if not isinstance(exc, NotFound) and key.rpartition("/")[2] not in DOCUMENTS:
         raise ReadError(exc.key, exc.reason or str(type(exc).__doc__)) from exc
 
 
 def _only_if_empty(directory: str, found: list[str], exc: Exception) -> None:
-    """Raise ReadError for a listing that ended in the middle: part of it would look like all of it."""
+    """Raise ReadError if a listing failed after its first entries: a part would look like the whole."""
     if found:
         raise ReadError(directory or "/", "was removed while it was listed") from exc

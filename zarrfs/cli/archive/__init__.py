@@ -1,4 +1,4 @@
-"""zarrfs archive: file archives as things to work with; one module per command, imported when it runs."""
+"""zarrfs archive: the group of commands for file archives; one module per command, imported when it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from zarrfs.cli import LazyGroup
 from zarrfs.cli.common import SETTINGS, process_options
 
-# name: (module, what it does in a line); the function has the command's name
+# name: (module, its help in a line); the function has the command's name
 COMMANDS = {
     "create": ("zarrfs.cli.archive.create", "Write files and directories to an archive."),
     "extract": ("zarrfs.cli.archive.extract", "Extract an archive to a directory."),

@@ -1,4 +1,4 @@
-"""zarrfs archive create: files and directories as a file archive."""
+"""zarrfs archive create: write files and directories to a file archive."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def create(
 
     level = common.verbosity()
     with common.report_errors(debug=level == "debug"), orderly_end():
-        chosen = options.parse(common.option_words(items, writes=True)).options  # of the command line alone
+        # this command reads neither zarrfs.toml nor variables
+        chosen = options.parse(common.option_words(items, writes=True)).options
         if given["blobs"] is None and chosen.blobs:
             given["blobs"] = chosen.blobs[0]
         if given["blobs"]:
@@ -120,7 +121,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
 
 def _directory(blobs: str) -> str:
-    """Return the path of the directory of blobs. UsageError for a place where blobs can only be read."""
+    """Return the path of the directory of blobs. Raise UsageError for a blob source that is read-only."""
     from zarrfs.archives.source_kinds import is_flux
     from zarrfs.config.redaction import without_secrets
     from zarrfs.store.uri import path_of_uri
@@ -133,7 +134,7 @@ def _directory(blobs: str) -> str:
 
 
 def _listed(path: str, null: bool) -> Iterator[str]:
-    """Read paths from a file, one a line; lines end in LF or CR LF."""
+    """Yield the paths listed in a file: ended by NUL if `null`, else one a line, ended by LF or CR LF."""
     try:
         with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
             for name in file.read().split(b"\0" if null else b"\n"):
@@ -147,7 +148,7 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
-    """Return the output file, and (device, inode) of files that must not be archived because of it."""
+    """Yield the output file, and (device, inode) of each file that belongs to the output and must not be archived."""
     from zarrfs.references.output import STDOUT, archive_form, compressor
     from zarrfs.store.destination import placed
 
@@ -162,7 +163,7 @@ def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[I
             raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
         return
     form = archive_form(output, dumps=True)
-    # a tar has blobs, which wait for no disk elsewhere either, but what it replaces must not be lost
+    # a tar contains blobs, which are not synced without --sync; but sync a tar before it replaces another file
     sync = making.sync or making.dump is None or os.path.lexists(output)
     with placed(output, "archive", force, sync) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
@@ -171,7 +172,7 @@ def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[I
 
 
 def _dump(output: str, name: str | None) -> str | None:
-    """Return the name of the archive in a tar, if a tar is written."""
+    """Return the name of the archive in the tar; None without a tar, for which --name is a UsageError."""
     from zarrfs.archives.dump_writer import MAIN
     from zarrfs.references.output import DUMP, archive_form
 
@@ -193,7 +194,10 @@ def _identities(*places: str | int) -> frozenset[tuple[int, int]]:
 
 
 def _abandoned(output: str, base: str) -> Callable[[str], bool] | None:
-    """Return whether a path below `base` is the remainder of a killed run that wrote the same archive."""
+    """Return a predicate for paths below `base`: true for temporary files of killed runs that wrote the same archive.
+
+    None if such files cannot be below `base`.
+    """
     directory, name = os.path.split(os.path.realpath(output))
     below = os.path.relpath(directory, os.path.realpath(base))
     if output == "-" or below.startswith(".."):
@@ -205,7 +209,7 @@ def _abandoned(output: str, base: str) -> Callable[[str], bool] | None:
 
 @contextlib.contextmanager
 def made(blobs: str | None) -> Iterator[None]:
-    """Have the directory of blobs; one that was not there goes again if nothing came into it."""
+    """Create the directory of blobs if needed. After an exception, remove it if it was created here and is empty."""
     try:
         if blobs is not None:
             os.mkdir(blobs)

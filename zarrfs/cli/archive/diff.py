@@ -1,4 +1,4 @@
-"""zarrfs archive diff: an archive beside a directory, or beside another archive."""
+"""zarrfs archive diff: compare an archive with a directory, or with another archive."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
 
 
 def _what(found: Difference) -> str:
-    """Such as: size 3 -> 5, mode 0644 -> 0600."""
+    """Format the fields that differ, as in "size 3 -> 5, mode 0644 -> 0600"."""
     parts = []
     for name, before, after in found.what:
         if name == "mtime":

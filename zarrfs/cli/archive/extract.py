@@ -1,4 +1,4 @@
-"""zarrfs archive extract: what an archive holds, as a directory."""
+"""zarrfs archive extract: extract an archive to a directory."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def extract(
     async def body(store: Store, plan: Plan) -> None:
         from zarrfs.copying.copy import copy_store
 
-        if archive == opening.STDIN:  # the time of our temporary file, which is another one when this is resumed
+        if archive == opening.STDIN:  # it is the time of a temporary file, and differs when the run is resumed
             store.hide_document_time()
-        # a run with --no-set-id does not resume one without it, whose files have these bits
+        # a run with --no-set-id must not resume one without it, whose files keep set-ID bits, and the reverse
         mark = f"archive {plan.digest}{'' if set_id else ' without set-IDs'}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself

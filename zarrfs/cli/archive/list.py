@@ -1,4 +1,4 @@
-"""zarrfs archive list: what an archive holds."""
+"""zarrfs archive list: list the content of an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the commands that read archives: open an archive, or refuse another kind of source."""
+"""Code shared by the commands that read archives: open an archive, or refuse another kind of source."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STDIN = "-"
-_HERE = 32 << 20  # bytes of a document that is compiled in this process
+_HERE = 32 << 20  # bytes: a larger document is always compiled in a child process
 
 
 def run_on_archive(
     source: str, parsed: Parsed, body: Callable[[Store, Plan], Awaitable[T]], reads: bool = True,
     takes: tuple[str, ...] = (),
 ) -> T:  # fmt: skip
-    """Open the archive `source`, or "-", and run `body` as common.run_on_store() does. SourceError if it is none."""
+    """Open the archive `source` ("-" is standard input), and run `body` as common.run_on_store() does.
+
+    Raise SourceError if `source` is no archive.
+    """
 
     async def on_store(store: Store, plan: Plan) -> T:
         return await body(archive(store, plan), plan)
@@ -40,9 +43,9 @@ def run_on_archive(
 
 
 def archive(store: Store, plan: Plan) -> Store:
-    """Open a source as an archive. SourceError if it is another kind of source."""
+    """Return `store` if it is an archive. Raise SourceError if it is another kind of source."""
     reader = store.blocking() if plan.index is not None else None
-    # {} is taken for a reference set, and may as well be an archive of nothing
+    # {} is detected as a reference set, but may as well be an empty archive
     empty = reader is not None and next(reader.entries(""), None) is None
     if reader is None or (plan.kind != "archive" and not empty):
         raise SourceError(plan.source, "is not a file archive; `zarrfs stage --copy` copies other sources")
@@ -51,7 +54,7 @@ def archive(store: Store, plan: Plan) -> Store:
 
 @contextlib.contextmanager
 def given(source: str) -> Iterator[str]:
-    """Return `source`, or a temporary file with the content of standard input."""
+    """Yield `source`; for "-", the path of a temporary file with the content of standard input."""
     if source != STDIN:
         yield source
         return
@@ -71,7 +74,10 @@ def given(source: str) -> Iterator[str]:
 
 
 def in_child(source: str) -> bool:
-    """Return whether a child should compile a document: a small list is an archive, and safe to parse here."""
+    """Return whether a child process should compile a document.
+
+    A small document that begins with "[" is an archive, which is safe to parse in this process.
+    """
     try:
         with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""zarrfs archive verify: every byte of an archive, every hash, every rule."""
+"""zarrfs archive verify: read every byte of an archive, and check all hashes and rules."""
 
 from __future__ import annotations
 

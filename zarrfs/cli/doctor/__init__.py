@@ -1,4 +1,4 @@
-"""zarrfs doctor: what a mount needs, looked at one by one, with what to do where it is missing."""
+"""zarrfs doctor: check each requirement of a mount, and advise what to do if one is not met."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def doctor(source: str | None, as_json: bool, timeout: float, parsed: Parsed) ->
         from zarrfs.jobs import processes
 
         found += looked_at(open_and_read(source), parsed.options, timeout, PROBLEM)
-        for child in processes.children():  # what reads a document may still wait for its server
+        for child in processes.children():  # one that reads a document may still wait for a server
             processes.kill(child)
     failed = any(one.state == PROBLEM for one in found)
     if as_json:

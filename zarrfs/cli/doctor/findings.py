@@ -11,11 +11,11 @@ from zarrfs.config.redaction import cleaned
 from zarrfs.errors import ZarrfsError, message_line
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-_LIMIT = 3.0  # seconds: a directory of a dead server, or a mount whose daemon is stopped, never answers
+_LIMIT = 3.0  # seconds: a directory on a dead server, or a mount whose daemon is stopped, never answers
 
 
 class Finding(NamedTuple):
-    """One line: what was looked at, whether it is as it should be, the fact, and what to do about it."""
+    """One line of the output: the name of a check, the state (OK, WARNING or PROBLEM), the fact found, and advice."""
 
     check: str
     state: str
@@ -24,7 +24,7 @@ class Finding(NamedTuple):
 
 
 def problem_finding(check: str, problem: str) -> Finding:
-    """Make a problem from the fact and the advice, with a colon between."""
+    """Return a PROBLEM from the text "fact: advice"."""
     fact, _, advice = problem.partition(": ")
     return Finding(check, PROBLEM, fact, advice)
 
@@ -33,7 +33,10 @@ Check = Callable[[Options], Iterable[Finding]]
 
 
 def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: str = WARNING) -> list[Finding]:
-    """Run `check` for at most `limit` seconds; a timeout or an exception is the finding `otherwise`."""
+    """Run `check` for at most `limit` seconds; a timeout or an exception is a finding in the state `otherwise`.
+
+    The docstring of a check begins with its name, followed by a colon.
+    """
     name = (check.__doc__ or check.__name__).partition(":")[0]
     found: list[Finding] = []
 
@@ -46,7 +49,7 @@ def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: 
         except BaseException as exc:
             found.append(Finding(name, otherwise, f"cannot be looked at: {type(exc).__name__}: {cleaned(str(exc))}"))
 
-    thread = threading.Thread(target=look, daemon=True)  # one that hangs does not keep the program from ending
+    thread = threading.Thread(target=look, daemon=True)  # a daemon thread that hangs does not block the exit
     thread.start()
     thread.join(limit)
     if thread.is_alive():
@@ -55,7 +58,7 @@ def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: 
 
 
 def shown(one: Finding) -> str:
-    """Format a finding as a line, which a terminal of UTF-8 can show."""
+    """Format a finding as one line of valid UTF-8 without control characters."""
     advice = f": {one.advice}" if one.advice else ""
     return message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}")
 

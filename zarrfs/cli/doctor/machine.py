@@ -19,20 +19,20 @@ from zarrfs.errors import MountError
 from zarrfs.system import mounts, requirements
 from zarrfs.system.memory import memory_limit, quarter
 
-_FILES = 4096  # open files, below which many readers of a directory run into the limit
+_FILES = 4096  # open files: with a lower limit, many readers of a directory exceed it
 _LEAST = 512 << 20  # bytes of address space
-_EPOCH = 1_700_000_000  # seconds since 1970: the clock of a machine that knows the time is past it
+_EPOCH = 1_700_000_000  # seconds since 1970: a correct clock is past it
 
 
 def versions(options: Options) -> Iterator[Finding]:
-    """versions: of zarrfs, Python and pyfuse3."""
+    """versions: those of zarrfs, Python and pyfuse3."""
     python = platform.python_version()
     text = f"zarrfs {version('zarrfs')}, Python {python}, pyfuse3 {version('pyfuse3')}, at {sys.prefix}"
     yield Finding("versions", OK, text)
 
 
 def kernel(options: Options) -> Iterator[Finding]:
-    """kernel: whether it has FUSE."""
+    """kernel: whether it has FUSE loaded."""
     release = platform.release()
     with open("/proc/filesystems") as file:
         known = {line.split()[-1] for line in file if line.split()}
@@ -72,7 +72,7 @@ def user(options: Options) -> Iterator[Finding]:
 
 
 def fuse_conf(options: Options) -> Iterator[Finding]:
-    """fuse.conf: what it says to fusermount3, which asks it for users alone."""
+    """fuse.conf: whether it permits another mount, and allow_other; only fusermount3 reads it."""
     if requirements.mounts_itself():
         yield Finding("fuse.conf", OK, f"{requirements.CONFIGURATION} is not asked for this user")
         return
@@ -93,7 +93,7 @@ def fuse_conf(options: Options) -> Iterator[Finding]:
 
 
 def container(options: Options) -> Iterator[Finding]:
-    """container: whether this is one, as mounts are seen within it alone."""
+    """container: whether this process runs in one; mounts made in a container are not seen outside."""
     if requirements.in_container():
         text = f"this looks like a container ({_namespace()}): mounts made here are not seen outside"
         yield Finding("container", OK, text)
@@ -111,7 +111,7 @@ def _namespace() -> str:
 
 
 def limits(options: Options) -> Iterator[Finding]:
-    """limits: of open files and address space."""
+    """limits: those of open files, address space and locked memory."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -130,7 +130,7 @@ def limits(options: Options) -> Iterator[Finding]:
 
 
 def memory(options: Options) -> Iterator[Finding]:
-    """memory: that of the machine or the cgroup, and what a mount takes of it."""
+    """memory: how much of the memory of the machine or cgroup a mount may take."""
     taken, there = memory_limit(options), 4 * quarter()
     text = f"{size_text(taken)} for fetched bytes (memory_limit=), of {size_text(there)}"
     if taken > there // 2:
@@ -140,7 +140,7 @@ def memory(options: Options) -> Iterator[Finding]:
 
 
 def clock(options: Options) -> Iterator[Finding]:
-    """clock: servers refuse signed requests of a machine whose clock is wrong."""
+    """clock: whether it is plausible; servers refuse signed requests from a machine whose clock is wrong."""
     now = time.time()
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     newest = _newest_file()
@@ -152,12 +152,12 @@ def clock(options: Options) -> Iterator[Finding]:
 
 
 def _newest_file() -> float:
-    """Return the time of the installation of zarrfs, which is in the past, in seconds since 1970."""
+    """Return the time when zarrfs was installed, in seconds since 1970; a correct clock is past it."""
     return os.stat(os.path.dirname(__file__), follow_symlinks=True).st_mtime
 
 
 def helper(options: Options) -> Iterator[Finding]:
-    """mount helper: whether mount(8) and fstab know zarrfs."""
+    """mount helper: whether mount(8), and so fstab, finds a working mount.zarrfs."""
     for path in ("/sbin/mount.zarrfs", "/usr/sbin/mount.zarrfs"):
         try:
             status = os.stat(path)
@@ -184,7 +184,7 @@ _UNITS = ("/lib/systemd/system", "/usr/lib/systemd/system", "/etc/systemd/system
 
 
 def units(options: Options) -> Iterator[Finding]:
-    """units: whether systemd knows zarrfs@.service and zarrfs-unstage.timer."""
+    """units: whether zarrfs@.service is in a directory of systemd units."""
     for directory in _UNITS:
         if os.path.exists(f"{directory}/zarrfs@.service"):
             yield Finding("units", OK, f"of systemd, in {directory}")

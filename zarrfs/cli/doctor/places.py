@@ -15,10 +15,10 @@ from zarrfs.errors import MountError, reason_of
 from zarrfs.jobs import nodelocal
 from zarrfs.system import mounts
 
-_ROOM = 64 << 20  # bytes: less is too little for the index of a large source
-_NAMED = 5  # leftovers of a kind that a line names
-_PATIENCE = 1.0  # seconds that a mount may take to answer; a child that asks one that never does takes another one
-_PACKAGES = {  # by what they serve
+_ROOM = 64 << 20  # free bytes: less is too little for the index of a large source
+_NAMED = 5  # leftovers of one kind that a line lists by name
+_PATIENCE = 1.0  # seconds to wait for mounts; if one is silent, ending the child that probes it takes another second
+_PACKAGES = {  # by the extra that installs them
     "s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "sshfs", "fast": "obstore", "parquet": "pyarrow",
     "netcdf": "h5netcdf", "flux": "lz4",
 }  # fmt: skip
@@ -53,7 +53,7 @@ def blocks(options: Options) -> Iterator[Finding]:
 
 
 def runtime(options: Options) -> Iterator[Finding]:
-    """records: whether there is a place for those of zarrfs stage and run."""
+    """records: whether there is a directory for the records of zarrfs stage and run."""
     from zarrfs.jobs import records
 
     reasons = []
@@ -67,7 +67,7 @@ def runtime(options: Options) -> Iterator[Finding]:
 
 
 def log(options: Options) -> Iterator[Finding]:
-    """log: where that of a mount goes."""
+    """log: where the log of a mount goes."""
     from zarrfs.metrics import logs
 
     if where := logs.place(options):
@@ -78,7 +78,7 @@ def log(options: Options) -> Iterator[Finding]:
 
 
 def mounted(options: Options) -> Iterator[Finding]:
-    """leftovers: mounts whose daemon has died, and what jobs have left; then servers that mounts wait for."""
+    """leftovers: mounts whose daemon has died or is silent, and stale records; then servers that mounts wait for."""
     ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
     dead, silent = mounts.unanswered(ours, _PATIENCE)
     yield from _leftovers(len(ours), dead, silent)
@@ -108,14 +108,14 @@ def _leftovers(count: int, dead: Sequence[str], silent: Sequence[str]) -> Iterat
 
 
 def _counted(names: Sequence[str], noun: str, what: str) -> str:
-    """Return "2 NOUNs WHAT: a, b"; of many, the first."""
+    """Return "2 NOUNs WHAT: a, b", with the first _NAMED names."""
     more = len(names) - _NAMED
     named = ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
     return f"{len(names):,} {noun}{'' if len(names) == 1 else 's'} {what}: {named}"
 
 
 def _servers(mountpoints: Sequence[str]) -> Iterator[Finding]:
-    """Find servers that do not answer, and that readers of mounts wait for."""
+    """Find servers that do not answer while readers of mounts wait for them."""
     from zarrfs.cli.stats_text import hosts, outage
     from zarrfs.metrics.statistics import statistics
 
@@ -123,7 +123,7 @@ def _servers(mountpoints: Sequence[str]) -> Iterator[Finding]:
     for path in mountpoints:
         try:
             counted = statistics(path)
-        except MountError:  # of another user, or gone by now
+        except MountError:  # the mount of another user, or unmounted meanwhile
             continue
         for host in hosts(counted):
             if text := outage(counted, host):
@@ -151,7 +151,7 @@ def configuration(options: Options) -> Iterator[Finding]:
 
 
 def packages(options: Options) -> Iterator[Finding]:
-    """packages: those that some sources need."""
+    """packages: optional ones that some sources need."""
     there, missing = [], []
     for extra, name in _PACKAGES.items():
         try:
@@ -167,7 +167,10 @@ def packages(options: Options) -> Iterator[Finding]:
 
 
 def _directory(check: str, path: str, state: str, advice: str) -> Iterator[Finding]:
-    """Check that a directory exists or can be made, is writable, and has room; `state` if it does not exist."""
+    """Check that a directory exists or can be created, is writable, and has room.
+
+    Too little room is a WARNING; any other problem is a finding in the given `state`.
+    """
     place = _existing(path)
     try:
         status, disk = os.stat(place), os.statvfs(place)
@@ -190,7 +193,7 @@ def _directory(check: str, path: str, state: str, advice: str) -> Iterator[Findi
 
 
 def _existing(path: str) -> str:
-    """Return the directory, or the nearest existing one above it."""
+    """Return `path` if it exists, else the nearest directory above it that does."""
     while not os.path.lexists(path) and path != "/":
         path = os.path.dirname(path)
     return path

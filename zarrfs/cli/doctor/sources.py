@@ -18,16 +18,16 @@ from zarrfs.sources import discard, open_plan, plan_source
 from zarrfs.store.api import Kind, Store, join_key
 
 _READ = 4096  # bytes
-_LOOKED = 500  # entries, to find one with bytes in a target
+_LOOKED = 500  # entries examined to find a file with bytes in a target
 _OF_URLS = "!#$%&'()*+,/:;=?@[]~"  # characters that need no escape in a request: RFC 3986
 _PORTS = {"http": 80, "https": 443}
-_CREDENTIALS = {  # by protocol: where they come from
+_CREDENTIALS = {  # by protocol: where credentials come from
     "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws/credentials, or -o s3.anon=true for public buckets",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or -o gs.token=anon for public buckets",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and a key, or -o az.anon=true for public ones",
     "http": "-o http.headers=..., a netrc file, or the token in the URL may be wrong or missing",
 }
-# (what the reason says, what to do); the first that fits
+# (regular expression for the reason of a failure, advice); the first match counts
 _ADVICE = (
     (r"name or service not known|name resolution|nodename nor servname|dns error|getaddrinfo|no address",
      "the name of the server is unknown here: look for a typing error, at the machine's DNS, or for {proxy}"),
@@ -45,7 +45,7 @@ _ADVICE = (
 
 
 def open_and_read(source: str) -> Check:
-    """A check of `source`."""
+    """Return a check that opens `source` and reads a little of it."""
 
     def check(options: Options) -> Iterator[Finding]:
         """source: whether it can be opened and read."""
@@ -90,7 +90,7 @@ def advice_for(reason: str, url: str) -> str:
 
 
 def _web_server(url: str) -> tuple[SplitResult, str, int] | None:
-    """Return (parts, host, port) of an HTTP URL; None for others, and if it is malformed: opening it says why."""
+    """Return (parts, host, port) of an HTTP URL, else None. None also if it is malformed, which opening reports."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -102,7 +102,7 @@ def _web_server(url: str) -> tuple[SplitResult, str, int] | None:
 
 
 def _server(url: str) -> Iterator[Finding]:
-    """Check an HTTP server: its name, its port, its answer at this URL."""
+    """Check that an HTTP server's name resolves and that its port accepts connections; skipped behind a proxy."""
     server = _web_server(url)
     if server is None or proxied():
         return
@@ -122,7 +122,7 @@ def _server(url: str) -> Iterator[Finding]:
 
 
 def _status(url: str) -> str:
-    """Return the status with which an HTTP server answers a client without credentials, as "403"; "" for success."""
+    """Return the HTTP status of a request without credentials, such as "403"; "" for success or without an answer."""
     import http.client
 
     server = _web_server(url)
@@ -143,7 +143,7 @@ def _status(url: str) -> str:
 
 
 async def _read_some(plan: Plan, options: Options) -> Finding:
-    """Read a little of a file whose bytes lie in a target, else of any."""
+    """Read the beginning of a file with bytes in a target; of any other file if there is none."""
     store = open_plan(plan, dataclasses.replace(options, upperdir=None, grid=options.grid or "ask"))
     try:
         try:
@@ -164,7 +164,10 @@ async def _read_some(plan: Plan, options: Options) -> Finding:
 
 
 async def _some_file(store: Store) -> tuple[str, str]:
-    """(key, URL) of a file with bytes in a target; (key, "") of another one, ("", "") where there is none."""
+    """Return (key, URL) of a file with bytes in a target, else (key, "") of a file, else ("", "").
+
+    At most _LOOKED entries are examined.
+    """
     some, looked, folders = "", 0, [""]
     while folders and looked < _LOOKED:
         folder = folders.pop(0)

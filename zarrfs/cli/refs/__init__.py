@@ -1,4 +1,4 @@
-"""zarrfs refs: reference sets as things to work with; one module per command, imported when it runs."""
+"""zarrfs refs: the group of commands for reference sets; one module per command, imported when it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from zarrfs.cli import LazyGroup
 from zarrfs.cli.common import SETTINGS, process_options
 
-# name: (module, what it does in a line); the function has the command's name, with "_" for "-"
+# name: (module, its help in a line); the function has the command's name, with "_" for "-"
 COMMANDS = {
     "convert": ("zarrfs.cli.refs.convert", "Write SRC in another form: JSON, Parquet or an index."),
     "expand": ("zarrfs.cli.refs.expand", "Write SRC as JSON of version 0: no templates, no gen."),

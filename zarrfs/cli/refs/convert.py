@@ -1,4 +1,4 @@
-"""zarrfs refs convert: a reference set in another form."""
+"""zarrfs refs convert: write a reference set in another format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""zarrfs refs expand: a reference set as JSON of version 0."""
+"""zarrfs refs expand: write a reference set as JSON of version 0."""
 
 from __future__ import annotations
 

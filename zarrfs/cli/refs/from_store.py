@@ -1,4 +1,4 @@
-"""zarrfs refs from-store: a reference set of a tree that exists."""
+"""zarrfs refs from-store: make a reference set of a tree of files."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def from_store(
 
     to = running.output(output, written)
     options = parsed.options
-    kind = options.type or (None if options.view else "zarr")  # a view may also be that of a reference set
-    # no reference can name decoded bytes: arrays of a view that need that are left out
+    kind = options.type or (None if options.view else "zarr")  # PLACE may be a reference set if a view is given
+    # a reference cannot point to transcoded bytes, so arrays that the view would have to transcode are left out
     parsed = dataclasses.replace(parsed, options=dataclasses.replace(options, type=kind, transcode="off"))
     if relative and to.base is None:
         raise UsageError("--relative needs --output: targets become relative to that file")

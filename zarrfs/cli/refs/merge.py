@@ -1,4 +1,4 @@
-"""zarrfs refs merge: several reference sets as one."""
+"""zarrfs refs merge: write several reference sets as one."""
 
 from __future__ import annotations
 

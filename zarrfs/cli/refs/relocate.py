@@ -1,4 +1,4 @@
-"""zarrfs refs relocate: a reference set whose targets have moved."""
+"""zarrfs refs relocate: replace the beginnings of target URLs in a reference set, after targets have moved."""
 
 from __future__ import annotations
 

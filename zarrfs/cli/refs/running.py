@@ -1,4 +1,4 @@
-"""Shared by the commands of zarrfs refs: output options, sources as sets, progress."""
+"""Code shared by the commands of zarrfs refs: options for the output, opening of reference sets, progress."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# those of references.output, which --help does not import; a test compares them
+# the formats of references.output, repeated here because --help does not import it; a test compares the two
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
-_QUIET_FOR = 1.0  # seconds before progress is shown,
-_EVERY = 0.2  # and between one line and the next
-_LOOK = 4096  # references between two looks at the clock
+_QUIET_FOR = 1.0  # seconds before progress is shown
+_EVERY = 0.2  # seconds between updates
+_LOOK = 4096  # references between two readings of the clock
 
 
 def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --to (or what `form` calls it), --record-size and --force.
+    """Add the option `form` for the output format, --record-size and --force to a command.
 
-    The command is called with `written`, for output().
+    The command is called with `written`, an argument for output().
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +56,10 @@ def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callab
 
 
 def output(path: str | None, written: dict[str, Any], usual: str | None = None, version: int = 1) -> Output:
-    """Return where to write; `usual` is the form if there is no path, or a name without a known form. UsageError."""
+    """Return the output for `path`; None is standard output, as JSON unless `written` has another format.
+
+    `usual` is the format of a name without a known ending; without `usual`, such a name is a UsageError.
+    """
     from zarrfs.references.output import STDOUT, Output, output_format
 
     path = path or STDOUT
@@ -65,7 +68,7 @@ def output(path: str | None, written: dict[str, Any], usual: str | None = None, 
 
 
 def run_on_set(source: str, parsed: Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:
-    """Open `source` as a reference set, and run `body` as common.run_on_store() does. SourceError if it is none."""
+    """Open `source` and run `body` as common.run_on_store() does. Raise SourceError if it is no reference set."""
     from zarrfs.references.output import reference_set
 
     async def on_set(store: Store, plan: Plan) -> T:
@@ -81,9 +84,10 @@ def write_set(
     change: Callable[[Callable[[str], str], Plan], Callable[[str], str]] = lambda usual, plan: usual,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write `source` to `to`; `change(usual, plan)` gives what becomes of its URLs.
+    """Write the reference set `source` to `to`.
 
-    `check` is called when all is written, but not yet under its name, and may raise.
+    `change(usual, plan)` returns the function that rewrites each URL, `usual` is the one that is used by default.
+    `check` is called when all references are written, but not yet under the final name; it may raise.
     """
     from zarrfs.references.output import entries, notes
     from zarrfs.references.relocate import rewritten, written_urls
@@ -102,13 +106,13 @@ def write_set(
 
 @contextlib.contextmanager
 def opened(to: Output) -> Iterator[ReferenceWriter]:
-    """Open `to`, so that SIGTERM leaves nothing behind, as Ctrl-C does."""
+    """Open `to` for writing. On SIGTERM or SIGHUP, nothing is left behind, as on Ctrl-C."""
     with orderly_end(), to.opened() as writer:
         yield writer
 
 
 async def progress(items: AsyncIterator[R], parsed: Parsed, what: str = "references") -> AsyncIterator[R]:
-    """Yield `items`; show their number on a terminal after a second."""
+    """Yield `items`. After a second, show their number so far if standard error is a terminal."""
     if not shows_progress() or parsed.options.log_level == "error":
         async for item in items:
             yield item

@@ -1,4 +1,4 @@
-"""zarrfs refs stats: what a reference set holds."""
+"""zarrfs refs stats: count the entries, targets and bytes of a reference set."""
 
 from __future__ import annotations
 

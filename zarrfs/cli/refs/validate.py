@@ -1,4 +1,4 @@
-"""zarrfs refs validate: all that is wrong with a reference set."""
+"""zarrfs refs validate: list all errors of a reference set."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def validate(source: str, as_json: bool, shard: str | None, parsed: Parsed) -> N
 
     try:
         common.run_on_store(source, dataclasses.replace(parsed, options=options), body)
-    except SourceError as exc:  # nothing beyond this can be examined, by any share
+    except SourceError as exc:  # no share can examine anything after this error
         report.add(Fault(exc.entry or "", exc.rule))
     report.end(without_secrets(source))
     sys.exit(0 if report.valid else 1)
 
 
 class _Report:
-    """Tells faults as they come; as JSON, all at the end."""
+    """A report that writes each fault as it is found; as JSON, all of them at the end."""
 
     def __init__(self, as_json: bool, strict: bool) -> None:
         self.counts = [0, 0]  # errors, warnings
@@ -73,7 +73,7 @@ class _Report:
         return not (self.counts[0] or (self._strict and self.counts[1]))
 
     def add(self, fault: Fault) -> None:
-        """Tell one."""
+        """Count a fault; write it now, or keep it for JSON."""
         self.counts[fault.warning] += 1
         if self._kept is not None:
             self._kept[fault.warning].append({"entry": fault.entry, "rule": fault.rule})
@@ -82,7 +82,7 @@ class _Report:
         sys.stdout.write(printable(f"warning: {line}" if fault.warning else line) + "\n")
 
     def end(self, source: str) -> None:
-        """Tell how many."""
+        """Write the number of errors and warnings, or the JSON object."""
         errors, warnings = self.counts
         if self._kept is not None:
             found = {"source": source, "valid": self.valid, "errors": self._kept[0], "warnings": self._kept[1]}
