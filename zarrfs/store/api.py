@@ -145,7 +145,7 @@ class Value(abc.ABC):
         return None
 
     def close(self) -> None:  # noqa: B027  (most values hold nothing)
-        """Release what the value holds."""
+        """Release the resources of the value."""
 
 
 class Store(abc.ABC):
@@ -379,7 +379,7 @@ class BlockingReader(abc.ABC):
 
     opens_files: bool = False
     serves_most: bool = True  # whether few values, if any, need the event loop
-    skip_warned: bool = False  # leave blobs to the event loop if a source tried before fails: it warns once
+    skip_warned: bool = False  # return None for a blob if a source failed to read it: the event loop then warns, once
 
     @abc.abstractmethod
     def entries(self, prefix: str) -> Iterator[Entry]:
@@ -405,8 +405,8 @@ class BlockingReader(abc.ABC):
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 
-    It passes on lists(), and the calls that are not about keys. Calls about keys are up to the subclass, or do what
-    Store does by default.
+    It passes on lists(), usage(), remote, get_ready(), forbid_device(), adjust(), stats() and aclose(). A subclass
+    implements the other methods, or inherits the defaults of Store.
     """
 
     def __init__(self, lower: Store) -> None:

@@ -42,7 +42,7 @@ _FIRST_PAGE, _PAGE = 128, 1000  # rows of a listing's first query, few because a
 _AT_ONCE = 16  # regions of one read that are fetched in parallel
 _FIRST_REGIONS = 16  # regions of a file that prefetch() fetches
 _AHEAD = 16 << 20  # bytes: read-ahead window of a file made of regions
-_NEAR = 2 << 20  # bytes between two sequential reads, because the kernel sends several in parallel
+_NEAR = 2 << 20  # bytes by which sequential reads may be apart, because the kernel sends several in parallel
 _REMEMBERED = 16_384  # entries of each cache: directories, rows, URLs, ...
 _COUNTED = 20_000  # entries that one query counts
 
@@ -117,7 +117,7 @@ class IndexStore(Store):
         # "validated": the compiler collected all faults as problems; any other index is checked row by row
         from zarrfs.store.indexfile import row_faults
 
-        if share.index:  # a document is compiled as a whole
+        if share.index:  # a document is compiled as a whole, so the first share has all faults
             return
         is_document = "validated" in self.meta
         for entry, rule in await self.problems():

@@ -267,7 +267,7 @@ class NameTable:
         self._add_span(start, stop, since)
 
     def forget(self, key: str) -> None:
-        """Invalidate what is known of `key`."""
+        """Invalidate the row of `key`, and the complete responses that cover it."""
         self.lost += 1
         parent, name = split_key(key)
         self._write("UPDATE names SET seen = 0 WHERE parent = ? AND name = ?", [(encoded(parent), encoded(name))])

@@ -96,10 +96,10 @@ class Pages:
             index = bisect.bisect_left(self._chains, at, key=lambda chain: chain.at)
         stop = self._chains[index].at if index < len(self._chains) else END
         after = at.removesuffix(b"\0").decode("utf-8", "surrogateescape")
-        if at.endswith(b"/"):  # where a directory begins: its page has only keys of this directory,
+        if at.endswith(b"/"):  # where a directory begins: the page has only keys of this directory
             self._directories = self._directories + 1 if at > self._directory else 0
             self._directory = at
-            if self.walking:  # unless directories are listed in order
+            if self.walking:  # the page may go beyond the end of this directory
                 after = after[:-1]
         elif after and not at.endswith(b"\0"):  # where a directory ends, or a forgotten key, which the page must have
             after = _before(after)

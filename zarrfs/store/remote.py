@@ -141,7 +141,7 @@ class FsspecStore(Store):
         known = await self._exact_known(key)
         same = known.entry is not None and _same(entry, known.entry)
         identity, now = opened.identity, known.identity
-        # `entry` may have no version: then only the identity shows a change from a version that became known later
+        # without a version in `entry`, _same() is True; identities differ if a version became known and then changed
         if not same or (identity != now and None not in (identity, now)):
             raise TargetChanged(key, "has changed since it was opened")
         try:

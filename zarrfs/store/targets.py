@@ -44,7 +44,7 @@ class TargetReader(abc.ABC):
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         """Return exactly the bytes [offset, offset + length) of `url`, or raise a ReadError.
 
-        [low, high) is the extent of the value that they belong to: bytes worth fetching in the same request.
+        [low, high) is the extent of the value that contains these bytes; all of it may be fetched in the same request.
         """
 
     @property

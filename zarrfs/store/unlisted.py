@@ -254,7 +254,7 @@ class UnlistedStore(WrappingStore):
         if node is None:
             if await self._node(key) is not None:
                 return True
-            await self._ask_for_node(key)  # it could be an array whose chunk keys lead through `key`
+            await self._ask_for_node(key)  # a refused document may be of an array whose chunk keys contain `key`
             return False
         return not rest or node.leads(rest)
 
@@ -408,7 +408,7 @@ class UnlistedStore(WrappingStore):
     async def _shown(self, prefix: str) -> list[Info] | None:
         """Return the server's listing of a directory, if there is one: some servers hide only names with a dot."""
         if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
-            return None  # the root is known to have no listing, and other responses describe the rest
+            return None  # the root is known to have no listing; nodes and directories in arrays need none
         try:
             return await self._store.listed(prefix)
         except AccessDenied:

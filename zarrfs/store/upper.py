@@ -44,7 +44,7 @@ def reserved(name: str) -> bool:
 
 _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
-# Errors that mean an absent entry: the name of a whiteout may be too long, and then there is none.
+# Errors that mean an absent entry. ENAMETOOLONG: with PREFIX, the name of a whiteout may be too long.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
