@@ -1,6 +1,6 @@
-"""The store API, and the stores that hold bytes themselves: directory, index, remote tree, overlay.
+"""The store API, and the basic stores: directory, index, remote tree, overlay.
 
-directory.py, index.py, remote.py and unlisted.py are stores: there a key becomes a path, a row of the index, or a URL.
-overlay.py and upper.py write changes and whiteouts; traversal.py follows symbolic links of stores and archives. Knows
-neither FUSE nor the documents that an index is compiled from.
+directory.py, index.py, remote.py and unlisted.py are stores: they translate a key to a path, a row of an index, or a
+URL. overlay.py and upper.py write changes and whiteouts; traversal.py walks any store and follows its symbolic links.
+This package knows neither FUSE nor the documents that an index is compiled from.
 """

@@ -1,4 +1,4 @@
-"""The vocabulary of the whole program: keys, Info, and the Store and Value classes.
+"""The types that the whole program uses: keys, Info, and the Store and Value classes.
 
 Source: Zarr v3 core protocol, abstract store interface, and the file system store 1.0 (key translation).
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zarrfs.config.options import Options
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
-KEY_MAX = 4095  # bytes: the longest path that Linux takes
+KEY_MAX = 4095  # bytes: the longest path that Linux accepts
 
 
 class Kind(enum.IntEnum):
@@ -43,10 +43,10 @@ class Info(NamedTuple):
     mode: int | None = None  # permission bits including setuid, setgid, sticky; None: the mount decides
     mtime_ns: int | None = None  # None: the mount decides
     target: str | None = None  # of a symlink
-    allocated: int | None = None  # bytes held, where less than size (holes); None: all
+    allocated: int | None = None  # bytes allocated, if less than size (holes); None: all
     links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 if not counted
     identity: int | None = None  # changes when another file takes the name; None: not known
-    unreadable: str = ""  # why its bytes cannot be read, if that is known without opening it
+    unreadable: str = ""  # why it cannot be read, if that is known without opening it
 
 
 PlainPart = tuple[int, int, Buffer | None, str, int]  # start, length, data, url and offset of a Part
@@ -57,10 +57,10 @@ SET_IDS = stat.S_ISUID | stat.S_ISGID
 
 
 def ordinary_mode(info: Info) -> int:
-    """Return permission bits without set-user-ID and set-group-ID of files, as no source has trusted owners.
+    """Return the permission bits of an entry, for files without set-user-ID and set-group-ID.
 
-    The user who mounts, copies or extracts becomes the owner, so a stranger's archive could act as that user.
-    Directories keep set-group-ID, which only chooses the group of new files. `info.mode` is not None.
+    The user who mounts, copies or extracts becomes the owner, so a program in an untrusted archive could otherwise act
+    as that user. Directories keep set-group-ID, which only chooses the group of new files. `info.mode` is not None.
     """
     assert info.mode is not None
     return info.mode if info.kind is Kind.DIRECTORY else info.mode & ~SET_IDS
@@ -73,23 +73,23 @@ class Usage(NamedTuple):
     files: int = 0
     bytes_free: int = 0
     files_free: int = 0
-    counted: bool = False  # `bytes` and `files` are those of the source itself, counted
+    counted: bool = False  # `bytes` and `files` were counted in the source itself
 
 
 class Reference(NamedTuple):
     """A file of a reference set: inline bytes, a range of a target, or all of a target."""
 
     key: str
-    data: Buffer | None = None  # inline; the other fields are then unused
-    url: str = ""  # as the set has it: perhaps relative
+    data: Buffer | None = None  # inline bytes; the fields below are then unused
+    url: str = ""  # as written in the set: may be relative
     offset: int = 0
     length: int | None = None  # bytes; None: all of the target
 
 
 class Fault(NamedTuple):
-    """A fault of a reference set; a warning costs the set nothing."""
+    """A fault of a reference set; despite a warning the set is valid."""
 
-    entry: str  # where in the set: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole
+    entry: str  # its place in the set: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole set
     rule: str
     warning: bool = False
 
@@ -99,14 +99,14 @@ class Absences(NamedTuple):
 
     absent: int
     record_files: int
-    first: str = ""  # the first absent one
+    first: str = ""  # the first absent record file
 
 
 class Value(abc.ABC):
     """One version of one value, open for reading.
 
-    What is open never changes under its reader: a read returns bytes of this version or raises. Reads may overlap and
-    come in any order. The opener calls close() when no read is under way; calling it again does nothing.
+    An open value never changes: a read returns bytes of this version or raises an error. Reads may run concurrently,
+    in any order. The opener calls close() when no read is under way; a second close() does nothing.
     """
 
     __slots__ = ("info", "version")
@@ -124,40 +124,43 @@ class Value(abc.ABC):
 
     @property
     def pinned(self) -> Hashable:
-        """Equal for two openings only if their reads return the same bytes at any time: what a handle stands for."""
+        """The version, or the size if the version is unknown.
+
+        Equal for two openings only if, at any given time, reads of both return the same bytes.
+        """
         return ("size", self.size) if self.version is None else self.version
 
     @abc.abstractmethod
     async def read(self, start: int, length: int) -> Buffer:
         """Return the bytes [start, start + length), cut at the end of the value.
 
-        Raises TargetChanged if the store has another version by now, ReadError if the bytes cannot be read.
+        Raise TargetChanged if the store now has another version, ReadError if the bytes cannot be read.
         """
 
     def fileno(self) -> int | None:
         """Return a descriptor of a file that holds this value from offset 0 on; None if there is no such file.
 
-        The fast path: FUSE reads, copies and hashes use it in place of read().
+        FUSE reads, copies and hashes use the descriptor in place of read(), because that is faster.
         """
         return None
 
     def close(self) -> None:  # noqa: B027  (most values hold nothing)
-        """Release what the value holds."""
+        """Release the resources of the value."""
 
 
 class Store(abc.ABC):
     """A read-only tree of keys and values; the operations are those of the Zarr v3 store API.
 
-    Keys are "/"-joined names; the root is "". All methods run on trio. NotFound, NotDirectory, IsDirectory and
-    InvalidKey are answers; a ReadError says that what is listed, or may be there, cannot be had. A subclass gives
-    info(), list_dir() and open(); whatever else a store is able to do has a default here, so that no caller asks what
-    kind of store it has.
+    Keys are names joined by "/"; the root is "". All methods run on the trio loop. NotFound, NotDirectory, IsDirectory
+    and InvalidKey are definite answers about a key; a ReadError means that an entry is listed, or may exist, but
+    cannot be read. A subclass implements info(), list_dir(), open() and aclose(). All other methods have defaults, so
+    that callers need not know which kind of store they have.
     """
 
-    immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages for good
+    immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages indefinitely
     knows_names: bool = False  # names are looked up and listed without a request to a server
-    is_reference_set: bool = False  # references() and faults() have something to say
-    merged: bool = False  # open() follows a link in one of several layers: resolve links before, by info()
+    is_reference_set: bool = False  # references() and faults() are implemented
+    merged: bool = False  # open() resolves links within one layer only: resolve them first, with info()
 
     @property
     def sizes_known(self) -> bool:
@@ -165,16 +168,16 @@ class Store(abc.ABC):
         return False
 
     async def lists_same_sizes(self) -> bool:
-        """Return whether listings tell every process the same sizes, whatever it has read before."""
+        """Return whether listings report the same sizes in every process, whatever the process has read before."""
         return False
 
     async def lists(self, prefix: str) -> bool:
-        """Return whether list_dir() of a directory has the names that are there, without a request for each."""
+        """Return whether list_dir() of a directory yields all existing names, without a request for each of them."""
         return True
 
     @abc.abstractmethod
     async def info(self, key: str, sized: bool = True) -> Info:
-        """Return the entry of `key`. NotFound; ReadError if its size cannot be determined.
+        """Return the entry of `key`. Raise NotFound, or ReadError if its size cannot be determined.
 
         Unless `sized`, no request is sent for the size: it is None if only a target knows it.
         """
@@ -183,19 +186,19 @@ class Store(abc.ABC):
     def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """Yield the children of `prefix` that come after the name `after`, or all of them.
 
-        The order is fixed, and by name (code points) unless the store documents another one. `after` is a name of an
-        earlier listing; in a sorted listing, any name. A directory that cannot be listed raises ReadError, and never
-        appears empty.
+        The order is fixed: by name (code points) unless the store documents another one. `after` is a name from an
+        earlier listing; if the listing is sorted, any name. Raise ReadError if the directory cannot be listed: it
+        never appears empty.
         """
 
     @abc.abstractmethod
     async def open(self, key: str) -> Value:
-        """Open the present version of a value. NotFound, IsDirectory, ReadError."""
+        """Open the current version of a value. Raise NotFound, IsDirectory or ReadError."""
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        """Return the bytes [start, start + length) of a value, cut at its end; without a length all the rest.
+        """Return the bytes [start, start + length) of a value, cut at its end; without `length`, all from `start` on.
 
-        They are of one version: where another one came after the value was opened, it is opened and read anew, once.
+        All bytes are of one version: a value that changes after it was opened is opened and read once more.
         """
         try:
             return await self._open_and_read(key, start, length)
@@ -208,7 +211,8 @@ class Store(abc.ABC):
         value = await self.open(key)
         try:
             rest = max(0, value.size - start)
-            return await value.read(start, rest if length is None else min(length, rest))  # no memory beyond
+            # cut here: read() may allocate memory for all of `length`
+            return await value.read(start, rest if length is None else min(length, rest))
         finally:
             value.close()
 
@@ -219,70 +223,76 @@ class Store(abc.ABC):
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ...
 
-        Unless `shown`, the URL is not for messages, but for a reference set: of a local file the path; of a target the
-        URL as its document has it (perhaps relative, with its query); of a value on a server a URL without
-        credentials. ReadError if no URL leads to the value.
+        By default, URLs are for messages. Unless `shown`, they are for a reference set: the path of a local file; the
+        URL of a target as its document has it (perhaps relative, with its query); the URL of a value on a server,
+        without credentials. Raise ReadError if no URL leads to the value.
         """
         await self.info(key, sized=False)
         return {}
 
     async def usage(self) -> Usage:
-        """Return how much the store holds, without a request to a server."""
+        """Return the numbers for statfs; send no request to a server."""
         return Usage()
 
     @property
     def remote(self) -> bool:
-        """Whether values came over a network so far, so that prefetch() gains something."""
+        """Whether values are read over a network, as far as is known: then prefetch() is useful."""
         return False
 
     async def get_ready(self) -> None:  # noqa: B027
-        """Import and start what the first read over a network takes, if there are remote values; send no request."""
+        """Import and start what the first read of a remote value needs, if there is one; send no request."""
 
     async def prefetch(self, keys: Sequence[str]) -> None:  # noqa: B027
-        """Bring values into the cache, of large ones the beginning; neighbours in one request.
+        """Fetch values into the cache, only the beginning of large ones; neighbours share a request.
 
-        Returns when they are cached; cancelling it drops unfinished requests without a reader. A value that cannot be
-        fetched is left out: its reader gets the error.
+        Return when all are cached; if cancelled, drop unfinished requests that no reader waits for. Skip a value that
+        cannot be fetched: its reader gets the error.
         """
 
     async def left_out(self, key: str) -> dict[str, str]:
-        """Return why entries at or below `key` are left out, by key, as far as they have been examined."""
+        """Return why entries at or below `key` are left out, by key.
+
+        The result has only entries that were already examined.
+        """
         return {}
 
     async def form(self, key: str) -> tuple[str, str] | None:
-        """Return (what a view of another Zarr version shows of the chunks of an array, why); None of other stores.
+        """Return (form, reason): how a view of another Zarr version shows the chunks of the array `key`, and why.
 
-        The reason is "" unless chunks are decoded.
+        Return None if `key` is no array, or the store is no such view. The reason is "" unless chunks are decoded.
         """
         return None
 
     async def check(self) -> None:  # noqa: B027
-        """Examine everything that a view has to translate; ReadError for the first invalid or unsupported node."""
+        """Examine every node that a view translates; raise ReadError for the first invalid or unsupported one."""
 
     async def about(self) -> dict[str, Any]:
         """Return the description of the source for `zarrfs info`, ready for JSON."""
         return {}
 
     async def problems(self) -> list[tuple[str, str]]:
-        """Return (entry, rule) of every entry of the source's document that is left out because it breaks a rule."""
+        """Return (entry, rule) for every entry of the source's document that is left out because it breaks a rule."""
         return []
 
     async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
-        """Count the absent record files of a Parquet set at and below `prefix`; None: this is no Parquet set.
+        """Count the absent record files of a Parquet set at and below `prefix`; None if this is no Parquet set.
 
-        Unless `ask`, no file is read for that, and the result may also be None.
+        Unless `ask`, no record file is read; the result is also None if they cannot be counted without that.
         """
         return None
 
     async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
-        """Yield every fault of a reference set, or a share of them: what cannot be divided is in the first share."""
+        """Yield every fault of a reference set, or one share of them.
+
+        Faults that cannot be divided are in the first share.
+        """
         return
         yield  # makes it a generator
 
     async def references(self) -> AsyncIterator[Reference]:
         """Yield every file of a reference set, in the order of list_prefix("").
 
-        ReadError where part of the set cannot be had, and where this is no reference set.
+        Raise ReadError if part of the set cannot be read, or if this is no reference set.
         """
         raise ReadError("/", "is no reference set")
         yield  # makes it a generator
@@ -292,20 +302,23 @@ class Store(abc.ABC):
         return None
 
     def export_entry(self, key: str) -> bytes:
-        """Return what this store has in memory of a file, for another process that has the same store open."""
+        """Return the cached entry of a file, serialised for another process that has the same store open.
+
+        Return b"" if there is none.
+        """
         return b""
 
     def import_entry(self, key: str, exported: bytes) -> None:  # noqa: B027
-        """Take over what export_entry() has returned in another process."""
+        """Cache an entry that export_entry() returned in another process."""
 
     def share_looks(self, looks: Looks) -> None:  # noqa: B027
-        """Believe of a source that changes only what is, by `looks`, what any process of the mount saw last."""
+        """Use a cached version only while, by `looks`, it is the one that any process of the mount saw last."""
 
     def hide_document_time(self) -> None:  # noqa: B027
-        """Show entries that have no time of their own without one, not with their document's time."""
+        """Report no mtime for entries that have none of their own, instead of the mtime of their document."""
 
     def forbid_device(self, device: int) -> None:  # noqa: B027
-        """Refuse targets on the file system `device` (st_dev), which is the mount that shows this very store."""
+        """Refuse targets on the file system `device` (st_dev), the mount of this store: reads could deadlock."""
 
     def adjust(self, options: Options) -> None:  # noqa: B027
         """Apply new bounds on memory, disk and requests (daemon/live_options.py lists the options that may change)."""
@@ -316,22 +329,22 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def aclose(self) -> None:
-        """Release descriptors, connections and threads; the second call does nothing. Close open values before."""
+        """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
 
 
 class Looks(Protocol):
-    """The versions of documents and values that any process of a mount has seen last."""
+    """The versions of documents and values that were last seen by any process of a mount."""
 
     def begin(self, what: str) -> int:
-        """Return a number for ended(). Call it before something is looked at."""
+        """Return a number to pass to ended(). Call it before `what` is looked at."""
         ...
 
     def ended(self, what: str, version: Hashable, begun: int) -> None:
-        """Note the version that was seen, None for nothing, unless another process has noted one meanwhile."""
+        """Record the version that was seen, None if absent, unless another process has recorded one since begin()."""
         ...
 
     def holds(self, what: str, version: Hashable) -> bool:
-        """Return whether a version is the one that was seen last; False if that is not known."""
+        """Return whether `version` is the one that was seen last; False if that is not known."""
         ...
 
 
@@ -348,7 +361,7 @@ class WritableStore(Store):
 
 
 class Part(NamedTuple):
-    """`length` bytes of a file from `start` on: `data`, or those of `url` from `offset` on."""
+    """`length` bytes of a file, from `start` on: `data`, or the bytes of `url` from `offset` on."""
 
     start: int
     length: int
@@ -360,19 +373,20 @@ class Part(NamedTuple):
 class BlockingReader(abc.ABC):
     """A reader of a store that needs no event loop: every method blocks, and runs in any thread or forked process.
 
-    Values are files (`opens_files`), or are made of parts: bytes of the store, and blobs that lie in local files.
+    If `opens_files`, values are files. Otherwise they consist of parts: inline bytes, and ranges of blobs in local
+    files.
     """
 
     opens_files: bool = False
-    serves_most: bool = True  # few values, if any, need the event loop
-    skip_warned: bool = False  # leave blobs whose source has failed before to the event loop, which warns once
+    serves_most: bool = True  # whether few values, if any, need the event loop
+    skip_warned: bool = False  # return None for a blob if a source failed to read it: the event loop then warns, once
 
     @abc.abstractmethod
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield all entries of a directory, in the order of list_dir(). StoreError."""
+        """Yield all entries of a directory, in the order of list_dir(). Raise StoreError."""
 
     def open_file(self, key: str) -> int:
-        """Open a value that is a file; the caller closes the descriptor. StoreError, ReadError."""
+        """Open a value that is a file; the caller closes the descriptor. Raise StoreError or ReadError."""
         raise NotImplementedError
 
     def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
@@ -389,7 +403,11 @@ class BlockingReader(abc.ABC):
 
 
 class WrappingStore(Store):
-    """A store over another one, to which it passes every call that it does not change: a view, for example."""
+    """A store over the store `lower`, for example a view.
+
+    It passes on lists(), usage(), remote, get_ready(), forbid_device(), adjust(), stats() and aclose(). A subclass
+    implements the other methods, or inherits the defaults of Store.
+    """
 
     def __init__(self, lower: Store) -> None:
         self.lower = lower
@@ -451,7 +469,7 @@ def key_rule(key: str) -> str | None:
 
 
 def check_key(key: str, root: bool = False) -> str:
-    """Return `key`; raise InvalidKey (or NameTooLong) naming the rule. `root` admits ""."""
+    """Return `key` if it is valid, else raise InvalidKey (or NameTooLong) with the rule. `root`: "" is valid, too."""
     if root and not key:
         return key
     rule = key_rule(key)
@@ -472,7 +490,7 @@ def join_key(prefix: str, name: str) -> str:
 
 
 async def keys_below(store: Store, prefix: str) -> AsyncIterator[str]:
-    """Yield list_prefix() of a store from its list_dir(), with one open listing a level."""
+    """Yield the keys of list_prefix() by calling list_dir(); holds one open listing per level of directories."""
     levels = [(prefix, store.list_dir(prefix))]  # an explicit stack: trees may be deeper than Python's recursion limit
     while levels:
         above, listing = levels[-1]

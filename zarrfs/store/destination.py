@@ -1,4 +1,4 @@
-"""Output paths that a user names: check them, write to a temporary directory beside them, rename when whole."""
+"""Output paths that a user names: check them, write to a temporary directory beside them, rename when complete."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from zarrfs.system.renaming import EXCHANGE, rename
 
 _DOCUMENT = ".zmetadata"
 _RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
-_UNFINISHED = ("new", ".new.")  # names in a temporary directory; the second: of ParquetWriter's own directory
+_UNFINISHED = ("new", ".new.")  # prefixes of names in a temporary directory; the second one is ParquetWriter's
 _DIRECTORIES = {"parquet": "a Parquet set", "directory": "what is to be written"}
 
 
 class Placement(NamedTuple):
-    """The path `new` to write to; `own`: paths that exist only because of this command."""
+    """The path `new` to write to; `own`: the output path and its temporary directory, which are no input."""
 
     new: str
     own: tuple[str, ...]
@@ -35,13 +35,14 @@ class Placement(NamedTuple):
 def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[Placement]:
     """Provide a path for a new file, or directory ("parquet", "directory"), and rename it to `shown` at the end.
 
-    The result is synced to disk, unless `sync` is False for a file. Leaving the block with an exception leaves nothing
-    behind. UsageError as check_destination(), SourceError if writing fails.
+    The result is synced to disk, except that a file or Parquet set is not if `sync` is False. If the block raises an
+    exception, the new file or directory is removed. Raise UsageError as check_destination(), SourceError if writing
+    fails.
     """
     path = os.path.realpath(shown)
     check_destination(shown, form, replace)
     directory, name = os.path.split(path)
-    name = os.fsdecode(os.fsencode(name)[:200])  # a name has up to 255 bytes
+    name = os.fsdecode(os.fsencode(name)[:200])  # so that the temporary name has at most 255 bytes
     held = -1
     try:
         _remove_abandoned(directory, name)
@@ -49,11 +50,11 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
         new, old = os.path.join(work, "new"), os.path.join(work, "old")
         yield Placement(new, (path, work))
         if form == "directory":
-            sync_file_system(work)  # not file by file: links must not be followed, and modes may forbid opening
+            sync_file_system(work)  # not each file: links must not be followed, and modes may forbid opening
             _make_writable(path)
         elif sync:
             _sync_all(new)
-        check_destination(shown, form, replace)  # it may have taken long
+        check_destination(shown, form, replace)  # again, because writing may have taken long
         _rename(new, path, old)
         if sync:
             sync_path(directory)
@@ -61,7 +62,7 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
             remove_tree(old)
         else:
             _remove_set(old)
-    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
+    except (OSError, sqlite3.Error) as exc:  # SQLite raises its own: a full disk, a value over 1 GB
         raise SourceError(shown, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
     finally:
         if held >= 0:
@@ -79,19 +80,19 @@ def _work_directory(directory: str, name: str) -> tuple[str, int]:
         work = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
         try:
             os.mkdir(work, 0o700)
-            with contextlib.suppress(FileNotFoundError):  # another command took it for abandoned before we locked it
+            with contextlib.suppress(FileNotFoundError):  # another command removed it before it was locked
                 held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 if lock(held) is not False and os.fstat(held).st_nlink:
                     return work, held
                 os.close(held)
-        except BaseException:  # Ctrl-C, too: the caller does not know of the directory yet
+        except BaseException:  # also Ctrl-C: the caller does not know the directory yet
             with contextlib.suppress(OSError):
                 os.rmdir(work)
             raise
 
 
 def _remove_abandoned(directory: str, name: str) -> None:
-    """Remove temporary directories of killed commands for `name`, unless one holds the replaced directory."""
+    """Remove temporary directories that killed commands left for `name`, unless they hold a replaced directory."""
     form = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
     for entry in filter(form.fullmatch, os.listdir(directory)):
         work = os.path.join(directory, entry)
@@ -107,7 +108,7 @@ def _remove_abandoned(directory: str, name: str) -> None:
 
 
 def check_destination(shown: str, form: str, replace: bool) -> None:
-    """Raise UsageError unless `shown` is free, or `replace` is set and this form may replace it.
+    """Raise UsageError unless `shown` is free, or `replace` is set and `form` may replace the existing entry.
 
     A document or zip file replaces any file, an index only an index, a Parquet set only a directory that holds
     nothing but a set, and a directory any directory.
@@ -116,7 +117,7 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
         raise UsageError("an empty name of a file")
     path = os.path.realpath(shown)
     try:
-        status = os.stat(shown)  # not `path`: a pipe, which /dev/stdout may lead to, has none
+        status = os.stat(shown)  # not `path`: /dev/stdout may be a pipe, which has no path
     except FileNotFoundError:
         if not os.path.isdir(os.path.dirname(path)):
             raise UsageError(f"{shown}: no such directory") from None
@@ -170,7 +171,10 @@ def _is_index(path: str) -> bool:
 
 
 def _check_set(shown: str, directory: str) -> None:
-    """Raise UsageError unless a directory holds a set and nothing else: relative URLs may name files beside it."""
+    """Raise UsageError unless a directory holds a reference set and nothing else.
+
+    Other files in the directory may be targets, which relative URLs in the set name.
+    """
     try:
         with open(os.path.join(directory, _DOCUMENT), "rb") as file:
             found = json.load(file)
@@ -188,7 +192,7 @@ def _check_set(shown: str, directory: str) -> None:
 
 
 def _below(directory: str, prefix: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield (relative path, whether it is a regular file) of everything but directories below a directory."""
+    """Yield (relative path, whether it is a regular file) for all entries below a directory, except directories."""
     with os.scandir(os.path.join(directory, prefix)) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
@@ -200,7 +204,7 @@ def _below(directory: str, prefix: str = "") -> Iterator[tuple[str, bool]]:
 
 
 def _remove_set(directory: str) -> None:
-    """Remove the files of a set and its empty directories; other files that came in meanwhile stay."""
+    """Remove the files of a set, and the directories that are then empty; keep files that were added meanwhile."""
     for at, _, names in os.walk(directory, topdown=False):
         for name in names:
             if _RECORD_FILE.fullmatch(name) or (name == _DOCUMENT and at == directory):
@@ -213,9 +217,9 @@ def _remove_set(directory: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a file, a link itself, or a directory with everything below it, whatever its mode, if it exists.
+    """Delete a file, a symbolic link itself, or a directory with everything below it; do nothing if it is absent.
 
-    OSError for entries of another user.
+    Directories need not be writable. Raise OSError, for example for entries of another user.
     """
     if os.path.islink(path) or not os.path.isdir(path):
         with contextlib.suppress(FileNotFoundError):
@@ -230,18 +234,18 @@ def remove_tree(path: str) -> None:
 
 def _make_writable(path: str) -> None:
     """Make a directory writable for its owner: otherwise it can neither be moved nor emptied."""
-    with contextlib.suppress(OSError):  # the later removal reports the failure
+    with contextlib.suppress(OSError):  # the rename or removal that follows reports the failure
         mode = os.lstat(path).st_mode
         if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(path, mode | stat.S_IRWXU)
 
 
 def _rename(new: str, path: str, old: str) -> None:
-    """Rename `new` to `path`; a directory that it replaces is called `old` afterwards."""
+    """Rename `new` to `path`; a directory that it replaces, unless empty, is renamed to `old`."""
     if not os.path.isdir(path) or not os.listdir(path):
         os.rename(new, path)
         return
-    os.rename(new, old)  # from here on no command takes the temporary directory for abandoned
+    os.rename(new, old)  # from here on _remove_abandoned() keeps the temporary directory
     if _exchange(old, path):
         return
     os.rename(old, new)
@@ -273,7 +277,7 @@ def _sync_all(path: str) -> None:
 
 
 def sync_file_system(path: str) -> None:
-    """Sync the file system of `path` to disk. OSError. Source: syncfs(2)."""
+    """Sync the file system that holds `path` to disk. Raise OSError. Source: syncfs(2)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
@@ -284,7 +288,7 @@ def sync_file_system(path: str) -> None:
 
 
 def sync_path(path: str) -> None:
-    """Sync a file, or the names in a directory, to disk. OSError."""
+    """Sync a file, or the names in a directory, to disk. Raise OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

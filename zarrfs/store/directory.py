@@ -2,10 +2,10 @@
 
 Source: Zarr v3, "File system store" 1.0 (key translation, the operations, canonical URI); RFC 8089.
 
-Where the specification is silent: a symbolic link is a key of its own, or stands for its target (see Links); get
-follows it, out of the base directory only to allowed directories; set and delete replace and remove the link itself.
-A FIFO, socket or device is a key whose value cannot be read, and is never opened. Names that are not UTF-8 are decoded
-with surrogateescape.
+Where the specification is silent: a symbolic link is shown as a link or as its target (see Links); get follows it,
+out of the base directory only to allowed directories; set replaces, and delete removes, the link itself. A FIFO,
+socket or device is a key whose value cannot be read, and is never opened. Names that are not UTF-8 are decoded with
+surrogateescape.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from zarrfs.store.values import FileValue
 from zarrfs.system.beneath import BaseDirectory, real_path, reopen
 from zarrfs.system.buffers import Buffer
 
-_PAGE = 1000  # entries examined in one thread hop
-_KEPT = 1 << 20  # names that are kept for a resumed listing, at most
-_KEEP = 5_000_000_000  # ns that they are kept: some network file systems never change the times of a directory
-_TICK = 2_000_000_000  # ns: the coarsest ctime; a directory changed so recently may change without a new one
+_PAGE = 1000  # entries for each call in a worker thread
+_KEPT = 1 << 20  # names: those of a larger directory are not kept for a resumed listing
+_KEEP = 5_000_000_000  # ns for which they are kept: some network file systems never change a directory's times
+_TICK = 2_000_000_000  # ns, the coarsest ctime: within it a directory may change again without a new ctime
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
@@ -81,9 +81,9 @@ class Links(enum.Enum):
 class FileSystemStore(WritableStore, BlockingReader):
     """A store of the files below the directory `path`.
 
-    `fsync`: set() returns only when the value is on the disk. Values appear by rename, so that a reader, or
-    a crash, sees the old value or the new one. `allowed`: real paths of directories outside of the base directory that
-    links may lead to. Raises SourceError if `path` is no directory.
+    A value is renamed into place, so that a reader sees the old value or the new one, even if the writer is killed.
+    With `fsync`, set() returns only when the value is on disk. `allowed`: real paths of directories outside of the
+    base directory that links may lead to. Raise SourceError if `path` is no directory.
     """
 
     immutable = False
@@ -101,7 +101,7 @@ class FileSystemStore(WritableStore, BlockingReader):
         except OSError as exc:
             raise SourceError(path, reason_of(exc)) from exc
         self._staging: Staging | None = None
-        # of the last resumed listing: st_dev, st_ino, mtime and ctime; when it was read; the sorted names
+        # the last resumed listing: (st_dev, st_ino, mtime, ctime), the time when it was read, and the sorted names
         self._resumed: tuple[tuple[int, int, int, int], int, list[str]] | None = None
 
     # -- reading
@@ -212,16 +212,16 @@ class FileSystemStore(WritableStore, BlockingReader):
     # -- writing
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Store `value`, creating parent directories. IsDirectory, NotDirectory, AccessDenied, ...
+        """Store `value`, creating parent directories. Raise IsDirectory, NotDirectory, AccessDenied, ...
 
-        OSError for failures without a type of their own: a full disk, a quota, an input/output error.
+        Failures without a type of their own raise OSError: a full disk, a quota, an input/output error.
         """
         path = _path_of_key(key)
         with answers(key, writing=True):
             await trio.to_thread.run_sync(self._set, path, value)
 
     async def delete(self, key: str) -> None:
-        """Remove a file, a link, or a directory with everything below it; NotFound. Parents stay."""
+        """Remove a file, a link, or a directory with everything below it, but no parents. Raise NotFound."""
         path = _path_of_key(key)
         with answers(key, writing=True):
             await trio.to_thread.run_sync(self._delete, path)
@@ -231,7 +231,7 @@ class FileSystemStore(WritableStore, BlockingReader):
             await trio.to_thread.run_sync(self._staging.close)
         self._base.close()
 
-    # -- in a worker thread, or on the event loop if the kernel has it cached
+    # -- in a worker thread; or with `cached` on the event loop, raising BlockingIOError instead of waiting
 
     def _look(self, key: str, path: bytes, cached: bool = False) -> Info | None:
         try:
@@ -278,7 +278,7 @@ class FileSystemStore(WritableStore, BlockingReader):
         return True
 
     def _is_above(self, directory: os.stat_result, path: bytes, cached: bool) -> bool:
-        """Return whether a directory is a parent of `path`: walking into it would never end."""
+        """Return whether a directory is an ancestor of `path`, so that a walk into it would never end."""
         while path:
             path = path.rpartition(b"/")[0]
             descriptor = self._base.find(path, self._allowed, cached=cached)
@@ -316,7 +316,7 @@ class FileSystemStore(WritableStore, BlockingReader):
         raise ReadError(key, not_opened(status))
 
     def _link_at(self, path: bytes, cached: bool) -> bytes | None:
-        """Return _target_of_link(), or None if there is no entry."""
+        """Return _target_of_link(), or None if that fails, for example because there is no entry."""
         try:
             return self._target_of_link(path, cached)
         except BlockingIOError:
@@ -325,17 +325,17 @@ class FileSystemStore(WritableStore, BlockingReader):
             return None
 
     def _check_base(self) -> None:
-        """Raise ReadError if the base directory was removed: in what is left of it every name is absent."""
+        """Raise ReadError if the base directory was removed, because then every name in it would seem absent."""
         status = os.fstat(self._base.descriptor)
         if status.st_nlink:
             return
         with contextlib.suppress(OSError):
-            if os.path.samestat(status, os.stat(self.path)):  # some FUSE file systems count no links
+            if os.path.samestat(status, os.stat(self.path)):  # some FUSE file systems report no link count
                 return
         raise ReadError(self.path, "was removed, or replaced by another directory, since it was opened: open it anew")
 
     def _check_parents(self, path: bytes, cached: bool = False) -> None:
-        """Raise ReadError if a name is absent because a link above it cannot be followed, or the base is gone."""
+        """Raise ReadError if a name is absent because a link above it cannot be followed, or the base was removed."""
         if not cached:
             self._check_base()
         while b"/" in path:
@@ -359,7 +359,7 @@ class FileSystemStore(WritableStore, BlockingReader):
             return
 
     def _target_of_link(self, path: bytes, cached: bool) -> bytes | None:
-        """Return the target of a symbolic link; None for other kinds of entries. OSError."""
+        """Return the target of a symbolic link; None for other kinds of entries. Raise OSError."""
         descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
         try:
             is_link = stat.S_ISLNK(os.fstat(descriptor).st_mode)
@@ -416,7 +416,7 @@ class FileSystemStore(WritableStore, BlockingReader):
             except OSError as exc:
                 if exc.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
                     raise
-                # a mount whose daemon died: its own readers get an error, but the directory can be listed
+                # the mount point of a daemon that died: its own readers get an error, but the directory can be listed
                 found.append(Info(name, Kind.DIRECTORY, 0))
                 continue
             if target is None or self._links is Links.KEEP:
@@ -447,7 +447,7 @@ class FileSystemStore(WritableStore, BlockingReader):
                 self._resumed = version, now, names
         rest = names[bisect.bisect_right(names, after) :]
         if not rest or (kept is not None and self._resumed is kept and now - kept[1] >= _KEEP):
-            self._resumed = None  # up to 80 MB
+            self._resumed = None  # frees up to 80 MB
         return rest
 
     def _open_listed(self, path: bytes) -> int:
@@ -574,7 +574,7 @@ def _reserved(name: str) -> bool:
 
 
 def _identity(status: os.stat_result) -> int:
-    """Return a number of a file: those of two file systems, such as snapshots, may have the same inode."""
+    """Hash st_ino and st_dev of a file: files of two file systems, such as snapshots, may have the same st_ino."""
     return (status.st_ino + status.st_dev * 0x9E3779B97F4A7C15) & (1 << 64) - 1
 
 
@@ -598,7 +598,7 @@ def info_of(name: str, status: os.stat_result, target: bytes | None) -> Info:
 def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> Info:
     """Return the entry of an unreadable file, which is listed as a regular one.
 
-    Its size is not 0, or tar(1) would store an empty file without ever opening it.
+    Its size is not 0, because tar(1) stores an empty file without opening it, and so would not report the error.
     """
     return Info(name, Kind.FILE, max(size, 1), 0o444, status.st_mtime_ns, identity=_identity(status), unreadable=why)
 
@@ -620,7 +620,10 @@ def _why_not_followed(target: bytes, exc: OSError) -> str:
 
 @contextlib.contextmanager
 def answers(key: str, writing: bool = False) -> Iterator[None]:
-    """Turn an OSError into the matching StoreError. A full disk and similar errors stay an OSError."""
+    """Turn an OSError into the matching StoreError or ReadError, except BlockingIOError.
+
+    With `writing`, errors without a matching type stay an OSError, for example that of a full disk.
+    """
     try:
         yield
     except BlockingIOError:
@@ -638,7 +641,7 @@ def answers(key: str, writing: bool = False) -> Iterator[None]:
         if writing:
             raise
         unreadable = ReadError(key, reason)
-        if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # of this process, and temporary
+        if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # a lack of resources, perhaps temporary: not EIO
             unreadable.errno = code
         raise unreadable from exc
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from zarrfs.config.shares import Share
 
-KEY = 4 << 10  # bytes that a key counts beside its own: finding and opening it takes time, too
-UNKNOWN = 1 << 20  # bytes that a value of unknown size counts
+KEY = 4 << 10  # bytes that each key counts in addition to its value: finding and opening it takes time, too
+UNKNOWN = 1 << 20  # bytes that a value of unknown size counts as
 RUN = 8 << 20  # bytes of neighbours that stay together, so that their blocks are fetched by one process
 
 
 class Listing(NamedTuple):
-    """The keys that were divided. Shares fit together if these are equal."""
+    """A summary of the keys that were divided: shares with equal ones are shares of the same keys."""
 
     entries: int
     bytes: int
@@ -22,18 +22,18 @@ class Listing(NamedTuple):
 
 
 class Division:
-    """The keys of one share, while all keys come by in the order of the store.
+    """The selection of one share's keys: the caller passes all keys to mine(), in the order of the store.
 
-    Each run of neighbouring keys goes to the share that has the fewest bytes so far. As every process sees the same
-    keys with the same sizes, they agree: each key is in exactly one share. A run ends after RUN bytes, or after a
-    sixteenth of an average share so far, if that is less. Two shares differ by that and the largest value
-    at most.
+    Each run of neighbouring keys goes to the share that has the fewest bytes so far. Because every process sees the
+    same keys with the same sizes, all processes agree, and each key is in exactly one share. A run ends after RUN
+    bytes, or after a sixteenth of the average share so far, if that is less. Two shares differ at most by that plus
+    the largest value.
     """
 
     def __init__(self, share: Share, sizes: bool = True) -> None:
-        """Without `sizes`, all values count the same: processes may know of different ones."""
+        """Without `sizes`, all values count the same, because processes may know different sizes."""
         self._share, self._sizes = share, sizes
-        self._loads = [(0, index) for index in range(share.count)]  # a heap; its first share has the present run
+        self._loads = [(0, index) for index in range(share.count)]  # a heap; its first share gets the current run
         self._run = self._limit = self._total = self._entries = self._bytes = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
@@ -59,12 +59,12 @@ class Division:
 
 
 def weight(size: int | None) -> int:
-    """Return the bytes that a key counts."""
+    """Return the bytes that a key counts as, by the size of its value."""
     return KEY + (UNKNOWN if size is None else size)
 
 
 def listing_of(about: Any) -> Listing:
-    """Return the Listing that was written as JSON. ValueError, TypeError, KeyError."""
+    """Return the Listing in parsed JSON. Raise TypeError or KeyError if there is none."""
     found = Listing(about["entries"], about["bytes"], about["digest"])
     if type(found.entries) is not int or type(found.bytes) is not int or type(found.digest) is not str:
         raise TypeError("listing")

@@ -1,4 +1,4 @@
-"""A store over an SQLite index: names come from its rows, bytes from a TargetReader."""
+"""A store over an SQLite index: names and inline values come from its rows, other bytes from a TargetReader."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from zarrfs.system.buffers import Buffer
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
-_FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones: a listing can stop anywhere
-_AT_ONCE = 16  # regions of one read
-_FIRST_REGIONS = 16  # of a file that prefetch() fetches
+_FIRST_PAGE, _PAGE = 128, 1000  # rows of a listing's first query, few because a reader may stop early; of later ones
+_AT_ONCE = 16  # regions of one read that are fetched in parallel
+_FIRST_REGIONS = 16  # regions of a file that prefetch() fetches
 _AHEAD = 16 << 20  # bytes: read-ahead window of a file made of regions
-_NEAR = 2 << 20  # bytes between two sequential reads: the kernel sends several at once
-_REMEMBERED = 16_384  # directories and rows kept in memory
-_COUNTED = 20_000  # entries that are counted by one query
+_NEAR = 2 << 20  # bytes by which sequential reads may be apart, because the kernel sends several in parallel
+_REMEMBERED = 16_384  # entries of each cache: directories, rows, URLs, ...
+_COUNTED = 20_000  # entries that one query counts
 
 _NEXT_REGIONS = """
 SELECT start, length, target, offset FROM region WHERE owner=? AND start>=? AND start<? ORDER BY start LIMIT 256
@@ -71,13 +71,13 @@ class _Row(NamedTuple):
 class IndexStore(Store):
     """A read-only store over an index file that IndexWriter wrote.
 
-    Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup takes microseconds.
-    `mtime_ns` is the time of entries that have none of their own; it may be set.
+    Queries run on the calling thread, because the file is local and mostly in the page cache, and a lookup takes
+    microseconds. `mtime_ns` is the mtime of entries that have none of their own; callers may set it.
     """
 
     immutable = True
     knows_names = True
-    is_reference_set = True  # also an archive whose files are all inline
+    is_reference_set = True  # also an archive: references() works if all its files are inline
 
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
@@ -85,7 +85,8 @@ class IndexStore(Store):
 
         self.mtime_ns = mtime_ns
         self._directories: LRU[str, int] = LRU(_REMEMBERED)
-        self._read: LRU[int, tuple[int, int, int]] = LRU(_REMEMBERED)  # regions: run from, to, fetched to
+        # by owner of regions: begin and end of the current sequential read, end of what was prefetched
+        self._read: LRU[int, tuple[int, int, int]] = LRU(_REMEMBERED)
         self._rows: LRU[str, _Row] = LRU(_REMEMBERED)
         self._urls: LRU[int, str] = LRU(_REMEMBERED)
         self._sizes: LRU[int, int] = LRU(_REMEMBERED)
@@ -113,10 +114,10 @@ class IndexStore(Store):
         return {"files": usage.files, "bytes": usage.bytes, "problems": problems}
 
     async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
-        # the compiler's problems; an index from another writer is checked row by row
+        # "validated": the compiler collected all faults as problems; any other index is checked row by row
         from zarrfs.store.indexfile import row_faults
 
-        if share.index:  # a document is compiled as a whole
+        if share.index:  # a document is compiled as a whole, so the first share has all faults
             return
         is_document = "validated" in self.meta
         for entry, rule in await self.problems():
@@ -179,7 +180,7 @@ class IndexStore(Store):
         return _IndexValue(info, self, row)
 
     async def read_row(self, row: _Row, size: int, start: int, length: int) -> Buffer:
-        """Return bytes of the file of a row that has `size` bytes, cut at its end."""
+        """Return the bytes [start, start + length) of the file of `row`, which has `size` bytes; cut at its end."""
         stop = min(size, start + length)
         if start >= stop:
             return b""
@@ -204,7 +205,7 @@ class IndexStore(Store):
         self._targets.adjust(options)
 
     async def get_ready(self) -> None:
-        # the first target stands for all
+        # only for one target, assuming that the others are like it
         for (url,) in self._db.execute("SELECT url FROM target LIMIT 1").fetchall():
             await self._targets.get_ready(url)
 
@@ -247,12 +248,12 @@ class IndexStore(Store):
 
     async def usage(self) -> Usage:
         if self._usage is None:
-            # a scan of all rows: once, at the first statfs, and not on the loop
+            # scans all rows: only once, at the first statfs, and in a worker thread
             self._usage = await trio.to_thread.run_sync(self._count)
         return self._usage
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
+        """Return counters for the log."""
         return self._targets.stats()
 
     def blocking(self) -> BlockingReader:
@@ -267,7 +268,7 @@ class IndexStore(Store):
     def _references(self) -> Iterator[Reference]:
         query = "SELECT name, kind, size, place, ref, start FROM entry WHERE parent=? AND name>'' ORDER BY name"
         levels = [("", ROOT, self._db.execute(query, (ROOT,)))]
-        # plain numbers compare faster
+        # plain integers compare faster than members of an IntEnum
         range_, whole, inline = map(int, (ContentKind.RANGE, ContentKind.WHOLE, ContentKind.INLINE))
         make, url = Reference._make, self._url
         while levels:
@@ -294,12 +295,12 @@ class IndexStore(Store):
         total = "SELECT total(coalesce(held, size)), count(*) FROM entry WHERE kind=0 AND (parent, name) > (?, ?)"
         ahead = "SELECT parent, name FROM entry WHERE (parent, name) > (?, ?) ORDER BY parent, name LIMIT 1 OFFSET ?"
         held, files, start = 0.0, 0, (-1, "")
-        while start is not None:  # in pieces: until a query ends, the connection answers nothing else
+        while start is not None:  # in pieces, because a connection runs one query at a time
             stop = self._db.execute(ahead, (*start, _COUNTED - 1)).fetchone()
             until, bound = (" AND (parent, name) <= (?, ?)", stop) if stop is not None else ("", ())
             more = self._db.execute(total + until, (*start, *bound)).fetchone()
             held, files, start = held + more[0], files + more[1], stop
-            time.sleep(0.0002)  # so that another thread gets the connection, whose lock is not fair
+            time.sleep(0.0002)  # lets another thread take the connection's lock, which is not fair
         return Usage(min(int(held), 2**63 - 1), files, counted=True)
 
     def _info(self, row: tuple[Any, ...]) -> Info:
@@ -318,7 +319,7 @@ class IndexStore(Store):
     def _row_of_key(self, key: str) -> _Row:
         row = self._rows.get(key)
         if row is None:
-            if key.startswith("/"):  # no key, though it would split into the root and a name
+            if key.startswith("/"):  # not a key, but split_key() would return the root and a name
                 raise NotFound(key)
             prefix, name = split_key(key)
             parent = self._directory(prefix) if key else 0
@@ -326,7 +327,7 @@ class IndexStore(Store):
                 found = self._db.execute(
                     f"SELECT {_COLUMNS} FROM entry WHERE parent=? AND name=?", (parent, name)
                 ).fetchone()
-            except UnicodeEncodeError:  # documents have no names that are not UTF-8
+            except UnicodeEncodeError:  # all names in an index are UTF-8
                 raise NotFound(key) from None
             if found is None:
                 raise NotFound(key)
@@ -339,7 +340,7 @@ class IndexStore(Store):
             return ROOT
         ident = self._directories.get(key)
         if ident is None:
-            for at in range(1, len(key)):  # from the top: a row then finds its parent, however deep it is
+            for at in range(1, len(key)):  # from the top, so that _row_of_key() does not recurse
                 if key[at] == "/" and key[:at] not in self._directories:
                     self._enter(key[:at])
             ident = self._enter(key)
@@ -355,7 +356,7 @@ class IndexStore(Store):
     # -- bytes
 
     def _whole_value(self, key: str, ref: int, size: int) -> bytes:
-        """Return an inline value; ReadError if it is shorter than its size, which no reference set allows."""
+        """Return an inline value; raise ReadError unless it has `size` bytes, as in any reference set."""
         with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
             if len(blob) != size:
                 raise ReadError(key, f"the index is damaged: {len(blob)} bytes inline, and a size of {size}")
@@ -364,7 +365,7 @@ class IndexStore(Store):
     def _inline(self, ref: int, start: int, length: int) -> bytes:
         with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
             blob.seek(min(start, len(blob)))
-            return blob.read(length).ljust(length, b"\0")  # a value shorter than its file goes on with zeros
+            return blob.read(length).ljust(length, b"\0")  # zeros follow a value that is shorter than its file
 
     async def _gather(self, owner: int, start: int, stop: int, size: int) -> Buffer:
         """Return the bytes [start, stop) of a file made of regions, with zeros between them."""
@@ -390,11 +391,11 @@ class IndexStore(Store):
                     self._url(target), offset + low - at, high - low, offset, offset + length
                 )
 
-        await at_once(fill, [iter(rows)] * min(len(rows), _AT_ONCE))  # one iterator for all: each takes the next row
+        await at_once(fill, [iter(rows)] * min(len(rows), _AT_ONCE))  # each task takes the next row
         return out
 
     def _read_on(self, owner: int, start: int, stop: int) -> None:
-        """Prefetch the next regions of a file that is read in order: as many bytes as were read, up to a bound."""
+        """Prefetch regions ahead of a sequential reader: as many bytes as it has read, at most _AHEAD."""
         begin, last, until = self._read.get(owner, (0, 0, 0))
         if not last - _NEAR <= start <= last + _NEAR:
             begin, until = start, 0
@@ -445,7 +446,10 @@ class IndexStore(Store):
 
 
 def _check_order(key: str, parent: int, ident: int) -> None:
-    """Raise ReadError unless a directory has a higher id than its parent: in a forged index it may contain itself."""
+    """Raise ReadError unless a directory has a higher id than its parent.
+
+    In a forged index a directory may contain itself, so that a walk would never end.
+    """
     if ident <= parent:
         raise ReadError(key, "the index is damaged: a directory that contains itself")
 
@@ -496,7 +500,7 @@ class _IndexReader(BlockingReader):
 
 
 TARGET_MAX = 4095  # bytes of a symbolic link's target
-_MANY_REGIONS = 4096  # of a file: more are not held for a listing
+_MANY_REGIONS = 4096  # regions: a listing yields no parts of a file that has more
 
 _QUERY = """
 SELECT e.name, e.kind, e.size, e.mode, e.mtime_ns, e.held, e.place, v.data, r.start, r.length, t.url, r.offset
@@ -512,9 +516,10 @@ _ALL, _SOME = "e.name>''", "e.name IN (SELECT value FROM json_each(?)) AND e.kin
 def entries_of(
     db: sqlite3.Connection, parent: int, usual_ns: int | None, names: Sequence[str] | None = None
 ) -> Iterator[Entry]:
-    """Yield the entries of the directory with id `parent`, or its files in `names`; `usual_ns`: the default time.
+    """Yield the entries of the directory with id `parent`, or only its files in `names`.
 
-    Files of very many regions come without parts unless they are named. Blocks, in any thread. sqlite3.Error.
+    `usual_ns`: the default mtime. Without `names`, files of very many regions have no parts. Blocks; can be called in
+    any thread. Raise sqlite3.Error.
     """
     entry: Entry | None = None
     last = ""
@@ -535,7 +540,7 @@ def entries_of(
         if kind == Kind.SYMLINK:
             target = data.decode() if size == len(data) <= TARGET_MAX else None
         elif kind == Kind.DIRECTORY:
-            size = 0  # not how many directories are in it
+            size = 0  # its row has the number of subdirectories
         elif kind == Kind.FILE and place == ContentKind.REGIONS:
             parts = [] if start is None else [(start, length, None, url, offset)]
         elif kind == Kind.FILE and place == ContentKind.INLINE:

@@ -1,8 +1,8 @@
 """The index file: its SQLite schema, the writer that documents are compiled with, and checks of its rows.
 
-One row per entry, keyed by (parent directory, name), so that a listing is one range scan in the order of
-names. A file's row says where its bytes are (ContentKind); inline values, target URLs and regions have tables of
-their own, so that listing never touches them.
+There is one row per entry, keyed by (parent directory, name), so that a listing is one range scan in the order of
+names. A file's row says where its bytes are (ContentKind). Inline values, target URLs and regions have tables of
+their own, so that a listing of files does not read them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zarrfs.store.api import KEY_MAX, Kind, name_rule
 from zarrfs.store.uri import file_uri
 from zarrfs.system.buffers import Buffer
 
-ROOT = 1  # the id of the root; every other directory has a larger one than its parent
+ROOT = 1  # the id of the root; every other directory has a larger id than its parent
 
 _REMEMBERED = 200_000  # keys kept in memory
 _BELOW = (
@@ -34,7 +34,7 @@ _BELOW = (
 
 
 class Directories:
-    """Ids of the directories of an index that is being written, in a temporary table: there may be very many."""
+    """The directories of an index that is being written; in a temporary table, because there may be very many."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -42,9 +42,9 @@ class Directories:
             "CREATE TEMP TABLE directory (id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name TEXT NOT NULL, "
             "mode INTEGER, mtime_ns INTEGER, UNIQUE (parent, name))"
         )
-        # the root is its own parent under the empty name, which no key can have
+        # the root has the parent 0 and the empty name, which no key can have
         db.execute("INSERT INTO directory VALUES (?, 0, '', NULL, NULL)", (ROOT,))
-        self.known = {"": ROOT}  # some keys with their ids
+        self.known = {"": ROOT}  # ids by key: of all directories, or of some
         self._all_known = True
         self._next = ROOT + 1
 
@@ -85,13 +85,13 @@ class Directories:
         self._db.execute("UPDATE directory SET mode=?, mtime_ns=? WHERE id=?", (mode, mtime_ns, self.find(key)))
 
     def conflicts(self) -> list[str]:
-        """Return the keys that are also files, in the order of the tree: those below a key come right after it."""
-        query = "SELECT directory.id FROM directory CROSS JOIN entry USING (parent, name)"  # looks each up
+        """Return the keys that are also files, in the order of the tree: keys below a key directly follow it."""
+        query = "SELECT directory.id FROM directory CROSS JOIN entry USING (parent, name)"  # one lookup for each
         keys = [self._key(ident) for (ident,) in self._db.execute(query).fetchall()]
         return sorted(keys, key=lambda key: key.split("/"))
 
     def remove(self, key: str) -> int:
-        """Remove a directory and everything below it; return the number of entries."""
+        """Remove a directory and everything below it; return the number of removed entries that are no directories."""
         ident = self.find(key)
         self._db.execute(f"{_BELOW} DELETE FROM entry WHERE parent IN (SELECT id FROM below)", (ident,))
         (count,) = self._db.execute("SELECT changes()").fetchone()
@@ -100,7 +100,7 @@ class Directories:
         return int(count)
 
     def write(self) -> None:
-        """Insert the directories as entries, replacing files of the same name; their size counts subdirectories."""
+        """Insert the directories into `entry`, replacing files of the same name; their size counts subdirectories."""
         self._db.execute(
             "INSERT OR REPLACE INTO entry SELECT parent, name, 1, "
             "(SELECT count(*) FROM directory AS below WHERE below.parent = directory.id), "
@@ -132,7 +132,7 @@ class Directories:
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
-INDEX_VERSION = 1  # part of every cache key: a new layout never opens an old file
+INDEX_VERSION = 1  # part of every cache key, so that a new layout never opens an old file
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -159,21 +159,24 @@ CREATE TABLE region (
 CREATE TABLE problem (entry TEXT NOT NULL, rule TEXT NOT NULL);
 """
 
-# A row has all ten columns, or the five that tell one plain range from another: binding is what costs.
+# A row has all ten columns, or only the five in which plain ranges differ, because binding takes most of the time.
 _COLUMNS = {10: "(?,?,?,?,?,?,?,?,?,?)", 5: "(?,?,0,?,NULL,NULL,1,?,?,NULL)"}
 _INSERT = "INSERT OR REPLACE INTO entry VALUES "
-_AT_ONCE = 50  # rows of one statement
-_FLUSH = 100_000  # rows
-_FLUSH_BYTES = 32 << 20  # of values
+_AT_ONCE = 50  # rows per INSERT statement
+_FLUSH = 100_000  # rows, or regions, that are kept until they are written
+_FLUSH_BYTES = 32 << 20  # bytes of values that are kept
 _FLUSH_TARGETS = 200_000
-_LONG = 4 << 20  # bytes of a value
+_LONG = 4 << 20  # bytes: a larger value is written immediately, in pieces of this size
 
 
 _KINDS = ("references", "archive", "icechunk")  # of sources
 
 
 class ContentKind(enum.IntEnum):
-    """The location of a file's bytes; the values are stored in indexes."""
+    """The location of a file's bytes; the values are stored in indexes.
+
+    The bytes are in the index, a range of a target, all of a target, regions of targets, or only zeros.
+    """
 
     INLINE = 0
     RANGE = 1
@@ -183,7 +186,7 @@ class ContentKind(enum.IntEnum):
 
 
 class Region(NamedTuple):
-    """`length` bytes of a file from `start` on are those of `url` from `offset` on; the rest is zeros."""
+    """A part of a file: its `length` bytes from `start` on are those of `url` from `offset` on."""
 
     start: int
     length: int
@@ -198,7 +201,7 @@ _Row = _Full | tuple[int, str, int, int, int]
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """Open a read-only connection to an index; SourceError for any other file."""
+    """Open a read-only connection to an index. Raise SourceError if the file is no usable index."""
     try:
         db = sqlite3.connect(f"{file_uri(path)}?mode=ro&immutable=1", uri=True, check_same_thread=False)
         try:
@@ -212,14 +215,14 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 def _check_database(db: sqlite3.Connection, path: str) -> None:
-    """Check and configure `db`, an index at `path`. SourceError, sqlite3.Error, OSError."""
+    """Check and configure `db`, a connection to the index at `path`. Raise SourceError, sqlite3.Error or OSError."""
     found = (
         db.execute("PRAGMA application_id").fetchone()[0],
         db.execute("PRAGMA user_version").fetchone()[0],
     )
     if found != (APPLICATION_ID, INDEX_VERSION):
         raise SourceError(path, f"not an index of version {INDEX_VERSION}")
-    # not mapped: where the file is cut short under a map, a read ends the process (SIGBUS) instead of failing
+    # no mmap: if the file is truncated, reading a mapped page ends the process (SIGBUS) instead of raising an error
     db.execute("PRAGMA mmap_size=0")
     db.execute("PRAGMA cache_size=-16384")
     db.execute("PRAGMA trusted_schema=OFF")
@@ -231,7 +234,7 @@ def _check_database(db: sqlite3.Connection, path: str) -> None:
 def read_notes(path: str) -> dict[str, str]:
     """Return the notes in an index: kind, source, warnings (JSON), perhaps base, origin, mtime_ns.
 
-    SourceError if it is no index, or lacks the first three.
+    Raise SourceError if it is no index, or has no valid kind or warnings.
     """
     try:
         with contextlib.closing(open_database(path)) as db:
@@ -246,14 +249,18 @@ def read_notes(path: str) -> dict[str, str]:
 
 
 def add_notes(path: str, notes: Iterable[tuple[str, str]]) -> None:
-    """Add notes to an index, in place of those with the same names. sqlite3.Error."""
+    """Add notes to an index, replacing those with the same names. Raise sqlite3.Error."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode=OFF")
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes)
 
 
 def has_urls(path: str, base: str, blobs: Sequence[str]) -> bool:
-    """Return whether targets of an index lie behind URLs: by their own, their `base`, or in `blobs`. SourceError."""
+    """Return whether targets of an index are remote.
+
+    A target is remote by its own URL, or, if that is relative, by `base`; `blobs` are the sources of an archive's
+    blobs. Raise SourceError if the file is no usable index.
+    """
     if any("://" in place or place.startswith("flux:") for place in blobs):
         return True
     found = urls.protocols(base)
@@ -267,7 +274,7 @@ def has_urls(path: str, base: str, blobs: Sequence[str]) -> bool:
 
 
 def _is_our_schema(db: sqlite3.Connection) -> bool:
-    """Return whether there are our tables and nothing else: a view or a trigger could forge any result."""
+    """Return whether the schema is exactly SCHEMA, because a view or a trigger could forge any result."""
     found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")}
     return found == {statement.strip() for statement in SCHEMA.split(";\n") if statement.strip()}
 
@@ -276,8 +283,8 @@ class IndexWriter:
     """A writer of a document's entries to the new index file `path`, which is complete after commit().
 
     Keys must have passed store.api.key_rule and be encodable as UTF-8. Adding a key again replaces it.
-    A context manager: leaving it without commit() removes the file. Where others look for it, it gets its name
-    afterwards (sources.index_cache).
+    A context manager: leaving it without commit() removes the file. `path` must not be where other processes look for
+    the index: they would open an incomplete file. The caller renames it afterwards (sources.index_cache).
     """
 
     def __init__(self, path: str, sync: bool = True) -> None:
@@ -293,7 +300,7 @@ class IndexWriter:
         self._db.executescript(SCHEMA)
         self._db.execute("BEGIN")
         self._directories = Directories(self._db)
-        self._targets: dict[str, int] = {}  # not yet written
+        self._targets: dict[str, int] = {}  # ids by URL; not yet written
         self._next_target = 1
         self._value_bytes = 0
         self._rows: list[_Row] = []
@@ -377,7 +384,7 @@ class IndexWriter:
         )
 
     def discard(self, key: str) -> None:
-        """Take back the file `key`, if it was added."""
+        """Remove the file `key` if it was added."""
         prefix, _, name = key.rpartition("/")
         parent = self._directories.get(prefix)
         if parent is not None:
@@ -385,12 +392,12 @@ class IndexWriter:
             self._db.execute("DELETE FROM entry WHERE parent=? AND name=?", (parent, name))
 
     def discard_below(self, key: str) -> int:
-        """Take back the directory `key` and all below it; returns how many files that were."""
+        """Remove the directory `key` and everything below it; return the number of removed files."""
         self._flush()
         return self._directories.remove(key)
 
     def directory(self, key: str, mode: int | None = None, mtime_ns: int | None = None) -> None:
-        """Add a directory that the document names; parents of keys are added by themselves."""
+        """Add a directory with its mode and mtime; the parents of keys are added automatically."""
         self._directories.describe(key, mode, mtime_ns)
 
     def problem(self, entry: str, rule: str) -> None:
@@ -408,7 +415,7 @@ class IndexWriter:
         return self._directories.conflicts()
 
     def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
-        """Write everything."""
+        """Write everything to the file, with `meta` as its notes, and close it."""
         self._flush()
         self._directories.write()
         self._write_targets()
@@ -451,7 +458,7 @@ class IndexWriter:
         return self._directories.find(key)
 
     def target_id(self, url: str) -> int:
-        """Return an id of a target; after many others, the same target may get a second id."""
+        """Return an id of a target; the same target may get a second id after many others were added."""
         found = self._targets.get(url)
         if found is None:
             if len(self._targets) >= _FLUSH_TARGETS:  # a set may have as many targets as entries
@@ -467,7 +474,7 @@ class IndexWriter:
 
     def _value(self, data: Buffer) -> int:
         ident, self._next_value = self._next_value, self._next_value + 1
-        if len(data) > _LONG:  # written in place, or SQLite would hold it twice
+        if len(data) > _LONG:  # written in pieces, because SQLite would copy it as a whole
             self._db.execute("INSERT INTO value VALUES (?,zeroblob(?))", (ident, len(data)))
             with self._db.blobopen("value", "data", ident) as blob, memoryview(data) as view:
                 for at in range(0, len(data), _LONG):
@@ -487,7 +494,7 @@ class IndexWriter:
         self._value_bytes = 0
 
     def _insert(self, rows: list[_Row]) -> None:
-        """Insert `rows` in the order of the table; of equal keys the last one wins, as sorting is stable."""
+        """Insert `rows` in the order of the table; the last of equal keys wins, because sorting is stable."""
         rows.sort(key=operator.itemgetter(1))
         rows.sort(key=operator.itemgetter(0))
         for width, group in itertools.groupby(rows, len):
@@ -519,7 +526,7 @@ def first_fault(path: str) -> tuple[str, str] | None:
     """Return (key, rule) of the first row of an index file that no reference set may have, or None."""
     try:
         with contextlib.closing(open_database(path)) as db:
-            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()  # pages that are used twice would go on for ever
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()  # a scan of pages used twice might not end
             return ("", f"damaged: {found}") if found != "ok" else next(row_faults(db), None)
     except sqlite3.Error as exc:
         return "", f"damaged: {exc}"
@@ -535,7 +542,7 @@ def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
             for name, kind, ident, *rest in rows:
                 key = f"{prefix}{name}"
                 rule = name_rule(name) if isinstance(name, str) and "/" not in name else "not a name"
-                if len(key) > KEY_MAX // 4 and len(key.encode()) > KEY_MAX:  # bounds the depth, too
+                if len(key) > KEY_MAX // 4 and len(key.encode()) > KEY_MAX:  # also bounds the depth
                     rule = f"a key over {KEY_MAX} bytes"
                 if rule is None and kind == Kind.DIRECTORY:
                     if type(ident) is int and ident not in seen:
@@ -555,9 +562,9 @@ def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
 def _file_rule(
     kind: Any, size: Any, place: Any, start: Any, url: Any, url_size: Any, value: Any, held: Any
 ) -> str | None:
-    """Return the rule that the row of a file breaks, or None; `url` and `value`: the types of the referenced columns.
+    """Return the rule that the row of a file breaks, or None.
 
-    `held`: the bytes of the value.
+    `url` and `value`: the SQLite types of the target's URL and of the inline value; `url_size`, `held`: their lengths.
     """
     if kind != Kind.FILE:
         return "a symbolic link, which no reference set has" if kind == Kind.SYMLINK else f"of no kind: {kind!r:.40}"
@@ -566,7 +573,7 @@ def _file_rule(
             return "no inline value"
         if type(size) is not int or size < 0:
             return "no size"
-        return None if size == held else f"{held} bytes inline, and a size of {size}"  # zeros follow in archives only
+        return None if size == held else f"{held} bytes inline, and a size of {size}"  # only archives may add zeros
     if place not in (ContentKind.RANGE, ContentKind.WHOLE):
         return "a file made of regions, which no reference set has" if place in list(ContentKind) else "of no place"
     if url != "text" or not url_size:

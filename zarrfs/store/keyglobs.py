@@ -33,7 +33,7 @@ class Globs:
         return bool(self._names or self._keys)
 
     def match(self, key: str) -> bool:
-        """Return whether a glob matches `key` itself; the caller, which walks the tree, tracks parents."""
+        """Return whether a glob matches `key` itself; the caller, which walks the tree, tracks matching parents."""
         found = False
         for globs, text in ((self._names, key.rpartition("/")[2]), (self._keys, key)):
             for glob, pattern in globs.items():
@@ -43,12 +43,12 @@ class Globs:
         return found
 
     def unused(self) -> list[str]:
-        """Return the globs without a match so far."""
+        """Return the globs that have matched no key so far."""
         return list(self._unused)
 
 
 class Picking:
-    """A selection of keys: those that globs of `include` match, or all, without those that `exclude` matches."""
+    """A selection of keys: those that `include` matches (all if it is empty), without those that `exclude` matches."""
 
     def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
         self._include, self._exclude = Globs(include), Globs(exclude)
@@ -56,20 +56,27 @@ class Picking:
         self.root = not self._include  # whether the root itself is selected
 
     def picked(self, key: str, above: bool) -> bool | None:
-        """Return whether `key` is selected (`above`: its directory is); None: exclude everything below it, too."""
+        """Return whether `key` is selected; None if it is excluded with everything below it.
+
+        `above`: whether its directory is selected.
+        """
         if self._exclude and self._exclude.match(key):
             return None
-        # match even if it makes no difference, to find globs without a match
+        # call match() even if `above` is True, because it records which globs have matched
         return self._include.match(key) or above if self._include else True
 
     def unused(self) -> list[str]:
-        """Return the globs of `include` without a match so far."""
+        """Return the globs of `include` that have matched no key so far."""
         return self._include.unused()
 
 
 async def chosen(store: Store, include: Globs, exclude: Globs) -> AsyncIterator[tuple[str, Info]]:
-    """Yield the entries of walk() that a glob of `include` matches (or there is none), and none of `exclude`."""
-    within = "" if include else None  # the selected directory, with a slash
+    """Yield the entries of walk() that globs select, each directory with everything below it.
+
+    These are the entries that `include` matches, or all if it is empty, except those that `exclude` matches.
+    """
+    # the selected entry that the walk may be in, with a slash; "": none yet; None: everything is selected
+    within = "" if include else None
     async for key, info in walk(store, leave_out=exclude.match if exclude else lambda key: False):
         matched = include.match(key) if include else True
         below = within is None or (within and key.startswith(within))

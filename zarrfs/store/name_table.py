@@ -1,8 +1,8 @@
-"""The table of names that a server has reported: key -> size, time and tag, or directory, or absent.
+"""The table of names that a server has reported: key -> file with size, time and tag, or directory, or absent.
 
-It is an unnamed SQLite file, of which a bounded part is in memory. A row is valid for metadata_ttl=. Two kinds of
-responses contain all names of a place: the listing of a directory, and a page of a flat listing, which is a span of
-keys in the order of their UTF-8 bytes. A name in such a place that the response does not contain is absent.
+The table is an unnamed SQLite file, of which a bounded part is in memory. A row is valid for metadata_ttl=. Two kinds
+of responses are complete: the listing of a directory, and a page of a flat listing, which covers a span of keys in the
+order of their UTF-8 bytes. A name that a complete response covers but does not contain is absent.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from zarrfs.store.uri import file_uri
 
 _FILE, _DIRECTORY, _ABSENT = range(3)
 _MEMORY = 8 << 20  # bytes of the table that are in memory
-_MOST = 4 << 30  # bytes of it on the disk; of one in memory alone:
-_MOST_IN_MEMORY = 64 << 20
-_DOCUMENT = 1 << 20  # bytes of a document that are in the table
+_MOST = 4 << 30  # bytes of a table on disk
+_MOST_IN_MEMORY = 64 << 20  # bytes of a table that is only in memory
+_DOCUMENT = 1 << 20  # bytes: a larger document is not stored in the table
 _SPANS = 4096  # spans that are remembered
-_MERGED = 1.0  # seconds: neighbouring spans no further apart in time are one
-_AHEAD = 2.0  # seconds by which a clock may have been set back
-_ROWS = 1000  # read at a time
+_MERGED = 1.0  # seconds: adjacent spans are merged if their times differ by no more
+_AHEAD = 2.0  # seconds by which a valid row may lie in the future, after a clock was set back
+_ROWS = 1000  # rows per query
 _HIDDEN_ENDS = ("~", "#", ",v", ",t")
-END = b"\xff"  # after every key
+END = b"\xff"  # sorts after every key
 _LAYOUT = 1
 _SCHEMA = f"""
 CREATE TABLE names (
@@ -43,7 +43,7 @@ CREATE TABLE spans (start BLOB NOT NULL, stop BLOB NOT NULL, seen REAL NOT NULL)
 PRAGMA user_version = {_LAYOUT};
 """
 _COLUMNS = "name, kind, seen, size, mtime_ns, tag, flags, identity, listed"
-# The response to an earlier request may arrive later; then it changes nothing.
+# The response to an earlier request may arrive later: it must not replace a newer row.
 _PUT = (
     "INSERT INTO names VALUES (?, ?, ?, ?, NULL, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET kind = excluded.kind, "
     "seen = excluded.seen, listed = NULL, size = excluded.size, mtime_ns = excluded.mtime_ns, tag = excluded.tag, "
@@ -62,11 +62,11 @@ _STRONG, _ROUGH = 1, 2
 
 
 class Known(NamedTuple):
-    """An entry of the table, or that there is none."""
+    """An answer from the table: the entry of a name, or that the name is absent."""
 
-    entry: Entry | None  # None: there is nothing of that name
-    identity: int | None = None  # as Info.identity: stays, as long as no later entry contradicts
-    seen: float = 0.0  # when its server reported it: seconds since 1970
+    entry: Entry | None  # None: the name is absent
+    identity: int | None = None  # as Info.identity: kept until a later entry shows another value
+    seen: float = 0.0  # when the server reported it: seconds since 1970
 
 
 def encoded(key: str) -> bytes:
@@ -75,29 +75,30 @@ def encoded(key: str) -> bytes:
 
 
 def span_of(directory: str) -> tuple[bytes, bytes]:
-    """Return the span of all keys below a directory."""
+    """Return the span (start, stop) of all keys below a directory."""
     key = encoded(directory)
     return (key + b"/", key + b"0") if key else (b"", END)
 
 
 def may_be_hidden(name: str) -> bool:
-    """Return whether web servers may leave a name out of a listing: a dot, or IndexIgnore in Apache's own example.
+    """Return whether web servers may leave a name out of a listing.
 
-    Source: httpd-autoindex.conf of httpd 2.4: .??* *~ *# HEADER* README* RCS CVS *,v *,t
+    These are names that begin with a dot, and those that Apache's example configuration ignores. Source: IndexIgnore
+    in httpd-autoindex.conf of httpd 2.4: .??* *~ *# HEADER* README* RCS CVS *,v *,t
     """
     return name in ("RCS", "CVS") or name.startswith((".", "HEADER", "README")) or name.endswith(_HIDDEN_ENDS)
 
 
 class Emptied(Exception):
-    """Names were lost while the table was read: it has no room for more, is damaged, or a reader forgot a name."""
+    """Raised if the table loses names while it is read: it is full or damaged, or forget() was called."""
 
 
 class NameTable:
-    """See the module. `ttl`: seconds for which a row is valid; `absent`: the same for absent names.
+    """The table of the names of one store; see the docstring of the module.
 
-    `path` is where the table is kept. Its rows are loaded at the first use, except those from before `since`; keep()
-    replaces the file.
-    `in_memory`: nothing goes to a disk. `hides`: listings may lack the names of may_be_hidden().
+    `ttl`: seconds for which a row is valid; `absent`: the same for absent names. `path`, if set, is a file that keeps
+    the table for later mounts: rows seen since the time `since` are loaded from it at the first use, and keep()
+    replaces it. `in_memory`: the table itself uses no disk. `hides`: listings may lack the names of may_be_hidden().
     """
 
     hides = False
@@ -106,15 +107,15 @@ class NameTable:
         self.ttl, self.absent, self._since, self._in_memory = ttl, absent, since, in_memory
         self.path: str | None = None
         self._database: sqlite3.Connection | None = None
-        self._spans: list[tuple[bytes, bytes, float]] = []  # sorted, none over another
+        self._spans: list[tuple[bytes, bytes, float]] = []  # (start, stop, time), sorted and disjoint
         self._changed = False
-        self.emptied = 0  # how often all was forgotten, for want of room
-        self.lost = 0  # how often a single name or the whole table was forgotten
+        self.emptied = 0  # how often the whole table was lost, because it was full or damaged
+        self.lost = 0  # how often a single name or the whole table was lost
 
     # -- queries
 
     def get(self, key: str, now: float | None = None) -> Known | None:
-        """Look up a key; None where nothing is known that is fresh at `now`."""
+        """Look up a key; return None if the table has no answer that is valid at `now`."""
         now = time.time() if now is None else now
         parent, name = split_key(key)
         parent_, name_ = encoded(parent), encoded(name)
@@ -127,23 +128,24 @@ class NameTable:
         return Known(None, seen=listed) if listed and self._is_fresh(listed, self.absent, now) else None
 
     def _if_valid(self, row: tuple[Any, ...], listed: float, now: float) -> Known | None:
-        """Decode a row if it is valid; `listed`: when the whole directory was last listed."""
+        """Return the decoded row if it is valid, else None; `listed`: when the whole directory was last listed."""
         _, kind, seen, *_, named = row
         if seen >= listed and self._is_fresh(seen, self.absent if kind == _ABSENT else self.ttl, now):
             return _known(row)
         if kind == _FILE and named is not None and named >= listed and self._is_fresh(named, self.ttl, now):
             if self._is_fresh(seen, self.ttl, now):
                 return _known(row)
-            return Known(Entry(row[0].decode("utf-8", "surrogateescape"), False), None, named)  # only the name
+            # of its attributes, only the name is valid
+            return Known(Entry(row[0].decode("utf-8", "surrogateescape"), False), None, named)
         return None
 
     def rows(self, directory: str) -> dict[str, Known]:
-        """Return the last entry of each value in a directory, however old."""
+        """Return the last known entry of each value in a directory, valid or not."""
         rows = self._rows(f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND kind = 0", encoded(directory))
         return {known.entry.name: known for known in map(_known, rows) if known.entry is not None}
 
     def last(self, key: str) -> Known | None:
-        """Return the last entry of a key, however old."""
+        """Return the last known entry of a key, valid or not."""
         parent, name = split_key(key)
         query = f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name = ?"
         row = self._row(query, encoded(parent), encoded(name))
@@ -155,7 +157,7 @@ class NameTable:
         return max(self._listed_alone(directory, now), self._spanned(*span_of(directory), now))
 
     def covered(self, start: bytes, stop: bytes, now: float) -> bytes:
-        """Return the end of the listed span that begins at `start`, at most `stop`."""
+        """Return the position, at most `stop`, up to which valid pages cover all keys from `start` on."""
         at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
         for low, high, seen in self._spans[at:]:
             if low > start or start >= stop:
@@ -165,9 +167,9 @@ class NameTable:
         return min(start, stop)
 
     def children(self, directory: str, after: str, upto: bytes | None, now: float) -> Iterator[tuple[str, Known]]:
-        """Yield the valid (name, entry) of a directory, sorted, from the name `after` to before `upto`.
+        """Yield (name, entry) of the valid children of a directory, sorted: those after `after` and before `upto`.
 
-        These are all its names if the directory is listed. Raises Emptied instead of ending too early.
+        If the directory is listed, these are all its children. Raise Emptied if the table loses names meanwhile.
         """
         parent, at, lost = encoded(directory), encoded(after), self.lost
         listed = self.listed(directory, now)
@@ -191,7 +193,7 @@ class NameTable:
     # -- writing
 
     def put(self, key: str, entry: Entry | None, identity: int | None = None) -> Known:
-        """Note what a key is; None: nothing is there."""
+        """Store the entry of a key; None: the key is absent."""
         now = time.time()
         parent, name = split_key(key)
         if entry is None:
@@ -203,20 +205,20 @@ class NameTable:
         return Known(entry, identity, now)
 
     def put_listing(self, directory: str, found: Sequence[tuple[str, Entry, int | None]], since: float) -> bool:
-        """Note all (name, entry, identity) of a directory, whose listing was requested at `since`.
+        """Store (name, entry, identity) of all children of a directory, whose listing was requested at `since`.
 
-        Entries without a size keep what is known of them. Returns whether there was room for all of them.
+        Attributes that are known of an entry without a size are kept. Return whether the table has room for all.
         """
         return self._with_room(lambda: self._put_listing(directory, found, since))
 
     def _with_room(self, put: Callable[[], None]) -> bool:
-        """Call `put`, and once more if the table was emptied by that; return whether it holds all that was put."""
+        """Call `put`, and once more if that emptied the table; return whether the table now has everything."""
         for _ in range(2):
             emptied = self.emptied
             put()
             if self.emptied == emptied:
                 return True
-        self._clear()  # a part would look complete
+        self._clear()  # an incomplete listing would look complete
         return False
 
     def _put_listing(self, directory: str, found: Sequence[tuple[str, Entry, int | None]], since: float) -> None:
@@ -237,14 +239,14 @@ class NameTable:
         self.put_listed(directory, since)
 
     def put_listed(self, directory: str, since: float) -> None:
-        """Note that the table has all names that a directory had at `since`."""
+        """Record that the table has all names that a directory had at `since`."""
         above, name = split_key(directory)
         self._write(_PUT_DIRECTORY, [(encoded(above), encoded(name), since, None)])
         query = "UPDATE names SET listed = ? WHERE parent = ? AND name = ?"
         self._write(query, [(since, encoded(above), encoded(name))])
 
     def put_page(self, found: Sequence[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
-        """Note a page of a flat listing: all keys from `start` to before `stop`, requested at `since`."""
+        """Store a page of a flat listing: all keys in [start, stop), requested at `since`."""
         self._with_room(lambda: self._put_page(found, start, stop, since))
 
     def _put_page(self, found: Sequence[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
@@ -260,12 +262,12 @@ class NameTable:
                 parent = split_key(parent)[0]
         ttl = self.ttl
         rows = [(encoded(above), encoded(name), since, None, ttl) for above, name in map(split_key, directories)]
-        self._write(_IMPLY_DIRECTORY, rows)  # a name that is both is the value
+        self._write(_IMPLY_DIRECTORY, rows)  # a value takes precedence over a directory of the same name
         self._write(_PUT, files)
         self._add_span(start, stop, since)
 
     def forget(self, key: str) -> None:
-        """Invalidate what is known of `key`."""
+        """Invalidate the row of `key`, and the complete responses that cover it."""
         self.lost += 1
         parent, name = split_key(key)
         self._write("UPDATE names SET seen = 0 WHERE parent = ? AND name = ?", [(encoded(parent), encoded(name))])
@@ -274,7 +276,7 @@ class NameTable:
         self._write("UPDATE names SET listed = NULL WHERE parent = ? AND name = ?", [(encoded(above), encoded(name))])
 
     def document(self, key: str) -> bytes | None:
-        """Return the bytes of a document, if the table has them in the known version."""
+        """Return the bytes of a document if the table has them in the version of its row, else None."""
         known = self.get(key)
         if known is None or known.entry is None:
             return None
@@ -283,7 +285,7 @@ class NameTable:
         return None if row is None else bytes(row[0])
 
     def put_document(self, key: str, data: bytes) -> None:
-        """Note the bytes of a document in the known version, unless it is large."""
+        """Store the bytes of a document, unless it is large or the version in its row is not known."""
         known = self.get(key)
         entry = None if known is None else known.entry
         if entry is not None and entry.tag is not None and entry.size == len(data) <= _DOCUMENT:
@@ -293,7 +295,7 @@ class NameTable:
     # -- the file
 
     def keep(self) -> None:
-        """Replace the kept file by this table; blocks. If that fails, the next mount is only slower."""
+        """Replace the file `path` by this table; blocks. Errors are ignored: the next mount is only slower."""
         if self.path is None or not self._changed or self._database is None:
             return
         scratch = os.path.join(os.path.dirname(self.path), f".zarrfs-{secrets.token_hex(8)}.tmp")
@@ -303,7 +305,7 @@ class NameTable:
                 os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 self._database.execute("DELETE FROM spans")
                 self._database.executemany("INSERT INTO spans VALUES (?, ?, ?)", self._spans)
-                self._database.execute("VACUUM INTO ?", (file_uri(scratch),))  # a bare path has to be UTF-8
+                self._database.execute("VACUUM INTO ?", (file_uri(scratch),))  # a plain path would have to be UTF-8
                 os.rename(scratch, self.path)
                 self._changed = False
             finally:
@@ -335,7 +337,7 @@ class NameTable:
         return database
 
     def _take(self, path: str) -> bool:
-        """Load the table kept at `path`; return False if it is damaged, and what was loaded must not be used."""
+        """Load the table kept at `path`; return False if it is damaged, so that the loaded rows must not be used."""
         database = self._database
         assert database is not None
         try:
@@ -376,11 +378,11 @@ class NameTable:
             database.execute("BEGIN")
             database.executemany(query, rows)
             database.execute("COMMIT")
-        except sqlite3.Error:  # no room
+        except sqlite3.Error:  # full, or damaged
             self._clear()
 
     def _clear(self) -> None:
-        """Remove all rows: the table is full or damaged."""
+        """Discard the table, which is full or damaged; the file `path` is neither loaded nor replaced any more."""
         self.close()
         self._spans, self.path = [], None
         self.emptied += 1
@@ -392,18 +394,18 @@ class NameTable:
         return seen + ttl > now and seen < now + max(ttl, _AHEAD)
 
     def _listed_around(self, key: str, parent: str, now: float) -> float:
-        """Return when all names beside `key` were reported, if that is still valid; else 0."""
+        """Return the time of the last complete response that covers `key`, if that is still valid; else 0."""
         key_ = encoded(key)
         return max(self._listed_alone(parent, now), self._spanned(key_, key_ + b"0", now) if self._spans else 0.0)
 
     def _listed_alone(self, directory: str, now: float) -> float:
-        """Return when a directory was listed by itself, if that is still valid; else 0."""
+        """Return the time of the last listing of a directory, not counting pages, if that is still valid; else 0."""
         above, name = split_key(directory)
         row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(above), encoded(name))
         return row[0] if row is not None and row[0] is not None and self._is_fresh(row[0], self.ttl, now) else 0.0
 
     def _spanned(self, start: bytes, stop: bytes, now: float) -> float:
-        """Return when the keys [start, stop) were reported, the oldest of them; 0 if some were not."""
+        """Return the time of the oldest page that covers keys in [start, stop); 0 if some are not covered."""
         at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
         oldest = now + self.ttl
         for low, high, seen in self._spans[at:]:
@@ -421,7 +423,7 @@ class NameTable:
         self._cut(start, stop)
         at = bisect.bisect_left(self._spans, start, key=lambda span: span[0])
         self._spans.insert(at, (start, stop, seen))
-        for left in (at, at - 1):  # the one after, then the one before
+        for left in (at, at - 1):  # merge with the span after it, then with the one before
             if 0 <= left < len(self._spans) - 1:
                 (low, middle, one), (other_low, high, other) = self._spans[left : left + 2]
                 if middle == other_low and abs(one - other) <= _MERGED:
@@ -431,7 +433,7 @@ class NameTable:
             self._spans = [span for span in self._spans if span[2] > oldest]
 
     def _cut(self, start: bytes, stop: bytes) -> None:
-        """Take [start, stop) out of the spans."""
+        """Remove [start, stop) from the spans."""
         at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
         end, kept = at, []
         while end < len(self._spans) and self._spans[end][0] < stop:

@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 _ABSENT = 10_000  # negative entries in memory
 _PIECE = 4 << 20  # bytes that are copied up at a time
-_GAP = 64 << 10  # bytes: smaller holes are read with the data around them, and write_sparse() keeps none of them
-_MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # if the lower store has none
+_GAP = 64 << 10  # bytes: smaller holes are read with the data around them; write_sparse() would not keep them
+_MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # permission bits, if the lower store has none
 
 
 class OverlayEntry(NamedTuple):
@@ -80,15 +80,15 @@ class Change(NamedTuple):
 class Overlay(WritableStore):
     """A store of `lower`, or of nothing, with the changes in `upper`.
 
-    `owner`: (uid, gid) of entries that are copied up; None: those of this process. A caller that changes names holds
-    `lock`; copy_up() takes it itself.
+    `owner`: (uid, gid) of entries that are copied up; None: those of this process. A caller must hold `lock` while it
+    changes names in `upper`; copy_up() acquires it.
     """
 
     def __init__(self, lower: Store | None, upper: Upper, owner: tuple[int, int] | None = None) -> None:
         self.lower, self.upper, self.owner = lower, upper, owner
         self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
-        # a store on a server has no links, and would be asked for every directory on the way to a key
+        # a store on a server has no links, and resolving them would take a request for every parent of a key
         self.merged = lower is None or lower.knows_names or not lower.remote
         self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: dict[str, trio.Lock] = {}
@@ -106,7 +106,7 @@ class Overlay(WritableStore):
             raise OSError(errno.EINVAL, "a reserved name", name)
 
     async def find(self, key: str) -> OverlayEntry:
-        """Return the entry at `key`. NotFound (also for reserved names); NotDirectory if a parent is a file."""
+        """Return the entry at `key`. Raise NotFound, also for reserved names and below a file; InvalidKey."""
         self._check_shown(key)
         status = self.upper.status(key)
         if status is None:
@@ -133,7 +133,7 @@ class Overlay(WritableStore):
             return None
 
     def lacks(self, key: str) -> bool:
-        """Return whether the lower store is known to have no entry at `key`, for good."""
+        """Return whether the lower store is known to have no entry at `key`, now and later."""
         if self.lower is None:
             return True
         while key and self._absent:
@@ -143,7 +143,7 @@ class Overlay(WritableStore):
         return False
 
     async def would_show(self, key: str) -> bool:
-        """Return whether removing the upper entry at `key` would uncover a lower one: write a whiteout first."""
+        """Return whether removing the upper entry at `key` would uncover a lower one, unless a whiteout is written."""
         if self.lower is None or self.lacks(key) or self.upper.covers(key, itself=False):
             return False
         try:
@@ -153,13 +153,13 @@ class Overlay(WritableStore):
         return True
 
     async def hide_lower(self, key: str) -> None:
-        """Write a whiteout at `key` if would_show(); call it before removing the upper entry. Hold `lock`."""
+        """Write a whiteout at `key` if would_show(). Call it with `lock` held, before removing the upper entry."""
         if await self.would_show(key):
             await self.make_parents(key)
             self.upper.write_whiteout(key)
 
     async def entries(self, key: str) -> list[Merged]:
-        """Return the merged entries of a directory, by name. NotFound, NotDirectory."""
+        """Return the merged entries of a directory, by name. Raise NotFound or NotDirectory."""
         self._check_shown(key)
         listing = self.upper.listing(key)
         found = await self.find(key) if listing is None else OverlayEntry(None, await self.below(key))
@@ -185,7 +185,7 @@ class Overlay(WritableStore):
             raise NotFound(key)
 
     def hides(self, key: str) -> bool:
-        """Return whether a reserved name in `key` keeps it out of the merged tree, also if the upper has it."""
+        """Return whether `key` has a reserved name: the merged tree lacks it, even if the upper directory has it."""
         return (".wh." in key or ".zarrfs-" in key) and any(map(self._reserved, key.split("/")))
 
     def _reserved(self, name: str) -> bool:
@@ -194,7 +194,7 @@ class Overlay(WritableStore):
     # -- copying up
 
     async def make_parents(self, key: str) -> None:
-        """Copy up the parent directories of `key`. Hold `lock`."""
+        """Copy up the parent directories of `key`. Call it with `lock` held."""
         parent = split_key(key)[0]
         if not parent or self.upper.status(parent) is not None:
             return
@@ -209,10 +209,10 @@ class Overlay(WritableStore):
             self._dress(directory, name, info)
 
     async def copy_up(self, key: str, size: int | None = None) -> os.stat_result:
-        """Copy up `key`, of a file only the first `size` bytes; return the lstat of the upper entry.
+        """Copy up `key`, only the first `size` bytes of a file; return the lstat of the upper entry.
 
-        The entry appears whole, by a rename. NotFound; ReadError if lower bytes cannot be read; OSError of the upper
-        directory's disk.
+        A file appears complete, by an atomic rename. Raise NotFound; ReadError if lower bytes cannot be read; OSError
+        if the upper directory cannot be written.
         """
         async with self._one_copy(key):
             status = self.upper.status(key)
@@ -222,7 +222,7 @@ class Overlay(WritableStore):
             if info is None:
                 raise NotFound(key)
             if info.kind is Kind.FILE:
-                if not await self._copy_file(key, info, size):  # another file took the name
+                if not await self._copy_file(key, info, size):  # its name was taken or removed meanwhile
                     raise NotFound(key)
             else:
                 async with self.lock:
@@ -239,15 +239,15 @@ class Overlay(WritableStore):
     async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
         """Copy up a file; return False if its name was taken or removed meanwhile."""
         assert self.lower is not None
-        whole = info.size if most != 0 else 0  # to truncate it needs no size that the lower store has to request
+        whole = info.size if most != 0 else 0  # to truncate to 0 bytes, an unknown size is not requested
         if whole is None:
             whole = (await self.lower.info(key)).size or 0
         size = whole if most is None else min(whole, most)
         staged = await trio.to_thread.run_sync(self.upper.staging.create, None, 0o600)
         try:
-            if size or (most != 0 and not self.lower.remote):  # an empty file may just be written
+            if size or (most != 0 and not self.lower.remote):  # an empty file may be one that is being written
                 with contextlib.closing(await open_sized(self.lower, key, whole)) as value:
-                    if value.fileno() is not None:  # of a directory, where it may have changed since the lookup
+                    if value.fileno() is not None:  # a local file, which may have changed since the lookup
                         if None not in (info.identity, value.info.identity) and info.identity != value.info.identity:
                             raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
                         info = _shown(value.info)
@@ -290,7 +290,7 @@ class Overlay(WritableStore):
         os.fchmod(descriptor, self.mode_of(info))
         if info.mtime_ns is not None:
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
-        os.fsync(descriptor)  # or after a power failure an empty file might hide the lower one
+        os.fsync(descriptor)  # otherwise, after a power failure, an empty file might hide the lower one
 
     def _dress(self, directory: int, name: bytes, info: Info) -> None:
         """Set owner, mode and time of a directory or link that was copied up."""
@@ -364,7 +364,7 @@ class Overlay(WritableStore):
         return total._replace(bytes_free=status.f_bavail * unit, files_free=status.f_favail)
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Store `value` atomically, creating parent directories. IsDirectory, NotDirectory, InvalidKey."""
+        """Store `value` atomically, creating parent directories. Raise IsDirectory, NotDirectory or InvalidKey."""
         check_key(key)
         for name in key.split("/"):
             self.check_name(name)
@@ -384,7 +384,7 @@ class Overlay(WritableStore):
             self.upper.remove_whiteout(key)
 
     async def delete(self, key: str) -> None:
-        """Remove a file, a link, or a directory with everything below it; NotFound. Parents stay."""
+        """Remove a file, a link, or a directory with everything below it, but no parents. Raise NotFound."""
         check_key(key)
         async with self.lock:
             found = await self.find(key)
@@ -402,7 +402,7 @@ class Overlay(WritableStore):
             await self.lower.aclose()
 
     async def _make_directories(self, prefix: str) -> None:
-        """Copy up or create the directories from the root to `prefix`. Hold `lock`."""
+        """Copy up or create the directories from the root to `prefix`. Call it with `lock` held."""
         at = ""
         for name in prefix.split("/") if prefix else ():
             at = join_key(at, name)
@@ -461,12 +461,15 @@ class Overlay(WritableStore):
     # -- the difference
 
     async def changes(self) -> AsyncIterator[Change]:
-        """Yield the differences from the lower store, by key; a replaced directory is deleted, then added."""
+        """Yield the differences from the lower store, by key.
+
+        If a directory was replaced, or has replaced another entry, the key is first deleted, then added.
+        """
         async for change in self._changes("", self.lower is not None):
             yield change
 
     async def _changes(self, prefix: str, over: bool) -> AsyncIterator[Change]:
-        """Yield the changes in an upper directory; `over`: it is merged with a lower one."""
+        """Yield the changes in an upper directory; `over`: whether it is merged with a lower one."""
         statuses, hidden, opaque = self.upper.listing(prefix) or ({}, set(), False)
         lower = await self._lower_names(prefix) if over else {}
         gone = set(lower) if opaque else hidden & set(lower)
@@ -500,7 +503,7 @@ class Overlay(WritableStore):
 
 
 def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (start, stop) of parts in order, those joined that have less than _GAP between them."""
+    """Return sorted parts (start, stop), joining those with less than _GAP bytes between them."""
     found: list[tuple[int, int]] = []
     for start, stop in parts:
         if found and start - found[-1][1] < _GAP:
@@ -511,7 +514,7 @@ def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _shown(info: Info) -> Info:
-    """Return a lower entry with permission bits; by default its owner may write."""
+    """Return a lower entry with permission bits: those of _MODES if the lower store has none."""
     return info if info.mode is not None else info._replace(mode=_mode(info))
 
 

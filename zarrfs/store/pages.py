@@ -1,9 +1,9 @@
-"""Pages: flat listings of a tree in an object store, which fill the table of names ahead of a walk.
+"""Flat listings of a tree in an object store, which fill the table of names ahead of a reader that walks the tree.
 
-A place whose names are requested is listed from there on, a thousand keys a page, regardless of directories. A reader
-that continues with the next page is assumed to walk: from then on pages are prefetched, as many as have been used.
-The next page begins where one ends, so a single listing is sequential. A long one is split at changes of the first
-number in its keys, and the parts are listed in parallel.
+From the place where names are requested, keys are listed regardless of directories, a thousand per page. A reader that
+continues with the next page is assumed to walk the tree: from then on pages are prefetched, more of them as long as
+they are used. A page can be requested only when the page before it has arrived, so one listing is sequential. A long
+listing is therefore split by a digit in its keys, and the parts are listed in parallel.
 """
 
 from __future__ import annotations
@@ -23,46 +23,50 @@ from zarrfs.store.name_table import END, NameTable, encoded
 
 log = logging.getLogger(__name__)
 
-_WALK = 2  # directories listed one after the other until pages go on from one into the next
+_WALK = 2  # directories listed in order until a page may go beyond the end of its directory
 _LONG = 4  # pages of a chain until it is split
-_MOST = 32  # pages asked for ahead
-_CHAINS = 512  # that are remembered
-_LAST = "/\U0010ffff"  # no key of a directory comes after
-_HIGH = "z"  # comes after all that follows a digit, mostly
+_MOST = 32  # pages that are prefetched at most
+_CHAINS = 512  # chains that are remembered
+_LAST = "/\U0010ffff"  # after the name of a directory: sorts after all its keys
+_HIGH = "z"  # sorts after most characters that follow a digit in keys
 
 
 class _Chain:
-    """A place up to which keys are known, from where the next page goes on."""
+    """The state of one sequential listing.
+
+    `at`: where its next page begins; `after`: the key with which that page is requested; `stop`: where it ends.
+    """
 
     __slots__ = ("after", "at", "error", "landed", "pages", "stop")
 
     def __init__(self, at: bytes, after: str, stop: bytes) -> None:
         self.at, self.after, self.stop = at, after, stop
         self.pages = 0
-        self.landed: trio.Event | None = None  # of a page that is under way
-        self.error: ReadError | None = None  # why readers did not get the last page
+        self.landed: trio.Event | None = None  # set when the page that is under way has arrived
+        self.error: ReadError | None = None  # the error of the last page, for readers that waited for it
 
 
 class Pages:
-    """See the module. `fetch`: a page of the keys after one."""
+    """The flat listings of one store; `fetch` returns the page of the keys that follow a key."""
 
     def __init__(self, names: NameTable, fetch: Callable[[str], Awaitable[Page]]) -> None:
         self._names, self._fetch = names, fetch
         self._chains: list[_Chain] = []  # sorted
-        self._unused: list[bytes] = []  # where pages begin that came ahead, and that nobody has reached
+        self._unused: list[bytes] = []  # where prefetched pages begin that no reader has reached
         self._window = self._flying = 0
         self._most, self._emptied = _MOST, 0
-        self._directory, self._directories = b"", 0  # begun last; how many of them in order, one after the other
+        # the directory whose listing began last; how many directories were listed in order
+        self._directory, self._directories = b"", 0
 
     @property
     def walking(self) -> bool:
-        """Whether directories are listed one after the other, in order."""
+        """Whether directories are listed in order, one after the other."""
         return self._directories >= _WALK
 
     async def reach(self, start: bytes, stop: bytes, now: float) -> bytes:
-        """Have more of what comes from `start` on in the table; returns up to where that has all keys, at most `stop`.
+        """Return the position, at most `stop`, up to which the table has all keys from `start` on.
 
-        ReadError where that cannot be had: what is known stays.
+        Fetch a page first if the table has none there. Raise ReadError if that fails; known names stay in the table.
         """
         while True:
             at = self._names.covered(start, stop, now)
@@ -70,7 +74,7 @@ class Pages:
                 self._go_on(at)
                 return at
             chain, walks = self._chain(at)
-            if self._emptied != self._names.emptied:  # there is room for less
+            if self._emptied != self._names.emptied:  # the table has room for fewer names
                 self._emptied, self._most = self._names.emptied, self._most // 2
                 self._unused, self._window = [], 0
             if walks and not self._window:
@@ -83,7 +87,7 @@ class Pages:
                     raise chain.error.with_traceback(None)
 
     def _chain(self, at: bytes) -> tuple[_Chain, bool]:
-        """Return (the chain that continues at `at`, whether it existed)."""
+        """Return (the chain whose next page begins at `at`, whether it has fetched pages before)."""
         index = bisect.bisect_left(self._chains, at, key=lambda chain: chain.at)
         if index < len(self._chains) and self._chains[index].at == at:
             return self._chains[index], self._chains[index].pages > 0
@@ -92,19 +96,19 @@ class Pages:
             index = bisect.bisect_left(self._chains, at, key=lambda chain: chain.at)
         stop = self._chains[index].at if index < len(self._chains) else END
         after = at.removesuffix(b"\0").decode("utf-8", "surrogateescape")
-        if at.endswith(b"/"):  # where a directory begins: its page has the keys of this directory alone,
+        if at.endswith(b"/"):  # where a directory begins: the page has only keys of this directory
             self._directories = self._directories + 1 if at > self._directory else 0
             self._directory = at
-            if self.walking:  # unless one after the other is listed
+            if self.walking:  # the page may go beyond the end of this directory
                 after = after[:-1]
-        elif after and not at.endswith(b"\0"):  # where a directory ends, or a key that was forgotten: that is wanted
+        elif after and not at.endswith(b"\0"):  # where a directory ends, or a forgotten key, which the page must have
             after = _before(after)
         chain = _Chain(at, after, stop)
         self._chains.insert(index, chain)
         return chain, False
 
     async def _page(self, chain: _Chain) -> None:
-        """Take the next page of a chain into the table."""
+        """Fetch the next page of a chain, and store it in the table."""
         landed, chain.error = trio.Event(), None
         chain.landed = landed
         try:
@@ -113,7 +117,7 @@ class Pages:
             found = []
             for key, entry in page.entries:
                 rule = key_rule(key.removesuffix("/"))
-                if encoded(key) < start:  # beside the directory where the page begins
+                if encoded(key) < start:  # sorts before the directory where the page begins
                     continue
                 if rule is None:
                     found.append((key.removesuffix("/"), entry))
@@ -137,7 +141,7 @@ class Pages:
             landed.set()
 
     def _split(self, chain: _Chain) -> None:
-        """Let others begin further on in what a chain would come to, where the first number is another one."""
+        """Split the rest of a chain by a digit in its keys: new chains begin after each value of that digit."""
         key = chain.after
         for index, digit in enumerate(key):
             if digit not in "0123456789":
@@ -153,7 +157,7 @@ class Pages:
                 return
 
     def _go_on(self, at: bytes) -> None:
-        """Somebody has come to `at`: ask for pages ahead, if that has been of use."""
+        """Prefetch pages after `at`, which a reader has reached; the more, the more prefetched pages were used."""
         if not self._window:
             return
         used = [start for start in self._unused if start < at]
@@ -165,7 +169,7 @@ class Pages:
                 return
             if chain.at >= at and chain.landed is None:
                 self._flying += 1
-                chain.landed = trio.Event()  # so that nobody else asks for it before that begins
+                chain.landed = trio.Event()  # so that no reader requests this page before the task begins
                 in_background(self._page_ahead, chain)
 
     async def _page_ahead(self, chain: _Chain) -> None:
@@ -173,7 +177,7 @@ class Pages:
         try:
             await self._page(chain)
             bisect.insort(self._unused, start)
-        except ReadError as exc:  # a reader that needs it asks again and gets the error
+        except ReadError as exc:  # a reader that needs the page requests it again and gets the error
             chain.error = None
             log.debug("%s", exc)
             self._window = 0
@@ -184,6 +188,6 @@ class Pages:
 
 
 def _before(key: str) -> str:
-    """Return a text that sorts right before a key, as a page has the keys after a text."""
+    """Return a text that sorts right before a key: the page of the keys after it begins with that key."""
     last = ord(key[-1]) - 1
     return key[:-1] + chr(last if not 0xD800 <= last < 0xE000 else 0xD7FF) + "\U0010ffff"

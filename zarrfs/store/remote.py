@@ -46,26 +46,26 @@ log = logging.getLogger(__name__)
 
 _FRESH = 1.0  # seconds for which a value is assumed unchanged, if its bytes come without a version
 
-_WALK = 2  # directories that make a walk
-_AHEAD, _BESIDE = 256, 64  # directories that are listed ahead of it: in all, and of those in one directory
-_TICK = 0.001  # seconds: an answer that comes from now on is fresh, with metadata_ttl=0s, too
-_NAMES = 1  # version of the meaning of a kept table of names
-_WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
+_WALK = 2  # directories listed in order until a walk is assumed
+_AHEAD, _BESIDE = 256, 64  # directories that are listed ahead of a walk: in all; in one directory
+_TICK = 0.001  # seconds by which `now` is set back, so that later responses are valid even with metadata_ttl=0s
+_NAMES = 1  # version of the contents of a kept table of names
+_WIDE = 50  # entries: a directory with more in its first page is listed with everything below it
 
 
 class FsspecStore(Store):
-    """Keys are the values below `url`; opening it touches no network.
+    """A store of the values below `url`. Creating it sends nothing over a network.
 
-    Only a server's "not found" is NotFound; a server that fails is a ReadError. If a value changes while get() reads
-    it, it is read again, so get() never mixes two versions. A name that is both a value and a directory is shown as
-    the value (in a zip file: as the directory). What the server reports of names is valid for metadata_ttl=
-    (name_table.py).
+    A key is NotFound only if the server says "not found"; if the server fails, ReadError is raised. If a value changes
+    while get() reads it, it is read again, so get() never mixes two versions. A name that is both a value and a
+    directory is shown as the value (in a zip file: as the directory). Names and attributes that the server reports are
+    valid for metadata_ttl= (name_table.py).
     """
 
     def __init__(
         self, url: str, options: Options, names: str | None = None, files: RemoteFiles | None = None
     ) -> None:
-        """`names`: the directory where the table of names is kept. `files`, if any, stays the caller's."""
+        """`names`: a directory that keeps the table of names. `files`, if given, is closed by the caller."""
         self.immutable = urls.protocols(url)[:1] == ["zip"]
         self.files = RemoteFiles(options) if files is None else files
         self._owns_files, self._directory = files is None, names
@@ -76,11 +76,12 @@ class FsspecStore(Store):
         self.names = NameTable(*self._ttls(options), since, options.cache == "none")
         self._web = self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: SingleFlight[str] = SingleFlight()
-        self._ahead: set[str] = set()  # directories that are listed ahead and that no reader has reached
-        self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
-        self._reached: LRU[str, tuple[str, float]] = LRU(2 * _AHEAD)  # by directory: its last name so, and when
+        self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
+        self._listings: dict[str, trio.Event] = {}  # listings ahead that are under way
+        # by directory: the last name in it up to which directories were listed ahead, and when
+        self._reached: LRU[str, tuple[str, float]] = LRU(2 * _AHEAD)
         self._walked = 0  # directories listed one after the other, each within one that was listed
-        self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
+        self._pages: Pages | None = Pages(self.names, self._page)  # None: the server refuses listings
 
     # -- the Store protocol
 
@@ -103,7 +104,7 @@ class FsspecStore(Store):
                 yield info
 
     async def open(self, key: str) -> Value:
-        # a row of the table is enough, unless the bytes would come without their version
+        # a valid row of the table is enough, unless the server sends bytes without their version
         known = await self._exact_known(key)
         entry = known.entry
         assert entry is not None
@@ -125,21 +126,22 @@ class FsspecStore(Store):
         except (TargetChanged, TargetMissing, OutOfRange):
             if self.immutable:
                 raise
-        # The value has another version than was looked up: once more, from the beginning.
+        # The value no longer has the version that was looked up: repeat the lookup and the read, once.
         self.names.forget(key)
         return await self._get(key, await self._exact(key), start, length)
 
     async def read_version(self, key: str, opened: Info, entry: Entry, start: int, length: int) -> Buffer:
-        """Return bytes of the version of a value that was opened; with -o stale=reread of any.
+        """Return bytes of the version of a value that was opened; with -o stale=reread, of the current version.
 
-        If bytes come without their version, it is requested once a second.
+        If the server sends bytes without their version, the version is requested at most once a second. Raise
+        TargetChanged if the value has another version.
         """
         if self._reread:
             return await self.get(key, start, length)
         known = await self._exact_known(key)
         same = known.entry is not None and _same(entry, known.entry)
         identity, now = opened.identity, known.identity
-        # a value that had no version when it was opened may have got one since, and then another
+        # without a version in `entry`, _same() is True; identities differ if a version became known and then changed
         if not same or (identity != now and None not in (identity, now)):
             raise TargetChanged(key, "has changed since it was opened")
         try:
@@ -194,9 +196,9 @@ class FsspecStore(Store):
     # -- for stores on top of this one
 
     async def look(self, key: str, page: bool = False) -> Info:
-        """As info(), of a key that is likely a value and read next: the request also fetches its beginning.
+        """Return info() of a key that is likely a value and read next: the request also fetches its beginning.
 
-        `page`: first look for it in the page from the beginning of its directory, if that was not requested yet.
+        `page`: first fetch the page from the beginning of its directory, if that was not requested yet.
         """
         await self.find()
         if page and self.names.get(key) is None:
@@ -204,7 +206,10 @@ class FsspecStore(Store):
         return self._info(key, await self._known(key, look=True))
 
     async def listed(self, prefix: str) -> list[Info] | None:
-        """Return the sorted entries of a directory; None if the server shows no listing."""
+        """Return the sorted entries of a directory; None if the server shows no listing.
+
+        Raise NotFound or NotDirectory.
+        """
         check_key(prefix, root=True)
         if self._found is None:
             await self.find()
@@ -217,14 +222,14 @@ class FsspecStore(Store):
             self._ahead.discard(prefix)
         elif prefix not in self._listings:
             self._walked = self._walked + 1 if prefix and self.names.listed(split_key(prefix)[0]) else 0
-        if self._walked >= _WALK and not self.immutable and not await self.is_flat():  # else pages come ahead
+        if self._walked >= _WALK and not self.immutable and not await self.is_flat():  # flat: Pages prefetches
             self._list_ahead(prefix)
         if (asking := self._listings.get(prefix)) is not None:
             await asking.wait()
         return await self._listed(prefix)
 
     async def _listed(self, prefix: str) -> list[Info] | None:
-        """As listed(), of a directory."""
+        """Return listed(), without a lookup of `prefix` and without listing ahead."""
         now = time.time()
         if self.names.listed(prefix, now):
             with contextlib.suppress(Emptied):
@@ -245,7 +250,10 @@ class FsspecStore(Store):
     # -- parts
 
     async def find(self) -> None:
-        """Find the system of the URL, and where its table of names is kept. No requests. ReadError."""
+        """Find the system of the URL, and the file that keeps its table of names. Raise ReadError.
+
+        Send no request to a server of values; an archive behind a URL is opened, and some clients log in.
+        """
         if self._found is None:
             found = await self.files.find(self._url)
             if self._directory is not None and not self.immutable:
@@ -255,7 +263,10 @@ class FsspecStore(Store):
             self._found = found
 
     def _credentials(self) -> tuple[object, ...]:
-        """Return what a server may know a client by: many report as absent what a client must not see."""
+        """Return what identifies the client to the server: the URL, storage options, environment variables, netrc.
+
+        They are part of the name of a kept table, because many servers answer 404 for values a client may not see.
+        """
         family = urls.names(next(reversed(urls.protocols(self._url)), ""))[0]
         prefix = {"s3": "AWS_", "gcs": "GOOGLE_", "abfs": "AZURE_"}.get(family)
         variables = sorted(item for item in os.environ.items() if prefix and item[0].startswith(prefix))
@@ -277,8 +288,8 @@ class FsspecStore(Store):
         return system, path
 
     async def _url_of_key(self, key: str, system: System, path: str) -> str:
-        """Return a URL that leads to the value at `path`, without credentials. ReadError if none does."""
-        if self._web:  # its names are percent-encoded, so that a query is that of the place
+        """Return a URL that leads to the value at `path`, without credentials. Raise ReadError if none does."""
+        if self._web:  # names are percent-encoded, so that a query belongs to the store's URL
             return without_secrets(path)
         if "::" in key:
             raise ReadError(key, 'a name with "::", which means something else in a URL')
@@ -289,7 +300,7 @@ class FsspecStore(Store):
             raise ReadError(key, "a name that means something else in a URL")
         *before, last = links(url)
         protocol = urls.protocols(url)[-1]
-        if archive and protocol in ("http", "https"):  # a query is that of the place
+        if archive and protocol in ("http", "https"):  # a query belongs to the store's URL
             last = without_secrets(last)
         elif archive and protocol in ("file", "local"):
             last = urls.file_path(last)
@@ -298,7 +309,10 @@ class FsspecStore(Store):
         return "::".join([*before, last])
 
     def _ttls(self, options: Options) -> tuple[float, float]:
-        """Return how long names are valid, and absent names: as long as the kernel caches them, if that is given."""
+        """Return the seconds for which names are valid, and those for which absent names are.
+
+        The latter is the time for which the kernel caches absent names, if an option sets it.
+        """
         if self.immutable:
             return FOREVER, FOREVER
         timeouts = (options.negative_timeout, options.entry_timeout, options.attr_timeout, options.metadata_ttl)
@@ -315,9 +329,10 @@ class FsspecStore(Store):
         return entry
 
     async def _exact_known(self, key: str, look: bool = False) -> Known:
-        """As _known(), of a key that is about to be read: with its version, or seen lately if bytes have none.
+        """Return _known() of a key that is about to be read.
 
-        `look`: it is likely a value.
+        If the server sends bytes without their version, the entry is at most _FRESH seconds old. `look`: the key is
+        likely a value.
         """
         if self._found is None:
             await self.find()
@@ -331,12 +346,12 @@ class FsspecStore(Store):
         tagged = entry.tag is not None and self._found is not None and self._found[0].sends_versions
         if (entry.rough and entry.tag is None) or not (tagged or known.seen + _FRESH > time.time()):
             known = await self._once(key, look=True)
-            if known.entry is None:  # so another task has just been told
+            if known.entry is None:  # the request of another task found that it is absent
                 raise NotFound(key)
         return known
 
     async def _known(self, key: str, look: bool = False, sized: bool = True) -> Known:
-        """Look up a key in the table, or ask its server; unless `sized`, the size may be unknown. NotFound."""
+        """Look up a key in the table, or request it; unless `sized`, the size may be unknown. Raise NotFound."""
         if not key:
             return Known(Entry("", True))
         if self._found is None:
@@ -349,7 +364,7 @@ class FsspecStore(Store):
         return known
 
     async def _once(self, key: str, look: bool) -> Known:
-        """Request what a key is. Simultaneous callers share one request."""
+        """Request the entry of a key. Concurrent callers share one request."""
 
         async def ask() -> Known:
             found = None if look else await self._in_page(key)
@@ -365,7 +380,7 @@ class FsspecStore(Store):
         system, path = await self._path_of_key(key)
         try:
             entry = await self.files.look_at(system, path) if look and self._may_look(key, system, path) else None
-            if entry is None or _is_page(key, entry):  # which may be the listing of a directory
+            if entry is None or _is_page(key, entry):  # an HTML page may be the listing of a directory
                 entry = await self.files.stat_at(system, path)
         except NotADirectoryError:
             raise NotDirectory(key) from None
@@ -386,7 +401,7 @@ class FsspecStore(Store):
         return self.names.put(key, *self._identified(self.names.last(key), entry))
 
     def _may_look(self, key: str, system: System, path: str) -> bool:
-        """Return whether to look a value up by fetching its beginning: not if that is cached."""
+        """Return whether to look up a value by fetching its beginning: not if the beginning is cached."""
         known = self.names.last(key)
         entry = None if known is None else known.entry
         if entry is None or entry.size is None or entry.directory or entry.rough:
@@ -395,7 +410,7 @@ class FsspecStore(Store):
         return system.sends_versions and not self.files.blocks.cache.has(block.key)
 
     def _identified(self, known: Known | None, entry: Entry) -> tuple[Entry, int | None]:
-        """Return `entry`, completed by tag and time of the same value if that was `known`, and its identity."""
+        """Return (entry, identity); if `known` is of the same value, its tag and time complete the entry."""
         if entry.directory or entry.size is None or self.immutable or self._reread:
             return entry, None
         was = None if known is None else known.entry
@@ -404,11 +419,11 @@ class FsspecStore(Store):
         identity = _identity(was) if known.identity is None else known.identity
         if entry.tag is None:
             entry = entry._replace(tag=was.tag, strong=was.strong)
-        if was.rough:  # the time that stat(2) has shown stays
+        if was.rough:  # keep the time that stat(2) has reported
             entry = entry._replace(mtime_ns=was.mtime_ns, rough=entry.tag is None)
         return entry, identity
 
-    # -- listings ahead of a reader that goes through a tree
+    # -- listings ahead of a reader that walks a tree
 
     def _list_ahead(self, prefix: str) -> None:
         """Prefetch the listings of the next directories: those in this one, and a few after it."""
@@ -419,7 +434,7 @@ class FsspecStore(Store):
             self._list_below(above, name, _BESIDE - beside)
 
     def _list_below(self, directory: str, after: str, most: int) -> None:
-        """Prefetch the listings of up to `most` directories in one, after a name and after those already requested."""
+        """Prefetch the listings of up to `most` subdirectories, after the name `after` and those already requested."""
         now = time.time()
         if most <= 0 or len(self._ahead) >= _AHEAD or not self.names.listed(directory, now):
             return
@@ -441,7 +456,7 @@ class FsspecStore(Store):
     async def _one_ahead(self, key: str) -> None:
         try:
             await self._listed(key)
-            self._list_below(key, "", _BESIDE)  # the walk goes there first
+            self._list_below(key, "", _BESIDE)  # a walk enters `key` before the next directory
         except (StoreError, ReadError) as exc:  # a reader of that directory will get the error
             log.debug("%s", exc)
             self._walked = 0
@@ -451,7 +466,7 @@ class FsspecStore(Store):
     # -- flat listings
 
     async def is_flat(self) -> bool:
-        """Return whether the store lists all keys below a place in one go."""
+        """Return whether the server lists all keys below a directory, regardless of subdirectories."""
         system, _ = await self._path_of_key("")
         return system.flat and self._pages is not None
 
@@ -459,7 +474,7 @@ class FsspecStore(Store):
         return await self.files.page_at(*await self._path_of_key(""), after)
 
     async def _flat_dir(self, prefix: str, after: str) -> AsyncIterator[Info]:
-        """Yield a directory as its pages arrive."""
+        """Yield the entries of a directory as its pages arrive."""
         check_key(prefix, root=True)
         if prefix and not (await self._entry(prefix)).directory:
             raise NotDirectory(prefix)
@@ -475,9 +490,10 @@ class FsspecStore(Store):
                     break
             except Emptied:
                 log.debug("%s: listed anew from %r on: the table of names has lost some", prefix, after)
-            if self.names.emptied == emptied:  # a reader has forgotten a name
+            if self.names.emptied == emptied:  # only forget() was called
                 continue
-            if begun and after == before:  # not all below the next name fits into the table; its names do
+            # no progress, because the table has no room for all keys below the next name: list the names alone
+            if begun and after == before:
                 for info in await self._listing(prefix):
                     if info.name > after:
                         found = True
@@ -490,9 +506,10 @@ class FsspecStore(Store):
                 raise NotDirectory(prefix)
 
     async def _flat_names(self, prefix: str, after: str, now: float, begun: bool) -> AsyncIterator[Info]:
-        """Yield the entries of a directory after a name, as its pages arrive. After Emptied some may be missing.
+        """Yield the entries of a directory after a name, as its pages arrive.
 
-        `begun`: continue with pages, whatever the shape of its tree.
+        If the table loses names meanwhile, raise Emptied, or skip entries and increase `names.emptied`. `begun`: use
+        pages even if most keys are below few subdirectories.
         """
         pages = self._pages  # another task may set it to None while this one waits
         if pages is None:
@@ -510,7 +527,7 @@ class FsspecStore(Store):
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
             if at < stop and narrow and not pages.walking:
                 with _broken_off(True):
-                    await self.listed(prefix)  # a large tree: one listing with a delimiter has its top
+                    await self.listed(prefix)  # many keys below few names: list this directory alone
                 break
             begun = True
             for info in self._so_far(prefix, after, _safe(prefix, at), now):
@@ -523,7 +540,7 @@ class FsspecStore(Store):
         return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
 
     async def _in_page(self, key: str) -> Known | None:
-        """Look up a key in a page from the beginning of its directory; None: request it alone."""
+        """Look up a key by fetching the page from the beginning of its directory; None: request the key alone."""
         start, stop = span_of(split_key(key)[0])
         now = time.time() - _TICK
         if not await self.is_flat() or self.names.covered(start, stop, now) > start:
@@ -531,7 +548,7 @@ class FsspecStore(Store):
         assert self._pages is not None
         try:
             await self._pages.reach(start, stop, now)
-        except (AccessDenied, TargetMissing) as exc:  # reading may be permitted or served where listing is not
+        except (AccessDenied, TargetMissing) as exc:  # a server may allow reads without allowing listings
             log.debug("%s", exc)
             self._pages = None
             return None
@@ -544,7 +561,7 @@ class FsspecStore(Store):
         return found
 
     def _sorted(self, prefix: str, entries: list[Entry], since: float) -> list[Info]:
-        """Note a listing; return its valid names, sorted."""
+        """Store a listing in the table; return its entries with valid names, sorted."""
         found: dict[str, Entry] = {}
         for entry in entries:
             rule = name_rule(entry.name) or ("a name with a slash" if "/" in entry.name else "")
@@ -576,8 +593,8 @@ class FsspecStore(Store):
             return b""
         data = await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)
         if not (self.immutable or system.sends_versions):
-            # the parts of a large value do not show whether they are of one version: the server is asked again, unless
-            # it was a second ago
+            # the parts of a large value do not show whether they are of one version: request the entry again, unless
+            # it is at most a second old
             now = (await self._exact_known(key)).entry
             if now is not None and not _same(entry, now):
                 raise TargetChanged(key, "has changed while it was read")
@@ -596,7 +613,7 @@ class FsspecStore(Store):
 
 @contextlib.contextmanager
 def _broken_off(begun: bool) -> Iterator[None]:
-    """Make a denied page a failed read if the listing has `begun`: what comes after is unknown, not forbidden."""
+    """Turn AccessDenied into another ReadError if the listing has `begun`: the rest is unknown, not forbidden."""
     try:
         yield
     except AccessDenied as exc:
@@ -619,7 +636,7 @@ def _safe(prefix: str, at: bytes) -> bytes:
 
 
 def _is_page(key: str, entry: Entry) -> bool:
-    """Return whether a server answers with an HTML page where the key is not that of one."""
+    """Return whether the server answered with an HTML page although the key does not end in .html or .htm."""
     return entry.html and not key.lower().endswith((".html", ".htm"))
 
 
@@ -628,7 +645,7 @@ def _lacks_size(known: Known) -> bool:
 
 
 def _identity(entry: Entry) -> int:
-    """Return a number that differs between values, and is the same in every process."""
+    """Return a number that identifies a version of a value, and is the same in every process."""
     about = repr((entry.size, entry.tag, None if entry.rough else _second(entry))).encode()
     return int.from_bytes(hashlib.blake2b(about, digest_size=8).digest(), "big", signed=True)
 
@@ -639,7 +656,7 @@ def _second(entry: Entry) -> int | None:
 
 
 def _same(one: Entry, other: Entry) -> bool:
-    """Return whether two entries are of one value, by their tags, or else by their times."""
+    """Return whether two entries may be of one version: their sizes, and their tags or else times, do not differ."""
     if one.directory or other.directory or (None not in (one.size, other.size) and one.size != other.size):
         return one is other
     if one.tag is not None and other.tag is not None:

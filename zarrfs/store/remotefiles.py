@@ -1,7 +1,7 @@
 """Reads of values behind URLs: they become reads of cached blocks, with read-ahead.
 
-Values of up to part_size= are one block. Larger ones are fetched in parts of that size: several at once ahead of a
-sequential reader, and in smaller pieces for random reads.
+Values of up to part_size= are one block. Larger ones are fetched in parts of that size, several in parallel ahead of a
+sequential reader, or for random reads in smaller pieces.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import LocalFiles
 
 _PIECE = 512 << 10  # bytes of a large value that are fetched for a random read
-_WINDOW = 4  # parts: the first window
+_WINDOW = 4  # parts in the first read-ahead window
 _FOUND = 65_536  # URLs whose system is cached
 
 
 class RemoteFiles:
     """A reader of values behind URLs.
 
-    Errors: ReadError and its subclasses (TargetMissing, AccessDenied, OutOfRange, ...).
+    Methods raise ReadError and its subclasses (TargetMissing, AccessDenied, OutOfRange, ...).
 
     `local` reads archives that are local files, except on its forbidden_device; the caller closes it. `trust` decides
     which URLs may be requested: by default all, as for URLs that the user names.
@@ -72,7 +72,7 @@ class RemoteFiles:
         return found.size
 
     async def find(self, url: str) -> tuple[System, str]:
-        """Return (system, path in it) of a URL; opens an archive if the URL is a chain."""
+        """Return (system, path in it) of a URL; if the URL is a chain, open the archive."""
         found = self._found.get(url)
         if found is None:
             if len(urls.protocols(url)) > 1:  # below() connects to the server of the archive
@@ -83,7 +83,7 @@ class RemoteFiles:
         return found
 
     async def get_ready(self, url: str) -> None:
-        """Import and start what reading `url` takes; send no request."""
+        """Import and start what reading `url` needs; do nothing for a chain. Send no request."""
         if len(urls.protocols(url)) == 1:
             await self.blocks.ranges.connect(without_secrets(url), lambda: self._openers.get_ready(url))
 
@@ -108,7 +108,7 @@ class RemoteFiles:
         self, system: System, path: str, offset: int, length: int, low: int, high: int,
         expected: Entry | None = None,
     ) -> Buffer:  # fmt: skip
-        """Read as read(). `expected`: the version that the value must have, instead of the one first read."""
+        """Do what read() does. `expected`: the version that the value must have, instead of the one first read."""
         if length <= 0:
             return b""
         try:
@@ -125,7 +125,7 @@ class RemoteFiles:
             return await self.blocks.read(whole, offset, length, (offset, length))
         stream = self._streams.read((id(system), path, low), offset, offset + length)
         if offset == low and high - low <= _WINDOW * self._part:
-            stream.window = stream.window or high - low  # all of it, at once
+            stream.window = stream.window or high - low  # all parts, in parallel
         self._fetch_ahead(stream, system, path, low, high, expected)
         wanted = list(self._cover(BlockRequest(system, path, offset, offset + length, expected), low, high, stream))
         if len(wanted) == 1:
@@ -141,7 +141,7 @@ class RemoteFiles:
         return buffer
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        """Fetch the beginnings of values (url, low, high) into the cache; their readers get the errors."""
+        """Fetch the beginnings of values (url, low, high) into the cache; leave errors to their readers."""
         blocks = []
         for url, low, high in wanted:
             try:
@@ -154,11 +154,11 @@ class RemoteFiles:
     def first_block(
         self, system: System, path: str, low: int, high: int, expected: Entry | None = None
     ) -> BlockRequest:
-        """Return the block to prefetch of the value [low, high)."""
+        """Return the first block of the value [low, high), which is what a prefetch fetches."""
         return BlockRequest(system, path, low, min(high, low + self._part), expected)
 
     async def read_all_at(self, system: System, path: str) -> bytes:
-        """Return all bytes at `path`, uncached; ReadError if they are more than -o document_limit=."""
+        """Return all bytes at `path`, uncached; raise ReadError if they are more than -o document_limit=."""
         found = await self.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, None))
         return bytes(found.data)
 
@@ -168,7 +168,7 @@ class RemoteFiles:
         return found
 
     async def look_at(self, system: System, path: str) -> Entry | None:
-        """Stat the value at `path` by fetching its beginning into the cache; None: only stat_at() can tell."""
+        """Stat the value at `path` by fetching its beginning into the cache; None: call stat_at() instead."""
         return await self.blocks.look(self.first_block(system, path, 0, self._part))
 
     async def listing_at(self, system: System, path: str) -> list[Entry] | None:
@@ -208,7 +208,7 @@ class RemoteFiles:
     # -- large values
 
     def _bound_streams(self) -> None:
-        """Bound read-ahead by the present size of the cache."""
+        """Bound read-ahead by the current size of the cache."""
         most = self.blocks.bound_ahead()
         self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
 

@@ -1,4 +1,4 @@
-"""The staging directory: values are written there before an atomic rename, and trees moved there to be removed.
+"""The staging directory: values are written there before an atomic rename, trees are moved there to be removed.
 
 It is the directory `.zarrfs-staging` in the base directory. The process that writes a file in it holds a lock (flock)
 on the file, so an unlocked file was left behind by a crash, and the next writer removes it. Names with this prefix are
@@ -19,7 +19,7 @@ import time
 
 RESERVED = ".zarrfs-staging"
 _NAME = os.fsencode(RESERVED)
-_UNLOCKABLE_AGE = 86_400  # seconds after which a file counts as left behind where locks do not work
+_UNLOCKABLE_AGE = 86_400  # seconds: where locks do not work, an older file is considered to be left behind
 _TRIES = 100
 
 
@@ -27,7 +27,7 @@ class Staging:
     """The staging directory of one base directory, created when first needed. All methods block."""
 
     def __init__(self, base: int, mode: int = 0o777) -> None:
-        """Use the directory with the descriptor `base`, which the caller keeps; `mode`: of the staging directory."""
+        """`base`: a descriptor, which the caller closes; `mode`: the permission bits of the staging directory."""
         self._base, self._mode = base, mode
         self._cleaned: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
@@ -35,8 +35,8 @@ class Staging:
     def create(self, near: int | None, mode: int) -> StagedFile:
         """Create an empty, locked file with permission bits `mode` (masked by the umask).
 
-        `near`: a directory to create it in instead, under a reserved name, for a destination on another file system,
-        which rename cannot reach from the staging directory.
+        `near`: another directory to create it in, under a reserved name: for a destination on another file system, to
+        which a file in the staging directory cannot be renamed.
         """
         for _ in range(_TRIES):
             directory = self._open() if near is None else os.dup(near)
@@ -54,11 +54,11 @@ class Staging:
             staged = StagedFile(directory, name, descriptor)
             if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 return staged
-            staged.discard()  # a cleaning process was quicker than our lock
+            staged.discard()  # another process removed it before it was locked
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def directory(self) -> StagedDirectory:
-        """Create an empty, locked directory of mode 0700: for many files it costs less than create()."""
+        """Create an empty, locked directory of mode 0700. For many files, it is cheaper than a create() for each."""
         for _ in range(_TRIES):
             staging, descriptor = self._open(), -1
             name = secrets.token_hex(8).encode()
@@ -66,7 +66,7 @@ class Staging:
                 self._clean_once(staging, b"")
                 os.mkdir(name, 0o700, dir_fd=staging)
                 descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=staging)
-            except FileNotFoundError:  # another process removed the empty staging directory, or ours before its lock
+            except FileNotFoundError:  # another process removed the staging directory, or the new one
                 os.close(staging)
                 continue
             except BaseException:
@@ -79,7 +79,10 @@ class Staging:
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def remove_tree(self, parent: int, name: bytes) -> None:
-        """Remove the tree `name` in the directory `parent`; for readers it vanishes at once."""
+        """Remove the tree `name` in the directory `parent`.
+
+        For readers it vanishes atomically, by a rename; if it cannot be renamed, it is removed in place, part by part.
+        """
         tree = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             lock(tree)
@@ -91,7 +94,7 @@ class Staging:
             except OSError as exc:
                 if exc.errno not in (errno.EXDEV, errno.EACCES, errno.EPERM):
                     raise
-                shutil.rmtree(name, dir_fd=parent)  # another file system: part by part
+                shutil.rmtree(name, dir_fd=parent)  # another file system, or no permission
             else:
                 shutil.rmtree(hidden, dir_fd=staging)
             finally:
@@ -113,7 +116,7 @@ class Staging:
                 return os.open(_NAME, flags, dir_fd=self._base)
 
     def _clean_once(self, directory: int, prefix: bytes) -> None:
-        """Remove files with `prefix` that crashed processes left in `directory`."""
+        """Remove entries with `prefix` that crashed processes left in `directory`; only once for each directory."""
         status = os.fstat(directory)
         ident = status.st_dev, status.st_ino
         with self._lock:
@@ -174,7 +177,10 @@ class StagedFile:
 
 
 def lock(descriptor: int, timeout: float = 0.0) -> bool | None:
-    """Lock a file, within `timeout` seconds; return whether it is ours, or None if the file system has no locks."""
+    """Try to lock a file for up to `timeout` seconds; block meanwhile.
+
+    Return whether it is locked now, or None if the file system has no locks.
+    """
     deadline = time.monotonic() + timeout
     while True:
         try:

@@ -1,9 +1,9 @@
 """Targets of references: the TargetReader interface, and its implementation for local files and URLs.
 
-Forms of a target: an absolute path; file:///path, taken literally as fsspec does, percent-decoded if there is
-no such file; file://relative/path and relative paths, which start at `base`; data:..., which contains its bytes; and
-protocol://... of the protocols that reference sets use. net/reach.py decides which targets a set may reach: a set that
-came over the network could name any file of the user who mounts it.
+Forms of a target: an absolute path; file:///path, taken literally as by fsspec, or percent-decoded if there is no
+such file; file://relative/path and relative paths, which are relative to `base`; data:..., which contains its bytes;
+and protocol://... of the protocols that reference sets use. net/reach.py decides which targets a set may reach,
+because a set that came over the network could name any file of the user who mounts it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
 
 
-CONTAINER = "vcc://"  # NAME/PATH: only the configuration of an Icechunk repository tells where that is
-UNDECODED = "undecoded+"  # before the location of a virtual chunk whose URL an index cannot hold
+CONTAINER = "vcc://"  # NAME/PATH: the configuration of an Icechunk repository has the URL of NAME
+UNDECODED = "undecoded+"  # prefix of the location of a virtual chunk whose URL an index cannot store
 _KNOWN = 65_536  # URLs whose path is cached
 _SHOWN = 80  # characters of a data: URL in messages
 
@@ -37,30 +37,30 @@ _SHOWN = 80  # characters of a data: URL in messages
 class TargetReader(abc.ABC):
     """A reader of ranges of targets: files, URLs, or blobs."""
 
-    forbidden_device: int | None  # st_dev that no local target may lie on: reading there would wait for this process
-    has_whole: bool = False  # whole() has small targets at hand
+    forbidden_device: int | None  # st_dev of this process's own mount: reading a target there would deadlock
+    has_whole: bool = False  # whether whole() can return small targets
 
     @abc.abstractmethod
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         """Return exactly the bytes [offset, offset + length) of `url`, or raise a ReadError.
 
-        [low, high) is the extent of the value that they belong to: bytes worth fetching in the same request.
+        [low, high) is the extent of the value that contains these bytes; all of it may be fetched in the same request.
         """
 
     @property
     @abc.abstractmethod
     def remote(self) -> bool:
-        """Whether bytes came over a network so far."""
+        """Whether targets are read over a network, as far as is known."""
 
     @abc.abstractmethod
     async def get_ready(self, url: str) -> None:
-        """Import and start what reading `url` takes, if that is not local; send no request."""
+        """Import and start what reading `url` needs, if it is not local; send no request."""
 
     @abc.abstractmethod
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        """Fetch the beginnings of values (url, low, high) into the cache; their readers get the errors.
+        """Fetch the beginnings of values (url, low, high) into the cache; leave errors to their readers.
 
-        Returns when they are cached; cancelling it drops the requests that have not finished.
+        Return when they are cached; if cancelled, drop the requests that have not finished.
         """
 
     @abc.abstractmethod
@@ -71,8 +71,8 @@ class TargetReader(abc.ABC):
     def resolve(self, url: str, shown: bool = True) -> str:
         """Return `url` in the form that is requested: absolute, without credentials; a local file as its path.
 
-        A percent-encoded file: URL stays one until the file is read, sized or prefetched. Unless `shown`, return it as
-        the document has it.
+        A percent-encoded file: URL stays one until the file is read, sized or prefetched. Unless `shown`, return `url`
+        as the document has it.
         """
 
     @abc.abstractmethod
@@ -88,9 +88,10 @@ class TargetReader(abc.ABC):
         """Close descriptors, connections and threads."""
 
     def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
-        """Return all bytes of a target, verified; None if only read() can. Blocks, in any thread; raises as read().
+        """Return all bytes of a target, verified; None if only read() can do that.
 
-        With `only_sound`, also None where a source that was tried before has failed: read() logs that.
+        Blocks; can be called in any thread. Raise as read(). With `only_sound`, also return None if a source that was
+        tried before has failed, so that read() logs the failure.
         """
         return None
 
@@ -98,8 +99,8 @@ class TargetReader(abc.ABC):
 class Targets(TargetReader):
     """A reader of local files and URLs; relative ones are resolved against `base`, which ends in "/".
 
-    `origin` is the URL of the document that names the targets, "" for a local one; `private`: its server's address
-    is not public.
+    `origin` is the URL of the document that names the targets, "" for a local one; `private`: whether its server's
+    address is not public.
     """
 
     def __init__(self, options: Options, base: str = "", origin: str = "", private: bool = False) -> None:
@@ -178,7 +179,7 @@ class Targets(TargetReader):
             return without_secrets(url)
         if path is None:
             return without_secrets(remote)
-        # which file is meant shows when it is first read
+        # whether the path is percent-encoded is known only when the file was found
         return self._paths.get(url) or (f"file://{path}" if "%" in path and url.startswith("file:") else path)
 
     def adjust(self, options: Options) -> None:
@@ -241,7 +242,7 @@ class Targets(TargetReader):
         return path, ""
 
     def _absolute(self, url: str) -> tuple[str | None, str]:
-        """Return (path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
+        """Return (path, "") or (None, absolute URL); raise AccessDenied or ReadError for a target that is refused."""
         if "\0" in url:
             raise ReadError(url.replace("\0", "\\0"), "a NUL character")
         relative = urls.relative_end(url)

@@ -1,4 +1,4 @@
-"""Traversal of a store: entries below a directory, their sizes and bytes, and where symbolic links lead."""
+"""Traversal of a store: entries below a directory, their sizes and bytes, and resolution of symbolic links."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def follow(store: Store, key: str) -> str | None:
 async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info]:
     """Return (key, Info) of `key` after resolving links; NotFound if `key` itself does not exist.
 
-    A dangling link, or one out of the store, raises ReadError: its bytes are not absent but unreadable.
+    Raise ReadError for a link that is dangling or leads out of the store: its bytes are unreadable, not absent.
     """
     info = await store.info(key, sized)
     if info.kind is not Kind.SYMLINK:
@@ -95,7 +95,7 @@ async def open_followed(store: Store, key: str) -> Value:
     try:
         value = await store.open(key)
     except (NotFound, NotDirectory):
-        # a store on a server has no links, and would be asked for every part of an absent key
+        # a store on a server has no links, and resolving them would take a request for every part of the key
         at = await _followed(store, key) if store.knows_names or not store.remote else None
         if at is None or at == key:
             raise
@@ -108,10 +108,10 @@ async def open_followed(store: Store, key: str) -> Value:
 
 
 async def followed(store: Store, key: str) -> str:
-    """Return the key that `key` resolves to, following links in every part of it: where to stat or list it.
+    """Return the key that `key` resolves to, following links in every part of it; stat or list that key.
 
     Return `key` itself for a store on a server, which has no links, and for a link out of a directory store, which
-    follows it if that is allowed. Raises NotFound, NotDirectory, and ReadError for a link that is dangling, in a
+    follows it if that is allowed. Raise NotFound or NotDirectory, and ReadError for a link that is dangling, in a
     circle, or leads out of the store.
     """
     if key_rule(key) or (store.remote and not (store.merged or store.knows_names)):
@@ -127,7 +127,7 @@ async def followed(store: Store, key: str) -> str:
 
 
 async def _followed(store: Store, key: str) -> str | None:
-    """Return follow(); ReadError for a dangling link, since what is behind it is not absent but unreadable."""
+    """Return follow(); raise ReadError for a dangling link, because its bytes are unreadable, not absent."""
     try:
         return await follow(store, key)
     except Dangling as exc:
@@ -137,8 +137,8 @@ async def _followed(store: Store, key: str) -> str | None:
 async def get_followed(store: Store, key: str, start: int = 0, length: int | None = None) -> bytes:
     """Return a copy of the bytes [start, start + length) of the value that `key` resolves to, cut at its end.
 
-    A negative `start` counts from the end. The bytes are of one version, as those of Store.get(). A ReadError names
-    the key, and the target.
+    A negative `start` counts from the end. The bytes are of one version, like those of Store.get(). A ReadError names
+    the key and the target.
     """
     for last in (store.immutable, True):
         try:
@@ -160,7 +160,7 @@ _BATCH = 1000
 
 
 async def entries(store: Store, key: str, deep: bool = False) -> AsyncIterator[tuple[str, Info]]:
-    """Yield (key, entry) of each child of a directory, with `deep` of everything below it; of a file, itself."""
+    """Yield (key, entry) of each child of a directory, or with `deep` of everything below it; or of a file itself."""
     info = await store.info(key)
     if info.kind is not Kind.DIRECTORY:
         yield key, info
@@ -180,8 +180,8 @@ async def walk(
 ) -> AsyncIterator[tuple[str, Info]]:
     """Yield (key, entry) of everything below `prefix`, a directory before its children, names in order.
 
-    Holds one open listing a level and nothing else. A directory that cannot be listed raises, or is passed to
-    `failed` and skipped. Skips keys for which `leave_out` is true.
+    Holds one open listing per level and nothing else. If a directory cannot be listed, raise the error, or pass it to
+    `failed` and skip the directory. Skip keys for which `leave_out` is true, with everything below them.
     """
     levels = [(prefix, store.list_dir(prefix))]
     while levels:
@@ -210,7 +210,7 @@ async def with_sizes(
     at_once: int,
     failed: Callable[[str, Exception], None],
 ) -> AsyncIterator[tuple[str, Info]]:
-    """Yield `found` in order, completed with sizes that its listing did not know; `at_once` requests run in parallel.
+    """Yield `found` in order, adding sizes that the listings did not have; up to `at_once` requests run in parallel.
 
     A size that cannot be determined stays None, and the error is passed to `failed`.
     """
@@ -264,7 +264,7 @@ async def pieces(store: Store, key: str, start: int = 0, length: int | None = No
 
 
 async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
-    """Yield (start, length) of the parts of a file (of known size) that hold data, so that holes cost nothing."""
+    """Yield (start, length) of the parts of a file (of known size) that hold data: holes need not be read."""
     size = info.size or 0
     where = await store.locate(key) if info.allocated is not None else {}
     if "hole" in where:

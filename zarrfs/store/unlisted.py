@@ -1,12 +1,12 @@
 """UnlistedStore: a Zarr store on a server, with as few requests as the rules of Zarr allow.
 
-Below an array, the directories follow from the keys of its chunks, and there are no metadata documents. Nodes in
-consolidated metadata need no requests. Chunks and documents that are looked up are fetched. On a server that cannot
-list, a name is a directory if there is evidence: a redirect to the name with "/",
-consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
-keys go through it. Listings then show metadata documents, the nodes that consolidated metadata names, and the
-chunks that an array's grid has. Where only some names are hidden (those with a dot; by Apache README* and others as
-well), listings are completed by the metadata documents and the nodes in consolidated metadata with such names.
+Below an array, directories are inferred from the keys of its chunks, and there are no metadata documents. Nodes in
+consolidated metadata need no requests. A lookup of a chunk or a document also fetches its beginning. On a server that
+cannot list, a name is considered a directory if there is evidence: a redirect to the name with "/", consolidated
+metadata at the root that names it, Zarr metadata below it, or an array above it whose chunk keys contain it. Listings
+then show metadata documents, the nodes in consolidated metadata, and the chunks in an array's grid. If the listings of
+a server lack only some names (those with a dot, with Apache also README* and others), metadata documents and nodes in
+consolidated metadata with such names are added.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ _UNREADABLE = (
     "consolidated metadata or -o members= names it, but its server has no metadata document that says what is in it; "
     "exact names work"
 )
-_WORDS = ("meta", "attrs")  # documents of Zarr v1 whose names a group or an array may have as well
-_BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # named like a chunk
-# of chunks of an array that nobody here understands
+_WORDS = ("meta", "attrs")  # documents of Zarr v1: a group or an array may have the same name
+_BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # a name like that of a chunk
+# directories of chunks, in an array whose metadata is not understood
 _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
 
 
 class NodeLayout(NamedTuple):
-    """An array or group, as far as it takes to recognise the directories of its chunks."""
+    """The properties of an array or group that are needed to recognise its chunks and their directories."""
 
     array: bool
-    grid: Grid | None = None  # of an array that is understood
-    templates: tuple[KeyTemplate, ...] = ()  # its chunks have names by one of them
-    document: str = ""  # which kind of document makes it
+    grid: Grid | None = None  # of an array whose metadata is understood
+    templates: tuple[KeyTemplate, ...] = ()  # the keys of its chunks follow one of these
+    document: str = ""  # the name of its metadata document
 
     def leads(self, directory: str) -> bool:
-        """Return whether chunk keys lead through `directory`, which is relative to the array."""
+        """Return whether `directory`, relative to the array, contains chunks according to their keys."""
         if self.grid is None:
             return _CHUNKS.fullmatch(directory) is not None
         return any(template.is_directory(directory, self.grid) for template in self.templates)
 
 
 class UnlistedStore(WrappingStore):
-    """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath.
+    """A Zarr store on a server; see the docstring of the module. Errors are those of the FsspecStore below.
 
-    What follows from documents is remembered as long as the oldest answer of the server about them is valid.
-    `grid`: which chunks are listed where the server does not: list, ask, hide, as the option says. `members`: paths of
-    groups and arrays that are there.
+    `lists`: whether the server lists directories. If it does not, `grid` (list, ask or hide, as the option) says which
+    chunks are listed, and `members` are the paths of existing groups and arrays. Conclusions from documents are cached
+    as long as the oldest response of the server about these documents is valid.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class UnlistedStore(WrappingStore):
     ) -> None:
         super().__init__(store)
         self._store, self._lists, self._grid, self._members = store, lists, grid, members
-        # until when it is valid, and the version of the document that makes it
+        # by key: (valid until, node, version of its document)
         self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
-        self._directories: LRU[str, float] = LRU(_KNOWN)  # until when they are known to be directories
+        self._directories: LRU[str, float] = LRU(_KNOWN)  # by key: until when it is known as a directory
         self._named: dict[str, tuple[str, ...]] = {}
-        self._hidden: list[str] = []  # of these, those that a listing may lack
+        self._hidden: list[str] = []  # keys in _named that a listing may lack
         self._named_until = -math.inf
-        self._named_by: dict[str, Entry | None] = {}  # the versions of the documents that it comes from
+        self._named_by: dict[str, Entry | None] = {}  # the versions of the documents that _named comes from
         self._complete = False  # _named has all documents of the nodes
         self._reading: SingleFlight[None] = SingleFlight()
 
@@ -102,7 +102,7 @@ class UnlistedStore(WrappingStore):
             try:
                 if await self._find(key, look=not sized):
                     return await self._store.info(key, sized)
-            except (NotFound, AccessDenied):  # some object stores answer 403 for what is not there
+            except (NotFound, AccessDenied):  # some object stores answer 403 for absent keys
                 if not await self._is_directory(key):
                     raise
         return Info(split_key(key)[1], Kind.DIRECTORY)
@@ -127,7 +127,7 @@ class UnlistedStore(WrappingStore):
         raise IsDirectory(key)
 
     async def lists(self, prefix: str) -> bool:
-        # a page in the place of a listing may be in any directory of a web server
+        # any directory of a web server may show an HTML page in place of its listing
         return self._lists and (await self._store.is_flat() or await self._shown(prefix) is not None)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
@@ -147,7 +147,7 @@ class UnlistedStore(WrappingStore):
             except ReadError:
                 if shown is None or not self._shows_all(shown):
                     raise
-                named = {}  # the listing has all but what a server hides
+                named = {}  # the listing lacks only names that the server hides
             for key in self._hidden if self._lists else named:
                 parent, name = split_key(key)
                 if key and parent == prefix and not (self._lists and name in found):
@@ -186,9 +186,9 @@ class UnlistedStore(WrappingStore):
         return self._directories.get(key, -math.inf) > trio.current_time()
 
     async def _find(self, key: str, look: bool = True) -> bool:
-        """Have it in the table of names what a key is, if it is a file; False: a directory. NotFound for neither.
+        """Return True if a key is a file, whose entry is then in the table of names; False if it is a directory.
 
-        `look`: of a chunk, fetch the beginning, as it is to be read.
+        `look`: if the key is a chunk, also fetch its beginning, because it will be read. Raise NotFound.
         """
         if not key:
             return False
@@ -221,16 +221,16 @@ class UnlistedStore(WrappingStore):
         return (await self._store.look(key, page=True)).kind is Kind.FILE
 
     async def _is_no_document(self, directory: str, name: str) -> bool:
-        """Return whether it is known, without asking for it, that a directory has no document of that name."""
+        """Return whether it is known, without requesting it, that a directory has no document of that name."""
         named = (await self._consolidated()).get(directory) if directory else None
         if named and self._complete:
             return name not in named
         return bool((await self._array(split_key(directory)[0]))[0]) if directory else False
 
     async def _is_directory(self, key: str) -> bool:
-        """Return whether `key`, which is no file, is a directory; remember one as long as its evidence is valid.
+        """Return whether `key`, which is no file, is a directory; cache that it is while the evidence is valid.
 
-        That something is absent is in the table of names, if the server has said so.
+        That it is not is in the table of names, if the server has reported that.
         """
         if not await self._seems_directory(key):
             return False
@@ -254,17 +254,17 @@ class UnlistedStore(WrappingStore):
         if node is None:
             if await self._node(key) is not None:
                 return True
-            await self._ask_for_node(key)  # it could be an array whose chunk keys lead through `key`
+            await self._ask_for_node(key)  # a refused document may be of an array whose chunk keys contain `key`
             return False
         return not rest or node.leads(rest)
 
     async def _has_document(self, key: str) -> bool:
-        """Return whether a group or array is called as a document is, in a group of the same generation."""
+        """Return whether `key`, a name in _WORDS, is a group or array in a group of the same generation."""
         above = await self._node(split_key(key)[0])
         if above is None or above.array:
             return False
         for name in ("zarr.json",) if above.document == "zarr.json" else (".zarray", ".zgroup"):
-            with contextlib.suppress(AccessDenied):  # some servers refuse what they do not have
+            with contextlib.suppress(AccessDenied):  # some servers answer 403 for absent keys
                 if await self._document(join_key(key, name)) is not None:
                     return True
         return False
@@ -272,7 +272,7 @@ class UnlistedStore(WrappingStore):
     async def _ask_for_node(self, key: str) -> None:
         """Raise AccessDenied if the server refuses the document of the node at or above `key`.
 
-        That holds for a document that consolidated metadata names: many servers refuse what they do not have.
+        Only documents that consolidated metadata names count, because many servers answer 403 for absent keys.
         """
         named = await self._consolidated()
         while key and key not in named:
@@ -293,7 +293,7 @@ class UnlistedStore(WrappingStore):
         return None, ""
 
     async def _node(self, key: str) -> NodeLayout | None:
-        """Find the node at `key` by the documents beneath it."""
+        """Return the node at `key`, by the documents in it; None if there is none."""
         known = self._nodes.get(key)
         if known is not None and known[0] > trio.current_time():
             return known[1]
@@ -305,7 +305,7 @@ class UnlistedStore(WrappingStore):
             document = join_key(key, name)
             try:
                 data = await self._document(document)
-            except AccessDenied:  # some servers refuse what they do not have
+            except AccessDenied:  # some servers answer 403 for absent keys
                 refused = True
                 return
             known = self._store.names.get(document, began)
@@ -318,7 +318,7 @@ class UnlistedStore(WrappingStore):
         if names:
             until = min(until, self._named_until)
             await at_once(look, [name for name in NODE_DOCUMENTS if name in names])
-        else:  # most have the same generation as the group that they are in
+        else:  # most nodes have the same generation as their group
             parent = self._nodes.get(split_key(key)[0]) if key else None
             above = None if parent is None else parent[1]
             first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
@@ -326,13 +326,13 @@ class UnlistedStore(WrappingStore):
             if not found:
                 await at_once(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
         node, entry = next((found[name] for name in NODE_DOCUMENTS if name in found), (None, None))
-        if node is None and refused:  # perhaps for a moment, and without a node its chunks are absent
+        if node is None and refused:  # perhaps only for now; without a node, its chunks are absent
             until = min(until, trio.current_time() + _REFUSED)
         self._nodes.put(key, (until, node, entry))
         return node
 
     def _until(self, known: Known | None) -> float:
-        """Return until when the last answer of the server about a document is valid, on trio's clock."""
+        """Return until when the server's last response about a document is valid, on trio's clock."""
         names = self._store.names
         if known is None:
             return trio.current_time() + names.ttl
@@ -340,7 +340,7 @@ class UnlistedStore(WrappingStore):
         return trio.current_time() + ttl - max(time.time() - known.seen, 0.0)
 
     def _drop_outdated(self, key: str) -> None:
-        """Drop what follows from another version of a document than the one that was just read."""
+        """Drop conclusions from another version of the document `key` than the one that was just read."""
         above, name = split_key(key)
         if name not in NODE_DOCUMENTS and key not in CONSOLIDATED:
             return
@@ -355,7 +355,7 @@ class UnlistedStore(WrappingStore):
             self._directories.clear()
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
-        """Return the nodes in consolidated metadata at the root, and their documents; read for metadata_ttl= once."""
+        """Return the nodes in consolidated metadata at the root, and their documents; cached for metadata_ttl=."""
         known = self._valid_names()
         return await self._reading.run(None, self._read_names, self._valid_names) if known is None else known
 
@@ -376,7 +376,7 @@ class UnlistedStore(WrappingStore):
                 until, by[name] = min(until, self._until(known)), None if known is None else known.entry
             if data is not None:
                 found = _named_by(name, data)
-                for node, documents in found.items():  # one may have those of both generations
+                for node, documents in found.items():  # a node may have documents of both generations
                     named[node] = (*named.get(node, ()), *documents)
                 whole = whole and bool(found)
         self._complete = whole and bool(named)
@@ -391,7 +391,7 @@ class UnlistedStore(WrappingStore):
         return named
 
     async def _document(self, key: str) -> bytes | None:
-        """Return the bytes of a document, None if it is absent. AccessDenied, ReadError."""
+        """Return the bytes of a document, None if it is absent. Raise AccessDenied or ReadError."""
         try:
             await self._store.find()
             data = self._store.names.document(key)
@@ -406,24 +406,24 @@ class UnlistedStore(WrappingStore):
     # -- listings
 
     async def _shown(self, prefix: str) -> list[Info] | None:
-        """Return what the server lists after all: some hide only names with a dot."""
+        """Return the server's listing of a directory, if there is one: some servers hide only names with a dot."""
         if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
-            return None  # nothing is listed at the top, and the rest is known by other answers
+            return None  # the root is known to have no listing; nodes and directories in arrays need none
         try:
             return await self._store.listed(prefix)
         except AccessDenied:
             if self._lists:
-                raise  # an empty directory would lack its chunks without a word
+                raise  # an empty listing would silently lack chunks
             return None
         except (NotFound, NotDirectory, TargetMissing):
             if not self._lists:
                 return None
-            if (await self._array(prefix))[1]:  # chunks could be there
+            if (await self._array(prefix))[1]:  # a directory of chunks, without any chunk
                 return []
             raise
 
     def _shows_all(self, shown: list[Info]) -> bool:
-        """Return whether no document is missing in a listing: those that servers hide are never beside a zarr.json."""
+        """Return whether a listing lacks no document: those that servers hide are never beside a zarr.json."""
         return self._lists and any(info.name == "zarr.json" for info in shown)
 
     async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
@@ -432,9 +432,9 @@ class UnlistedStore(WrappingStore):
         return await self._there(prefix, names)
 
     async def _there(self, prefix: str, names: Iterable[str]) -> list[Info]:
-        """Return those of `names` in a directory that the server has, or refuses to show.
+        """Return the entries of those `names` in a directory that exist, or that the server refuses to show.
 
-        Many servers refuse what they do not have. So a refused document counts only if consolidated metadata names it.
+        Many servers answer 403 for absent keys, so a refused document counts only if consolidated metadata names it.
         """
         found: list[Info] = []
         named = (await self._consolidated()).get(prefix, ())
@@ -447,7 +447,7 @@ class UnlistedStore(WrappingStore):
                 info = await self._store.info(key)
             except NotFound:
                 return
-            except AccessDenied as exc:  # no answer for a chunk: left out, it would be read as the fill value
+            except AccessDenied as exc:  # not left out: a chunk would be read as the fill value
                 if name in DOCUMENTS and name not in named:
                     return
                 info = Info(name, Kind.FILE, None, unreadable=exc.reason)
@@ -458,7 +458,7 @@ class UnlistedStore(WrappingStore):
         return found
 
     async def _chunks(self, prefix: str, node: NodeLayout, directory: str, after: str) -> AsyncIterator[Info]:
-        """Yield the chunks, and directories of chunks, that a grid has in a directory of its array."""
+        """Yield the chunks of an array's grid, and directories of chunks, that are in `directory` of the array."""
         array = prefix[: len(prefix) - len(directory)].rstrip("/")
         children = _children(node, await self._template(array, node), directory, after)
         while batch := list(itertools.islice(children, _ASKED)):
@@ -473,7 +473,7 @@ class UnlistedStore(WrappingStore):
                 yield info
 
     async def _template(self, array: str, node: NodeLayout) -> KeyTemplate:
-        """Return the key template of an array; where its document leaves that open, look at a few chunks."""
+        """Return the key template of an array; if its document allows several, request a few chunks to decide."""
         assert node.grid is not None
         first, *others = node.templates
         if not others or not node.grid.size:
@@ -490,7 +490,7 @@ class UnlistedStore(WrappingStore):
 
 
 def node_of(name: str, data: bytes) -> NodeLayout | None:
-    """Return the node of a metadata document, also if it is not understood; None if it is no metadata document."""
+    """Return the node of a metadata document, even if it is not understood; None if it is no metadata document."""
     try:
         metadata = parse_node(name, data)
     except MetadataError:
@@ -502,7 +502,7 @@ def node_of(name: str, data: bytes) -> NodeLayout | None:
 
 
 def _vague_node(data: bytes) -> NodeLayout | None:
-    """Return the node of a Zarr document with unknown content, whose keys exist nevertheless."""
+    """Return the node of a metadata document that is not understood, because its chunks exist nevertheless."""
     try:
         document = load_json(data)
     except MetadataError:
@@ -515,7 +515,7 @@ def _vague_node(data: bytes) -> NodeLayout | None:
 
 
 def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
-    """Return the nodes of consolidated metadata, and the groups above them; none if it is damaged."""
+    """Return the documents of nodes in consolidated metadata, and of groups above them; {} if it is damaged."""
     try:
         found = consolidated(name, data) or {}
     except MetadataError:
@@ -529,7 +529,7 @@ def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def _tells_members(info: Info) -> bool:
-    """Return whether an entry of a directory is a node below it, or the document of its own node."""
+    """Return whether an entry is a directory, or the readable metadata document of the node that contains it."""
     return info.kind is Kind.DIRECTORY or (info.name in NODE_DOCUMENTS and not info.unreadable)
 
 

@@ -4,7 +4,7 @@ Whiteouts follow the OCI image layer specification, "Whiteouts": `.wh.NAME` hide
 `.wh..wh..opq` in a directory hides everything that the lower directory has.
 
 Nothing here follows a symbolic link: links in an upper directory are values, and a link that another program put
-there must not redirect a write. Methods make system calls on a local file system.
+there must not redirect a write. Methods block: they make system calls, on a local file system.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def reserved(name: str) -> bool:
 
 _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no whiteout has such a name
+# Errors that mean an absent entry. ENAMETOOLONG: with PREFIX, the name of a whiteout may be too long.
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class NamesLock:
@@ -69,8 +70,8 @@ class NamesLock:
 class Upper:
     """A directory of changes. `plain`: there is no lower store, and whiteouts have no meaning.
 
-    `over`: the JSON record of the source that the changes belong to; None: do not check it. SourceError if `path` is
-    no directory, or the upper directory of another source.
+    `over`: the JSON record of the source that the changes belong to; None: do not check it. Raise SourceError if
+    `path` is no directory, or the upper directory of another source.
     """
 
     def __init__(self, path: str, plain: bool = False, over: dict[str, Any] | None = None) -> None:
@@ -97,8 +98,8 @@ class Upper:
     def lock(self, exclusive: bool) -> None:
         """Lock out writers (with `exclusive`, readers too) until close() or the end of the process.
 
-        An exclusive lock also writes the record, if it is missing. SourceError naming the lock holder, or if another
-        mount has made it the upper directory of another source meanwhile.
+        With `exclusive`, also write the record if it is missing. Raise SourceError if another mount holds the lock
+        (the message names its process), or if the directory now belongs to another source, or cannot be written.
         """
         descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._base.descriptor)
         try:
@@ -115,12 +116,13 @@ class Upper:
         self._locked = descriptor
         if self.plain or self._over is None:
             return
-        recorded = self._check_record(self._over)  # again: a mount that has ended since may have written it
+        recorded = self._check_record(self._over)  # again, because another mount may have written the record since
         if exclusive and not recorded:
             try:
                 self._write_record({"zarrfs_upper": _VERSION, **self._over})
             except OSError as exc:
-                hint = " (it lies in another mount of zarrfs)" if exc.errno == errno.EINVAL else ""  # a reserved name
+                # a mount of zarrfs raises EINVAL, because RECORD is a reserved name there
+                hint = " (it lies in another mount of zarrfs)" if exc.errno == errno.EINVAL else ""
                 rule = f"no upper directory: cannot write there: {reason_of(exc)}{hint}"
                 raise SourceError(self.path, rule) from exc
 
@@ -161,7 +163,7 @@ class Upper:
         if found.get("fingerprint") != over.get("fingerprint"):
             rule = f"holds changes of another version of {over.get('source')}, which has changed since"
             raise SourceError(self.path, rule)
-        if "view" in found and "view" in over and found["view"] != over["view"]:  # older versions did not record it
+        if "view" in found and "view" in over and found["view"] != over["view"]:  # older versions recorded no view
             made, asked = (f"with view={one}" if one else "without view=" for one in (found["view"], over["view"]))
             rule = f"holds changes of {found.get('source')} {made}, not {asked}: take another upperdir="
             raise SourceError(self.path, rule)
@@ -183,7 +185,10 @@ class Upper:
 
     @contextlib.contextmanager
     def at(self, key: str) -> Iterator[tuple[int, bytes]]:
-        """Yield (descriptor of the directory of `key`, its name there). FileNotFoundError, NotADirectoryError."""
+        """Yield (descriptor of the directory of `key`, name of the entry there).
+
+        Raise FileNotFoundError or NotADirectoryError.
+        """
         parent, _, name = os.fsencode(key).rpartition(b"/")
         directory = self._base.directory(parent)
         try:
@@ -246,7 +251,11 @@ class Upper:
     # -- whiteouts
 
     def covers(self, key: str, itself: bool = True) -> bool:
-        """Return whether a whiteout, a parent, or (with `itself`) an upper entry at `key` hides the lower entry."""
+        """Return whether the upper directory hides the lower entry `key`.
+
+        Whiteouts, opaque directories, and upper entries above `key` that are no directories hide it; with `itself`,
+        also an upper entry at `key` that is no directory.
+        """
         names, directory = os.fsencode(key).split(b"/") if key else [], self._base.descriptor
         try:
             for left, name in zip(range(len(names) - 1, -1, -1), names, strict=True):
@@ -272,7 +281,7 @@ class Upper:
         return status is not None and stat.S_ISREG(status.st_mode)
 
     def write_whiteout(self, key: str) -> None:
-        """Write the whiteout of `key`; its directory exists in the upper directory."""
+        """Write the whiteout of `key`. The upper directory must have the parent of `key`."""
         self._touch(_beside(key))
 
     def remove_whiteout(self, key: str) -> None:
@@ -303,7 +312,7 @@ def _beside(key: str) -> str:
 
 
 def _holder(descriptor: int) -> str:
-    """Return which process holds the lock of a directory, if /proc/locks shows it."""
+    """Return " (process PID)", the holder of a directory's lock; "" if /proc/locks does not show it."""
     status = os.fstat(descriptor)
     inode = rf"[0-9a-f]+:[0-9a-f]+:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks") as file:

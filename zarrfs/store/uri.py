@@ -18,10 +18,10 @@ def path_of_uri(source: str) -> str | None:
     """Return the local path that `source` names; None if it is a URL of another kind.
 
     A URL has a scheme of two characters or more and ":", then "//", or "::" anywhere (an fsspec chain); "file:" and
-    "memory:" need no "//". Everything else is a path, so "a:b" is a file name. UsageError for an empty source, and for
-    a file: URI with another host, a query or a fragment, or without an absolute path.
+    "memory:" need no "//". Everything else is a path, so "a:b" is a file name. Raise UsageError for an empty source,
+    and for a file: URI with another host, a query or a fragment, or without an absolute path.
     """
-    if not source:  # such as "$UNSET" in a script; it would be the current directory
+    if not source:  # such as "$UNSET" in a script; it would mean the current directory
         raise UsageError("an empty name of a source (a variable that is not set?)")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", source)
     if scheme is None:

@@ -57,7 +57,7 @@ class FileValue(Value):
 
 
 async def open_sized(store: Store, key: str, size: int) -> Value:
-    """Open a value that had `size` bytes when it was listed; raise TargetChanged if it has another size by now.
+    """Open a value that had `size` bytes when it was listed; raise TargetChanged if it now has another size.
 
     A local file is exempt: it may grow in place, and its reader sees where it ends.
     """
