@@ -153,7 +153,7 @@ class ArraysView(DecodedView):
     def share_looks(self, looks: Looks) -> None:
         self._hierarchy.looks = self._arrays.cache.looks = looks
 
-    # -- what is left out
+    # -- left out arrays
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
@@ -205,7 +205,7 @@ class ArraysView(DecodedView):
         return found
 
     def _own_files(self, group: Node) -> list[tuple[str, _ViewEntry]]:
-        """Return the files of a directory that do not belong to a child: of a root array, or a group's attributes."""
+        """Return the files of a directory that are not of a child: those of a root array, or a group's attributes."""
         if group.leaf:
             made = [(ROOT + suffix, self._file(group, suffix)) for suffix in self._suffixes]
             return [(name, file) for name, file in made if file is not None]

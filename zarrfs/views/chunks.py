@@ -118,7 +118,7 @@ class Chunks:
         return tuple(slice(at * step, min((at + 1) * step, extent)) for at, step, extent in extents)
 
     def filled(self, shape: tuple[int, ...]) -> Array:
-        """Return items of missing chunks: the fill value, or zeros, empty texts or no bytes without one."""
+        """Return items of missing chunks: the fill value; without one, zeros, empty text, empty bytes or None."""
         if self.itemsize:
             fill = self.array.fill
             if fill is None or not any(fill):
@@ -235,7 +235,7 @@ class Chunks:
             return False
         return True
 
-    # -- parts
+    # -- helpers
 
     def _index(self, number: int) -> tuple[int, ...]:
         """Return the index of a chunk in the array's own order of dimensions."""

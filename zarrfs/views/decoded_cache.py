@@ -1,4 +1,4 @@
-"""The cache of decoded chunks, which has a memory budget and decodes each chunk once, in a worker thread."""
+"""The cache of decoded chunks: an LRU cache with a memory budget, single flight, and worker threads that decode."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class FlatArray:
     def _copy(self, box: Array, piece: Piece, chunk: Array | None) -> None:
         part_of(box, piece.where)[...] = self.chunks.filled(()) if chunk is None else part_of(chunk, piece.inside)
 
-    # -- ahead of the reader
+    # -- read-ahead
 
     def _go_on(self, start: int, stop: int, direct: bool) -> None:
         """Record a read; if its reader is sequential, decode and fetch chunks ahead of it."""

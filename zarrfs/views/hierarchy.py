@@ -43,7 +43,7 @@ class Node(NamedTuple):
     chunks: str = ""  # its directory in the source, mostly `path`; chunk keys are relative to it
     mtime_ns: int | None = None  # the latest of its documents, if the source has times
     mode: int | None = None  # of its first document, if the source has modes
-    leaf: bool = False  # an array, or a node that cannot be read as one: all keys below it are chunks
+    leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
     consolidated: str = ""  # root only: the key of the document that may have consolidated metadata
 
 

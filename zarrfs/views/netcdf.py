@@ -214,7 +214,7 @@ class NetCDFView(DecodedView):
     def share_looks(self, looks: Looks) -> None:
         self._looks = self._hierarchy.looks = self._arrays.cache.looks = looks
 
-    # -- what is left out
+    # -- left out arrays
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why nodes are left out of the file `key`, or of the files below the directory `key`, by path.
@@ -510,7 +510,7 @@ def _refuse(reasons: dict[str, str]) -> None:
 
 
 def _decoding(node: Node | None) -> tuple[object, ...] | None:
-    """Return the properties with which chunks of an array are found and decoded: not its shape and attributes."""
+    """Return the properties by which chunks of an array are found and decoded, without its shape and attributes."""
     array = None if node is None else node.metadata
     if node is None or not isinstance(array, ArrayMetadata):
         return None

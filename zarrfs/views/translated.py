@@ -371,7 +371,7 @@ class TranslatedView(WrappingStore):
             info = Info(name, Kind.DIRECTORY)
         return Info(name, Kind.DIRECTORY, 0, info.mode, info.mtime_ns)
 
-    # -- chunks that are no files of the source
+    # -- chunks that are not files of the source
 
     async def _chunks_of(self, translated: _TranslatedNode) -> DerivedChunks:
         """Return the derived chunks of an array."""

@@ -117,7 +117,7 @@ class Decoder:
     """A codec pipeline that decodes chunks. `encoded` is the representation of stored chunks."""
 
     def __init__(self, codecs: Iterable[CodecSpec], decoded: Representation, context: PipelineContext) -> None:
-        """Build the pipeline from `codecs` in encoding order and the representation of `decoded` chunks.
+        """Build the pipeline from `codecs` in encoding order and `decoded`, the representation of decoded chunks.
 
         Raises CodecError if a codec is not available, or cannot be used with its configuration or its input.
         """

@@ -185,7 +185,7 @@ def _struct(text: Text) -> DataType:
 
 
 def _small(name: str, endian: Endian = "little") -> DataType:
-    """Return a number type that numpy lacks, as a single field with the name of the type that holds the bits."""
+    """Return a number type that numpy lacks, as a single field that has the type's name and holds the bits."""
     bits = "|u1" if small_numbers.SIZES[name] == 1 else f"{_SIGNS[endian]}u2"
     return dataclasses.replace(_struct(((name, bits),)), name=name)
 

@@ -106,7 +106,7 @@ def as_v3(array: ArrayMetadata) -> JSON:
     return _as_json(data, dtype, _as_token_or_bits)
 
 
-# -- to bytes
+# -- conversion to bytes
 
 
 def float_of(text: str) -> float | str:
@@ -235,7 +235,7 @@ def _read_v2(value: JSON, dtype: DataType) -> bytes:
         return b"\1" if value else b"\0"
     if kind == "c":
         return _pair(value, dtype, _float)
-    if kind in "mM":  # zarr-python before 2.2 and 3.0 wrote dates as text
+    if kind in "mM":  # zarr-python 3.0, and releases before 2.2, wrote dates as text
         return _cast_time(value, dtype) if isinstance(value, str) else _integral(value, dtype)
     if kind == "U" and isinstance(value, str | int | float):
         return _text(str(value)[: dtype.itemsize // 4], dtype)
@@ -374,7 +374,7 @@ def _cast_fields(value: JSON, dtype: DataType) -> bytes:
     return b"".join(found)
 
 
-# -- to JSON
+# -- conversion to JSON
 
 
 def _base64(data: bytes) -> str:

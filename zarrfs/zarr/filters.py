@@ -107,7 +107,7 @@ def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context:
     """Make the codec that stores the first bytes of all items, then the second ones, and so on."""
     decoded.require_bytes(context.untyped)
     itemsize = configuration.get("elementsize")
-    if itemsize is None:  # Zarr v3: as zarr-python reads it
+    if itemsize is None:  # in Zarr v3; zarr-python then uses the size of an item
         itemsize = context.itemsize or 4
     if type(itemsize) is not int or itemsize < 0:
         raise CodecError("shuffle", f"elementsize {itemsize} is no number of bytes")
@@ -144,7 +144,7 @@ def categorize(configuration: Mapping[str, JSON], decoded: Representation, conte
 
 
 def variable(name: str) -> CodecFactory:
-    """Return the factory of a codec that stores the number of objects, then each object, preceded by its length."""
+    """Return the factory of a codec that stores the number of objects, then length in bytes and contents of each."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs

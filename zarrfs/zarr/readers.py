@@ -32,8 +32,8 @@ def unread_codec(array: ArrayMetadata, version: int) -> str | None:
 def _reinterpreting(array: ArrayMetadata) -> str | None:
     """Return the reason if the first filter is configured for another data type than that of the array.
 
-    Readers of v2 reinterpret the bytes that the filter decodes as items of the array; readers of v3 take the numbers.
-    For integers of the same size and byte order, there is no difference.
+    Readers of v2 reinterpret the decoded bytes as items of the array; readers of v3 use the decoded numbers. For
+    integers of the same size and byte order, there is no difference.
     """
     specs = [spec for spec in array.codecs if spec.name != "transpose"]
     configuration = specs[0].configuration if specs else {}
@@ -49,7 +49,7 @@ def _reinterpreting(array: ArrayMetadata) -> str | None:
 
 
 def _resizing(array: ArrayMetadata) -> str | None:
-    """Return the reason if a filter encodes to items of another size, which zarr-python takes for the array's."""
+    """Return the reason if a filter encodes to items of another size, which zarr-python reads as the array's."""
     itemsize = array.dtype.itemsize
     for name, configuration in array.codecs:
         short = name.removeprefix(PREFIX)

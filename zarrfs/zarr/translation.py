@@ -117,7 +117,7 @@ def convert(items: Any, target: DataType) -> Any:
     return items if target.kind == "V" and not target.fields else items.astype(target.numpy())
 
 
-# -- parts
+# -- helpers
 
 
 def _stored(array: ArrayMetadata, version: Version) -> Translation:
