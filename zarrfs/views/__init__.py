@@ -1,6 +1,6 @@
 """Views: stores that show the Zarr hierarchy of another store in another form.
 
-A view knows Store and the Zarr formats. It must not know where the bytes of its store lie.
+A view uses Store and the Zarr formats. It must not depend on where its store keeps the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zarrfs.views.netcdf import KeptHeaders
 
 
-MODULES = {  # that reading through a view imports
+MODULES = {  # modules that are imported when a file of a view is read
     None: (), "arrays": ("zarrfs.views.flat",), "v2": ("zarrfs.views.derived",), "v3": ("zarrfs.views.derived",),
     "netcdf": ("zarrfs.views.flat", "zarrfs.views.netcdf_model"),
 }  # fmt: skip
@@ -24,7 +24,8 @@ MODULES = {  # that reading through a view imports
 def open_view(store: Store, options: Options, source: str = "", kept: KeptHeaders | None = None) -> Store:
     """Return the view of `store` that options.view names; closing the view closes the store.
 
-    `source` names files of view=netcdf, `kept` is where it keeps headers. UsageError if a package is missing.
+    With view=netcdf, `source` determines the names of files, and headers are kept in `kept`. Raises UsageError if a
+    package is missing.
     """
     several = options.workers != 1
     if options.view == "arrays":

@@ -1,8 +1,8 @@
 """-o view=arrays: groups of any Zarr generation as directories, each array as one flat file.
 
-The array `x` of a group appears as `x.npy`, with its attributes in `x.json`; or as `x.bin`, with `x.json` describing
-its contents, too. The attributes of the group are in `.attributes.json`. An array at the root of the store is named
-`array`.
+The array `x` of a group appears as `x.npy`, with its attributes in `x.json`; with -o arrays=raw it appears as `x.bin`,
+and `x.json` also describes its contents. The attributes of the group are in `.attributes.json`. An array at the root
+of the store is named `array`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class ArraysView(DecodedView):
     def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False, several: bool = False) -> None:
         """`raw`: files without headers; `budget`: bytes of decoded chunks to cache.
 
-        `strict`: an array that would be left out is a ReadError when it is looked up. `several`: other processes show
-        the same files, and find other changes of chunks.
+        `strict`: raise ReadError when an array that would be left out is looked up. `several`: other processes show
+        the same files, and notice other changes of chunks.
         """
         super().__init__(store, FlatArrays(store, budget))
         self._raw, self._strict, self._several = raw, strict, several
@@ -96,7 +96,7 @@ class ArraysView(DecodedView):
             raise NotDirectory(prefix)
         names = [] if entry.node.leaf else [info.name async for info in self._hierarchy.children(entry.node)]
         taken = {name for name in names if name.endswith(self._suffixes)}
-        # the entries of a child are its name and longer ones: those of a child before `after` may follow it
+        # an entry is named like its child, or with a suffix: it may follow `after` if `after` begins with the child
         names = sorted(name for name in names if name >= after or after.startswith(name))
         ahead = {name: self._info(name, file) for name, file in self._own_files(entry.node)}
         for start in range(0, len(names), _AT_ONCE):
@@ -119,7 +119,7 @@ class ArraysView(DecodedView):
         if entry.text is None:
             raise IsDirectory(key)
         info = self._info(split_key(key)[1], entry)
-        # several processes have no version in common: each only knows of changes of the chunks that it has read
+        # several processes cannot share a version, because each notices only changes of the chunks that it has read
         unknown = info.mtime_ns is None or (self._several and not self.immutable)
         version = info.size, info.mtime_ns, self._arrays.edition(entry.node)
         return _ArrayValue(self, key, entry, info, None if unknown else version)
@@ -128,7 +128,7 @@ class ArraysView(DecodedView):
         return await self._read(key, await self._find(key), start, length)
 
     async def read_opened(self, key: str, opened: _ViewEntry, start: int, length: int) -> Buffer:
-        """Return bytes of a file that was opened as `opened`. TargetChanged if it has another layout by now."""
+        """Return bytes of a file that was opened as `opened`. Raises TargetChanged if its layout has changed."""
         entry = await self._find(key)
         if entry.node is not opened.node and entry.layout != opened.layout:
             raise TargetChanged(key, "has changed since it was opened")
@@ -153,7 +153,7 @@ class ArraysView(DecodedView):
     def share_looks(self, looks: Looks) -> None:
         self._hierarchy.looks = self._arrays.cache.looks = looks
 
-    # -- what is left out
+    # -- left out arrays
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
@@ -166,7 +166,7 @@ class ArraysView(DecodedView):
     # -- keys
 
     async def _find(self, key: str) -> _ViewEntry:
-        """Return the entry of `key`. NotFound."""
+        """Return the entry of `key`. Raises NotFound."""
         known = self._entries.get(key)
         now = trio.current_time()
         if known is not None and (
@@ -178,7 +178,7 @@ class ArraysView(DecodedView):
         return entry
 
     async def _checked(self, key: str) -> _ViewEntry:
-        """Return the entry of `key`, its chunks checked for changes. NotFound."""
+        """Return the entry of `key`, after checking its chunks for changes. Raises NotFound."""
         entry = await self._find(key)
         if entry.items and not self.immutable:
             await self._arrays.look_at_chunks(entry.node)
@@ -205,7 +205,7 @@ class ArraysView(DecodedView):
         return found
 
     def _own_files(self, group: Node) -> list[tuple[str, _ViewEntry]]:
-        """Return the files of a directory that belong to none of its children."""
+        """Return the files of a directory that are not of a child: those of a root array, or a group's attributes."""
         if group.leaf:
             made = [(ROOT + suffix, self._file(group, suffix)) for suffix in self._suffixes]
             return [(name, file) for name, file in made if file is not None]
@@ -219,7 +219,7 @@ class ArraysView(DecodedView):
             return []
 
     async def _entries_of(self, group: Node, name: str, taken: set[str]) -> list[Info]:
-        """Return the entries of the child `name` of a group; `taken`: children that its files may clash with."""
+        """Return the entries of the child `name` of a group; `taken`: names of children that its files might have."""
         path = join_key(group.path, name)
         node = await self._hierarchy.node(path)
         if node is None:
@@ -272,14 +272,15 @@ class ArraysView(DecodedView):
         mtime = node.mtime_ns
         if mtime is not None and entry.items:
             mtime = max(mtime, self._arrays.changed(node))
-        identity = None if self.immutable else hash(entry.layout)  # another layout has pages of its own
+        identity = None if self.immutable else hash(entry.layout)  # another layout must not share cached pages
         return Info(name, Kind.FILE, entry.size, node.mode, mtime, identity=identity)
 
 
 class _ArrayValue(Value):
-    """A flat file of the view. Its chunks are looked up at every read, so they are only as constant as their source.
+    """An open flat file of the view.
 
-    Its layout stays the one that was opened.
+    Its layout is pinned: a read raises TargetChanged if the layout has changed. Its chunks are not: they are looked up
+    at every read, and change with the source.
     """
 
     __slots__ = ("_entry", "_key", "_view")
@@ -305,8 +306,8 @@ def _description(array: ArrayMetadata, fortran: bool) -> JSON:
 
 
 def _json(value: JSON) -> bytes:
-    """Encode as JSON; a NaN stays one, as in the source."""
+    """Encode as JSON. NaN is written as NaN, as in the source."""
     try:
         return json.dumps(value, indent=2).encode()
-    except RecursionError:  # since Python 3.12 it parses more levels than it writes
+    except RecursionError:  # since Python 3.12, json parses more levels than it writes
         raise MetadataError("JSON too deep") from None

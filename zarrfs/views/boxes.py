@@ -26,11 +26,11 @@ class Box(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The part of a box that lies in one chunk."""
+    """The part of a box that is in one chunk."""
 
     number: int  # of the chunk in the grid, in C order
-    inside: Slices  # of the chunk
-    where: Slices  # of the box
+    inside: Slices  # the part as slices of the chunk
+    where: Slices  # the part as slices of the box
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
@@ -85,14 +85,14 @@ def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterat
 
 
 def number_of_pieces(box: Box, chunks: tuple[int, ...]) -> int:
-    """Return how many pieces() there are."""
+    """Return the number of pieces that pieces() yields."""
     sides = zip(box.start, box.stop, chunks, strict=True)
     return math.prod(-(-stop // step) - start // step for start, stop, step in sides)
 
 
 def offset_of(inside: Slices, chunks: tuple[int, ...]) -> int | None:
     """Return the offset (items) of a part that is contiguous in a C-order chunk; None if it is not contiguous."""
-    offset, run = 0, True  # run: all dimensions from the last up to this one are taken whole
+    offset, run = 0, True  # run: the part has all of every dimension after this one
     size = 1
     for part, extent in zip(reversed(inside), reversed(chunks), strict=True):
         taken = part.stop - part.start

@@ -47,9 +47,10 @@ class ChunkNames:
         return join_key(self._base, self._prefix + key)
 
     def view_names(self, directory: str) -> Callable[[str, bool], str | None]:
-        """Return a function (name in directory(`directory`), whether a directory) -> name in the view, or None.
+        """Return a function from (name in the source directory, is a directory) to the name in the view.
 
-        None: the name is not that of a chunk or a directory of chunks.
+        `directory` is the view's directory of chunks; directory() returns its source directory. The function returns
+        None if the name is not that of a chunk or a directory of chunks.
         """
         above, grid, keys, view = self.directory(directory), self._grid, self._keys, self._view
         start = above + "/" if above else ""
@@ -66,9 +67,9 @@ class ChunkNames:
         return name_of
 
     def source_name(self, directory: str, name: str) -> str | None:
-        """Return the name in directory(`directory`) for the view's `name`; None if no chunk has it.
+        """Return the source name of the view's `name` in `directory`; None if no chunk or directory has that name.
 
-        "", where a listing begins, stays "".
+        "", the name with which a listing begins, is returned unchanged.
         """
         if self._same or not name:
             return name
@@ -79,11 +80,11 @@ class ChunkNames:
 class InnerNames:
     """The names of inner chunks in a view, and of the shards of `array` that hold them.
 
-    Where keys are nested, a directory of inner chunks corresponds to one directory of shards in the source.
+    If keys are nested, a directory of inner chunks corresponds to one directory of shards in the source.
     """
 
     def __init__(self, array: ArrayMetadata, view: KeyTemplate, grid: Grid) -> None:
-        """`view` names the inner chunks, which `grid` counts."""
+        """`view` is the template of the keys of inner chunks, and `grid` is their grid."""
         self.shards = ChunkNames(array, view)
         self._view, self._grid = view, grid
         self.per_shard = [shard // inner for shard, inner in zip(array.grid.chunks, grid.chunks, strict=True)]
@@ -93,7 +94,7 @@ class InnerNames:
         return self._view.index(key, self._grid)
 
     def source(self, key: str) -> tuple[str | None, bool]:
-        """Return (key of the shard, or of the directory of shards, whether a directory), or (None, False)."""
+        """Return (source key of the shard or directory of shards, is a directory), or (None, False)."""
         index = self.index(key)
         if index is not None:
             return self.shards.source(self._view.key(self._shard(index)))
@@ -109,7 +110,10 @@ class InnerNames:
         return self.shards.directory(self._view.prefix + "/".join(map(str, self._shard(numbers))))
 
     def numbers(self, directory: str) -> tuple[int, ...] | None:
-        """Return the chunk numbers in the name of a directory of the view; None for one above all numbers ("c/")."""
+        """Return the chunk numbers in the key of a directory of the view.
+
+        None for the directory "" if keys have a prefix with a directory, such as "c/".
+        """
         above = split_key(self._view.prefix)[0] if self._grid.counts else ""
         if directory == above:
             return ()
@@ -118,7 +122,7 @@ class InnerNames:
         return tuple(map(int, directory[len(above) + 1 if above else 0 :].split("/")))
 
     def shard_names(self, directory: str) -> Callable[[str, bool], tuple[int, ...] | None]:
-        """Return a function (name in directory(`directory`), whether a directory) -> numbers in the name, or None."""
+        """Return a function from (name in the source directory, is a directory) to the numbers in it, or None."""
         numbers, head = self.numbers(directory) or (), self._head
         within = self._view.prefix + "/".join(map(str, self._shard(numbers))) if numbers else directory
         view_name = self.shards.view_names(within)
@@ -134,10 +138,10 @@ class InnerNames:
     def inner_names(
         self, directory: str, shards: Sequence[tuple[int, ...]], after: str
     ) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield (name, numbers in it) of what `shards` may have in a directory, sorted by name, after `after`.
+        """Yield (name, numbers in it) of the possible entries of a directory, sorted by name, after `after`.
 
-        `shards` are the numbers in names of shards, or of directories of them, sorted; those that are not there cost
-        nothing, however large the grid is.
+        `shards` are the numbers in the names of existing shards, or directories of shards, sorted. Missing shards take
+        no time, however large the grid is.
         """
         depth = len(self.numbers(directory) or ())
         end = depth + len(shards[0]) if shards else depth
@@ -146,7 +150,7 @@ class InnerNames:
         yield from _names(shards, sides, head, self._view.separator, after)
 
     def shard_of(self, numbers: tuple[int, ...], directory: str) -> tuple[int, ...]:
-        """Return the numbers of the shard that holds inner numbers of a name in `directory`."""
+        """Return the numbers of the shard, or directory of shards, for the `numbers` in a name in `directory`."""
         depth = len(self.numbers(directory) or ())
         return tuple(at // per for at, per in zip(numbers, self.per_shard[depth:], strict=False))
 
@@ -162,7 +166,7 @@ class InnerNames:
 def _names(
     shards: Sequence[tuple[int, ...]], sides: Sequence[tuple[int, int]], head: str, separator: str, after: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, numbers) of the inner chunks of `shards`; `sides`: inner chunks per shard and in all, by axis."""
+    """Yield (name, numbers) of the inner chunks of `shards`; `sides`: by axis, inner chunks per shard and in total."""
     if not sides:
         if shards and head > after:
             yield head, ()

@@ -34,15 +34,15 @@ from zarrfs.zarr.model import ArrayMetadata
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-ChunkVersion = tuple[int | None, int | None, int | None]  # size, time and identity, as far as the store knows them
+ChunkVersion = tuple[int | None, int | None, int | None]  # size, mtime and identity, as far as the store knows them
 
 _NOTED = 2048  # stored values to check for changes when a file is opened again
-_AT_ONCE = 64  # of them concurrently: the kernel's lock of a directory may wait for that
-_SLOW = 1 << 62  # bytes: more than is ever decoded on the event loop
-_TRIES = 3  # to read a chunk or shard of one version
+_AT_ONCE = 64  # checks to run concurrently, because the kernel may hold the lock of a directory until they end
+_SLOW = 1 << 62  # bytes; a size for which DecodedCache.run() always uses a thread
+_TRIES = 3  # attempts to read a chunk or shard that is not replaced meanwhile
 _CHANGES = "changes while it is read"
-_EMPTY = {"T": "", "B": b""}  # by kind of dtype: items where there is no fill value
-KEPT = 1024  # bytes: overhead of a cached chunk, and the cost of a missing one
+_EMPTY = {"T": "", "B": b""}  # items without a fill value, by kind of dtype
+KEPT = 1024  # bytes: the overhead of a cached chunk, and the size of a missing one
 _tokens = itertools.count()
 
 
@@ -69,8 +69,8 @@ class Chunks:
     ) -> None:  # fmt: skip
         """`node` is an array in `store`.
 
-        `finish` makes of a decoded chunk what is cached, in the thread that decodes. `notes`: remember the versions of
-        what is read, for unchanged().
+        `finish` converts a decoded chunk before it is cached, in the thread that decodes. `notes`: remember the
+        versions of the stored values that are read, for unchanged().
         """
         assert isinstance(node.metadata, ArrayMetadata)
         self.node, self.array = node, node.metadata
@@ -118,7 +118,7 @@ class Chunks:
         return tuple(slice(at * step, min((at + 1) * step, extent)) for at, step, extent in extents)
 
     def filled(self, shape: tuple[int, ...]) -> Array:
-        """Return items of missing chunks: the fill value, or zeros, empty texts or no bytes without one."""
+        """Return items of missing chunks: the fill value; without one, zeros, empty text, empty bytes or None."""
         if self.itemsize:
             fill = self.array.fill
             if fill is None or not any(fill):
@@ -130,7 +130,7 @@ class Chunks:
         return found
 
     def kept(self, number: int) -> Decoded | None:
-        """Return the chunk if it is cached and still valid without asking the store."""
+        """Return the chunk if it is cached and so fresh that it may be used without a request to the store."""
         found = self._cache.peek(self.id(number))
         if found is None or self._store.immutable:
             return found
@@ -142,13 +142,14 @@ class Chunks:
         return self._cache.coming(self.id(number))
 
     async def get(self, number: int) -> Array | None:
-        """Return the chunk in full chunk shape; None if it is missing. ReadError if it cannot be read or decoded."""
+        """Return the chunk in full chunk shape; None if missing. Raises ReadError if it cannot be read or decoded."""
         return (await self.decoded(number)).value  # type: ignore[no-any-return]
 
     async def decoded(self, number: int, version: Hashable = None) -> Decoded:
         """Return the chunk as get() does, with the version of the stored value that it was decoded from.
 
-        If that is not `version`, but the stored value has `version` now, the chunk is decoded again.
+        If the cached chunk has another version than `version`, but the stored value has `version` now, the chunk is
+        decoded again.
         """
         found = await self._fresh(self.id(number), self.key(number))
         if found is None:
@@ -164,7 +165,7 @@ class Chunks:
         return found if found is not None and _is_complete(found) else None
 
     async def stored_at(self, number: int) -> StoredAt | None:
-        """Return where an inner chunk of a shard is stored, by the shard's index; None if it is missing. ReadError."""
+        """Return where an inner chunk is stored, by the index of its shard; None if missing. Raises ReadError."""
         assert self._sharding is not None
         at, place = self._sharding.shard(self._index(number))
         key = self._key(at)
@@ -215,11 +216,11 @@ class Chunks:
 
     @property
     def noted(self) -> int:
-        """How many stored values unchanged() looks at."""
+        """The number of stored values that unchanged() checks."""
         return len(self._read)
 
     async def unchanged(self) -> bool:
-        """Return whether the stored values read first (_NOTED of them) still have their versions."""
+        """Return whether the stored values that were read first, up to _NOTED, still have the same versions."""
 
         async def look(noted: tuple[str, Hashable]) -> None:
             key, version = noted
@@ -234,7 +235,7 @@ class Chunks:
             return False
         return True
 
-    # -- parts
+    # -- helpers
 
     def _index(self, number: int) -> tuple[int, ...]:
         """Return the index of a chunk in the array's own order of dimensions."""
@@ -251,19 +252,19 @@ class Chunks:
         chunk = chunk.T if self.fortran else chunk
         if chunk.shape != self.shape_of_chunk:
             raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self.shape_of_chunk}")
-        chunk = np.asarray(chunk, order="C")  # copied once here, in a thread, in place of at every read
+        chunk = np.asarray(chunk, order="C")  # copied once here, in a thread, instead of at every read
         if self._finish is not None:
             return self._finish(chunk)
         return chunk.view(self.item) if self.itemsize else chunk
 
     async def _get_ready(self) -> None:
-        """Make the decoder of a codec that runs in a child process: starting that takes long."""
+        """Make the decoder in a thread if a codec runs in a child process, because starting the process takes long."""
         if self._external and not self._ready:
             await trio.to_thread.run_sync(check_codecs, self._stored)
             self._ready = True
 
     def _check_sizes(self, key: str, stored: int | None) -> None:
-        """Raise ReadError for a chunk that does not fit in memory, or cannot have this stored size (bytes)."""
+        """Raise ReadError if a chunk does not fit in memory, or cannot have `stored` bytes in the store."""
         self._check_room(key, self._takes)
         try:
             if stored is not None:
@@ -277,22 +278,23 @@ class Chunks:
             raise ReadError(key, f"a chunk that takes {size} bytes, array_cache is {self._cache.largest}")
 
     async def _version(self, key: str) -> ChunkVersion | None:
-        """Return the version of a stored value as known without a request."""
+        """Return the version of a stored value, as far as it is known without a request for its size."""
         return None if self._store.immutable else self._version_in(await self._find(key, sized=False))
 
     def _version_in(self, found: tuple[str, Info] | None) -> ChunkVersion | None:
         return None if found is None or self._store.immutable else _version_of(found[1])
 
     async def _find(self, key: str, sized: bool = True) -> tuple[str, Info] | None:
-        """Return (key, Info) of a stored value, following links; None if it does not exist. ReadError.
+        """Return (key, Info) of a stored value, following links; None if it does not exist. Raises ReadError.
 
-        Read its bytes by this key: a store that shows links has the text of a link as its bytes.
+        Its bytes have to be read by the returned key, because a store that shows links returns the target path as the
+        bytes of a link.
         """
         found: tuple[str, Info] | None = await _ask(key, resolve, self._store, key, sized)
         return found
 
     async def _info(self, key: str) -> Info | None:
-        """Stat a stored value as _find() does."""
+        """Return the Info of a stored value, following links; None if it does not exist. Raises ReadError."""
         found = await self._find(key)
         return None if found is None else found[1]
 
@@ -307,7 +309,7 @@ class Chunks:
             return found
         now, begun = trio.current_time(), self._cache.begin_look(key)
         version = None if found.value is None else await self._version(key)
-        # without a modification time only reading it again can show a change
+        # without a modification time, a change is noticed only if the value is read again
         if version is not None and version[1] is not None and version == found.version:
             self._cache.looked(key, version, begun)
             found.checked = now
@@ -322,7 +324,7 @@ class Chunks:
         return found or await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
 
     async def _whole(self, key: str) -> tuple[Hashable, Buffer | None]:
-        """Return (version, bytes) of a chunk that is a stored value of its own; bytes None if it is missing."""
+        """Return (version, bytes) of a chunk that is not in a shard; the bytes are None if it is missing."""
         for _ in range(_TRIES):
             begun = self._cache.begin_look(key)
             found = await self._find(key, sized=False)
@@ -336,7 +338,7 @@ class Chunks:
             self._check_sizes(key, info.size)
             data = await _ask(key, self._store.get, at)
             read = await self._version(key)
-            if version is not None and not _is_complete(version):  # reading it has completed what is known of it
+            if version is not None and not _is_complete(version):  # the read has completed the version
                 version = read
                 self._cache.looked(key, version, begun)
             if read == version:  # otherwise the chunk was replaced meanwhile
@@ -385,17 +387,17 @@ class Chunks:
 
 
 async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the store about a chunk; None if it does not exist. ReadError for any other StoreError."""
+    """Call `ask` for a chunk; return None if the chunk does not exist. Raises ReadError for any other StoreError."""
     try:
         return await ask(*arguments)
     except NotFound:
         return None
-    except StoreError as exc:  # a directory, for example: must not read as a missing chunk
+    except StoreError as exc:  # a directory, for example, which must not be taken for a missing chunk
         raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
 
 
 def _run_of(index: Decoded, key: str, place: int) -> tuple[int, int] | None:
-    """Return offset and length of an inner chunk in its shard; None if it is missing. ReadError."""
+    """Return offset and length of an inner chunk in its shard; None if it is missing. Raises ReadError."""
     try:
         return None if index.value is None else index.value[place]
     except MetadataError as exc:
@@ -407,12 +409,12 @@ def _version_of(info: Info) -> ChunkVersion:
 
 
 def _is_complete(version: ChunkVersion) -> bool:
-    """Return whether a version is more than what a listing without sizes says of a value."""
+    """Return whether a version includes the size, which a listing without sizes lacks."""
     return version[0] is not None
 
 
 def is_fortran(array: ArrayMetadata) -> bool:
-    """Return whether chunks are stored in Fortran order: the first codec reverses the dimensions."""
+    """Return whether chunks are stored in Fortran order, that is, whether the first codec reverses the dimensions."""
     array = inner_array(array) or array
     if array.ndim < 2 or not array.codecs or array.codecs[0].name != "transpose":
         return False

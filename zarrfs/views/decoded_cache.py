@@ -1,4 +1,4 @@
-"""The cache of decoded chunks: within a memory budget, each decoded by one task in a worker thread."""
+"""The cache of decoded chunks: an LRU cache with a memory budget, single flight, and worker threads that decode."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from zarrfs.store.api import Looks
 
 T = TypeVar("T")
 
-_INLINE = 16 << 10  # bytes: decoding less is faster than passing it to a thread
+_INLINE = 16 << 10  # bytes; decoding less than this is faster than a switch to a thread
 _FRESH = 1.0  # seconds for which a cached value of a mutable store is used without a stat
 
 
 class Decoded:
-    """A decoded chunk, None for a missing one, or the index of a shard."""
+    """A value in the cache: a decoded chunk, None for a missing chunk, or the index of a shard."""
 
     __slots__ = ("checked", "size", "value", "version")
 
@@ -43,35 +43,35 @@ class _Decoding:
 
 
 class DecodedCache:
-    """An LRU cache of decoded values: cached bytes and those being decoded fit `budget` together.
+    """An LRU cache of decoded values. Cached values and values being decoded together fit `budget`.
 
     One task decodes each value (single flight), after waiting until its bytes fit beside those of other decodes. A
-    value larger than the budget is decoded alone and stays until the next one: it needs that memory anyway. Failures
-    are raised in every waiter and not cached.
+    value larger than the budget is decoded alone, and stays cached until another is decoded, because its memory was
+    needed anyway. Failures are raised in every waiter and not cached.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = self.largest = budget
-        self.threads = len(os.sched_getaffinity(0)) + 1  # one more, as some wait for the event loop
+        self.threads = len(os.sched_getaffinity(0)) + 1  # one more than CPUs, because some wait for the event loop
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: SizedLRU[Hashable, Decoded] = SizedLRU(lambda decoded: decoded.size)
         self._flights: dict[Hashable, _Decoding] = {}
         self._expected = MemoryBudget(budget)
         self._hits = self._decoded = 0
-        self.looks: Looks | None = None  # of all processes of the mount, if there are several
+        self.looks: Looks | None = None  # shared by the processes of the mount, if there are several
 
     def is_fresh(self, found: Decoded, key: str) -> bool:
-        """Return whether what was made of the stored value `key` is still used without a stat."""
+        """Return whether `found`, which was made from the stored value `key`, may be used without a stat."""
         if trio.current_time() - found.checked >= _FRESH:
             return False
         return self.looks is None or self.looks.holds(f"/{key}", found.version)
 
     def begin_look(self, key: str) -> int:
-        """Return a number for looked(), before the stat of a stored value."""
+        """Return a number to pass to looked(). Call this before the stat of a stored value."""
         return 0 if self.looks is None else self.looks.begin(f"/{key}")
 
     def looked(self, key: str, version: Hashable, begun: int) -> None:
-        """Note the version of a stored value for the other processes."""
+        """Publish the version of a stored value, found by a stat, to the other processes."""
         if self.looks is not None:
             self.looks.ended(f"/{key}", version, begun)
 
@@ -82,7 +82,7 @@ class DecodedCache:
         self._evict()
 
     def peek(self, key: Hashable) -> Decoded | None:
-        """Return the cached value of `key`, or None; marks it as used."""
+        """Return the cached value of `key` and mark it as used; None if there is none."""
         found = self._kept.use(key)
         if found is not None:
             self._hits += 1
@@ -93,9 +93,10 @@ class DecodedCache:
         return key in self._kept or key in self._flights
 
     async def get(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        """Return the cached value of `key`, or run `make`, which needs about `size` bytes, and raise what it raises.
+        """Return the cached value of `key`, or the result of `make`, which needs about `size` bytes.
 
-        Pass `size` 0 for a value that another `make` waits for: it must not wait for room which that one holds.
+        Exceptions of `make` are raised in every waiter. Pass `size` 0 for a value that another `make` waits for,
+        because it must not wait for memory that the other one has reserved.
         """
         found = self.peek(key)
         if found is not None:
@@ -116,12 +117,12 @@ class DecodedCache:
             self._kept.drop(key)
 
     def retire(self, keys: Iterable[Hashable]) -> None:
-        """Make these the first to be evicted."""
+        """Make the values of `keys` the first to be evicted."""
         for key in keys:
             self._kept.age(key)
 
     async def run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Run `function`, which decodes about `size` bytes, in one of a few threads, or at once if that is cheap."""
+        """Run `function`, which decodes about `size` bytes, in a worker thread, or directly if `size` is small."""
         self._decoded += 1
         if size <= _INLINE:
             return function(*arguments)

@@ -1,4 +1,4 @@
-"""Chunks of a translated array that are no files of the source: decoded ones, and ranges of shards."""
+"""Chunks of a translated array that are not files of the source: decoded chunks, and ranges of shards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.translation import Form, Translation, convert
 
-_INDEXES = 32  # indexes of shards to read at once,
-_INDEX_BYTES = 32 << 20  # and their size
+_INDEXES = 32  # most indexes of shards to read concurrently
+_INDEX_BYTES = 32 << 20  # most bytes of these indexes
 
 
 class DerivedChunks:
@@ -27,7 +27,7 @@ class DerivedChunks:
     def __init__(
         self, store: Store, node: Node, translation: Translation, decoded: DecodedCache, indexes: DecodedCache
     ) -> None:
-        """`node` is an array in `store`; `decoded` caches its chunks, or `indexes` the indexes of its shards."""
+        """`node` is an array in `store`. `decoded` caches decoded chunks; `indexes` caches indexes of shards."""
         self._store, self._grid = store, translation.array.grid
         self._decodes = translation.form is Form.DECODED
         self._size = translation.array.chunk_bytes if translation.array.dtype.itemsize else None
@@ -37,11 +37,14 @@ class DerivedChunks:
         self.indexes_at_once = max(1, min(_INDEXES, _INDEX_BYTES // max(self._chunks.index_length, 1)))
 
     async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
-        """Return where an inner chunk of a shard is stored; None if it is missing. ReadError."""
+        """Return where an inner chunk of a shard is stored; None if it is missing. Raises ReadError."""
         return await self._chunks.stored_at(self._grid.number_at(index))
 
     async def size_of(self, index: tuple[int, ...], key: str) -> int:
-        """Return the size of a decoded chunk in bytes: of items of any length, by decoding it. NotFound, ReadError."""
+        """Return the size of a decoded chunk in bytes. Decodes the chunk if its items have no fixed size.
+
+        Raises NotFound if the chunk is missing, and ReadError if it cannot be decoded.
+        """
         if self._size is not None:
             return self._size
         number = self._grid.number_at(index)
@@ -53,7 +56,7 @@ class DerivedChunks:
 
     def shown(self, stored: Info, length: int | None, name: str) -> Info:
         """Return the entry of a chunk; `stored` is its file in the source, `length` the bytes of an inner chunk."""
-        size = self._size if self._decodes else length  # None: size_of() knows it
+        size = self._size if self._decodes else length  # None: call size_of()
         return Info(name, Kind.FILE, size, stored.mode, stored.mtime_ns, identity=stored.identity)
 
     async def open(self, key: str, index: tuple[int, ...], info: Info, at: StoredAt | None) -> Value:
@@ -66,7 +69,7 @@ class DerivedChunks:
 
 
 def _conversion(node: Node, target: DataType) -> Callable[[Array], Array] | None:
-    """Return a function that makes the bytes that the view shows of the items of a chunk; None: they are these."""
+    """Return a function that converts the items of a chunk to the bytes in the view; None if they are the same."""
     assert isinstance(node.metadata, ArrayMetadata)
     if target.kind in "TB":
         name = "vlen-utf8" if target.kind == "T" else "vlen-bytes"
@@ -83,7 +86,7 @@ def _conversion(node: Node, target: DataType) -> Callable[[Array], Array] | None
 
 
 class _Range(Value):
-    """A range of an open value, which it owns."""
+    """A byte range of an open value, which is closed with the range."""
 
     __slots__ = ("_offset", "_whole")
 
@@ -104,7 +107,7 @@ class _Range(Value):
 
 
 class _DecodedChunk(Value):
-    """The items of a chunk. They are in memory while they are read, and as long as the cache has room for them."""
+    """An open decoded chunk. Its items are in memory while they are read, and as long as the cache keeps them."""
 
     __slots__ = ("_chunks", "_key", "_number", "_stored")
 
@@ -114,17 +117,17 @@ class _DecodedChunk(Value):
 
     async def read(self, start: int, length: int) -> Buffer:
         found = await self._chunks.decoded(self._number, self._stored)
-        if self._stored is None:  # it was not known when the chunk was opened: it is the version read first
+        if self._stored is None:  # unknown at open: the version that is read first is pinned
             self._stored = found.version
         if found.value is None or found.version != self._stored:
             raise TargetChanged(self._key, "has changed since it was opened")
         items: Any = found.value
-        if items.nbytes != self.size:  # the size was told of an earlier version
+        if items.nbytes != self.size:  # the size is that of an earlier version
             raise TargetChanged(self._key, "has changed since it was opened")
         return memoryview(items.reshape(-1).view(np.uint8))[start : start + length]
 
 
 def _same(one: Info, other: Info) -> bool:
-    """Return whether two entries may be of one version of a file, by what is known of both."""
+    """Return whether two entries may describe one version of a file, by the attributes that both have."""
     known = ((one.size, other.size), (one.mtime_ns, other.mtime_ns), (one.identity, other.identity))
     return all(None in pair or pair[0] == pair[1] for pair in known)

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SIZE_MAX = 2**63 - 1 - (1 << 20)  # bytes of a file, less a header
-_RUNS = 8  # contiguous runs to read one by one, from uncompressed chunks without caching them
-_PIECES = 8192  # pieces of chunks to assemble together,
-_AT_ONCE = 256  # and chunks to wait for together: there may be one for each byte
+_RUNS = 8  # most contiguous runs that a read takes directly from uncompressed chunks, without caching these
+_PIECES = 8192  # most pieces of chunks to assemble together
+_AT_ONCE = 256  # most chunks to wait for together, because a read may need a chunk for each byte
 _AHEAD_BYTES = 64 << 20  # decoded size of the chunks to request ahead from a remote store
 _AHEAD_MOST = 1024  # chunks
 
 
 def flat_size(array: ArrayMetadata) -> int:
-    """Return the size of all items in bytes. MetadataError where no file or numpy array can hold them."""
+    """Return the size of all items in bytes. Raises MetadataError if no file or numpy array can hold them."""
     if not array.dtype.itemsize:
         raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")
     try:
@@ -57,7 +57,7 @@ def flat_size(array: ArrayMetadata) -> int:
 def npy_header(shape: tuple[int, ...], dtype: DataType, fortran: bool) -> bytes:
     """Return the header of a .npy file: 128 bytes, more for long shapes and data types with many fields.
 
-    Raises MetadataError where the format cannot express the data type.
+    Raises MetadataError if the format cannot express the data type.
     """
     described = np.lib.format.dtype_to_descr(dtype.numpy())
     if np.lib.format.descr_to_dtype(described) != dtype.numpy():
@@ -93,10 +93,10 @@ class _Run(NamedTuple):
 
 
 class FlatArray:
-    """The items of an array in C order, or in Fortran order if its chunks are stored so (`chunks.fortran`)."""
+    """The items of an array in C order, or in Fortran order if its chunks have that order (`chunks.fortran`)."""
 
     def __init__(self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False) -> None:
-        """`node` is an array in `store` with items of fixed size. `c_order`: never in Fortran order."""
+        """`node` is an array in `store` with items of fixed size. `c_order`: always in C order."""
         self.chunks = Chunks(store, node, cache, c_order)
         self._cache = cache
         self._store = store
@@ -107,7 +107,7 @@ class FlatArray:
         self._warned = self._scans.fits
 
     async def read(self, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of the items. ReadError if a chunk cannot be read or decoded."""
+        """Return the bytes [start, stop) of the items. Raises ReadError if a chunk cannot be read or decoded."""
         item = self.chunks.itemsize
         first, last = start // item, -(-stop // item)
         chunks = self.chunks.shape_of_chunk
@@ -209,10 +209,10 @@ class FlatArray:
     def _copy(self, box: Array, piece: Piece, chunk: Array | None) -> None:
         part_of(box, piece.where)[...] = self.chunks.filled(()) if chunk is None else part_of(chunk, piece.inside)
 
-    # -- ahead of the reader
+    # -- read-ahead
 
     def _go_on(self, start: int, stop: int, direct: bool) -> None:
-        """Record a read, and decode and fetch ahead of it if its reader is sequential."""
+        """Record a read; if its reader is sequential, decode and fetch chunks ahead of it."""
         scan = self._scans.read(start, stop)
         if scan is None:
             return
@@ -242,14 +242,14 @@ class FlatArray:
     async def _decode(self, scan: Scan, number: int) -> None:
         try:
             await self.chunks.get(number)
-        except (OSError, ZarrfsError) as exc:  # the read of that chunk raises it
+        except (OSError, ZarrfsError) as exc:  # a read of that chunk raises it again
             log.debug("read-ahead: %s", exc)
         finally:
             scan.under_way -= 1
         self._decode_ahead(scan)
 
     def _fetch_ahead(self, scan: Scan) -> None:
-        """Prefetch the stored bytes of the chunks after those from a remote store."""
+        """Prefetch, from a remote store, the stored bytes of the chunks after those that are decoded ahead."""
         most = max(self._cache.threads, min(_AHEAD_MOST, _AHEAD_BYTES // max(self.chunks.size_of_chunk, 1)))
         start = max(scan.fetched, scan.next, scan.chunk + 1)
         stop = min(max(scan.next, scan.chunk + 1) + most, self.chunks.number)

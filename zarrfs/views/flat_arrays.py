@@ -1,6 +1,6 @@
-"""The readers of a view's arrays: kept while in use, with one cache of decoded chunks, and checked for changes.
+"""The readers of the arrays of a view, which share a cache of decoded chunks, and check chunks for changes.
 
-DecodedView is what the views that show decoded chunks have in common.
+DecodedView is the base class of the views that show decoded chunks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
 
 _FRESH = 1.0  # seconds for which chunks of a mutable store are not checked again
-_OPEN = 1024  # arrays whose readers to remember
+_OPEN = 1024  # readers to keep
 
 
 class FlatArrays:
-    """The readers of the arrays of one store, with a bound on decoded chunks."""
+    """The readers of the arrays of one store, with one bounded cache of decoded chunks."""
 
     def __init__(self, store: Store, budget: int, c_order: bool = False) -> None:
         """`budget`: bytes of decoded chunks to cache. `c_order`: read items in C order, however they are stored."""
@@ -48,9 +48,9 @@ class FlatArrays:
         return found
 
     async def look_at_chunks(self, node: Node) -> int:
-        """Check whether chunks read so far have changed: the array then has another edition, and a new mtime.
+        """Check whether chunks read so far have changed. If so, the array gets a new edition and a new mtime.
 
-        Returns how many were looked at.
+        Returns the number of stored values that were checked.
         """
         flat, now = self._arrays.get(node.path), trio.current_time()
         if flat is None or now - self.last_look(node) < _FRESH:
@@ -72,20 +72,20 @@ class FlatArrays:
         return self._seen.get(node.path, (0.0, 0))[1]
 
     def edition(self, node: Node) -> int:
-        """Return a number that differs once chunks have changed, also where the array's document has a later mtime.
+        """Return a number that increases when chunks have changed, also if a later mtime of the document hides it.
 
-        It also differs once a reader was evicted, as nobody can check any more what that had read.
+        It also increases when a reader is evicted, because the chunks that it has read can no longer be checked.
         """
         return self._editions.get(node.path, 0)
 
     def _forget(self, flat: FlatArray) -> None:
-        """Note that a reader was evicted, and what it knew of the versions of its chunks with it."""
+        """Count a new edition for an evicted reader, because the versions of its chunks are lost."""
         if flat.chunks.noted:
             self._editions[flat.chunks.node.path] = self.edition(flat.chunks.node) + 1
 
 
 class DecodedView(WrappingStore):
-    """A view whose files are made of the decoded chunks of `arrays`."""
+    """A view whose files consist of the decoded chunks of `arrays`."""
 
     def __init__(self, store: Store, arrays: FlatArrays) -> None:
         super().__init__(store)
@@ -93,7 +93,7 @@ class DecodedView(WrappingStore):
 
     @property
     def remote(self) -> bool:
-        return False  # the view prefetches chunks along the array: read-ahead by file names gains nothing
+        return False  # the view prefetches chunks along the array, so that read-ahead by file names gains nothing
 
     async def get_ready(self) -> None:
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")

@@ -34,16 +34,16 @@ _LOOKS = 8  # chunks to probe for the naming scheme
 
 
 class Node(NamedTuple):
-    """A node of a hierarchy. If metadata is None, `problem` says what is wrong with its documents."""
+    """A node of a hierarchy. If `metadata` is None, `problem` is the error in its documents."""
 
     path: str  # "/"-joined names, the root is ""
     metadata: ArrayMetadata | GroupMetadata | None
     problem: str | None = None
-    documents: tuple[str, ...] = ()  # their keys in the source; none: a group implied by nodes below
-    chunks: str = ""  # its directory in the source, mostly `path`; keys.key() is relative to it
-    mtime_ns: int | None = None  # of its documents, if the source has times
+    documents: tuple[str, ...] = ()  # their keys in the source; empty for a group implied by nodes below it
+    chunks: str = ""  # its directory in the source, mostly `path`; chunk keys are relative to it
+    mtime_ns: int | None = None  # the latest of its documents, if the source has times
     mode: int | None = None  # of its first document, if the source has modes
-    leaf: bool = False  # an array, or an invalid one: everything below it is chunks
+    leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
     consolidated: str = ""  # root only: the key of the document that may have consolidated metadata
 
 
@@ -57,7 +57,7 @@ class NodeDocument(NamedTuple):
 
 class _Known(NamedTuple):
     until: float  # trio time of the next check
-    seen: tuple[NodeDocument, ...]  # its documents, at the root also the consolidated one; or that alone
+    seen: tuple[NodeDocument, ...]  # its documents, and at the root the consolidated one; or only the latter
     node: Node | None
     settled: bool  # the chunk naming scheme is known
 
@@ -78,9 +78,9 @@ class _Draft(NamedTuple):
 class Hierarchy:
     """The nodes of the hierarchy at the root of `store`.
 
-    Parsed documents are cached: for good if the store is immutable, otherwise for a second, and then as long as the
-    document's size and mtime stay the same. For remote values, consolidated metadata at the root is trusted, as Zarr
-    readers do, which saves a request for every document.
+    Parsed documents are cached. If the store is immutable, they are never checked again; otherwise they are checked
+    after a second, and kept as long as their size and mtime stay the same. If the store is remote, consolidated
+    metadata at the root is trusted, as Zarr readers do, which saves a request for every document.
     """
 
     def __init__(self, store: Store) -> None:
@@ -88,18 +88,18 @@ class Hierarchy:
         self._nodes: LRU[str, _Known] = LRU(_KNOWN)
         self._remote = store.remote
         self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents of a remote store, by path and name
-        self._named_by: NodeDocument | None = None  # the document they come from
+        self._named_by: NodeDocument | None = None  # the document that holds them
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
-        self.looks: Looks | None = None  # of all processes of the mount, if there are several
+        self.looks: Looks | None = None  # shared by the processes of the mount, if there are several
 
     def is_fresh(self, node: Node) -> bool:
-        """Return whether no other process knows of another version of a node."""
+        """Return whether no other process of the mount has found another version of `node`."""
         known = self._nodes.get(node.path)
         return self.looks is None or (known is not None and known.node is node and self._agrees(node.path, known))
 
     def seen(self, nodes: Iterable[Node]) -> Hashable:
-        """Return what tells the documents of some nodes from other versions of them, in any process."""
+        """Return a digest of the versions of the documents of `nodes`, which can be compared between processes."""
         known = [(node.path, self._nodes.get(node.path)) for node in nodes]
         text = repr([(path, None if one is None else one.seen) for path, one in known])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
@@ -110,7 +110,7 @@ class Hierarchy:
     # -- nodes
 
     async def node(self, path: str) -> Node | None:
-        """Return the array or group at `path`; None if there is none, and below an array. ReadError of the store."""
+        """Return the array or group at `path`; None if there is none, or if it is below an array. Raises ReadError."""
         found, rest = await self.find(path)
         return None if rest else found
 
@@ -128,7 +128,7 @@ class Hierarchy:
     async def children(self, node: Node, after: str = "") -> AsyncIterator[Info]:
         """Yield the child directories of a group in the order of the store, without reading their documents.
 
-        A link to a group above itself is left out, though node() finds it: a walk would never end.
+        A link to a group above itself is left out, because a walk would never end; node() does find it.
         """
         experimental = self._draft_of(node.path)
         if experimental is not None:
@@ -147,16 +147,16 @@ class Hierarchy:
                 yield info._replace(kind=Kind.DIRECTORY, size=0)
 
     async def _may_be_visible(self, group: Node, name: str) -> bool:
-        """Return whether a directory may be a node; a dot directory such as .git is one only with a document."""
+        """Return whether a directory may be a node; a dot directory, such as .git, must have a document."""
         if name[0] != ".":
             return True
         child = await self._at(join_key(group.path, name))
         return child is not None and bool(child.documents)
 
     async def walk(self, prefix: str = "", links: bool = False) -> AsyncIterator[Node]:
-        """Yield the node at `prefix` and all below it, groups before their children; lists no chunks.
+        """Yield the node at `prefix` and all below it, groups before their children, without listing chunks.
 
-        Groups behind symbolic links are left out, unless `links`: then a group appears once for each way to it.
+        Groups behind symbolic links are left out unless `links`; a group then appears once for each path to it.
         """
         first = await self.node(prefix)
         if first is None:
@@ -180,7 +180,7 @@ class Hierarchy:
         return group.chunks != group.path
 
     async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
-        """Yield the children of a group, looked up concurrently on a server."""
+        """Yield the children of a group, which are looked up concurrently if the store is remote."""
         batch: list[str] = []
         async for info in self.children(group):
             batch.append(join_key(group.path, info.name))
@@ -199,10 +199,10 @@ class Hierarchy:
             if node is not None:
                 yield node
 
-    # -- one node, whatever lies above it
+    # -- one node, without a look at the nodes above it
 
     async def _at(self, path: str) -> Node | None:
-        """Return the node at `path`, provided that nothing above it is an array."""
+        """Return the node at `path`. The caller has to ensure that no node above it is an array."""
         known = self._nodes.get(path)
         if known is not None and (
             self.store.immutable or (known.until > trio.current_time() and self._agrees(path, known))
@@ -222,7 +222,7 @@ class Hierarchy:
         return None if found is None else found.node
 
     async def _look(self, path: str, known: _Known | None) -> _Known:
-        """Look up what is at `path` now. NotFound, NotDirectory."""
+        """Look up the node at `path` in the store. Raises NotFound or NotDirectory if there is none."""
         until = trio.current_time() + _FRESH
         documents, by = self._named.get(path), self._named_by
         if documents is not None and by is not None:
@@ -236,7 +236,7 @@ class Hierarchy:
         if experimental is None or experimental.path == path:
             above, name = split_key(path)
             parent = self._nodes.get(above) if path else None
-            # below a link, a store that keeps its links finds nothing
+            # a store that shows links finds nothing below a link, so the parent's key with links followed is used
             key = path if parent is None or parent.node is None else join_key(parent.node.chunks, name)
             resolved = await self._directory(key)
             if resolved is None:
@@ -246,7 +246,7 @@ class Hierarchy:
                 node = Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True)
                 return _Known(until, (), node, settled=False)
             found = await self._documents(directory)
-            if experimental is not None and found[:1] != (experimental.seen,):  # another store is there by now
+            if experimental is not None and found[:1] != (experimental.seen,):  # another store has replaced it
                 self._drafts.pop(path, None)
                 experimental = None
         if experimental is not None:
@@ -267,7 +267,7 @@ class Hierarchy:
                 entry = draft.entry_point(await self.store.get(found[0].key))
             except MetadataError as exc:
                 metadata, problem, leaf, settled = None, str(exc), True, True
-            except IsDirectory as exc:  # replaced a moment ago
+            except IsDirectory as exc:  # replaced meanwhile
                 raise NotFound(path) from exc
             else:
                 if entry is not None:
@@ -290,7 +290,7 @@ class Hierarchy:
         return (path, info) if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else None
 
     async def _linked(self, key: str, link: Info, sized: bool = True) -> tuple[str, Info]:
-        """Return (key, Info) of what a link leads to; if that is nothing, of an unreadable file in its place."""
+        """Return (key, Info) of the target of a link; of an unreadable file in its place if the link is dangling."""
         try:
             target = await follow(self.store, key)
             if target is not None:
@@ -300,7 +300,7 @@ class Hierarchy:
         return key, link._replace(kind=Kind.FILE, target=None, unreadable=NOWHERE)
 
     async def _leads_back(self, path: str, directory: str) -> bool:
-        """Return whether the link at `path` leads to a directory above itself: an endless chain of groups."""
+        """Return whether `directory`, the target of the link at `path`, is above it: an endless chain of groups."""
         while path:
             path = split_key(path)[0]
             above = await self._at(path)
@@ -318,7 +318,7 @@ class Hierarchy:
                 if (document := await self._document(directory, name)) is not None:
                     there[name] = document
 
-            await ask(names[0])  # excludes all others: the only request for most stores
+            await ask(names[0])  # if it exists, the others are not needed: most stores take one request
             if not there:
                 await at_once(ask, [*names[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
         for name in names:
@@ -338,7 +338,7 @@ class Hierarchy:
             info = await self.store.info(key)
             if info.kind is Kind.SYMLINK:
                 key, info = await self._linked(key, info)
-                if name == "meta" and info.unreadable == NOWHERE:  # a name that many other files have
+                if name == "meta" and info.unreadable == NOWHERE:  # other programs use the name, too
                     return None
         except (NotFound, NotDirectory):
             return None
@@ -368,7 +368,7 @@ class Hierarchy:
         metadata, settled = await self._with_keys(metadata, directory)
         return metadata, None, isinstance(metadata, ArrayMetadata), settled
 
-    # -- chunk names that the document leaves open
+    # -- chunk names that the document does not determine
 
     async def _with_keys(
         self, metadata: ArrayMetadata | GroupMetadata, directory: str
@@ -400,13 +400,13 @@ class Hierarchy:
             if not await self.store.lists(directory):
                 return None
             listing = cast("AsyncGenerator[Info, None]", self.store.list_dir(directory))
-            async with aclosing(listing):  # the first chunk decides: a bucket has pages without end
+            async with aclosing(listing):  # stop at the first chunk: the listing of a bucket may be very long
                 async for info in listing:
                     for template in (array.keys, other):
                         known = template.is_directory if info.kind is Kind.DIRECTORY else template.index
                         if known(info.name, array.grid):
                             return template
-        except (AccessDenied, NotFound, NotDirectory):  # a server may permit reading alone, or have no chunk
+        except (AccessDenied, NotFound, NotDirectory):  # a server may not permit listings, or may have no chunk
             if not self._remote:
                 raise
         return None
@@ -414,7 +414,7 @@ class Hierarchy:
     # -- consolidated metadata of remote stores
 
     async def _begin(self) -> None:
-        """Look for consolidated metadata to trust."""
+        """Load the consolidated metadata of the store, if it has any."""
         async with self._lock:
             found = await self.consolidated_document()
             if found != self._named_by:
@@ -469,7 +469,7 @@ class Hierarchy:
         return None
 
     async def _draft_documents(self, path: str, experimental: _Draft) -> tuple[NodeDocument, ...]:
-        """Return the document of a node, or () for an implied group. NotFound if there is neither."""
+        """Return the document of a node, or () for an implied group. Raises NotFound if there is neither."""
         below = experimental.below(path)
         for kind, key in zip(("array", "group"), draft.document_keys(below, experimental.entry), strict=True):
             directory, name = split_key(join_key(experimental.directory, key))
@@ -493,7 +493,7 @@ class Hierarchy:
                 key = join_key(inside, info.name)
                 if info.kind is Kind.SYMLINK:
                     linked = (await self._linked(join_key(experimental.directory, key), info, sized=False))[1]
-                    if linked.kind is Kind.DIRECTORY:  # it may lead to a group above
+                    if linked.kind is Kind.DIRECTORY:  # the link may lead to a group above
                         continue
                     info = linked._replace(name=info.name)
                 made = draft.node_of_key(key, experimental.entry) if info.kind is Kind.FILE else None
@@ -509,7 +509,7 @@ class Hierarchy:
 
 
 def _may_be_a_node(info: Info) -> bool:
-    """Return whether an unreadable name may be an array or a group, which is then an error and not absent."""
+    """Return whether an unreadable entry may be an array or a group. It is then shown as an error, not as absent."""
     return bool(info.unreadable) and info.name not in DOCUMENTS and not info.name.startswith(".")
 
 
@@ -522,7 +522,7 @@ def _check_sizes(found: tuple[NodeDocument, ...]) -> None:
 
 
 def _must_be_array(name: str, data: Buffer) -> bool:
-    """Return whether an invalid document is nevertheless that of an array."""
+    """Return whether an invalid document nevertheless describes an array."""
     document: JSON = None
     if name == "zarr.json":
         with suppress(MetadataError):
@@ -531,7 +531,7 @@ def _must_be_array(name: str, data: Buffer) -> bool:
 
 
 def _is_array(name: str, document: JSON) -> bool:
-    """Return whether an invalid document, parsed, is that of an array."""
+    """Return whether an invalid document, given as parsed JSON, describes an array."""
     if name != "zarr.json":
         return name not in (".zgroup", "group")
     return isinstance(document, dict) and document.get("node_type") == "array"

@@ -1,8 +1,9 @@
 """-o view=netcdf: groups of any Zarr generation as NetCDF-4 files.
 
-A file is its header, which libhdf5 writes when the file is first looked at (netcdf_header.py), and the items of its
-arrays, decoded where they are read. The root group with everything below it is one file, named after the source; with
--o netcdf=groups each group is a file of its own arrays, beside a directory with those of the groups below it.
+A file consists of a header, which libhdf5 writes when the file is first looked up (netcdf_header.py), and the items of
+its arrays, which are decoded when they are read. The root group with everything below it is one file, named after the
+source; with -o netcdf=groups each group is a file of its own arrays, beside a directory with the files of the groups
+below it.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".nc"
 _FRESH = 1.0  # seconds for which the documents of a mutable store are not looked at again
-_PAUSE = 10.0  # or for so many times as long as that took
+_PAUSE = 10.0  # or for as many times the duration of the last look at them, if that is longer
 _LOOKED_AT = 2048  # chunks to check for changes when a file is opened
 _NODES_MAX = 100_000  # nodes of a hierarchy
-_JSON = {"json", "json2"}  # codecs of objects that may all be text, as those of kerchunk are
-_WALK = "//"  # of Looks: the whole hierarchy
+_JSON = {"json", "json2"}  # codecs of arrays of objects, which may all be text, as kerchunk writes it
+_WALK = "//"  # the key in Looks for the whole hierarchy
 _ENDINGS = (
     ".gz", ".zst", ".bz2", ".xz", ".lz4", ".json", ".zip", ".zarr", ".parquet", ".parq", ".n5", ".refs", ".nc", ".h5",
 )  # fmt: skip
@@ -62,14 +63,14 @@ Build = Callable[[bytes, str], Awaitable[bytes]]
 
 
 class KeptHeaders(Protocol):
-    """A place where headers are kept from mount to mount."""
+    """A store of headers that outlives mounts."""
 
     def header(self, digest: str) -> bytes | None:
-        """Return the header kept for `digest`, if it is there and sound."""
+        """Return the header kept for `digest`; None if it is missing or damaged."""
         ...
 
     def keep_header(self, digest: str, data: bytes) -> None:
-        """Keep a header."""
+        """Keep a header for `digest`."""
         ...
 
 
@@ -77,13 +78,13 @@ class _FileTexts:
     """The arrays of text of any length in a file, as they were read when it was described."""
 
     def __init__(self) -> None:
-        self.items: dict[str, Texts | str] = {}  # by path; or why an array is left out
+        self.items: dict[str, Texts | str] = {}  # by path; or the reason why an array is left out
         self._arrays: list[TextArray] = []
         self._looked = trio.current_time()
         self._changed = False
 
     async def read(self, path: str, make: Callable[[], TextArray]) -> None:
-        """Read an array, or note why it cannot be shown. ReadError as TextArray.read()."""
+        """Read an array, or record why it cannot be shown. Raises ReadError as TextArray.read() does."""
         try:
             array = make()
             self._arrays.append(array)
@@ -102,32 +103,32 @@ class _FileTexts:
 
 
 class _File(NamedTuple):
-    """A file of the view with its header: one version of it."""
+    """One version of a file of the view, with its header."""
 
     name: str
     root: str  # the group that it shows
     nodes: list[Node]
     description: Description
     digest: str  # of the description
-    content: str  # a digest of all that is not decoded from chunks when it is read
+    content: str  # a digest of the parts that are not decoded from chunks when they are read
     texts: _FileTexts
     header: Header
-    starts: list[int]  # of the variables that have bytes, in order of their addresses,
-    shown: list[tuple[int, Variable]]  # with their ends
+    starts: list[int]  # addresses of the variables that have bytes, sorted
+    shown: list[tuple[int, Variable]]  # (end address, variable) for each of `starts`
     mtime_ns: int | None
     mode: int | None
 
 
 class _Tree(NamedTuple):
-    """The files of the view, as far as documents say: the nodes of each, by key."""
+    """The files and directories of the view, which follow from the documents."""
 
     nodes: tuple[Node, ...]
-    files: dict[str, tuple[str, list[Node]]]  # (its group, nodes) of each file
+    files: dict[str, tuple[str, list[Node]]]  # (path of its group, its nodes) of each file
     directories: dict[str, dict[str, bool]]  # names in each directory, and whether they are directories
 
 
 class NetCDFView(DecodedView):
-    """A store of NetCDF-4 files. Arrays that NetCDF has no form for are left out with a warning."""
+    """A store of NetCDF-4 files. Arrays that NetCDF cannot represent are left out with a warning."""
 
     def __init__(
         self, store: Store, name: str, groups: bool, budget: int, strict: bool = False,
@@ -135,17 +136,17 @@ class NetCDFView(DecodedView):
     ) -> None:  # fmt: skip
         """`name`: of the root group's file, without suffix; `groups`: a file for each group; `budget`: as ArraysView.
 
-        `strict`: an array that would be left out is a ReadError when its file is looked at. `build` makes headers.
-        `several`: other processes show the same files; then no size is left for a later request, which another
-        process might answer.
+        `strict`: raise ReadError when a file from which an array would be left out is looked up. `build` makes
+        headers. `several`: other processes show the same files; listings then have sizes, because another process
+        might answer a later request for a size.
         """
         super().__init__(store, FlatArrays(store, budget, c_order=True))
         self._name, self._groups, self._strict = name, groups, strict
         self._hierarchy = Hierarchy(store)
         self._kept, self._build, self._several = kept, build, several
         self._lock = trio.Lock()  # around the tree and the headers
-        self._tree: tuple[float, _Tree, Hashable] | None = None  # with the time of the next walk, and what was seen
-        self._looks: Looks | None = None  # of all processes of the mount, if there are several
+        self._tree: tuple[float, _Tree, Hashable] | None = None  # (next walk, tree, Hierarchy.seen())
+        self._looks: Looks | None = None  # shared by the processes of the mount, if there are several
         self._files: dict[str, _File] = {}
         self._reasons: dict[str, dict[str, str]] = {}  # why nodes are left out, by file and path
 
@@ -182,7 +183,7 @@ class NetCDFView(DecodedView):
             raise NotFound(check_key(key))
         file = await self._file(key)
         info = self._info(file)
-        # several processes have no version in common: each only knows of changes of the chunks that it has read
+        # several processes cannot share a version, because each notices only changes of the chunks that it has read
         known = self.immutable or (info.mtime_ns is not None and not self._several)
         edition = sum(self._arrays.edition(one.node) for one in file.description.variables)
         version = (file.content, info.mtime_ns, edition) if known else None
@@ -198,7 +199,7 @@ class NetCDFView(DecodedView):
         return {"group": file.root or "/", "variables": len(file.description.variables), "header": header}
 
     async def about(self) -> dict[str, Any]:
-        """Return that of the source, and how many files there are; notes what is left out of them."""
+        """Return about() of the source and the number of files; record the arrays that are left out of them."""
         tree = await self._walked("")
         for key, (root, nodes) in tree.files.items():
             texts = await self._texts(nodes)
@@ -213,10 +214,13 @@ class NetCDFView(DecodedView):
     def share_looks(self, looks: Looks) -> None:
         self._looks = self._hierarchy.looks = self._arrays.cache.looks = looks
 
-    # -- what is left out
+    # -- left out arrays
 
     async def left_out(self, key: str) -> dict[str, str]:
-        """Return why nodes are not in the file `key`, or in those below the directory, of those looked at so far."""
+        """Return why nodes are left out of the file `key`, or of the files below the directory `key`, by path.
+
+        Only files that have been looked up are included.
+        """
         below = f"{key}/" if key else ""
         return {
             path: why for file, reasons in self._reasons.items()
@@ -229,10 +233,13 @@ class NetCDFView(DecodedView):
         if self._strict:
             _refuse(await self.left_out(""))
 
-    # -- which files there are
+    # -- the files of the view
 
     async def _walked(self, key: str) -> _Tree:
-        """Return the files. InvalidKey if `key` cannot be one of them."""
+        """Return the tree of files, walking the hierarchy again if it is outdated.
+
+        Before a walk, raises InvalidKey if `key` is invalid.
+        """
         known = self._tree
         if known is None or not (self.immutable or self._is_fresh(known[0], known[2])):
             check_key(key, root=True)
@@ -284,7 +291,7 @@ class NetCDFView(DecodedView):
         for path, own in members.items():
             first, attributes = own[0], own[0].metadata.attributes if own[0].metadata else {}
             if len(own) == 1 and not first.leaf and first.problem is None and not attributes:
-                continue  # a group with nothing but groups
+                continue  # a group that holds only groups needs no file
             above, name = split_key(path)
             name = (name if path else self._name) + SUFFIX
             siblings = directories.setdefault(above, {})
@@ -300,7 +307,7 @@ class NetCDFView(DecodedView):
     # -- one file
 
     async def _file(self, key: str) -> _File:
-        """Return a file with its header, made if it is looked at for the first time or its documents have changed."""
+        """Return a file with its header, which is made if it is missing, or if documents or texts have changed."""
         async with self._lock:
             assert self._tree is not None
             root, nodes = self._tree[1].files.get(key, ("", None))
@@ -314,17 +321,17 @@ class NetCDFView(DecodedView):
         return known
 
     async def _listed(self, key: str, tree: _Tree) -> Info:
-        """Return the entry of a file in a listing: a header for each would take long, so the size may be missing."""
+        """Return the entry of a file in a listing, perhaps without size: making a header for each would take long."""
         file = self._files.get(key)
         if file is not None and file.nodes is not tree.files[key][1]:
-            file = None  # of earlier documents
+            file = None  # made from earlier documents
         if file is None and self._several:
             with contextlib.suppress(ReadError, NotFound):  # a client that looks at the file gets the error
                 file = await self._file(key)
         return Info(split_key(key)[1], Kind.FILE, None) if file is None else self._info(file)
 
     async def _look_at_chunks(self, file: _File) -> None:
-        """Check chunks for changes, a bounded number at a time: those first that were not checked for longest."""
+        """Check a bounded number of chunks for changes, beginning with the arrays that were checked longest ago."""
         looked = 0
         for node in sorted((one.node for one in file.description.variables), key=self._arrays.last_look):
             looked += await self._arrays.look_at_chunks(node)
@@ -367,7 +374,7 @@ class NetCDFView(DecodedView):
         return found
 
     async def _header(self, key: str, digest: str, description: Description) -> Header:
-        """Return the header of a description: kept, or made now. ReadError."""
+        """Return the header for a description, which is kept, or is made now. Raises ReadError."""
         if self._kept is not None:
             data = await trio.to_thread.run_sync(self._kept.header, digest)
             if data is not None:
@@ -400,12 +407,12 @@ class NetCDFView(DecodedView):
         mtime = file.mtime_ns
         if mtime is not None and not self.immutable:
             mtime = max(mtime, *(self._arrays.changed(one.node) for one in file.description.variables), 0)
-        identity = None if self.immutable else int(file.content[:15], 16)  # another layout has pages of its own
+        identity = None if self.immutable else int(file.content[:15], 16)  # another layout must not share cached pages
         return Info(file.name, Kind.FILE, file.header.size, file.mode, mtime, identity=identity)
 
 
 class _NetCDFValue(Value):
-    """A file of the view, with the header of one version. Chunks are looked up at every read, as in ArraysView."""
+    """An open file of the view. Its header is pinned; its chunks are looked up at every read, as in ArraysView."""
 
     __slots__ = ("_arrays", "_checked", "_file", "_hierarchy", "_key", "_lock")
 
@@ -413,7 +420,7 @@ class _NetCDFValue(Value):
         self, arrays: FlatArrays, hierarchy: Hierarchy | None, key: str, file: _File, info: Info,
         version: Hashable | None,
     ) -> None:  # fmt: skip
-        """`hierarchy`: where arrays may change."""
+        """`hierarchy`: for checks of documents; None if arrays cannot change."""
         super().__init__(info, version)
         self._arrays, self._hierarchy, self._key, self._file = arrays, hierarchy, key, file
         self._checked: dict[str, float] = {}  # when the document of an array was last looked at, by path
@@ -430,7 +437,7 @@ class _NetCDFValue(Value):
         at = max(bisect.bisect_right(file.starts, start) - 1, 0)
         if at < len(file.starts) and file.starts[at] <= start and stop <= file.shown[at][0]:
             return await self._items(file.shown[at][1], start - file.starts[at], stop - file.starts[at])
-        out = bytearray(stop - start)  # between what is written, the file has holes
+        out = bytearray(stop - start)  # the file has holes between the header's parts and the variables
         parts = file.header.parts
         for index in range(max(bisect.bisect_right(parts, start, key=operator.itemgetter(0)) - 1, 0), len(parts)):
             address, data = parts[index]
@@ -448,7 +455,7 @@ class _NetCDFValue(Value):
         return out
 
     async def _items(self, variable: Variable, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of a variable. ReadError; TargetChanged if its chunks are others by now."""
+        """Return the bytes [start, stop) of a variable. Raises ReadError, and TargetChanged as _check() does."""
         if variable.texts is not None:
             if variable.texts.damage is not None:
                 raise ReadError(variable.texts.damage.where, variable.texts.damage.reason)
@@ -476,7 +483,10 @@ class _NetCDFValue(Value):
         return trio.current_time() - checked < _FRESH and hierarchy.is_fresh(node)
 
     async def _check(self, hierarchy: Hierarchy, node: Node) -> None:
-        """Look at the document of an array. TargetChanged if chunks would be decoded otherwise by now, or are gone."""
+        """Look at the document of an array again.
+
+        Raises TargetChanged if its chunks are now found or decoded in another way, or may have been removed.
+        """
         if self._is_checked(hierarchy, node):
             return
         now = await hierarchy.node(node.path)
@@ -500,7 +510,7 @@ def _refuse(reasons: dict[str, str]) -> None:
 
 
 def _decoding(node: Node | None) -> tuple[object, ...] | None:
-    """Return what the chunks of an array are found and decoded with, which its shape and attributes are not."""
+    """Return the properties by which chunks of an array are found and decoded, without its shape and attributes."""
     array = None if node is None else node.metadata
     if node is None or not isinstance(array, ArrayMetadata):
         return None
@@ -508,7 +518,7 @@ def _decoding(node: Node | None) -> tuple[object, ...] | None:
 
 
 def _has_shrunk(now: Node | None, node: Node) -> bool:
-    """Return whether an array may have lost chunks, which would read as fill values; one that has grown has all."""
+    """Return whether an array is smaller than before: lost chunks would read as fill values."""
     new, old = None if now is None else now.metadata, node.metadata
     if not isinstance(new, ArrayMetadata) or not isinstance(old, ArrayMetadata):
         return True
@@ -516,7 +526,7 @@ def _has_shrunk(now: Node | None, node: Node) -> bool:
 
 
 def _described(key: str, nodes: list[Node], root: str, texts: dict[str, Texts | str]) -> Description:
-    """Return the description of a file. Runs in a thread: it imports numpy."""
+    """Return the description of a file. To be called in a thread, because it imports numpy."""
     from zarrfs.views.netcdf_model import describe
 
     try:
@@ -526,7 +536,7 @@ def _described(key: str, nodes: list[Node], root: str, texts: dict[str, Texts | 
 
 
 def _same(nodes: Sequence[Node], others: Sequence[Node]) -> bool:
-    """Return whether two walks found the same nodes, whose documents have not been read anew."""
+    """Return whether two walks found the same Node objects, so that no document was read again between them."""
     return len(nodes) == len(others) and all(a is b for a, b in zip(nodes, others, strict=True))
 
 

@@ -1,8 +1,8 @@
 """The header of a NetCDF-4 file, written by libhdf5 in a child process: python -m zarrfs.views.netcdf_header.
 
-The child reads a description (netcdf_model.py), creates the file in memory with the space of every variable allocated
-and none of it filled, and asks the library where each lies. What it has written is the header; the rest is holes.
-Space is allocated after all metadata is written, so that the header is the beginning of the file.
+The child process reads a description (netcdf_model.py), creates the file in memory with the space of every variable
+allocated but not filled, and asks the library for the address of each variable. The written parts of the file are the
+header; the rest is holes. Space is allocated after all metadata is written, so that the file begins with the header.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from zarrfs.system.processes import python
 from zarrfs.system.sparse import each_extent
 
 _VERSIONS = ("earliest", "v110")  # of the HDF5 format
-_PAGE = 4096  # bytes: each variable begins at a page, so that no other is read with it, nor the header
-_AHEAD = 4 << 20  # bytes that the NetCDF library (4.10) reads of a file to see what it is: in large ones, a hole
-_GAP = ".gap"  # its name while space is allocated, which valid_name() never returns
+_PAGE = 4096  # bytes; each variable begins at a page, so that it shares no page with another one or the header
+_AHEAD = 4 << 20  # bytes that the NetCDF library (4.10) reads to detect the format; large files have a hole there
+_GAP = ".gap"  # the data set in the place of that hole while space is allocated; valid_name() never returns its name
 _LIMIT = 600.0  # seconds for one header
 
 
@@ -33,12 +33,12 @@ class Header:
     """A NetCDF-4 file without its data."""
 
     size: int  # bytes of the whole file
-    parts: tuple[tuple[int, bytes], ...]  # what the library wrote: (address, bytes), in order
-    places: tuple[tuple[int, int] | None, ...]  # (address, bytes) of each variable; None: it has no bytes
+    parts: tuple[tuple[int, bytes], ...]  # the parts that the library wrote: (address, bytes), in order
+    places: tuple[tuple[int, int] | None, ...]  # (address, size in bytes) of each variable; None: it has no bytes
 
 
 def missing_package() -> str | None:
-    """Return what to install; None if the packages for headers are there."""
+    """Return a message that names the packages to install for headers; None if they are installed."""
     from importlib.util import find_spec
 
     lacking = [name for name in ("h5netcdf", "h5py") if find_spec(name) is None]
@@ -51,14 +51,17 @@ def missing_package() -> str | None:
 
 @functools.cache
 def libraries() -> bytes:
-    """Return the versions of the packages that make headers: others may make another one of the same description."""
+    """Return the versions of the packages that make headers: with others, equal descriptions may differ in headers."""
     import importlib.metadata
 
     return " ".join(importlib.metadata.version(name) for name in ("h5netcdf", "h5py")).encode()
 
 
 async def build(description: bytes, key: str) -> bytes:
-    """Return the packed header for a description, made by a child process. ReadError; `key` names the file."""
+    """Return the packed header for a description, made by a child process.
+
+    Raises ReadError if the child process fails or takes too long; `key` names the file in it.
+    """
     with trio.move_on_after(_LIMIT):
         done = await trio.run_process(
             python("zarrfs.views.netcdf_header"), stdin=description, capture_stdout=True, capture_stderr=True,
@@ -71,13 +74,13 @@ async def build(description: bytes, key: str) -> bytes:
 
 
 def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return the last line that the child wrote, or the signal that ended it."""
+    """Return the last line of the child's standard error, or its exit status."""
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"the process ended with status {done.returncode}"
 
 
 def unpack(data: bytes) -> Header:
-    """Return the header that pack() packed. ValueError if it is damaged."""
+    """Return the header that pack() packed. Raises ValueError if it is damaged."""
     head, _, rest = data.partition(b"\n")
     found = json.loads(head)
     parts, at = [], 0
@@ -91,7 +94,7 @@ def unpack(data: bytes) -> Header:
 
 
 def pack(header: Header) -> bytes:
-    """Return a header as bytes to keep."""
+    """Serialise a header."""
     about = {
         "size": header.size, "parts": [(address, len(data)) for address, data in header.parts],
         "places": header.places,
@@ -104,12 +107,12 @@ def write(description: bytes) -> Header:
     import h5netcdf
     import h5py
 
-    # h5py wants an object: libhdf5 resolves paths, and that of a memfd leads nowhere
+    # pass a file object, because libhdf5 resolves paths, and the path of a memfd does not lead to a file
     with open(os.memfd_create("zarrfs-header", os.MFD_CLOEXEC), "w+b", buffering=0) as memory:
         with h5netcdf.File(memory, "w", libver=_VERSIONS) as file:
             variables = [one for group in json.loads(description)["groups"] for one in _write_group(file, group)]
             names = [variable._h5ds.name for variable in variables]
-        # opened anew, the library knows no free space within the header that it would give to small variables
+        # reopen the file, so that the library does not put small variables into free space within the header
         with h5py.File(memory, "r+", libver=_VERSIONS, alignment_threshold=1, alignment_interval=_PAGE) as file:
             places = _allocate(file, names)
         size = os.fstat(memory.fileno()).st_size
@@ -117,7 +120,7 @@ def write(description: bytes) -> Header:
 
 
 def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
-    """Return the pages of a sparse file that are no holes, without the zeros at their ends."""
+    """Return (address, bytes) of the pages of a sparse file that are not holes, without the zeros at their ends."""
     found = []
     for start, stop in each_extent(descriptor, size):
         for page in range(start, stop, _PAGE):
@@ -128,7 +131,7 @@ def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
 
 
 def _allocate(file: Any, names: list[str]) -> list[tuple[int, int] | None]:
-    """Allocate the space of the variables, without filling it; return where it lies."""
+    """Allocate the space of the variables without filling it; return (address, size) of each."""
     import numpy as np
 
     datasets = [file[name] for name in names]
@@ -141,7 +144,7 @@ def _allocate(file: Any, names: list[str]) -> list[tuple[int, int] | None]:
         if not dataset.size:
             places.append(None)
             continue
-        dataset[(0,) * dataset.ndim] = np.zeros((), dataset.dtype)  # of a contiguous data set allocates it all
+        dataset[(0,) * dataset.ndim] = np.zeros((), dataset.dtype)  # allocates the whole contiguous data set
         places.append((dataset.id.get_offset(), dataset.id.get_storage_size()))
     if gap is not None:
         del file[_GAP]
@@ -149,7 +152,7 @@ def _allocate(file: Any, names: list[str]) -> list[tuple[int, int] | None]:
 
 
 def _write_group(file: Any, group: dict[str, Any]) -> list[Any]:
-    """Write a group, which is in no other yet; return its variables."""
+    """Write a group and any missing groups above it; return its variables."""
     import h5py
     import numpy as np
 
@@ -168,7 +171,7 @@ def _write_group(file: Any, group: dict[str, Any]) -> list[Any]:
         fill = None if about["fill"] is None else np.frombuffer(bytes.fromhex(about["fill"]), dtype)[0]
         shape = [dimensions[name] for name in about["dims"]]
         more: dict[str, Any] = {"dcpl": plist.copy()}
-        if not all(shape):  # an empty one, along an unlimited dimension, which takes chunks
+        if not all(shape):  # an empty variable has an unlimited dimension, which requires chunks
             more = {"maxshape": [extent or None for extent in shape], "chunks": (1,) * len(shape)}
         variable = made.create_variable(about["name"], tuple(about["dims"]), dtype, fillvalue=fill, **more)
         _write_attributes(variable, about["attributes"])
@@ -184,7 +187,7 @@ def _write_attributes(place: Any, attributes: list[list[Any]]) -> None:
         if kind != "text":
             place.attrs[name] = np.array(value, kind)
         elif not value:
-            place.attrs[name] = h5py.Empty("S1")  # as the NetCDF library writes text without characters
+            place.attrs[name] = h5py.Empty("S1")  # as the NetCDF library writes empty text
         else:
             data = value.encode()
             place.attrs[name] = np.array(data, h5py.string_dtype("ascii" if value.isascii() else "utf-8", len(data)))

@@ -1,6 +1,6 @@
-"""How the items of a Zarr data type are stored in a NetCDF-4 variable: as they are, or converted.
+"""The form of the items of a Zarr data type in a NetCDF-4 variable: unchanged, or converted.
 
-Sources: NetCDF user guide, "External data types"; CF conventions 1.11, 4.4 (time coordinate); what xarray writes.
+Sources: NetCDF user guide, "External data types"; CF conventions 1.11, 4.4 (time coordinate); files that xarray wrote.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _UNITS = {  # numpy's unit: unit of CF, how many of them
     "W": ("days", 7), "D": ("days", 1), "h": ("hours", 1), "m": ("minutes", 1), "s": ("seconds", 1),
     "ms": ("milliseconds", 1), "us": ("microseconds", 1), "ns": ("nanoseconds", 1),
 }  # fmt: skip
-_SMALL = {"s", "ms", "us", "ns"}  # the units that xarray has in memory
+_SMALL = {"s", "ms", "us", "ns"}  # the units that xarray uses in memory
 _TIME = re.compile(r"[<>][mM]8(?:\[([0-9]*)([A-Za-z]+)\])?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The form of items in one variable; a complex array has two."""
+    """The form of the items in one variable. An array of complex numbers has two variables."""
 
     dtype: str  # numpy's typestr of an element, S1 for NC_CHAR
     width: int = 0  # elements of an item along a further dimension; 0: an item is one element
     suffix: str = ""  # of the variable's name
     convert: Convert | None = None  # from items in the array's data type; None: the bytes are the same
-    attributes: tuple[tuple[str, str], ...] = ()  # which a reader needs to understand the items
-    has_fill_value: bool = True  # a _FillValue means the same as in the array
+    attributes: tuple[tuple[str, str], ...] = ()  # those that a reader needs to interpret the items
+    has_fill_value: bool = True  # a _FillValue has the same meaning as in the array
 
     @property
     def itemsize(self) -> int:
@@ -46,7 +46,7 @@ class Form:
 
 
 def forms_of(dtype: DataType) -> tuple[Form, ...]:
-    """Return the form of each variable that shows an array of this data type. MetadataError if NetCDF has none."""
+    """Return the form of each variable that shows an array of `dtype`. Raises MetadataError if NetCDF has none."""
     kind, size, text = dtype.kind, dtype.itemsize, dtype.text
     if dtype.name:
         return (_small_number(dtype.name),)
@@ -74,8 +74,8 @@ def forms_of(dtype: DataType) -> tuple[Form, ...]:
 
 
 def _small_number(name: str) -> Form:
-    """Return the form of a number that numpy does not have, from its bits."""
-    if name == "bfloat16":  # the first half of a float
+    """Return the form of a number type that numpy lacks, which is converted from its bits."""
+    if name == "bfloat16":  # the upper half of a float32
         convert: Convert = lambda items: (items[name].astype("<u4") << 16).view("<f4")  # noqa: E731
         return Form("<f4", convert=convert)
     if name in ("int2", "int4"):
@@ -89,7 +89,7 @@ def _short(text: Any) -> str:
 
 
 def _time(dtype: DataType) -> Form:
-    """Return the form of datetime64 or timedelta64: int64 with units as CF has them."""
+    """Return the form of datetime64 or timedelta64: int64 with units of the CF conventions."""
     text = str(dtype.text)
     match = _TIME.fullmatch(text)
     factor, unit = (int(match[1] or 1), match[2]) if match and match[2] else (1, "")
@@ -111,7 +111,7 @@ def _time(dtype: DataType) -> Form:
 
 
 def _missing(numbers: Array, most: int) -> Array:
-    """Return which times are none. ReadError if one of the others, times `most`, is out of the range of int64."""
+    """Return a mask of the times that are NaT. Raises ReadError if another one, times `most`, exceeds int64."""
     none: Array = numbers == NOT_A_TIME
     limit = (2**63 - 1) // most
     if (~none & ((numbers > limit) | (numbers < -limit))).any():
@@ -120,7 +120,7 @@ def _missing(numbers: Array, most: int) -> Array:
 
 
 def _dates(days: int, factor: int) -> Convert:
-    """Return a function that converts years or months, of up to `days` each, to days."""
+    """Return a function that converts dates in years or months, which have at most `days` days, to days."""
 
     def convert(items: Array) -> Array:
         _missing(items.view(f"{items.dtype.str[0]}i8"), days * factor)
@@ -130,7 +130,7 @@ def _dates(days: int, factor: int) -> Convert:
 
 
 def _times(element: str, factor: int) -> Convert:
-    """Return a function that multiplies times, but those that are none."""
+    """Return a function that multiplies times by `factor`, except NaT."""
 
     def convert(items: Array) -> Array:
         numbers = items.view(element)
@@ -141,7 +141,7 @@ def _times(element: str, factor: int) -> Convert:
 
 
 def _utf8(into: str) -> Convert:
-    """Return a function that encodes text."""
+    """Return a function that encodes text as UTF-8, in items of the dtype `into`."""
 
     def convert(items: Array) -> Array:
         try:

@@ -1,8 +1,8 @@
-"""The description of a NetCDF-4 file that shows Zarr groups: dimensions, variables, attributes; no bytes yet.
+"""The description of a NetCDF-4 file that shows Zarr groups: its dimensions, variables and attributes.
 
-It is made of documents alone, and a file's header is made of it alone (netcdf_header.py): equal descriptions have
-equal headers. Sources: NetCDF-4 file format specification (names, dimensions, coordinates); xarray's encoding of Zarr
-(`_ARRAY_DIMENSIONS`, `_FillValue`).
+A description depends only on the documents and on the widths of texts of any length, and a header depends only on the
+description (netcdf_header.py): equal descriptions have equal headers. Sources: NetCDF-4 file format specification
+(names, dimensions, coordinates); xarray's encoding of Zarr (`_ARRAY_DIMENSIONS`, `_FillValue`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.v2 import DIMENSIONS
 
-LAYOUT = 1  # changes whenever equal documents get another header
+LAYOUT = 1  # to be changed whenever equal documents get another header
 ROOT = "array"  # the name of an array that is the whole store
-_NAME_MAX = 240  # bytes, of 256 (NC_MAX_NAME) and 255 of a Zarr name; the rest is for suffixes
+_NAME_MAX = 240  # bytes; NetCDF has 256 (NC_MAX_NAME), a Zarr name 255; the rest is for suffixes
 _RANK_MAX = 32  # H5S_MAX_RANK
 _SIZE_MAX = 1 << 62  # bytes of all variables of a file
-_RESERVED = {  # attributes that the NetCDF library keeps for itself
+_RESERVED = {  # attributes that the NetCDF library reserves
     "CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid", "_Netcdf4Coordinates",
     "_nc3_strict", "_NCProperties", "_FillValue", "_NCCOPY", "_IsNetcdf4", "_SuperblockVersion", "_Format",
 }  # fmt: skip
-_OF_THE_TYPE = {  # attributes that CF wants in the type of their variable
+_OF_THE_TYPE = {  # attributes that, by CF, have the type of their variable
     "missing_value", "valid_min", "valid_max", "valid_range", "actual_range", "flag_values", "flag_masks",
 }  # fmt: skip
 _FORBIDDEN = re.compile(r"[\x00-\x1f/\x7f]")
@@ -55,7 +55,7 @@ class Variable:
     node: Node
     form: Form
     nbytes: int
-    texts: Texts | None = None  # the items, if they are not decoded when they are read
+    texts: Texts | None = None  # the items in memory, if they are not decoded when they are read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,10 @@ class Description:
 
 
 def describe(nodes: Iterable[Node], root: str = "", texts: Mapping[str, Texts | str] | None = None) -> Description:
-    """Describe the file that shows `nodes`: the group, or array, at `root` and what lies below it, in any order.
+    """Describe the file that shows `nodes`: the group or array at `root` and nodes below it, in any order.
 
-    `texts`: the items of arrays of text of any length by path, or the reason why they are left out.
+    `texts`: the items of arrays of text of any length by path, or the reason why they are left out. Raises
+    MetadataError if the variables are larger than any file.
     """
     ordered = sorted(nodes, key=lambda node: node.path.split("/"))
     groups: dict[str, _Group] = {}
@@ -84,7 +85,7 @@ def describe(nodes: Iterable[Node], root: str = "", texts: Mapping[str, Texts | 
         if isinstance(node.metadata, ArrayMetadata):
             above = root if node.path == root else split_key(node.path)[0]
             arrays.setdefault(above, []).append(node)
-            if above not in groups:  # a root that is an array
+            if above not in groups:  # the root is an array
                 groups[above] = _Group([], {})
         elif not node.leaf:
             attributes = {} if node.metadata is None else node.metadata.attributes
@@ -110,20 +111,20 @@ def describe(nodes: Iterable[Node], root: str = "", texts: Mapping[str, Texts | 
 
 
 class _Counter:
-    """Numbers for phony dimensions: unique in the file, as the NetCDF library has them."""
+    """The next number for the name of a phony dimension. Numbers are unique in a file, as in the NetCDF library."""
 
     def __init__(self) -> None:
         self.next = 0
 
 
 class _Names:
-    """Names in use: each Zarr name gets one that NetCDF allows."""
+    """The names in use in a group. Each Zarr name gets a unique one that NetCDF allows."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
 
     def unique(self, name: str, also: Iterable[str] = ()) -> str:
-        """Take a valid name that neither this set nor `also` has."""
+        """Return a valid name like `name` that is neither taken nor in `also`, and mark it as taken."""
         base = found = valid_name(name)
         number = 2
         while found in self.taken or found in also:
@@ -133,7 +134,7 @@ class _Names:
 
 
 def valid_name(name: str) -> str:
-    """Return `name`, or one like it that NetCDF allows.
+    """Return `name`, or a similar name that NetCDF allows.
 
     Allowed are names in Unicode's form NFC without control characters, that begin with a letter, a digit or "_", and
     do not end in a space. Source: NetCDF user guide, "Permitted characters in netCDF names".
@@ -148,14 +149,14 @@ def valid_name(name: str) -> str:
 
 
 class _Group:
-    """A group of the file while it is described."""
+    """A group of the file, to which its variables are added."""
 
     def __init__(self, path: list[str], attributes: Mapping[str, JSON], old: str | None = None) -> None:
         self.path = path  # names in the file
         self.names = _Names()  # of variables and groups
-        self.below: set[str] = set()  # groups
+        self.below: set[str] = set()  # names of groups in it
         self._dimensions: dict[str, int] = {}
-        self._phonies: dict[str, int] = {}  # those of them that have no name in the source
+        self._phonies: dict[str, int] = {}  # those of `_dimensions` that have no name in the source
         self._variables: list[dict[str, JSON]] = []
         hidden = {name: value for name, value in attributes.items() if not name.lower().startswith("_nc")}
         self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
@@ -180,7 +181,7 @@ class _Group:
                     raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
                 for form in forms:
                     fill_of(array, form)
-                for reason in check_codecs(array):  # its chunks would be errors, and a small file not be opened at all
+                for reason in check_codecs(array):  # its chunks could not be read, nor a small file be opened
                     raise MetadataError(reason)  # noqa: TRY301
             except MetadataError as exc:
                 left_out[node.path] = str(exc)
@@ -189,7 +190,7 @@ class _Group:
             sound.append((name, array, node, forms))
         called = {name: self.names.unique(name) for name, _, _, forms in sound if not forms[0].suffix}
         mapped: dict[tuple[str, int], str] = {}
-        # coordinates first: their dimensions are then made with them, not before
+        # coordinates first: if arrays give one dimension name several extents, that of the coordinate keeps the name
         sound.sort(key=lambda one: dimension_names(one[1])[:1] != (one[0],))
         found = []
         for name, array, node, forms in sound:
@@ -229,7 +230,7 @@ class _Group:
         return found
 
     def _phony(self, extent: int, taken: Sequence[str], counter: _Counter) -> str:
-        """Return a dimension of that extent which the array does not have yet."""
+        """Return a phony dimension of `extent` that is not in `taken`, the dimensions of the array so far."""
         for name, known in self._phonies.items():
             if known == extent and name not in taken:
                 return name
@@ -269,7 +270,7 @@ def _variable(array: ArrayMetadata, form: Form, name: str, shown: str, dims: Seq
 
 
 def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
-    """Return the names of an array's dimensions, None for those without one."""
+    """Return the names of an array's dimensions; None for a dimension without a name."""
     given: Any = array.dimension_names
     if given is None:
         given = array.attributes.get(DIMENSIONS)
@@ -284,8 +285,8 @@ def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
 def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
     """Return `_FillValue` by xarray's rules, as one element; None if the variable has none.
 
-    Of v2, older ones and the draft of v3 that is `fill_value`, else the attribute; of v3 the attribute alone. Raises
-    MetadataError for a date that is out of range.
+    For arrays of v2, of earlier generations and of the draft of v3, this is `fill_value`, or else the attribute; for
+    v3, only the attribute; for times without either, NaT. Raises MetadataError for a date that is out of range.
     """
     if not form.has_fill_value:
         return None
@@ -307,12 +308,12 @@ def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
 
 
 def _none(form: Form) -> bytes:
-    """Return NaT as an element of int64."""
+    """Return the bytes of NaT as an int64."""
     return NOT_A_TIME.to_bytes(8, "big" if form.dtype[0] == ">" else "little", signed=True)
 
 
 def _cast(value: JSON, dtype: str) -> np.ndarray[Any, Any] | None:
-    """Convert numbers to `dtype`; None if that would change them, or they are no numbers."""
+    """Convert numbers to `dtype`; return None if they would change by more than rounding, or are not numbers."""
     if np.dtype(dtype).kind not in "iuf" or not _are_numbers(value):
         return None
     with np.errstate(all="ignore"):
@@ -323,7 +324,7 @@ def _cast(value: JSON, dtype: str) -> np.ndarray[Any, Any] | None:
             return None
         if given.dtype.kind not in "iuf":
             return None
-        if np.dtype(dtype).kind == "f":  # a float of the type is as near as it gets
+        if np.dtype(dtype).kind == "f":  # floats may be rounded
             return cast if np.array_equal(np.isfinite(cast), np.isfinite(given.astype("f8"))) else None
         same = all(int(a) == b for a, b in zip(cast.reshape(-1), given.reshape(-1).tolist(), strict=True))
         return cast if same else None
@@ -342,9 +343,10 @@ def _are_numbers(value: JSON) -> bool:
 def attributes_of(
     given: Mapping[str, JSON], dtype: str | None, fixed: Iterable[Attribute] = ()
 ) -> list[Attribute]:
-    """Return attributes as NetCDF has them: text, or numbers of one type; what has other parts becomes JSON text.
+    """Return attributes in the forms of NetCDF: text, or numbers of one type. Other values become JSON text.
 
-    `dtype`: the element type of the variable. `fixed`: attributes that win over those of the same name.
+    `dtype`: the element type of the variable. `fixed`: attributes that keep their names; given ones of the same name
+    are renamed.
     """
     found: list[Attribute] = [*fixed]
     taken = {name for name, _, _ in found}
@@ -366,7 +368,7 @@ def attributes_of(
 
 
 def _text(value: str) -> tuple[str, str]:
-    """Return text; as JSON if it has bytes that are not UTF-8, or ends with NUL, which NetCDF would drop."""
+    """Return ("text", value): as JSON if UTF-8 cannot encode it, or it ends with NUL, which NetCDF would drop."""
     try:
         value.encode()
     except UnicodeEncodeError:

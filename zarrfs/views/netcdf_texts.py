@@ -1,7 +1,7 @@
-"""Text and bytes of any length in -o view=netcdf: characters along a further dimension, as wide as the longest item.
+"""Text and bytes of any length in -o view=netcdf: characters along an additional dimension, for the longest item.
 
-The place of a variable in the file must be known before it is read, and so must the longest item. Such arrays are
-therefore read whole when their file is described, up to a limit, and kept in memory.
+The addresses of variables have to be known before they are read, and depend on the length of the longest item.
+Therefore such arrays are read whole when their file is described, up to a limit, and kept in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zarrfs.zarr.errors import MetadataError
 
 _ITEMS_MAX = 1 << 20
 _CHUNKS_MAX = 1 << 14
-_BYTES_MAX = 32 << 20  # of an array, all items as wide as the longest
+_BYTES_MAX = 32 << 20  # of an array, with all items as wide as the longest
 
 
 class Texts(NamedTuple):
@@ -31,7 +31,7 @@ class Texts(NamedTuple):
 
     form: Form
     data: bytes = b""  # each item padded with NUL to the width of the form
-    damage: ReadError | None = None  # of a chunk, in place of the items: their width is not known then
+    damage: ReadError | None = None  # the error of a chunk, in place of the items, whose width is then unknown
 
 
 class TextArray:
@@ -43,9 +43,10 @@ class TextArray:
         self._cache, self._store = cache, store
 
     async def read(self) -> Texts:
-        """Read all items. MetadataError for an array that is too large or has other items.
+        """Read all items. Raises MetadataError for an array that is too large or has items of other types.
 
-        ReadError for a chunk that cannot be read, which may be better later; damage stays.
+        Raises ReadError for a chunk that cannot be read, because a later attempt may succeed. The error of a chunk
+        that cannot be decoded is returned as Texts.damage.
         """
         chunks = self._chunks
         if math.prod(chunks.shape) > _ITEMS_MAX or chunks.number > _CHUNKS_MAX:
@@ -65,7 +66,10 @@ class TextArray:
 
 
 def _texts(items: Array, raw: bool) -> Texts:
-    """Return items, which are objects, as characters; `raw`: they are bytes, not text. MetadataError."""
+    """Convert items, which are objects, to characters; `raw`: they are bytes, not text.
+
+    Raises MetadataError for items that NetCDF cannot represent, or that are too large.
+    """
     found = []
     for item in items.flat:
         if raw and isinstance(item, bytes | bytearray):

@@ -1,4 +1,4 @@
-"""read_array(): an array of any Zarr generation, or a part of it, as a numpy array in memory."""
+"""Reading of an array of any Zarr generation, or of a part of it, into a numpy array: read_array()."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from zarrfs.zarr.model import ArrayMetadata
 Index = int | slice | EllipsisType
 Selection = Index | tuple[Index, ...]
 
-_INDEXES = 64 << 20  # bytes of shard indexes to cache meanwhile
+_INDEXES = 64 << 20  # bytes of shard indexes to cache during a read
 _REQUESTS = 32  # chunks of a remote store to fetch at once
 
 
 async def read_array(store: Store, path: str = "", selection: Selection = ()) -> np.ndarray[Any, Any]:
     """Read the array at `path` in the hierarchy of `store`, in its own dtype, byte order and memory order.
 
-    `selection` is a basic index of numpy: whole numbers, which take their dimension away, slices and an ellipsis. Only
-    the chunks that it touches are read. A missing chunk reads as the fill value, or zeros where that is null. Raises
+    `selection` is a basic index of numpy: whole numbers, which remove their dimension, slices and an ellipsis. Only
+    the chunks that it touches are read. A missing chunk reads as the fill value, or as zeros if that is null. Raises
     NotFound if there is no array, ReadError if its metadata is invalid, or a chunk cannot be read or decoded, and
     IndexError for a selection outside the array.
     """
@@ -52,9 +52,10 @@ async def read_array(store: Store, path: str = "", selection: Selection = ()) ->
 async def read_box(
     store: Store, chunks: Chunks, cache: DecodedCache, box: Box, steps: tuple[int, ...] = ()
 ) -> np.ndarray[Any, Any]:
-    """Read a box of items, in the order of the flat file, of chunks in `store`; none are cached. ReadError.
+    """Read a box of items, in the order of the flat file, without caching chunks. Raises ReadError.
 
-    `steps`: for each dimension, n reads every n-th item only, from the first one on; the other items are undefined.
+    `steps`: for each dimension, a number n that limits the read to every n-th item, beginning with the first; other
+    items are undefined.
     """
     out = np.empty(box.extents, chunks.item)
     wanted = (
@@ -78,7 +79,7 @@ def _box(selection: Selection, shape: tuple[int, ...]) -> tuple[Box, tuple[int |
     indexes = [index for index in given if index is not ...]
     if len(indexes) > len(shape) or len(given) - len(indexes) > 1:
         raise IndexError(f"selection {selection!r}: the array has {len(shape)} dimensions")
-    at = next((at for at, index in enumerate(given) if index is ...), len(given))  # no ==, which arrays answer with
+    at = next((at for at, index in enumerate(given) if index is ...), len(given))  # not ==: arrays compare by item
     indexes[at:at] = [slice(None)] * (len(shape) - len(indexes))
     start, stop, rest = [], [], list[int | slice]()
     for number, (index, extent) in enumerate(zip(indexes, shape, strict=True)):
@@ -96,8 +97,8 @@ def _box(selection: Selection, shape: tuple[int, ...]) -> tuple[Box, tuple[int |
 
 
 def _position(index: int, extent: int, dimension: int) -> int:
-    """Return an index as counted from the beginning. IndexError."""
-    if not isinstance(index, bool):  # which numpy takes for a mask
+    """Return an index as counted from the beginning. Raises IndexError if it is invalid."""
+    if not isinstance(index, bool):  # numpy takes a bool for a mask
         with contextlib.suppress(IndexError, TypeError):
             return range(extent)[index]
     rule = f"expected a whole number from {-extent} to {extent - 1}, or a slice"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_SLACK = 4 << 20  # bytes: the kernel's read-ahead requests arrive in any order
+_SLACK = 4 << 20  # bytes of tolerance, because the kernel's read-ahead requests arrive in any order
 _MOST = 8  # readers of one array to remember
 
 
@@ -14,7 +14,7 @@ class Scan:
 
     def __init__(self, position: int) -> None:
         self.position = position  # bytes
-        self.chunk = 0  # of the byte at `position`, as if it lay in the first row of its band
+        self.chunk = 0  # number of the chunk that holds the byte at `position`
         self.runs = 0  # reads that continued an earlier one
         self.band = -1  # of the last read
         self.next = self.goal = 0  # decode the chunks [next, goal) ahead
@@ -26,15 +26,15 @@ class Scan:
 class Scans:
     """The sequential readers of one array, recognised by the ranges they read.
 
-    A band is one row of chunks along the first dimension. A reader in C order needs all of its chunks again and again
-    until it reaches the next band. The read-ahead window covers the same share of the next band as was read of this
-    one, so that no reader waits for a whole band, and at most `room` chunks are in memory.
+    A band is the chunks with the same index in the first dimension. A reader in C order needs all chunks of a band
+    again and again until it reaches the next band. The read-ahead window covers the same share of the next band as was
+    read of the current one, so that no reader waits for a whole band, and at most `room` chunks are in memory.
     """
 
     def __init__(
         self, shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int, room: int, ahead: int
     ) -> None:
-        """`room`: decoded chunks the cache can hold; `ahead`: chunks to have under way in any case."""
+        """`room`: decoded chunks that the cache can hold; `ahead`: chunks to decode ahead in any case."""
         self._strides = [itemsize * math.prod(shape[at + 1 :]) for at in range(len(shape))]  # bytes
         self._chunks = chunks
         self._counts = [-(-extent // step) for extent, step in zip(shape, chunks, strict=True)]
@@ -49,7 +49,7 @@ class Scans:
         return self.width <= self._room
 
     def read(self, start: int, stop: int) -> Scan | None:
-        """Record a read of the bytes [start, stop); return its scan, or None for the first read of one."""
+        """Record a read of the bytes [start, stop); return the scan that it continues, or None if it begins one."""
         for scan in self._scans:
             if scan.position - _SLACK <= start <= scan.position + _SLACK and (start == scan.position or scan.runs):
                 break
@@ -65,7 +65,7 @@ class Scans:
         return scan
 
     def passed(self, scan: Scan) -> Sequence[int]:
-        """Return the chunks of the band a scan has left since the last call; none if a band does not fit the cache."""
+        """Return the chunks of a band that a scan has left since the last call; none if bands do not fit the cache."""
         band, scan.band = scan.band, max(scan.band, scan.position // self._band_bytes)
         return range(band * self.width, (band + 1) * self.width) if self.fits and 0 <= band < scan.band else ()
 

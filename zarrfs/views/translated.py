@@ -1,9 +1,9 @@
 """-o view=v2 and view=v3: a hierarchy of any Zarr generation as one of that version.
 
-The view translates metadata documents and chunk names; chunks are the bytes of the source, unless readers of the
-version could not decode them (zarr/translation.py says what becomes of an array). It contains the hierarchy and
-nothing else: groups, arrays, their documents, and chunks within the grid. An array that the version cannot express is
-an empty directory; left_out() returns the reason.
+The view translates metadata documents and chunk names. Chunks are the bytes of the source, unless readers of the
+version could not decode them (see zarr/translation.py). The view contains only the hierarchy: groups, arrays, their
+documents, and chunks within the grid. An array that the version cannot express is an empty directory; left_out()
+returns the reason.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _TranslatedNode(NamedTuple):
 
     @property
     def derived(self) -> bool:
-        """Whether chunks are no files of the source, but decoded or ranges of shards."""
+        """Whether chunks are not files of the source, but decoded chunks or ranges of shards."""
         return self.translation is not None and self.translation.form in (Form.DECODED, Form.RANGES)
 
 
@@ -75,21 +75,21 @@ class _Resolved(NamedTuple):
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
     rest: str = ""  # the key below an array
-    derived: tuple[int, ...] | None = None  # the index of a chunk that is no file of the source
+    derived: tuple[int, ...] | None = None  # the index of a chunk that is not a file of the source
 
 
 class TranslatedView(WrappingStore):
-    """A hierarchy in another version."""
+    """A view of a hierarchy in Zarr v2 or v3."""
 
     def __init__(
         self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20,
         several: bool = False,
     ) -> None:  # fmt: skip
-        """`strict`: a node that `version` cannot express is a ReadError when it is looked up, in place of left out.
+        """`strict`: raise ReadError when a node that `version` cannot express is looked up; otherwise leave it out.
 
-        `decode`: show chunks decoded that readers of the version cannot decode; `budget`: bytes of them to cache.
-        `several`: other processes show the same view; then no size is left for a later request, which another process
-        might answer.
+        `decode`: decode the chunks that readers of the version cannot decode; `budget`: bytes of decoded chunks to
+        cache. `several`: other processes show the same view; listings then have sizes, because another process might
+        answer a later request for a size.
         """
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
@@ -199,7 +199,7 @@ class TranslatedView(WrappingStore):
     # -- keys
 
     async def _resolve_key(self, key: str) -> _Resolved:
-        """Resolve a key of the view, without checking that a chunk exists. NotFound for names it cannot have."""
+        """Resolve a key of the view, without checking that a chunk exists. Raises NotFound for impossible keys."""
         check_key(key, root=True)
         parent, name = split_key(key)
         if name in self._names:
@@ -220,9 +220,9 @@ class TranslatedView(WrappingStore):
         raise NotFound(key)
 
     async def _chunk(self, key: str, resolved: _Resolved) -> str:
-        """Return the source key of a chunk. IsDirectory for a directory of chunks."""
+        """Return the source key of a chunk. Raises IsDirectory for a directory of chunks."""
         if resolved.directory:
-            await self.info(key)  # NotFound if it does not exist
+            await self.info(key)  # raises NotFound if it does not exist
             raise IsDirectory(key)
         source, info = await self._resolve(resolved.source, False)
         if reason := _in_its_place(info, False).unreadable:
@@ -230,7 +230,7 @@ class TranslatedView(WrappingStore):
         return source
 
     async def _resolve(self, source: str, sized: bool) -> tuple[str, Info]:
-        """Follow links to a chunk or a directory of chunks. ReadError if a file is in the place of a directory."""
+        """Follow links to a chunk or a directory of chunks. Raises ReadError if a file is in place of a directory."""
         try:
             return await resolve(self.lower, source, sized)
         except NotDirectory as exc:
@@ -262,14 +262,14 @@ class TranslatedView(WrappingStore):
         self._left_out[path] = str(why)
 
     async def _array_translation(self, array: ArrayMetadata) -> Translation:
-        """Translate an array. MetadataError if the version cannot express it."""
+        """Translate an array. Raises MetadataError if the version cannot express it."""
         found = unchanged(array, self._version)
         if found is None:
             found = await trio.to_thread.run_sync(translate, array, self._version, self._decode)
         return found
 
     async def _new_translation(self, node: Node) -> _TranslatedNode:
-        """Translate the documents of a node. MetadataError if the version cannot express it."""
+        """Translate the documents of a node. Raises MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
             return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
@@ -294,7 +294,11 @@ class TranslatedView(WrappingStore):
         return _TranslatedNode(node, documents, chunks, translation)
 
     async def _document(self, translated: _TranslatedNode, name: str) -> bytes:
-        """Return a document. ReadError if that of the source is invalid; NotFound without consolidated metadata."""
+        """Return a document, which is made if needed.
+
+        Raises ReadError if the document of the source is invalid, and NotFound for a .zmetadata if the source has no
+        consolidated metadata.
+        """
         data = translated.documents[name]
         if data is None:
             if translated.node.problem is not None:
@@ -367,7 +371,7 @@ class TranslatedView(WrappingStore):
             info = Info(name, Kind.DIRECTORY)
         return Info(name, Kind.DIRECTORY, 0, info.mode, info.mtime_ns)
 
-    # -- chunks that are no files of the source
+    # -- chunks that are not files of the source
 
     async def _chunks_of(self, translated: _TranslatedNode) -> DerivedChunks:
         """Return the derived chunks of an array."""
@@ -387,7 +391,7 @@ class TranslatedView(WrappingStore):
     async def _derived_entry(
         self, key: str, resolved: _Resolved, index: tuple[int, ...], sized: bool = True
     ) -> tuple[Info, StoredAt | None]:
-        """Return (entry of a derived chunk, where it is stored if that is in a shard). NotFound, ReadError."""
+        """Return (entry of a derived chunk, where it is stored if it is in a shard). Raises NotFound and ReadError."""
         chunks, at, name = await self._chunks_of(resolved.translated), None, split_key(key)[1]
         if isinstance(resolved.translated.chunks, InnerNames):
             at = await chunks.stored_at(index)
@@ -406,7 +410,7 @@ class TranslatedView(WrappingStore):
         return info, at
 
     async def _sized(self, chunks: DerivedChunks, index: tuple[int, ...], key: str, info: Info) -> Info:
-        """Return the entry of a chunk with its size, unless the chunk cannot be decoded: its reader gets the error."""
+        """Return the entry of a chunk with its size; unchanged if it cannot be decoded: its reader gets the error."""
         with contextlib.suppress(ReadError, NotFound):
             return info._replace(size=await chunks.size_of(index, key))
         return info
@@ -494,8 +498,8 @@ class TranslatedView(WrappingStore):
     ) -> AsyncIterator[Info]:
         """Yield inner chunks of the shards in a source directory, or directories of them, by their names in the view.
 
-        Directories take the names in the source alone. To list chunks, the indexes of their shards are read; all
-        chunks of a shard with a damaged index are listed, as unreadable.
+        Directories are listed by the names in the source alone. To list chunks, the indexes of their shards are read;
+        if the index of a shard is damaged, all its chunks are listed, as unreadable.
         """
         shards = await self._shards_in(directory, names, resolved.rest)
         chunks, ordered = await self._chunks_of(resolved.translated), sorted(shards)
@@ -504,7 +508,7 @@ class TranslatedView(WrappingStore):
 
         async def read_index(shard: tuple[int, ...]) -> None:
             first = tuple(at * per for at, per in zip(shard, names.per_shard[len(above) :], strict=True))
-            with contextlib.suppress(ReadError):  # listing its chunks finds it again
+            with contextlib.suppress(ReadError):  # raised again when its chunks are listed
                 await chunks.stored_at((*above, *first))
 
         for name, numbers in names.inner_names(resolved.rest, ordered, after):
@@ -533,9 +537,10 @@ class TranslatedView(WrappingStore):
     async def _named(
         self, directory: str, rest: str, name_of: Callable[[str, bool], T | None], after: str = ""
     ) -> AsyncIterator[tuple[T, Info, bool]]:
-        """Yield (what `name_of` makes of a name, entry, is a directory) of an array's entries in a source directory.
+        """Yield (name, entry, is a directory) for an array's entries in a source directory, with links followed.
 
-        Links are followed. `rest` is the view's key of the directory, below the array.
+        The name is the result of `name_of`; entries without one are left out. `rest` is the view's key of the
+        directory, below the array.
         """
         try:
             async for info in self.lower.list_dir(directory, after):
@@ -544,7 +549,7 @@ class TranslatedView(WrappingStore):
                 is_directory = info.kind is Kind.DIRECTORY
                 name = name_of(info.name, is_directory)
                 if name is None and (is_directory or info.unreadable):
-                    is_directory = not is_directory  # each in the other's place
+                    is_directory = not is_directory  # a directory in place of a chunk, or the reverse
                     name = name_of(info.name, is_directory)
                 if name is not None:
                     yield name, info, is_directory
@@ -565,7 +570,7 @@ class TranslatedView(WrappingStore):
 def _in_its_place(info: Info, directory: bool) -> Info:
     """Return the entry of a chunk or a directory of chunks; a directory in the place of a chunk is unreadable."""
     if directory and info.unreadable:
-        return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or reading a chunk in it, is the error
+        return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or reading a chunk in it, raises the error
     if directory or info.kind is not Kind.DIRECTORY:
         return info
     return info._replace(kind=Kind.FILE, size=1, links=1, unreadable="a directory lies in the place of a chunk")
@@ -581,7 +586,8 @@ def _joined(directory: str, key: str) -> str:
 async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metadata] | None:
     """Return the nodes in the consolidated metadata at `key`, and the groups above them, by path, sorted.
 
-    None if there are none, or one document is invalid: readers then open each node, and get the error at that one.
+    Returns None if there are none besides the root, or if a document is invalid: without consolidated metadata,
+    readers open each node, and get the error only at the invalid one.
     """
     found: dict[str, Metadata] = {}
     for number, (path, documents) in enumerate((await hierarchy.consolidated(key)).items()):
@@ -594,7 +600,7 @@ async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metad
             log.warning("%s: not shown: its metadata of %s is invalid: %s", key, path or "/", exc)
             return None
         if isinstance(metadata, ArrayMetadata) and metadata.keys_assumed:
-            node = await hierarchy.node(path)  # it has looked at the names of stored chunks
+            node = await hierarchy.node(path)  # the hierarchy has looked at the names of stored chunks
             if node is not None and isinstance(node.metadata, ArrayMetadata):
                 metadata = dataclasses.replace(metadata, keys=node.metadata.keys)
         found[path] = metadata

@@ -1,13 +1,13 @@
 """The Zarr formats as pure functions: metadata documents, data types, fill values, chunk grids, keys and codecs.
 
-keys.py turns chunk keys into places in the grid, and back; codecs.py decodes chunks. This room takes bytes and returns
-values. It knows neither stores nor files, and it performs no input or output, except that codecs of other packages run
-in a child process.
+keys.py converts chunk keys to indices in the chunk grid and back; codecs.py decodes chunks. The functions take bytes
+and return values. They use neither stores nor files, and perform no input or output, except that codecs of other
+packages run in a child process.
 """
 
-# Names of documents, of which any one makes its directory a node
+# Metadata documents: a directory with any one of these is a node
 NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", "__zmeta__", "meta")
-# The document that holds the attributes of a node; in zarr.json they are a member
+# By metadata document, the document with the attributes of the node; zarr.json holds the attributes itself
 ATTRIBUTE_DOCUMENTS = {".zarray": ".zattrs", ".zgroup": ".zattrs", "__zmeta__": "__zattr__", "meta": "attrs"}
-# Every metadata name: all other keys of a node are chunks
+# The names of all metadata documents: every other key of a node is a chunk
 DOCUMENTS = (*NODE_DOCUMENTS, ".zmetadata", *dict.fromkeys(ATTRIBUTE_DOCUMENTS.values()))

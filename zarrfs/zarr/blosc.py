@@ -1,10 +1,10 @@
 """Decompression of C-Blosc 1 frames.
 
-Headers are checked before anything is allocated, because the package blosc trusts the sizes in them. It includes
-C-Blosc 1.21 without snappy, and a zstd that rejects frames of zstd 0.7, which Blosc wrote in 2016. Such frames are
-decoded here block by block, with zarrfs.zarr.snappy or with the system's libzstd, which usually still supports them.
-Source: C-Blosc 1, README_HEADER.rst, and frames that its releases wrote. `scripts/bench blosc` compares the package
-with numcodecs.
+Headers are checked before anything is allocated, because the package blosc trusts the sizes in them. The package
+includes C-Blosc 1.21 without snappy, and a zstd that rejects the frames of zstd 0.7, which Blosc wrote in 2016. Frames
+of either kind are decoded here block by block, with zarrfs.zarr.snappy or with the system's libzstd, which usually
+still supports zstd 0.7. Source: C-Blosc 1, README_HEADER.rst, and frames that its releases wrote. The command
+`scripts/bench blosc` compares the package with numcodecs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ InnerCodec = Callable[[memoryview, int], "Buffer"]  # (compressed bytes, decompr
 
 _HEADER = struct.Struct("<BBBBIII")
 _SHUFFLED, _STORED, _BIT_SHUFFLED, _NOT_SPLIT = 1, 2, 4, 16  # flags
-_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")  # by their number in the flags; lz4hc has that of lz4
+_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")  # by their number in the flags; lz4hc shares that of lz4
 _VERSIONS = (1, 2)
-_BLOSC2 = (3, 4, 5)  # formats of its chunks
-_SPLITS_MAX = 16  # splits of a block: one per byte of an item, for items up to this size
-_SPLIT_MIN = 128  # bytes
+_BLOSC2 = (3, 4, 5)  # format versions of Blosc 2 chunks
+_SPLITS_MAX = 16  # a block has one split per byte of an item, but a single split if items have more bytes than this
+_SPLIT_MIN = 128  # bytes; a block has a single split if its splits would be smaller than this
 _ZSTD_7 = b"\x27\xb5\x2f\xfd"  # magic number of zstd 0.7
 _LIBZSTD = ("libzstd.so.1", "libzstd.1.dylib")
-_PLANES_MAX = 8  # bytes of an item up to which copying plane by plane is faster (four times for two bytes)
-_TRANSPOSE = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))  # of 8 x 8 bits
+_PLANES_MAX = 8  # bytes; for items up to this size, copying plane by plane is faster (four times for two bytes)
+_TRANSPOSE = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))  # transposes 8 x 8 bits
 
 
 class Frame(NamedTuple):
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
     itemsize: int
     size: int  # decoded
     block_size: int  # decoded
-    length: int  # of the frame
+    length: int  # of the whole frame, as stored
 
     @property
     def stored(self) -> bool:
@@ -69,7 +69,10 @@ class Frame(NamedTuple):
 
 
 def parse_header(data: Buffer, limit: int) -> Frame:
-    """Return the header of the frame in `data`. Raises CodecError if it is truncated or holds over `limit` bytes."""
+    """Return the header of the frame at the start of `data`.
+
+    Raises CodecError if the header is invalid, the frame is truncated, or it decodes to more than `limit` bytes.
+    """
     if len(data) < _HEADER.size:
         raise CodecError("blosc", f"{len(data)} bytes are shorter than a frame's header")
     version, _, flags, itemsize, size, block_size, length = _HEADER.unpack_from(data)
@@ -95,7 +98,7 @@ def parse_header(data: Buffer, limit: int) -> Frame:
 def decompress(data: Buffer, limit: int) -> Buffer:
     """Decompress the frame at the start of `data` to at most `limit` bytes. Raises CodecError.
 
-    Inner codecs may use memory of four times the size of a block in addition.
+    Inner codecs may need additional memory of four times the size of a block.
     """
     frame = parse_header(data, limit)
     body = memoryview(data).cast("B")[: frame.length]
@@ -122,7 +125,7 @@ def decompress(data: Buffer, limit: int) -> Buffer:
 
 @functools.cache
 def _library() -> Any:
-    """Import the package blosc. It decodes in the calling thread alone, without the GIL, from then on."""
+    """Import the package blosc, and make it decode in the calling thread alone and release the GIL."""
     import blosc
 
     blosc.set_nthreads(1)  # otherwise each call starts as many threads as there are cores
@@ -149,7 +152,7 @@ def decode_blocks(frame: Frame, data: memoryview, inner: InnerCodec) -> Buffer:
 
 
 def _block(frame: Frame, source: memoryview, at: int, size: int, inner: InnerCodec) -> Bytes:
-    """Decompress the splits of the block of `size` bytes that begins at `at`; its items are still shuffled."""
+    """Decompress the splits of the block of `size` bytes that begins at `at`. The result is still shuffled."""
     import numpy as np
 
     splits = 1
@@ -167,7 +170,7 @@ def _block(frame: Frame, source: memoryview, at: int, size: int, inner: InnerCod
 
 
 def _split(source: memoryview, at: int) -> tuple[memoryview, int]:
-    """Return the compressed bytes of the split at `at`, which begins with their number, and the end of the split."""
+    """Return the compressed bytes of the split at `at`, and where it ends. A split begins with its compressed size."""
     if at + 4 > len(source):
         raise CodecError("blosc", "a block begins beyond the end of the frame")
     end = at + 4 + int.from_bytes(source[at : at + 4], "little")
@@ -179,7 +182,7 @@ def _split(source: memoryview, at: int) -> tuple[memoryview, int]:
 def unshuffle(coded: Bytes, target: Bytes, itemsize: int) -> None:
     """Undo byte shuffle: `coded` has the first bytes of all items, then the second ones, and so on.
 
-    Trailing bytes that make no whole item are copied.
+    Bytes after the last whole item are copied.
     """
     whole = len(coded) // itemsize * itemsize
     items, planes = target[:whole].reshape(-1, itemsize), coded[:whole].reshape(itemsize, -1)
@@ -194,7 +197,7 @@ def unshuffle(coded: Bytes, target: Bytes, itemsize: int) -> None:
 def _unshuffle_bits(coded: Bytes, target: Bytes, itemsize: int) -> None:
     """Undo bit shuffle: `coded` has the first bits of all items, then the second ones, and so on.
 
-    A byte holds bits of eight items, that of the first item in its lowest bit.
+    Each byte holds one bit of each of eight items, with the first item in the lowest bit.
     """
     import numpy as np
 

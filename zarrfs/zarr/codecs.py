@@ -1,8 +1,9 @@
 """Decoding of chunks: codec pipelines and shards.
 
-A pipeline has the form of Zarr v3 and runs backwards. Each step is checked: no codec may return more bytes than the
-chunk can have, and the last one returns exactly the size of the chunk. Compressors release the GIL: threads decode in
-parallel. Source: Zarr v3 core and its registered codecs; Zarr v2 specification; the documentation of numcodecs.
+A pipeline has the form of Zarr v3, whatever the generation, and decoding runs it backwards. The output of each step is
+checked: no codec may return more bytes than the chunk can have, and the last one must return exactly the size of the
+chunk. Compressors release the GIL, so that threads decode in parallel. Source: Zarr v3 core and its registered codecs;
+Zarr v2 specification; the documentation of numcodecs.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ _CACHED = 1024  # decoders
 def decode_chunk(array: ArrayMetadata, data: Buffer) -> Array:
     """Decode a stored chunk to an array of the full chunk shape.
 
-    The result may be read-only, and a view in any memory order. Raises CodecError if the data is damaged or a codec
-    is not available. Thread-safe.
+    The result may be read-only, and may be a view in any memory order. Raises CodecError if the data is damaged or a
+    codec is not available. Thread-safe.
     """
     chunk: Array = decoder_of(array).decode(data)
     return chunk
 
 
 def decode_chunk_at(array: ArrayMetadata, data: Buffer, index: tuple[int, ...]) -> Array:
-    """Decode the stored chunk `index` as decode_chunk() does, also if it is cut at the edge of the array.
+    """Decode the stored chunk at `index` as decode_chunk() does, also if the writer cut it at the edge of the array.
 
-    Some writers compress only the part of a chunk that is inside the array: the rest is the fill value. No writer cuts
-    shards, and the index of a cut one would be read from the wrong place.
+    Some writers compress only the part of a chunk that is inside the array; the rest is filled with the fill value.
+    Shards are excluded: no writer cuts them, and the index of a cut shard would be read from the wrong place.
     """
     try:
         return decode_chunk(array, data)
@@ -68,7 +69,7 @@ def decode_chunk_at(array: ArrayMetadata, data: Buffer, index: tuple[int, ...]) 
 
 
 def check_codecs(array: ArrayMetadata) -> list[str]:
-    """Return the reason why no chunk of `array` can be decoded, in a list; an empty list if there is none."""
+    """Return a list with the reason why no chunk of `array` can be decoded, or an empty list."""
     try:
         decoder_of(array)
     except CodecError as exc:
@@ -77,22 +78,22 @@ def check_codecs(array: ArrayMetadata) -> list[str]:
 
 
 def takes_child(array: ArrayMetadata) -> bool:
-    """Return whether a codec of `array` is one of another package, which may run in a child process."""
+    """Return whether `array` has a codec of another package, which may run in a child process."""
     return any(
         name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _NUMCODECS
         for name, _configuration in array.codecs
     )
 
 
-# by id() of the array, which an entry keeps alive, and shape of chunks
+# By id() of the array and shape of chunks. An entry keeps its array alive, so that the id is not used again.
 _decoders: dict[tuple[int, tuple[int, ...]], tuple[ArrayMetadata, Decoder]] = {}
 _lock = threading.Lock()
 
 
 def decoder_of(array: ArrayMetadata, shape: tuple[int, ...] | None = None) -> Decoder:
-    """Return the decoder of chunks of `array`, or of chunks of another `shape`, made once per array and shape.
+    """Return the decoder of chunks of `array`, which have the shape of its grid unless `shape` is given.
 
-    Raises CodecError if a codec is not available.
+    Decoders are cached by array and shape. Raises CodecError if a codec is not available.
     """
     shape = array.grid.chunks if shape is None else shape
     found = _decoders.get((id(array), shape))
@@ -113,10 +114,10 @@ class _Step(NamedTuple):
 
 
 class Decoder:
-    """A codec pipeline that decodes chunks; `encoded` is the representation of stored ones."""
+    """A codec pipeline that decodes chunks. `encoded` is the representation of stored chunks."""
 
     def __init__(self, codecs: Iterable[CodecSpec], decoded: Representation, context: PipelineContext) -> None:
-        """`codecs` are in encoding order, from chunks that are `decoded`.
+        """Build the pipeline from `codecs` in encoding order and `decoded`, the representation of decoded chunks.
 
         Raises CodecError if a codec is not available, or cannot be used with its configuration or its input.
         """
@@ -141,7 +142,7 @@ class Decoder:
 
     @property
     def limit(self) -> int:
-        """The most bytes that a codec returns: those of the chunk, or of a longer form of it such as JSON."""
+        """The most bytes that any codec returns: the size of the chunk, or of a longer intermediate form like JSON."""
         return max((step.decoded.limit for step in self._steps), default=self.encoded.limit)
 
     def check_stored(self, size: int) -> None:
@@ -169,7 +170,7 @@ class Decoder:
 
 
 def _bytes(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec of plain items. The byte order of v2 is part of its dtypes, that of v3 is configured here."""
+    """Make the codec of plain items. Its configuration states the byte order of v3; in v2, the dtype does."""
     if decoded.dtype is None and context.untyped:
         return lambda data: data, decoded
     if decoded.dtype is None or decoded.dtype.hasobject:
@@ -197,9 +198,9 @@ def _lzma(configuration: Mapping[str, JSON], decoded: Representation, context: P
 
 
 def _checksum(name: str, location: str, compute: Callable[[Array], int]) -> CodecFactory:
-    """Return the factory of a checksum of four bytes before ("start") or after ("end") the data.
+    """Return the factory of a codec with a checksum of four bytes before ("start") or after ("end") the data.
 
-    `location` is the default.
+    `location` is the default where the configuration has none.
     """
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
@@ -240,7 +241,7 @@ def _adler32(body: Array) -> int:
 
 
 def _hdf5_checksum(name: str) -> CodecFactory:
-    """Return the factory of a checksum of HDF5 after the data, which numcodecs verifies."""
+    """Return the factory of a codec with a checksum of HDF5 after the data, which numcodecs verifies."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
@@ -266,7 +267,7 @@ def _base64(configuration: Mapping[str, JSON], decoded: Representation, context:
 
 
 def _external(name: str) -> CodecFactory:
-    """Return the factory of a codec that another package registers with numcodecs: a child process runs it."""
+    """Return the factory of a codec that another package registers with numcodecs; a child process usually runs it."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
@@ -349,7 +350,7 @@ class ShardIndex:
         self._entries, self._size = entries.reshape(-1, 2), shard_size
 
     def __getitem__(self, number: int) -> tuple[int, int] | None:
-        """Return offset and length in bytes of an inner chunk, None if it does not exist (and is the fill value).
+        """Return offset and length in bytes of an inner chunk; None if it is not stored and has only fill values.
 
         Raises CodecError if the range is not inside the shard.
         """
@@ -457,10 +458,10 @@ def _fill_scalar(dtype: np.dtype[Any], context: PipelineContext) -> Array:
 class Sharding(_ShardLayout):
     """The shards of an array, whose inner chunks can be read one by one."""
 
-    inner: ArrayMetadata  # its grid counts inner chunks over the whole array: decode_chunk(inner, data) decodes one
+    inner: ArrayMetadata  # the array with the inner chunks as chunks: decode_chunk(inner, data) decodes one
 
     def shard(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-        """Return the shard that holds the inner chunk `index`, and the chunk's number in its ShardIndex."""
+        """Return the index of the shard that holds the inner chunk at `index`, and its number in the ShardIndex."""
         shard, number = [], 0
         for at, count in zip(index, self.per_shard, strict=True):
             shard_at, within = divmod(at, count)
@@ -485,6 +486,6 @@ def sharding_of(array: ArrayMetadata) -> Sharding | None:
 
 
 def inner_array(array: ArrayMetadata) -> ArrayMetadata | None:
-    """Return `array` with its inner chunks as chunks; None and CodecError as of sharding_of()."""
+    """Return `array` with its inner chunks as chunks. Returns None and raises CodecError as sharding_of() does."""
     sharding = sharding_of(array)
     return None if sharding is None else sharding.inner

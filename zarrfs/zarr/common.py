@@ -30,7 +30,7 @@ def check_format(document: dict[str, JSON], number: int) -> None:
 
 
 def node_attributes(document: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the attributes of a node; null is absent, as zarr-python reads it. Raises MetadataError."""
+    """Return the attributes of a node; null means none, as in zarr-python. Raises MetadataError."""
     found = document.get("attributes")
     if not isinstance(found, dict | None):
         raise MetadataError("attributes: not a JSON object")
@@ -45,9 +45,9 @@ def is_order_f(value: JSON, name: str) -> bool:
 
 
 def data_type(value: JSON, codecs: list[JSON]) -> DataType:
-    """Parse a dtype of Zarr v2. `|O` means text or bytes if the codec that encodes the objects says so.
+    """Parse a dtype of Zarr v2. `|O` means text if `codecs` include vlen-utf8, and bytes if they include vlen-bytes.
 
-    Raises MetadataError.
+    Raises MetadataError if the dtype is invalid.
     """
     dtype = dtypes.parse_v2(value)
     if dtype.kind == "O":
@@ -62,8 +62,9 @@ def data_type(value: JSON, codecs: list[JSON]) -> DataType:
 def regular_grid(shape: JSON, chunks: JSON, dtype: DataType, empty: bool = True) -> Grid:
     """Make the chunk grid of an array from its members shape and chunks, both in items.
 
-    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1. Raises MetadataError;
-    also for chunks of more than 2^63 - 1 bytes, which no process can address (decoding has a smaller bound).
+    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1. Raises MetadataError if
+    the members are invalid, or chunks have more than 2^63 - 1 bytes, which no process can address (decoding has a
+    smaller bound).
     """
     try:
         grid = Grid(shape, one_for_empty(shape, chunks) if empty else chunks)

@@ -1,9 +1,9 @@
 """Decompression with a bound on the size of the output.
 
 Every function takes the compressed bytes and `limit`, and returns at most `limit` bytes. If the stream holds more, or
-is truncated, it raises CodecError, or the library's own error, which the pipeline converts to one. Libraries need
-little memory besides the output, except for the window that a stream may request: up to 128 MiB for zstd and 256 MiB
-for lzma, of which only pages that are written become resident.
+is truncated, the function raises CodecError, or the library's own error, which the pipeline converts to CodecError.
+Libraries need little memory besides the output, except for the window that a stream may request: up to 128 MiB for
+zstd and 256 MiB for lzma, of which only pages that are written become resident.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
 _GZIP = 16 + 15  # wbits of zlib: gzip's header and trailer
-_FIRST_PIECE = 4 << 10  # bytes of the first input to each further member: what it does not consume is copied
+_FIRST_PIECE = 4 << 10  # bytes of the first input to each further member; small, because unconsumed input is copied
 _ZSTD_PIECE = 256  # bytes; a block of 4 bytes can hold 128 KiB, so a piece exceeds the limit by at most 8 MiB
 _LZMA_MEMORY = 256 << 20
 _LZ4_MAX = (1 << 31) - 1  # bytes
@@ -41,7 +41,7 @@ class _Decompressor(Protocol):
 
 
 def zlib(data: Buffer, limit: int) -> bytes:
-    """Decompress a zlib stream. Bytes after its end are ignored, as all readers do."""
+    """Decompress a zlib stream. Ignore bytes after its end, as all readers do."""
     import zlib
 
     return _members("zlib", data, limit, zlib.decompressobj, lambda _: False)
@@ -77,7 +77,7 @@ def lzma(data: Buffer, limit: int, configuration: Mapping[str, JSON]) -> bytes:
             return lzma.LZMADecompressor(form, _LZMA_MEMORY)
         filters = [dict(step) for step in configuration["filters"]]
         for step in filters:
-            if "dict_size" in step:  # the library allocates all of it, and uses no more than the output
+            if "dict_size" in step:  # the library allocates all of it, but needs no more than the output
                 step["dict_size"] = min(step["dict_size"], max(limit, 4096))
         return lzma.LZMADecompressor(form, None, filters)
 
@@ -87,7 +87,7 @@ def lzma(data: Buffer, limit: int, configuration: Mapping[str, JSON]) -> bytes:
 def _members(
     name: str, data: Buffer, limit: int, make: Callable[[], _Decompressor], more: Callable[[memoryview], bool]
 ) -> bytes:
-    """Decompress members, each with a decompressor of its own, while `more` accepts the rest of the data."""
+    """Decompress consecutive members, each with a new decompressor, as long as `more` accepts the rest of the data."""
     view = memoryview(data).cast("B")
     parts: list[bytes] = []
     room = limit + 1  # one more, to notice a stream that exceeds the limit

@@ -1,4 +1,4 @@
-"""Consolidated metadata: one document that holds those of a whole hierarchy.
+"""Consolidated metadata: one document that holds all metadata documents of a hierarchy.
 
 Source: zarr-python 2.3 (`.zmetadata`); zarr-python 3 (`consolidated_metadata` of zarr.json).
 """
@@ -9,15 +9,15 @@ from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, load_json
 
-CONSOLIDATED = ("zarr.json", ".zmetadata")  # documents that may have it; that of v3 takes precedence
+CONSOLIDATED = ("zarr.json", ".zmetadata")  # documents that may hold it; zarr.json takes precedence
 
 
 def consolidated(name: str, data: Buffer) -> dict[str, dict[str, JSON]] | None:
     """Parse consolidated metadata into documents by node and name: {"a/b": {".zarray": {...}, ".zattrs": {...}}}.
 
-    `name` is ".zmetadata" or "zarr.json"; paths of nodes are relative to its directory. With "zarr.json", the
-    documents have that name as well, and the one of the directory itself is at "". Returns None if the document has
-    no consolidated metadata. Raises MetadataError if that breaks a rule.
+    `name` is ".zmetadata" or "zarr.json"; paths of nodes are relative to its directory. With "zarr.json", all returned
+    documents have this name, and the document of the directory itself is at "". Returns None if the document has no
+    consolidated metadata. Raises MetadataError if the consolidated metadata is invalid.
     """
     document = load_json(data)
     if not isinstance(document, dict):
@@ -49,7 +49,7 @@ def _inline(document: dict[str, JSON]) -> dict[str, dict[str, JSON]] | None:
 
 
 def _checked(path: str) -> str:
-    """Return a path that can be a key. Raises MetadataError for one that leaves the hierarchy."""
+    """Return `path` if it can be a key. Raises MetadataError if not, such as for a path that leaves the hierarchy."""
     parts = path.split("/")
     if path and ("" in parts or "." in parts or ".." in parts or "\0" in path):
         raise MetadataError(f"metadata: {path[:60]!r} is not the path of a node")

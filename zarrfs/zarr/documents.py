@@ -1,4 +1,4 @@
-"""How metadata documents of every generation become nodes.
+"""Parsing of metadata documents of every generation into arrays and groups.
 
 Source: Zarr v3 core; Zarr v2 specification; zarr-legacy-persistence (0.4.0); stores written by zarr 0.3 to 3.1.
 """
@@ -23,10 +23,10 @@ _arrays: dict[bytes, ArrayMetadata] = {}
 
 
 def _array_v2(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    """Parse a `.zarray` once for all arrays with the same document: most of the thousands in a hierarchy are alike."""
+    """Parse a `.zarray`. Results are cached by content, because many arrays of a hierarchy have the same document."""
     try:
         text = marshal.dumps(document, 2)  # distinguishes NaN from null, and 1 from 1.0
-    except ValueError:  # nests too deep
+    except ValueError:  # nested too deeply
         return v2.parse_array(document, attributes)
     found = _arrays.get(text)
     if found is None:
@@ -53,8 +53,8 @@ def is_litter(name: str) -> bool:
 def parse_node(name: str, data: Buffer, attributes: Buffer | None = None) -> Metadata:
     """Parse the document called `name`, one of NODE_DOCUMENTS, to the array or group that it describes.
 
-    `attributes` is the content of the document that ATTRIBUTE_DOCUMENTS names, if that exists. Raises MetadataError
-    with the rule that a document breaks, and legacy.OtherFile for a `meta` that belongs to another program.
+    `attributes` is the content of the document that ATTRIBUTE_DOCUMENTS names, if that exists. Raises MetadataError,
+    which states the rule that a document breaks, and legacy.OtherFile if a `meta` belongs to another program.
     """
     if name == "__zmeta__" and bytes(data[:1]) != b"{":
         document = pickles.load(bytes(data))
@@ -66,7 +66,7 @@ def parse_node(name: str, data: Buffer, attributes: Buffer | None = None) -> Met
 
 
 def parse_document(name: str, document: JSON, attributes: JSON = None) -> Metadata:
-    """Do what parse_node() does, with documents that are JSON already, such as those of consolidated()."""
+    """Parse documents as parse_node() does, but from parsed JSON, such as that returned by consolidated()."""
     if not isinstance(document, dict):
         raise MetadataError("not a JSON object")
     try:

@@ -45,7 +45,7 @@ def entry_point(data: Buffer) -> EntryPoint | None:
 
 
 def document_keys(path: str, entry: EntryPoint) -> tuple[str, str]:
-    """Return the keys of the document of an array at `path`, and of that of a group ("" is the root)."""
+    """Return the keys of an array's document and of a group's document for a node at `path` ("" is the root)."""
     head = f"{META_ROOT}/{path}" if path else META_ROOT
     return f"{head}.array{entry.suffix}", f"{head}.group{entry.suffix}"
 
@@ -94,11 +94,11 @@ def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetad
     if document.get("storage_transformers"):
         raise MetadataError("storage_transformers: none is known")
     attributes = dict(attributes)
-    filters = attributes.pop("filters", None) or []  # where zarr-python 2 kept them
+    filters = attributes.pop("filters", None) or []  # zarr-python 2 stored them as an attribute
     if not isinstance(filters, list):
         raise MetadataError("filters: not a list")
     value = required(document, "data_type")
-    if isinstance(value, dict):  # an extension, which zarr-python 2 used for every type that is no number
+    if isinstance(value, dict):  # an extension: zarr-python 2 used one for each type that is not a number
         value = required(value, "type")
     dtype = data_type(value, filters)
     grid_document = required(document, "chunk_grid")
@@ -115,7 +115,7 @@ def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetad
 
 
 def _compressor(value: JSON) -> JSON:
-    """Return a compressor in the form of v2."""
+    """Convert a compressor to the form that it has in documents of v2."""
     if value is None:
         return None
     name, configuration = (value.get("codec"), value.get("configuration", {})) if isinstance(value, dict) else ("", {})

@@ -1,7 +1,7 @@
 """Data types of arrays, in the notation of Zarr v2 (numpy's typestrs, lists of fields) and of Zarr v3 (names).
 
 Source: Zarr v2 specification, "Data type encoding"; Zarr v3 core, "Data types"; zarr-extensions (struct, string,
-bytes); what zarr-python 2.18 and 3.1 write.
+bytes); documents that zarr-python 2.18 and 3.1 wrote.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class DataType:
     """The type of an item. `text` is its dtype in Zarr v2 in canonical form: equal types have equal texts."""
 
     text: Text  # numpy's typestr, or a tuple of fields: (name, text) or (name, text, shape)
-    itemsize: int  # bytes; 0 without a fixed size (kinds O, T, B)
+    itemsize: int  # bytes; 0 if items have no fixed size (kinds O, T, B)
     kind: str  # numpy's: b i u f c m M S U V; also T (text of any length), B (bytes of any length), O (other objects)
     endian: Endian | None  # None: single bytes, no fixed size, or mixed
     mixed: bool = False  # fields have different byte orders
-    name: str = ""  # of a number that numpy does not have (small_numbers); `text` is then one field with its bits
+    name: str = ""  # set for number types that numpy lacks (small_numbers): `text` is one field with the bits
 
     @property
     def fields(self) -> tuple[tuple[str, DataType, tuple[int, ...]], ...] | None:
@@ -53,9 +53,9 @@ class DataType:
         )
 
     def numpy(self) -> np.dtype[Any]:
-        """Return the numpy dtype, object if there is no fixed size.
+        """Return the numpy dtype; object if items have no fixed size.
 
-        Padding is a field of its own, so that no byte is lost. Raises MetadataError if numpy has no such type.
+        Padding becomes a field, so that no byte is lost. Raises MetadataError if numpy has no such type.
         """
         return _numpy(self.text)
 
@@ -137,7 +137,7 @@ def _typestr(value: str) -> DataType:
 
 
 def _names(text: tuple[Any, ...]) -> list[str]:
-    """Return the names of fields. Padding gets numpy's name (f1), made unique."""
+    """Return the names of fields. Padding gets the name that numpy gives it, such as f1, made unique."""
     taken = {field[0] for field in text}
     found = []
     for at, field in enumerate(text):
@@ -160,7 +160,7 @@ def _unit_text(unit: str | None, factor: str | None) -> str:
 
 
 def _of_text(text: Text) -> DataType:
-    """Return the type with a canonical text."""
+    """Return the type whose canonical text is `text`."""
     return _typestr(text) if isinstance(text, str) else _struct(text)
 
 
@@ -185,13 +185,13 @@ def _struct(text: Text) -> DataType:
 
 
 def _small(name: str, endian: Endian = "little") -> DataType:
-    """Return the type of a number that numpy does not have: its bits, in a field with the type's name."""
+    """Return a number type that numpy lacks, as a single field that has the type's name and holds the bits."""
     bits = "|u1" if small_numbers.SIZES[name] == 1 else f"{_SIGNS[endian]}u2"
     return dataclasses.replace(_struct(((name, bits),)), name=name)
 
 
 def as_v2(dtype: DataType) -> JSON:
-    """Return the dtype for a v2 document: a typestr or lists of fields. The kind of objects is left to a filter."""
+    """Return the dtype for a v2 document: a typestr or lists of fields. For objects, a filter states their kind."""
     return dtype.name or _as_lists(dtype.text)
 
 
@@ -217,7 +217,7 @@ _LENGTHS = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1), "
 
 
 def parse_v3(value: JSON, endian: Endian = "little") -> DataType:
-    """Parse the data_type of a v3 document; `endian` is that of its codec "bytes". Raises MetadataError."""
+    """Parse the data_type of a v3 document; `endian` is the byte order of its codec "bytes". Raises MetadataError."""
     name = value.get("name") if isinstance(value, dict) else value
     if isinstance(name, str) and name in small_numbers.SIZES:
         return _small(name, endian)
@@ -345,10 +345,10 @@ def _little_endian(text: Text) -> Text:
 
 
 def raw(size: int) -> DataType:
-    """Return the type of items of `size` bytes without a meaning."""
+    """Return the type of uninterpreted items of `size` bytes."""
     return _typestr(f"|V{size}")
 
 
 def text_of(length: int) -> DataType:
-    """Return the type of text of up to `length` characters."""
+    """Return the fixed-size type of text of up to `length` characters."""
     return _typestr(f"<U{max(length, 1)}")

@@ -6,11 +6,11 @@ from zarrfs.errors import ZarrfsError
 
 
 class MetadataError(ZarrfsError):
-    """A metadata document that breaks a rule of its format or uses an unsupported feature; str() says which."""
+    """The error of a metadata document that breaks a rule of its format or uses an unsupported feature, see str()."""
 
 
 class CodecError(MetadataError):
-    """A chunk that cannot be decoded, or a codec that is not available; str() begins with the codec's name."""
+    """The error of a damaged chunk, or of a codec that is not available; str() begins with the codec's name."""
 
     def __init__(self, codec: str, reason: str) -> None:
         self.codec, self.reason = codec, reason

@@ -1,8 +1,9 @@
 """Codecs of packages other than numcodecs, which run in child processes with bounded memory.
 
-Such a codec may trust the size in a chunk's header and allocate all memory of the machine. The child process may use
-little more than the decoded chunk needs; running out of that, or dying, is a CodecError. Requests and answers are a
-line of JSON each, followed by as many bytes as it announces.
+Such a codec may trust the size in a chunk's header and allocate all memory of the machine. Therefore the memory of the
+child process is limited to a few times the size of the chunk. CodecError is raised if the child process exceeds the
+limit, ends, or does not answer in time. A request and an answer are a line of JSON each, followed by as many bytes as
+the line announces.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from zarrfs.system.processes import no_bytecode, readable
 from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.jsontext import JSON
 
-IMAGECODECS = "imagecodecs_"  # the names of codecs that a program has to register by a function of imagecodecs
-_COPIES = 4  # of the decoded and of the stored chunk, which a codec may have in memory
+IMAGECODECS = "imagecodecs_"  # prefix of names of codecs that a function of imagecodecs has to register first
+_COPIES = 4  # a codec may hold as many copies of the decoded and of the stored chunk in memory
 _SLACK = 256 << 20  # bytes for thread stacks and tables
 _TIMEOUT = 60.0  # seconds per chunk
 _IDLE_MAX = 4  # idle child processes
-_UNNAMED = "external"  # stands for the codec's name in errors of functions that do not know it
+_UNNAMED = "external"  # used as the codec's name in errors of functions that do not know it
 _PROGRAM = "import sys; sys.path = sys.argv[1:]; from zarrfs.zarr import external; external.serve()"
 
 Header = dict[str, Any]
@@ -85,7 +86,7 @@ class _CodecProcess:
         """Send a request and return the answer. Raises CodecError if the child ends or does not answer in time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer finds that out
+        with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer reports that
             _send(self._process.stdin, header, data)
         if not readable(self._process.stdout.fileno(), _TIMEOUT):
             raise CodecError(_UNNAMED, f"no answer within {_TIMEOUT:g} s")
@@ -115,7 +116,7 @@ def _take() -> _CodecProcess:
             child = _idle.pop()
             if child.parent == os.getpid():
                 return child
-            child.end()  # inherited over a fork: the parent goes on using it
+            child.end()  # inherited across a fork: the parent still uses it
     return _CodecProcess()
 
 
@@ -128,7 +129,7 @@ def _put_back(child: _CodecProcess) -> None:
 
 
 def _header(data: Any) -> Header:
-    """Describe bytes, an array, or None."""
+    """Return the header for bytes, an array, or None (no data)."""
     if isinstance(data, np.ndarray):
         if data.dtype.hasobject:
             raise CodecError(_UNNAMED, "codecs of other packages are for bytes and numbers, not for objects")
@@ -157,7 +158,10 @@ def _write(stream: IO[bytes], data: Any) -> None:
 
 
 def _received(stream: IO[bytes], limit: int) -> tuple[Header, bytearray] | None:
-    """Receive a header and its bytes, at most `limit`; None at the end of the stream."""
+    """Receive a header and the bytes that follow it; None if the stream ends.
+
+    Raises CodecError for more than `limit` bytes.
+    """
     line = stream.readline(1 << 20)
     if not line.endswith(b"\n"):
         return None
@@ -176,7 +180,7 @@ def _received(stream: IO[bytes], limit: int) -> tuple[Header, bytearray] | None:
 
 
 def _answer(header: Header, body: bytearray) -> tuple[Header, Any]:
-    """Decode one chunk, in the child process."""
+    """Decode one chunk, or only make the codec if the request has no data. Runs in the child process."""
     import numcodecs
 
     if header["codec"]["id"].startswith(IMAGECODECS):
@@ -196,7 +200,7 @@ def _answer(header: Header, body: bytearray) -> tuple[Header, Any]:
 
 
 def _limit_memory(most: int | None) -> None:
-    """Limit the address space of this process to `most` bytes; None: as far as it may have more."""
+    """Limit the address space of this process to `most` bytes; None raises the limit to the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = hard if most is None or 0 <= hard < most else most
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
@@ -223,4 +227,4 @@ def serve() -> None:
         request = None
         _send(answers, header, found)
         found = None
-        _limit_memory(None)  # the next chunk, perhaps a larger one, has to be received before its limit is known
+        _limit_memory(None)  # the next chunk may be larger, and is received before its limit is set

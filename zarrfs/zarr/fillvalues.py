@@ -1,7 +1,7 @@
 """Fill values: conversion between the JSON of each generation and the bytes of one item.
 
 Source: Zarr v2 specification, "Fill value encoding"; Zarr v3 core, "Fill value"; zarr-extensions (struct, string,
-bytes); numpy 1 for v0 and v1; what zarr-python 2.18 and 3.1 write.
+bytes); numpy 1 for v0 and v1; documents that zarr-python 2.18 and 3.1 wrote.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 
-Fill = tuple[bytes | None, JSON]  # the bytes of an item; the value itself if they do not say it
+Fill = tuple[bytes | None, JSON]  # the bytes of an item, and the JSON value if the data type needs it
 Read = Callable[[JSON, DataType], bytes]
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
@@ -31,12 +31,12 @@ _SIGNS = {"little": "<", "big": ">", None: "<"}
 
 
 def from_v0_v1(value: JSON, dtype: DataType) -> Fill:
-    """Cast a fill value of v0 or v1 as numpy 1 did; null is undefined. Raises MetadataError."""
+    """Cast a fill value of v0 or v1 as numpy 1 did; null means undefined. Raises MetadataError."""
     return (None if value is None else _cast(value, dtype)), None
 
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
-    """Parse a fill value of v2; null is undefined. Raises MetadataError."""
+    """Parse a fill value of v2; null means undefined. Raises MetadataError."""
     if value is None:
         return None, None
     if dtype.name:
@@ -58,7 +58,7 @@ def from_v3(value: JSON, dtype: DataType) -> Fill:
 
 
 def value_of(data: bytes, dtype: DataType) -> Any:
-    """Convert the bytes of an item of fixed size to Python: complex numbers to pairs, times to whole numbers."""
+    """Convert an item of fixed size from bytes to Python: complex numbers to pairs, times to whole numbers."""
     kind, order = dtype.kind, dtype.endian or "little"
     if kind == "b":
         return data != b"\0"
@@ -106,13 +106,13 @@ def as_v3(array: ArrayMetadata) -> JSON:
     return _as_json(data, dtype, _as_token_or_bits)
 
 
-# -- to bytes
+# -- conversion to bytes
 
 
 def float_of(text: str) -> float | str:
-    """Decode a float as xarray encodes it in attributes of v3: base64 of a little-endian double; or a name of JSON's.
+    """Decode a float from an attribute of v3, where xarray writes it as base64 of a little-endian double.
 
-    Other text is returned as it is.
+    Also decodes "NaN", "Infinity" and "-Infinity". Returns any other text unchanged.
     """
     if text in _TOKENS:
         return _TOKENS[text]
@@ -126,7 +126,7 @@ def float_of(text: str) -> float | str:
 def _wrong(value: JSON, dtype: DataType) -> MetadataError:
     try:
         quoted = repr(value)
-    except (RecursionError, ValueError):  # nests too deep, or has too many digits
+    except (RecursionError, ValueError):  # nested too deeply, or with too many digits
         quoted = f"an object of type {type(value).__name__}"
     text = dtype.name or (dtype.text if isinstance(dtype.text, str) else "fields")
     return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {text}")
@@ -147,7 +147,7 @@ def _small(value: JSON, dtype: DataType) -> bytes:
 
 
 def _part(dtype: DataType) -> DataType:
-    """Return the type of the parts of a complex number."""
+    """Return the data type of the real and of the imaginary part of a complex type."""
     half = dtype.itemsize // 2
     return DataType(f"{_SIGNS[dtype.endian]}f{half}", half, "f", dtype.endian)
 
@@ -157,7 +157,7 @@ def _real(value: float, dtype: DataType) -> bytes:
         form = _SIGNS[dtype.endian] + _FORMATS[dtype.itemsize]
         try:
             return struct.pack(form, value)
-        except OverflowError:  # rounds to infinity, which struct does not do
+        except OverflowError:  # struct does not round to infinity
             return struct.pack(form, math.inf if value > 0 else -math.inf)
     import numpy as np
 
@@ -168,13 +168,13 @@ def _float(value: JSON, dtype: DataType) -> bytes:
     if type(value) not in (int, float, str):
         raise _wrong(value, dtype)
     try:
-        return _real(float(value), dtype)  # zarr-python accepts numbers as text, too; the names of JSON are among them
+        return _real(float(value), dtype)  # text, such as "NaN", is converted as well, because zarr-python accepts it
     except (ValueError, OverflowError):
         raise _wrong(value, dtype) from None
 
 
 def _padded(data: bytes, value: JSON, dtype: DataType) -> bytes:
-    """Pad with zeros to the size of an item. Raises MetadataError for more bytes than that."""
+    """Pad `data` with zeros to the size of an item. Raises MetadataError if it is longer."""
     if len(data) > dtype.itemsize:
         raise _wrong(value, dtype)
     return data.ljust(dtype.itemsize, b"\0")
@@ -194,7 +194,7 @@ def _from_base64(value: JSON, dtype: DataType) -> bytes:
 
 def _object(value: JSON, dtype: DataType) -> str | bytes:
     """Parse text or bytes of any length."""
-    if dtype.kind == "T" and isinstance(value, str | int | float):  # zarr-python takes the text of numbers
+    if dtype.kind == "T" and isinstance(value, str | int | float):  # zarr-python converts numbers to text
         return str(value)
     if dtype.kind == "B" and isinstance(value, str):
         return _from_base64(value, dtype)
@@ -229,19 +229,19 @@ def _read_v2(value: JSON, dtype: DataType) -> bytes:
     kind = dtype.kind
     if kind == "f":
         return _float(value, dtype)
-    if kind in "iu":  # releases before 2.2 cast numbers that the type does not have as numpy 1 did
+    if kind in "iu":  # zarr-python before 2.2 cast numbers outside the type as numpy 1 did
         return _cast_number(value, dtype) if type(value) in (int, float) else _integral(value, dtype)
     if kind == "b" and (type(value) is bool or (type(value) in (int, float) and value in (0, 1))):
         return b"\1" if value else b"\0"
     if kind == "c":
         return _pair(value, dtype, _float)
-    if kind in "mM":  # zarr-python 3.0 and releases before 2.2 wrote dates as text
+    if kind in "mM":  # zarr-python 3.0, and releases before 2.2, wrote dates as text
         return _cast_time(value, dtype) if isinstance(value, str) else _integral(value, dtype)
     if kind == "U" and isinstance(value, str | int | float):
         return _text(str(value)[: dtype.itemsize // 4], dtype)
     if kind == "S" and isinstance(value, str | int | float):
         return _bytes_v2(value, dtype)
-    if dtype.fields and type(value) in (int, float):  # by releases before 2.2: the text "0" in a field of text
+    if dtype.fields and type(value) in (int, float):  # zarr-python before 2.2 cast it for each field, to "0" for text
         return _cast(value, dtype)
     if kind == "V":
         return bytes(dtype.itemsize) if value == 0 else _padded(_from_base64(value, dtype), value, dtype)
@@ -249,7 +249,7 @@ def _read_v2(value: JSON, dtype: DataType) -> bytes:
 
 
 def _bytes_v2(value: str | float, dtype: DataType) -> bytes:
-    """Decode base64. Before 2.2, zarr-python wrote plain text or a number."""
+    """Decode base64, or the plain text or number that zarr-python wrote before 2.2."""
     try:
         data = binascii.a2b_base64(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -302,7 +302,7 @@ def _float_v3(value: JSON, dtype: DataType) -> bytes:
 
 
 def _cast(value: JSON, dtype: DataType) -> bytes:
-    """Convert as numpy 1 did in array.fill(value): integers wrap, and kinds S and U take the text of other values."""
+    """Convert as numpy 1 did in array.fill(value): integers wrap, and kinds S and U get other values as text."""
     kind = dtype.kind
     if dtype.fields:
         return _cast_fields(value, dtype)
@@ -325,7 +325,7 @@ def _cast(value: JSON, dtype: DataType) -> bytes:
 
 
 def _number(value: str, dtype: DataType) -> int | float:
-    """Cast text to the number that it spells; to a bool: False if empty."""
+    """Parse text as a number. For a bool, only the empty text is False."""
     try:
         return bool(value) if dtype.kind == "b" else int(value) if dtype.kind in "iu" else float(value)
     except ValueError:
@@ -347,7 +347,7 @@ def _cast_number(value: JSON, dtype: DataType) -> bytes:
 
 
 def _truncated(value: float, dtype: DataType) -> int:
-    """Convert to an integer as x86 does: to 32 or 64 bits, with the lowest number in place of those out of range."""
+    """Convert to an integer of 32 or 64 bits as x86 does: numbers out of range become the lowest number."""
     wide = dtype.itemsize == 8 or dtype.text[1:] == "u4"
     limit = 1 << (63 if wide else 31)
     if dtype.kind == "u" and dtype.itemsize == 8 and value >= limit:
@@ -365,7 +365,7 @@ def _cast_time(value: str, dtype: DataType) -> bytes:
 
 
 def _cast_fields(value: JSON, dtype: DataType) -> bytes:
-    """Cast one value for all fields, or one value for each."""
+    """Cast one value for all fields, or a list with a value for each field."""
     fields = dtype.fields or ()
     values = value if isinstance(value, list | tuple) else [value] * len(fields)
     if len(values) != len(fields):
@@ -374,7 +374,7 @@ def _cast_fields(value: JSON, dtype: DataType) -> bytes:
     return b"".join(found)
 
 
-# -- to JSON
+# -- conversion to JSON
 
 
 def _base64(data: bytes) -> str:

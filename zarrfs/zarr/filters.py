@@ -1,7 +1,7 @@
 """Codecs that numcodecs calls filters: from arrays to arrays, and from arrays of objects to bytes.
 
-numcodecs decodes most of them; this module checks that they return no more than the chunk can have. Source: Zarr v3
-core and its registered codecs; the documentation of numcodecs.
+numcodecs decodes most of them; this module limits the size of their input and output. Source: Zarr v3 core and its
+registered codecs; the documentation of numcodecs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from zarrfs.zarr.representation import OBJECTS_LIMIT, Array, Codec, CodecFactory
 
 _NUMBERS = "biufcmM"  # kinds of dtypes that filters convert
 _OBJECT = np.dtype(object)
-_JSON_OBJECTS_LIMIT = OBJECTS_LIMIT >> 3  # bytes of JSON text; parsed, it takes up to 26 times as much
+_JSON_OBJECTS_LIMIT = OBJECTS_LIMIT >> 3  # bytes of JSON text; parsed objects take up to 26 times as much memory
 _ESCAPE, _STRING = re.compile(r"\\.", re.DOTALL), re.compile(r'"[^"]*"')  # of JSON; strings without escapes
-_FIXED = {"vlen-utf8": "U", "vlen-bytes": "S"}  # kinds of a fixed length that zarr-python 3.0 wrote in v2 with these
+_FIXED = {"vlen-utf8": "U", "vlen-bytes": "S"}  # fixed-length kinds for which zarr-python 3.0 used these codecs in v2
 
 
 def transpose(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
@@ -43,7 +43,7 @@ def transpose(configuration: Mapping[str, JSON], decoded: Representation, contex
 def converting(name: str, inner: str = "dtype", outer: str = "astype") -> CodecFactory:
     """Return the factory of a filter that converts items between two dtypes.
 
-    `inner` and `outer` are the members of its configuration with the dtype of the array and the encoded one.
+    `inner` and `outer` are the names of the members of its configuration with the decoded and the encoded dtype.
     """
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
@@ -59,7 +59,7 @@ def converting(name: str, inner: str = "dtype", outer: str = "astype") -> CodecF
                 raise CodecError(name, f"dtype {dtype} is not one of numbers")
 
         def decode(value: Any) -> Array:
-            if isinstance(value, np.ndarray):  # numcodecs flattens in the order of memory, which a transpose changes
+            if isinstance(value, np.ndarray):  # numcodecs flattens in memory order, which a transpose changes
                 value = np.ascontiguousarray(value)
             with np.errstate(all="ignore"):
                 found: Array = codec.decode(value)
@@ -74,7 +74,7 @@ def _converted(
     name: str, decoded: Representation, plain: np.dtype[Any], coded: np.dtype[Any], context: PipelineContext
 ) -> Representation:
     """Return the representation after a filter that encodes items of `plain` as items of `coded`."""
-    if decoded.dtype is None:  # the filter follows one that makes bytes
+    if decoded.dtype is None:  # the filter follows a codec that makes bytes
         return Representation(None, (), decoded.limit // plain.itemsize * coded.itemsize, decoded.exact)
     if decoded.dtype.newbyteorder("=") == plain.newbyteorder("="):
         return Representation.array(coded, decoded.shape)
@@ -84,12 +84,12 @@ def _converted(
 
 
 def unchanged(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec bitround: encoding set bits to zero, and decoding has nothing to undo."""
+    """Make the codec bitround. Encoding is lossy (it sets bits to zero), and decoding changes nothing."""
     return lambda value: value, decoded
 
 
 def packbits(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec of eight booleans to a byte, after a byte with the number of unused bits in the last one."""
+    """Make the codec that packs eight booleans into a byte. The first byte counts the unused bits of the last one."""
     if decoded.dtype is None or decoded.dtype.itemsize != 1:
         raise CodecError("packbits", "packs nothing but booleans")
     items, dtype = decoded.items, decoded.dtype
@@ -107,7 +107,7 @@ def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context:
     """Make the codec that stores the first bytes of all items, then the second ones, and so on."""
     decoded.require_bytes(context.untyped)
     itemsize = configuration.get("elementsize")
-    if itemsize is None:  # Zarr v3, as zarr-python reads it
+    if itemsize is None:  # in Zarr v3; zarr-python then uses the size of an item
         itemsize = context.itemsize or 4
     if type(itemsize) is not int or itemsize < 0:
         raise CodecError("shuffle", f"elementsize {itemsize} is no number of bytes")
@@ -144,7 +144,7 @@ def categorize(configuration: Mapping[str, JSON], decoded: Representation, conte
 
 
 def variable(name: str) -> CodecFactory:
-    """Return the factory of a codec that stores the number of objects, then each after its length in bytes."""
+    """Return the factory of a codec that stores the number of objects, then length in bytes and contents of each."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
@@ -169,7 +169,7 @@ def variable(name: str) -> CodecFactory:
 
 
 def pickle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec of pickled arrays, for items of a fixed size: nothing is unpickled, see pickles.load_array()."""
+    """Make the codec of pickled arrays of items of a fixed size. No pickle is executed, see pickles.load_array()."""
     if decoded.dtype is None or decoded.dtype.hasobject:
         raise CodecError("pickle", "objects are never decoded, because that executes code in the chunk")
     dtype = decoded.dtype
@@ -190,7 +190,7 @@ def json_list(name: str) -> CodecFactory:
         if decoded.dtype is None:
             raise CodecError(name, "made for arrays, not for bytes")
         encoding, item = configuration.get("encoding", "utf-8"), decoded.dtype
-        most = decoded.items + len(decoded.shape) + 8  # values of a fixed size, dtype and shape
+        most = decoded.items + len(decoded.shape) + 8  # values in the text of items of a fixed size, dtype and shape
 
         def decode(data: Any) -> Array:
             text = str(data, encoding)
@@ -218,7 +218,7 @@ def json_list(name: str) -> CodecFactory:
 
 
 def _json_limit(decoded: Representation, indented: bool) -> int:
-    """Return the bytes of JSON text that a chunk has at most, in any encoding and with many dimensions."""
+    """Return the most bytes that a chunk has as JSON text, in any encoding and with many dimensions."""
     assert decoded.dtype is not None
     if decoded.dtype.hasobject:
         return _JSON_OBJECTS_LIMIT

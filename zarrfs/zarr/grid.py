@@ -22,7 +22,7 @@ class Grid:
     """
 
     def __init__(self, shape: object, chunks: object) -> None:
-        """`shape` and `chunks` are lists of whole numbers, in items. Raises ValueError if they break a rule."""
+        """`shape` and `chunks` are lists of whole numbers, in items. Raises ValueError if they are invalid."""
         self.shape = _whole_numbers("shape", shape, 0)
         self.chunks = _whole_numbers("chunks", chunks, 1)
         if len(self.shape) != len(self.chunks):
@@ -90,7 +90,7 @@ class Grid:
 
 
 def one_for_empty(shape: object, chunks: object) -> object:
-    """Return `chunks` with 1 in place of a 0 where the shape is 0, too: zarr-python and kerchunk write such."""
+    """Return `chunks` with 1 in place of each 0 where the shape is 0, too: zarr-python and kerchunk write these."""
     if isinstance(chunks, list) and 0 in chunks and isinstance(shape, list) and len(shape) == len(chunks):
         return [1 if step == 0 == extent else step for extent, step in zip(shape, chunks, strict=True)]
     return chunks

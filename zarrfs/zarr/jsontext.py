@@ -27,11 +27,11 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 def load_json(data: Buffer) -> JSON:
     """Parse a JSON document, which may contain bare NaN, Infinity and -Infinity, as old writers left them.
 
-    Raises MetadataError for invalid JSON or UTF-8, for repeated member names, and for documents that nest too deep.
+    Raises MetadataError for invalid JSON or UTF-8, repeated member names, and documents that are nested too deeply.
     """
     try:
         return _DECODER.decode(str(data, "utf-8-sig" if data[:1] == b"\xef" else "utf-8"))
-    except ValueError as error:  # json's, UnicodeDecodeError, and that of an integer with too many digits
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, or an integer with too many digits
         raise MetadataError(f"not JSON: {error}") from None
     except RecursionError:
         raise MetadataError("JSON too deep") from None
@@ -41,7 +41,7 @@ def strict_json(value: JSON) -> bytes:
     """Serialise `value` as strict JSON, which readers in every language accept, indented as zarr-python does.
 
     Attributes may hold NaN and infinities: they become the strings "NaN", "Infinity" and "-Infinity", as in fill
-    values of Zarr v3. Raises MetadataError for values that nest too deep.
+    values of Zarr v3. Raises MetadataError for values that are nested too deeply.
     """
     try:
         return _strict(value)
@@ -54,7 +54,7 @@ def _strict(value: JSON) -> bytes:
         data = orjson.dumps(value, option=orjson.OPT_INDENT_2)
         if b"null" in data:  # orjson serialises NaN as null, too
             json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):  # an integer of more than 64 bits, or a lone surrogate; a NaN
+    except (TypeError, ValueError):  # an integer of more than 64 bits, a lone surrogate, or a NaN
         return json.dumps(_nonfinite_as_text(value), indent=2, allow_nan=False).encode()
     return data
 

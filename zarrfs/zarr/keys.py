@@ -1,4 +1,4 @@
-"""Chunk keys: one template covers the keys of every generation.
+"""Chunk keys of every generation, described by one kind of template.
 
 Source: Zarr v3 core protocol draft, "Regular grids" (prefix, separator, suffix); Zarr v2, "Chunks"; Zarr v3 core,
 "Chunk key encoding"; zarr-legacy-persistence (0.4.0).
@@ -18,12 +18,12 @@ from zarrfs.zarr.grid import Grid
 _NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _DIGITS = frozenset("0123456789")
 _DIGITS_MAX = 255  # of a number in a key: the limit of file names (NAME_MAX)
-_Part = tuple[str | int, ...]  # one path component of a key: literal text, and axes whose chunk numbers go there
+_Part = tuple[str | int, ...]  # one path component of a key: literal text, and axes (as int) whose index is inserted
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyTemplate:
-    """The form of chunk keys, relative to the array: directory/ prefix 0 separator 0 suffix.
+    """The form of chunk keys relative to the array: directory, "/", prefix, index joined by the separator, suffix.
 
     Prefix and suffix are literal: "c/0/0" has the prefix "c/", "0.0.blosc" the suffix ".blosc", "c0/1" (experimental
     v3) the prefix "c". Raises MetadataError if keys would be ambiguous, or would not be valid keys of chunks.
@@ -55,7 +55,7 @@ class KeyTemplate:
         return f"{self.directory}/{name}" if self.directory else name
 
     def index(self, key: str, grid: Grid) -> tuple[int, ...] | None:
-        """Return the index of the chunk at `key`, None if the grid has no such chunk: the strict inverse of key()."""
+        """Return the index of the chunk at `key`; None if the grid has no such chunk. The strict inverse of key()."""
         if self.directory:
             directory, key = key[: len(self.directory) + 1], key[len(self.directory) + 1 :]
             if directory != self.directory + "/":
@@ -79,19 +79,19 @@ class KeyTemplate:
         return tuple(found)
 
     def is_directory(self, key: str, grid: Grid) -> bool:
-        """Return True if chunks of this grid lie below the directory `key`, relative to the array (also for "")."""
+        """Return True if `key`, relative to the array, is a directory in the keys of chunks; also for ""."""
         return self._below(key, grid) is not None
 
     def children(self, directory: str, grid: Grid, after: str = "") -> Iterator[tuple[str, bool]]:
-        """Yield (name, is a directory) of the entries that chunks make in `directory`, sorted, after the name `after`.
+        """Yield (name, is a directory) of the entries of `directory` in the keys of chunks, sorted, after `after`.
 
-        Entries are generated one by one: a million chunks take no memory. Yields nothing for directories without
+        Entries are generated one by one, so that a million chunks need no memory. Yields nothing if `directory` has no
         chunks.
         """
         parts = self._below(directory, grid)
         if not parts:
             return
-        if not grid.size:  # __zdata__ exists without chunks, too
+        if not grid.size:  # the directory of the template, such as __zdata__, exists without chunks, too
             above = f"{directory}/" if directory else ""
             name = self.directory.removeprefix(above).split("/")[0] if self.directory.startswith(above) else ""
             if name > after:
@@ -102,7 +102,7 @@ class KeyTemplate:
             yield name, inner
 
     def _below(self, key: str, grid: Grid) -> tuple[_Part, ...] | None:
-        """Return the components that keys have below the directory `key`; None if no chunk lies below it."""
+        """Return the path components of chunk keys below the directory `key`; None if it is no such directory."""
         parts = _parts(self, len(grid.counts))
         if not key:
             return parts
@@ -181,14 +181,15 @@ def _names(part: _Part, grid: Grid, after: str, head: str = "") -> Iterator[str]
 def sorted_numbers(
     head: str, text: str, count: int, after: str, has: Callable[[int, int], bool] | None = None
 ) -> Iterator[int]:
-    """Yield the numbers below `count` in the order of the names head + number + text..., which follow `after`.
+    """Yield the numbers below `count`, sorted by the names head + number + text..., that follow `after`.
 
-    The numbers are walked as a tree (12 is a child of 1). A subtree that sorts before `after` is skipped whole, so
-    that resuming a long listing is cheap. So is one without any number that is wanted: has(start, stop) says whether
-    one of [start, stop) is; None: all are.
+    The numbers are walked as a tree (12 is a child of 1). A subtree whose names all sort before `after` is skipped, so
+    that resuming a long listing is cheap; a few earlier numbers remain, and the caller has to compare their names. A
+    subtree without wanted numbers is skipped, too: has(start, stop) returns whether a number in [start, stop) is
+    wanted. None means that all are.
     """
 
-    def wanted(number: int) -> bool:  # it, or a number whose digits begin with its digits
+    def wanted(number: int) -> bool:  # whether `number`, or a number that begins with its digits, is wanted
         assert has is not None
         start, stop = number, number + 1
         while start < count:
@@ -208,7 +209,7 @@ def sorted_numbers(
             continue
         name = f"{head}{number}"
         if name < after and not after.startswith(name):
-            continue  # every name that begins with it is less than `after`, too
+            continue  # every name that begins with `name` is less than `after`, too
         if has is not None and not wanted(number):
             continue
         if has is None or has(number, number + 1):

@@ -22,11 +22,11 @@ _META_MAX = 1 << 20  # bytes; documents of Zarr v1 are far shorter
 
 
 class OtherFile(MetadataError):
-    """A file of another program that happens to have the name of a document: it makes no node and is no error."""
+    """The error for a file of another program that has the name of a document: the file is ignored, not reported."""
 
 
 def load_meta(data: Buffer) -> dict[str, JSON]:
-    """Parse the JSON of a `meta`. Raises OtherFile if it has no zarr_format: other programs use that name, too."""
+    """Parse the JSON of a `meta`. Raises OtherFile without zarr_format, because other programs use the name, too."""
     if len(data) <= _META_MAX and b'"zarr_format"' in bytes(data):
         document = load_json(data)
         if isinstance(document, dict) and "zarr_format" in document:

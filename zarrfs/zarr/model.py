@@ -1,6 +1,6 @@
 """Arrays and groups of every Zarr generation in one form: ArrayMetadata, GroupMetadata and their parts.
 
-Codec pipelines have the form of Zarr v3 whatever the generation: memory order F is a transpose codec, and filters and
+Codec pipelines of every generation have the form of Zarr v3: memory order F is a transpose codec, and filters and
 compressors are `numcodecs.ID`, unless v3 has a name for them. Source: Zarr v3 core specification; Zarr v2
 specification; zarr-legacy-persistence (0.4.0).
 """
@@ -31,13 +31,13 @@ class CodecSpec(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayMetadata:
-    """An array. `shape` is in items; `grid` counts chunks, of which the last in a dimension may exceed the shape."""
+    """The metadata of an array. `shape` is in items; the last chunk of a dimension may extend beyond it."""
 
     generation: Generation
     shape: tuple[int, ...]
     grid: Grid  # of stored chunks; of shards if the array is sharded
     dtype: DataType
-    fill: bytes | None  # one item as in decoded chunks (dtype.itemsize bytes, its byte order); None: undefined
+    fill: bytes | None  # an item as in decoded chunks (dtype.itemsize bytes, its byte order); None: undefined
     codecs: tuple[CodecSpec, ...]  # in encoding order: array -> array, array -> bytes, bytes -> bytes
     keys: KeyTemplate  # of chunks, relative to the array
     attributes: Mapping[str, JSON]
@@ -62,7 +62,7 @@ class ArrayMetadata:
 
 @dataclasses.dataclass(frozen=True)
 class GroupMetadata:
-    """A group. An `implied` one has no document of its own, only nodes below it."""
+    """The metadata of a group. A group is `implied` if it has no document of its own, only nodes below it."""
 
     generation: Generation
     attributes: Mapping[str, JSON]
@@ -70,8 +70,9 @@ class GroupMetadata:
 
 
 def nested(array: ArrayMetadata) -> KeyTemplate | None:
-    """Return the nested chunk keys ("0/0") that `array` may have instead of its flat ones, as old stores do.
+    """Return nested chunk keys ("0/0") if `array` may have them in place of flat keys, as old stores do.
 
-    None if the document determines the keys, or both are the same. The caller has to look at the keys that exist.
+    Returns None if the document determines the keys, or both kinds are the same. The caller has to check which keys
+    exist.
     """
     return NESTED if array.keys_assumed and array.ndim > 1 else None

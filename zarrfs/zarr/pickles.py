@@ -1,8 +1,8 @@
 """A safe reader of pickles, for the `__zmeta__` of zarr 0.3.0 and for chunks of numbers that numcodecs pickled.
 
-It interprets a whitelist of opcodes and never unpickles: no function is called, and no name is imported. A few names
-of numpy are emulated, all others are refused. Source: PEP 307 and pickletools; numpy's dtype.__reduce__ and
-scalar.__reduce__, ndarray.__reduce__ and ndarray.__reduce_ex__; zarr 0.3.0.
+It interprets a whitelist of opcodes and never unpickles: no function is called, and no name is imported. A few
+functions, most of them of numpy, are emulated; a pickle with any other name is rejected. Source: PEP 307 and
+pickletools; numpy's dtype.__reduce__ and scalar.__reduce__, ndarray.__reduce__ and ndarray.__reduce_ex__; zarr 0.3.0.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Type:
         self.shape: tuple[int, ...] = ()  # of a field that is an array
 
     def whole(self) -> Any:
-        """Return the text. ValueError for an array, which only a field can be."""
+        """Return the text. Raises ValueError if the dtype has a shape, which only a field can have."""
         if self.shape:
             raise ValueError("a dtype that is an array")
         return self.text
@@ -70,7 +70,7 @@ class PickledArray:
     def __init__(self, dtype: JSON = None, shape: tuple[int, ...] = (), data: bytes | bytearray = b"") -> None:
         self.dtype = dtype  # as in a document of v2
         self.shape = shape
-        self.data = data  # in the order of memory
+        self.data = data  # items in memory order
 
 
 def load_array(data: bytes) -> PickledArray:
@@ -85,7 +85,7 @@ def load_array(data: bytes) -> PickledArray:
 
 
 def load(data: bytes) -> dict[str, JSON]:
-    """Return the members of the document in the form of zarr 0.4's JSON. Raises MetadataError for other pickles."""
+    """Return the members of a pickled document, as zarr 0.4 wrote them in JSON. Raises MetadataError for others."""
     if len(data) > _LENGTH_MAX:
         raise MetadataError(f"a pickle of more than {_LENGTH_MAX} bytes")
     try:
@@ -122,7 +122,7 @@ def _fill(value: Any) -> JSON:
 class _Machine:
     """An interpreter of pickle opcodes, with their stack and memo."""
 
-    known = _KNOWN  # names that a pickle may have
+    known = _KNOWN  # names that a pickle may refer to
     literals: Set[str] = _LITERALS  # opcodes whose argument is the object
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Machine:
         }  # fmt: skip
 
     def run(self, data: bytes) -> Any:
-        """Return the object that a pickle describes. Damaged ones raise many kinds of errors, see load()."""
+        """Return the object that a pickle describes. Damaged pickles raise many kinds of errors, see load()."""
         argument: Any
         for opcode, argument, _at in pickletools.genops(data):
             name = opcode.name
@@ -291,7 +291,7 @@ def _with_state(text: Any, state: tuple[Any, ...]) -> tuple[Any, tuple[int, ...]
 
 
 def _fields(names: Any, fields: Any, itemsize: int) -> list[JSON]:
-    """Return a list of fields, with padding between fields that numpy aligned."""
+    """Return a list of fields, with padding as fields without a name where numpy aligned them."""
     if not isinstance(names, tuple) or not names or not isinstance(fields, dict):
         raise ValueError("fields without names")
     found: list[JSON] = []

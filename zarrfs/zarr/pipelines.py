@@ -1,6 +1,6 @@
-"""Codec pipelines in documents: those of Zarr v0, v1 and v2 as pipelines of v3, and the order that v3 demands.
+"""Conversion of the codecs of Zarr v0, v1 and v2 to pipelines of v3, and a check of the order that v3 requires.
 
-Source: Zarr v2 specification, "compressor", "filters", "order"; Zarr v3 core, "Codecs"; numcodecs 0.16; the
+Source: Zarr v2 specification, "compressor", "filters", "order"; Zarr v3 core, "Codecs"; numcodecs 0.16; the codecs of
 numcodecs that zarr-python 3.1 accepts in a pipeline of v3.
 """
 
@@ -15,10 +15,10 @@ from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec
 
-PREFIX = "numcodecs."  # of the name, in pipelines of v3, of codecs that only numcodecs defines
-BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # v3's names, at the numbers of Blosc
+PREFIX = "numcodecs."  # of the names in v3 pipelines of codecs that only numcodecs defines
+BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # v3's names; the index is Blosc's number
 
-# numcodecs from arrays to arrays and from arrays to bytes; all others take bytes to bytes
+# Codecs of numcodecs from arrays to arrays, and from arrays to bytes; all others convert bytes to bytes
 _ARRAY_TO_ARRAY = frozenset(("astype", "bitround", "categorize", "delta", "fixedscaleoffset", "packbits", "quantize"))
 _ARRAY_TO_BYTES = frozenset((
     "json", "json2", "msgpack2", "pcodec", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy",
@@ -77,7 +77,7 @@ def _numcodec(value: JSON, itemsize: int, member: str) -> CodecSpec:
     if name == "blosc":
         return blosc_codec(value, itemsize, member)
     configuration = {key: item for key, item in value.items() if key != "id"}
-    if name == "shuffle":  # numcodecs' default; in Zarr v3 it is another one
+    if name == "shuffle":  # the default of numcodecs; Zarr v3 has another one
         configuration.setdefault("elementsize", 4)
     if name == "gzip":
         return CodecSpec("gzip", {"level": configuration.get("level", 1)})
@@ -94,9 +94,9 @@ def _numcodec(value: JSON, itemsize: int, member: str) -> CodecSpec:
 def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compressor: JSON) -> tuple[CodecSpec, ...]:
     """Make a pipeline of v3 codecs, in encoding order, from the filters and the compressor of a v2 array.
 
-    `transposed` is the number of dimensions of an array in order F, and 0 in order C. The codec "bytes" precedes
-    the first one that takes bytes. v2 allows filters of arrays after such codecs: they keep their position, though
-    v3 has no such pipelines (see check_v3_order). Raises MetadataError.
+    `transposed` is the number of dimensions of an array in order F, and 0 in order C. The codec "bytes" is inserted
+    before the first codec that takes bytes. v2 allows filters of arrays after such codecs; they keep their position,
+    although v3 does not allow such pipelines (see check_v3_order). Raises MetadataError if a codec is invalid.
     """
     found = [order_f_codec(transposed)] if transposed > 1 else []
     steps = [("filters", item) for item in filters]
@@ -122,7 +122,7 @@ def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compr
 
 
 def _filtered(name: str, configuration: Mapping[str, JSON], dtype: DataType) -> DataType:
-    """Return the data type that a filter encodes `dtype` as."""
+    """Return the data type to which a filter encodes items of `dtype`."""
     if name == "packbits":
         return dtypes.parse_v2("|u1")
     text = configuration.get("encode_dtype" if name == "astype" else "astype")
@@ -130,9 +130,9 @@ def _filtered(name: str, configuration: Mapping[str, JSON], dtype: DataType) -> 
 
 
 def check_v3_order(array: ArrayMetadata) -> None:
-    """Raise MetadataError unless the codecs of `array` make a pipeline of v3.
+    """Raise MetadataError unless the codecs of `array` are a valid pipeline of v3.
 
-    Codecs of arrays come first, then exactly one that turns the array into bytes, then codecs of bytes.
+    In v3, codecs of arrays come first, then exactly one that turns the array into bytes, then codecs of bytes.
     """
     current = 0
     for spec in array.codecs:

@@ -1,4 +1,4 @@
-"""Codecs that today's readers of Zarr v2 and v3 have: what numcodecs and zarr-python decode without other packages.
+"""The codecs of current readers of Zarr v2 and v3: those of numcodecs and zarr-python without other packages.
 
 Source: zarr-python 3.1 and the wheels of numcodecs 0.16, which have neither snappy, nor a zstd that reads frames of
 zstd 0.7, nor pcodec and zfpy; stores that zarr 0.3 to 3.1 wrote.
@@ -30,9 +30,10 @@ def unread_codec(array: ArrayMetadata, version: int) -> str | None:
 
 
 def _reinterpreting(array: ArrayMetadata) -> str | None:
-    """Return the reason if the first filter is for items of another type: in v2 it gets the bytes of all items.
+    """Return the reason if the first filter is configured for another data type than that of the array.
 
-    A reader of v3 takes the filter's numbers instead. Integers of the same size and byte order have the same bytes.
+    Readers of v2 reinterpret the decoded bytes as items of the array; readers of v3 use the decoded numbers. For
+    integers of the same size and byte order, there is no difference.
     """
     specs = [spec for spec in array.codecs if spec.name != "transpose"]
     configuration = specs[0].configuration if specs else {}
@@ -48,7 +49,7 @@ def _reinterpreting(array: ArrayMetadata) -> str | None:
 
 
 def _resizing(array: ArrayMetadata) -> str | None:
-    """Return the reason if a filter makes items of another size, which zarr-python takes for those of the array."""
+    """Return the reason if a filter encodes to items of another size, which zarr-python reads as the array's."""
     itemsize = array.dtype.itemsize
     for name, configuration in array.codecs:
         short = name.removeprefix(PREFIX)
@@ -81,13 +82,13 @@ def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool, version: 
 
 
 def _unread_blosc(configuration: Mapping[str, JSON], old: bool) -> str:
-    """Return what is inside of Blosc that readers lack, or ""; `old`: written by zarr 0 or 1."""
+    """Return the inner codec of Blosc if readers lack it, or "". `old`: the chunks were written by zarr 0 or 1."""
     cname = configuration.get("cname")
     return "snappy" if cname == "snappy" else "zstd 0.7" if old and cname == "zstd" else ""
 
 
 def _inner(configuration: Mapping[str, JSON]) -> tuple[CodecSpec, ...]:
-    """Return the codecs of inner chunks, as far as they are valid."""
+    """Return the codecs of inner chunks, without any that are invalid."""
     found = configuration.get("codecs")
     named: list[JSON] = found if isinstance(found, list) else []
     named = [{"name": item} if isinstance(item, str) else item for item in named]

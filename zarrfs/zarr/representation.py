@@ -1,7 +1,7 @@
 """Representations of a chunk between the codecs of its pipeline, and the interface of a codec.
 
-"Representation" is the word of the Zarr v3 core specification: every codec maps a decoded representation to an
-encoded one, each of which is an array of known type and shape, or bytes.
+"Representation" is a term of the Zarr v3 core specification: every codec maps a decoded representation to an encoded
+one, each of which is an array of known type and shape, or bytes.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Representation(NamedTuple):
 
     @classmethod
     def array(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Representation:
-        """Make that of an array. Raises CodecError if no machine could hold it."""
+        """Make the representation of an array. Raises CodecError if no machine could hold it."""
         size = math.prod(shape) * dtype.itemsize
         if size > _ARRAY_MAX:
             raise CodecError("chunk", f"{size} bytes")
         return cls(dtype, shape, OBJECTS_LIMIT, False) if dtype.hasobject else cls(dtype, shape, size, True)
 
     def compressed(self) -> Representation:
-        """Return that of a compressor's output: its size is unknown, but at most twice that of the input."""
+        """Return the representation of a compressor's output for this input: at most twice its size + 64 KiB."""
         return Representation(None, (), 2 * self.limit + _SLACK, False)
 
     def parsed(self) -> Representation:
-        """Return that of the input of a codec that is no compressor, such as one that reads text."""
+        """Return the encoded representation for a codec that may need far more bytes, such as one that writes text."""
         return Representation(None, (), max(2 * self.limit + _SLACK, OBJECTS_LIMIT), False)
 
     def longer(self, count: int) -> Representation:
-        """Return that of these bytes and `count` more."""
+        """Return the representation of bytes with the size of this one and `count` more."""
         return Representation(None, (), self.limit + count, self.exact)
 
     def require_bytes(self, untyped: bool) -> None:
@@ -65,8 +65,8 @@ class Representation(NamedTuple):
     def convert(self, name: str, value: Any, untyped: bool) -> Any:
         """Return `value`, the output of codec `name`, in this representation. Raises CodecError if it does not fit.
 
-        With `untyped` the bytes of arrays are reinterpreted, as filters of Zarr v2 do. Otherwise the type has to
-        agree up to byte order, and values are converted.
+        With `untyped`, the bytes of arrays are reinterpreted, as in pipelines of Zarr v2. Otherwise the data type has
+        to be the same except for the byte order, and values are converted.
         """
         size = value.nbytes if isinstance(value, np.ndarray | memoryview) else len(value)
         if self.dtype is None:
@@ -98,7 +98,7 @@ def _viewed(value: Any, dtype: np.dtype[Any]) -> Array:
 class PipelineContext(NamedTuple):
     """The properties of an array that its codecs share."""
 
-    untyped: bool  # Zarr v2 and before, whose filters see bytes and interpret them as the type in their configuration
+    untyped: bool  # Zarr v2 and before: filters get bytes, and interpret them as the type in their configuration
     fill: bytes | None = None
     fill_object: JSON = None
     itemsize: int = 4  # bytes, of the array; 0 for objects

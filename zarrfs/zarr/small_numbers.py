@@ -1,7 +1,7 @@
 """Data types of registered extensions that numpy does not have: bfloat16, floats of 8 bits, integers of 4 and 2 bits.
 
-The items of each are known by their bits alone. Source: zarr-extensions (bfloat16, float8_*, int2, int4); what
-tensorstore writes, which stores integers of fewer than 8 bits in the low bits of a byte.
+Items of these types are handled as bits. Source: zarr-extensions (bfloat16, float8_*, int2, int4); stores written by
+tensorstore, which puts integers of fewer than 8 bits in the low bits of a byte.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FLOATS = {
     "float8_e4m3b11fnuz": _Float(4, 3, 11, 0x80), "float8_e5m2": _Float(5, 2, 15, 0x7E, True),
     "float8_e5m2fnuz": _Float(5, 2, 16, 0x80),
 }  # fmt: skip
-_INTEGERS = {"int2": 2, "int4": 4}  # bits, in the complement of two
+_INTEGERS = {"int2": 2, "int4": 4}  # bits, in two's complement
 SIZES = {**dict.fromkeys([*_FLOATS, *_INTEGERS], 1), "bfloat16": 2}  # bytes of an item
 
 
 def bits_of(name: str, value: object) -> int | None:
     """Return the bits of the number `value` (or NaN, Infinity, -Infinity, bits in hexadecimal) as an item of `name`.
 
-    None if it is none of its numbers.
+    Returns None if the type has no such number.
     """
     if name in _INTEGERS:
         half = 1 << (_INTEGERS[name] - 1)
@@ -50,12 +50,12 @@ def bits_of(name: str, value: object) -> int | None:
         return None
     try:
         return _float_bits(kind, float(number))  # type: ignore[arg-type]
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer that is too large for a float
         return None
 
 
 def _float_bits(kind: _Float, number: float) -> int | None:
-    """Return the bits of the float that equals `number`; for 16 bits, of the nearest one."""
+    """Return the bits of the float that equals `number`, or None; for bfloat16, of the nearest float."""
     if math.isnan(number):
         return kind.missing
     if kind.mantissa == 7:

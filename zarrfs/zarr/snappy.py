@@ -1,6 +1,6 @@
 """Decompression of raw Snappy blocks, which old Blosc frames contain. Source: Snappy's format_description.txt.
 
-This is pure Python, because no maintained wheel reads them; it takes about a microsecond per element of a block.
+This is pure Python, because no maintained wheel reads such blocks; it takes about a microsecond per element.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How an array of any generation appears as one of Zarr v2 or v3: its metadata there, and what becomes of its chunks.
+"""Translation of arrays of any generation to Zarr v2 or v3: the metadata in that version, and the form of the chunks.
 
-Chunks stay as they are stored where a reader of that version can decode them. The inner chunks of shards become
-chunks of v2, which has no shards. All else is decoded: the metadata then has no compressor and no filter.
+Chunks keep their stored bytes if readers of that version can decode them. In v2, which has no shards, the inner chunks
+of shards become chunks. All other chunks are decoded, and the metadata then has neither a compressor nor filters,
+except for the codec of text or bytes of any length.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from zarrfs.zarr.readers import unread_codec
 
 Version = Literal[2, 3]
 
-LAYOUT = "zarrfs.dtype"  # the attribute with the dtype of items that are shown as raw bytes, in the notation of v2
+LAYOUT = "zarrfs.dtype"  # the attribute with the dtype, in the notation of v2, of items that are shown as raw bytes
 _ANY_LENGTH = {"T": "vlen-utf8", "B": "vlen-bytes"}  # the codec of text and bytes of any length
 
 
 class Form(enum.StrEnum):
-    """What a view shows of the chunks of an array."""
+    """The form in which a view shows the chunks of an array."""
 
-    STORED = "as stored"  # the array has the version of the view
-    REWRITTEN = "rewritten in metadata"  # chunks are the stored bytes
-    RANGES = "re-laid by ranges"  # chunks are ranges of shards
-    DECODED = "decoded"  # chunks are their items
+    STORED = "as stored"  # the array already has the version of the view
+    REWRITTEN = "rewritten in metadata"  # stored chunks with new metadata
+    RANGES = "re-laid by ranges"  # chunks are byte ranges of shards
+    DECODED = "decoded"  # chunks hold the decoded items
 
 
 class Translation(NamedTuple):
-    """An array as one of another version."""
+    """An array as it appears in Zarr v2 or v3."""
 
     array: ArrayMetadata  # as the view shows it
     document: dict[str, JSON]  # the members of its document, `.zarray` or `zarr.json`
     keys: KeyTemplate  # of its chunks
     form: Form
     inner: bool = False  # its chunks are the inner chunks of shards
-    reason: str = ""  # for which it is decoded
+    reason: str = ""  # why it is decoded
 
 
 def unchanged(array: ArrayMetadata, version: Version) -> Translation | None:
-    """Translate an array whose chunks are shown as they are stored; None if translate() has to find another form.
+    """Translate an array whose chunks can be shown as stored; return None if translate() has to find another form.
 
     Takes a fraction of a millisecond, and imports neither numpy nor a codec.
     """
@@ -57,10 +58,10 @@ def unchanged(array: ArrayMetadata, version: Version) -> Translation | None:
 
 
 def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Translation:
-    """Translate an array. MetadataError with the reason if the version cannot express it.
+    """Translate an array. Raises MetadataError with the reason if the version cannot express it.
 
-    Unless `decode`, an array that would have to be decoded is such an error, too. May take long, as the first use of
-    a codec of another package starts a process: call it in a thread.
+    Without `decode`, it is also raised for an array that would have to be decoded. Call it in a thread, because the
+    first use of a codec of another package starts a process, which may take long.
     """
     problem = unread_codec(array, version)
     stored: Translation | None = None
@@ -81,7 +82,7 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
         decoded = _translation(plain(inner or array, version), version, Form.DECODED, inner is not None, problem)
         _check_decoder(inner or array)
     except MetadataError as exc:
-        if stored is not None:  # a reader with the package that the codec is part of can read it
+        if stored is not None:  # a reader that has the package of the codec can decode the stored chunks
             return stored
         known = str(exc) in problem or array.dtype.kind == "O"
         raise MetadataError(problem if known else f"{problem}; {exc}") from exc
@@ -91,7 +92,10 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
 
 
 def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
-    """Return `array` with uncompressed chunks in order C, of a data type that `version` has. MetadataError."""
+    """Return `array` with uncompressed chunks in order C, and a data type that `version` has.
+
+    Raises MetadataError for objects that are neither text nor bytes.
+    """
     dtype, fill = array.dtype, array.fill
     if dtype.kind in _ANY_LENGTH:
         return dataclasses.replace(array, codecs=(CodecSpec(_ANY_LENGTH[dtype.kind]),))
@@ -109,15 +113,15 @@ def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
 
 
 def convert(items: Any, target: DataType) -> Any:
-    """Convert decoded items, a numpy array, to the data type that plain() made of theirs."""
+    """Convert decoded items, a numpy array, to `target`, the data type that plain() gave to their array."""
     return items if target.kind == "V" and not target.fields else items.astype(target.numpy())
 
 
-# -- parts
+# -- helpers
 
 
 def _stored(array: ArrayMetadata, version: Version) -> Translation:
-    """Translate an array whose chunks are shown as they are stored. MetadataError."""
+    """Translate an array whose chunks are shown as stored. Raises MetadataError if the version cannot express it."""
     form = Form.STORED if array.generation == f"v{version}" else Form.REWRITTEN
     return _translation(_opaque(array) if version == 3 else array, version, form)
 
@@ -130,9 +134,9 @@ def _translation(
 
 
 def _opaque(array: ArrayMetadata) -> ArrayMetadata:
-    """Return an array of v3 with items as raw bytes, if v3 has nothing else for them; their layout is an attribute.
+    """Return `array` with raw bytes as its data type, and its dtype as an attribute, if v3 has no data type for it.
 
-    An array with filters of items is returned as it is.
+    An array with filters of items is returned unchanged.
     """
     dtype, names = array.dtype, [spec.name for spec in array.codecs]
     if dtype.kind not in "fcV" or "bytes" not in names or {*names[: names.index("bytes")]} - {"transpose"}:
@@ -146,7 +150,7 @@ def _opaque(array: ArrayMetadata) -> ArrayMetadata:
 
 
 def _in_v3(dtype: DataType) -> bool:
-    """Return whether v3 has a data type for these items, in its byte order."""
+    """Return whether v3 has a data type for such items in little-endian order."""
     try:
         dtypes.as_v3(dtypes.little_endian(dtype))
     except MetadataError:
@@ -155,7 +159,7 @@ def _in_v3(dtype: DataType) -> bool:
 
 
 def _labels(array: ArrayMetadata, length: int) -> DataType:
-    """Return the type of text of `length` or more that holds every label of a categorised array.
+    """Return the fixed-size text type of at least `length` characters that holds every label of a categorised array.
 
     Raises MetadataError for other objects.
     """
@@ -176,7 +180,7 @@ def _converted(fill: bytes, source: DataType, target: DataType) -> bytes:
 
 
 def _inner(array: ArrayMetadata) -> ArrayMetadata | None:
-    """Return the array of inner chunks; None if chunks are no shards, or are shards that can only be read whole."""
+    """Return the array of inner chunks; None if chunks are not shards, or can only be decoded whole."""
     if not any(spec.name == SHARDING for spec in array.codecs):
         return None
     from zarrfs.zarr.codecs import inner_array

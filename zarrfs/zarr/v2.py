@@ -1,6 +1,6 @@
 """Zarr v2: parse `.zarray` and `.zgroup`, and write nodes of any generation as such documents.
 
-Source: Zarr v2 specification; what zarr-python 2.18 and 3.1 read (unknown members are ignored, as they do); xarray's
+Source: Zarr v2 specification; zarr-python 2.18 and 3.1, which ignore unknown members, as this module does; xarray's
 convention for dimension names.
 """
 
@@ -19,11 +19,11 @@ FILL_ATTRIBUTE = "_FillValue"  # of the CF conventions
 GROUP_DOCUMENT: dict[str, JSON] = {"zarr_format": 2}
 
 _KEYS = {None: FLAT, ".": FLAT, "/": NESTED}  # by dimension_separator
-# they turn arrays into bytes; v2 calls them filters
+# Codecs that turn arrays into bytes; v2 lists them as filters
 _OBJECT_CODECS = (
     "vlen-utf8", "vlen-bytes", *(PREFIX + name for name in ("json", "json2", "msgpack2", "pickle", "vlen-array")),
 )  # fmt: skip
-_ARRAY_COMPRESSORS = (f"{PREFIX}pcodec", f"{PREFIX}zfpy")  # they compress arrays
+_ARRAY_COMPRESSORS = (f"{PREFIX}pcodec", f"{PREFIX}zfpy")  # compressors that take arrays
 
 
 # -- reading
@@ -62,7 +62,7 @@ def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Array
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
     """Return the members of the `.zarray` of an array. Raises MetadataError if v2 cannot express it.
 
-    Storage transformers are left out: those of an ArrayMetadata need not be understood.
+    Storage transformers are left out, because an ArrayMetadata has only those that need not be understood.
     """
     order, filters, compressor = _codecs(array)
     if array.dtype.name and array.dtype.endian == "big":
@@ -91,7 +91,7 @@ def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
     if not isinstance(node, ArrayMetadata):
         return attributes
     names = node.dimension_names
-    if names is None and node.generation == "v3" and not node.ndim:  # of a scalar, zarr-python writes no names
+    if names is None and node.generation == "v3" and not node.ndim:  # zarr-python writes no names for a scalar
         names = ()
     if names is None:
         return attributes
@@ -106,9 +106,9 @@ def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
 
 
 def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
-    """Return the v2 chunk keys of an array of any generation; they nest in directories if its own keys do.
+    """Return the template of v2 chunk keys for an array of any generation: nested if its own keys are.
 
-    Raises MetadataError if its keys have directories that do not stand for a dimension.
+    Raises MetadataError if its keys have directories that do not correspond to a dimension.
     """
     keys = array.keys
     if "/" in keys.suffix or ("/" in keys.separator and keys.separator != "/"):
@@ -117,7 +117,7 @@ def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
 
 
 def _fill_value(array: ArrayMetadata) -> JSON:
-    """Return the fill value for v2. Raises MetadataError if readers of v2 would take it for another value."""
+    """Return the fill value for v2. Raises MetadataError if readers of v2 would read another value."""
     value, dtype = fillvalues.as_v2(array), array.dtype
     if dtype.name:
         if isinstance(value, str) and value.startswith("0x"):
@@ -125,7 +125,7 @@ def _fill_value(array: ArrayMetadata) -> JSON:
         return value
     if array.generation != "v3" or array.fill is None:
         return value
-    if dtype.kind == "M" and "[" not in dtype.text:  # numpy converts no number to a date without a unit
+    if dtype.kind == "M" and "[" not in dtype.text:  # numpy cannot convert a number to a date without a unit
         if fillvalues.from_v2("NaT", dtype)[0] != array.fill:
             raise MetadataError(f"fill_value: {value}, a date without a unit, which no reader of Zarr v2 takes")
         return "NaT"
@@ -136,7 +136,7 @@ def _fill_value(array: ArrayMetadata) -> JSON:
 
 
 def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
-    """Return (order, filters, compressor)."""
+    """Return (order, filters, compressor). Raises MetadataError if v2 does not have them."""
     order, filters, rest = "C", list[JSON](), list(array.codecs)
     if rest and rest[0].name == "transpose":
         axes = rest.pop(0).configuration.get("order")
@@ -154,7 +154,7 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
         codec = _numcodec(spec)
         if codec["id"] == "crc32c" and spec.name == "crc32c":
             codec["location"] = "end"
-        if codec["id"] == "shuffle" and codec.get("elementsize") is None:  # of Zarr v3: v2 has another default
+        if codec["id"] == "shuffle" and codec.get("elementsize") is None:  # from Zarr v3: v2 has another default
             codec["elementsize"] = array.dtype.itemsize or 4
         filters.append(codec)
     if not makes_bytes:
@@ -169,7 +169,7 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
 def _is_big_endian(spec: CodecSpec) -> bool:
     """Return whether a codec stores items as big-endian, or is a filter made for such items.
 
-    Where v2 has a filter, its output is stored in the byte order that the filter's own types have.
+    v2 stores the output of a filter in the byte order of the filter's own types.
     """
     types = (spec.configuration.get(name) for name in ("dtype", "astype", "decode_dtype", "encode_dtype"))
     return spec.configuration.get("endian") == "big" or any(str(value).startswith(">") for value in types)

@@ -1,7 +1,7 @@
 """Zarr v3: parse `zarr.json`, and write nodes of any generation as such documents.
 
-Source: Zarr v3 core specification; zarr-extensions (chunk key encodings prefix and suffix); what zarr-python 3.1
-reads and writes; xarray's conventions for v2 and v3 (dimension names, _FillValue).
+Source: Zarr v3 core specification; zarr-extensions (chunk key encodings prefix and suffix); zarr-python 3.1 as a
+reader and as a writer; xarray's conventions for v2 and v3 (dimension names, _FillValue).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ARRAY_MEMBERS = {
     "zarr_format", "node_type", "attributes", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
     "codecs", "storage_transformers", "dimension_names",
 }  # fmt: skip
-_NAMES_ALONE = ("bytes", "crc32c", "vlen-utf8", "vlen-bytes")  # codecs; of others, zarr-python demands a configuration
+_NAMES_ALONE = ("bytes", "crc32c", "vlen-utf8", "vlen-bytes")  # zarr-python requires a configuration of other codecs
 _NESTED_MAX = 8  # shards within shards, and key encodings within key encodings
-_WITH_FILL_ATTRIBUTE = "biufcT"  # kinds of data types; of all others, xarray opens no data set that has one
+_WITH_FILL_ATTRIBUTE = "biufcT"  # kinds of data types; with others, xarray cannot open a data set that has one
 
 
 class Experimental(MetadataError):
@@ -42,7 +42,8 @@ class Experimental(MetadataError):
 def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     """Parse the members of a `zarr.json`.
 
-    Raises MetadataError, also for unknown extensions that the document says must be understood, and Experimental.
+    Raises MetadataError if the document is invalid or has unknown extensions that must be understood, and Experimental
+    if it is the entry point of the experimental v3.
     """
     if isinstance(document.get("zarr_format"), str):
         raise Experimental("zarr_format: an entry point of the experimental v3 of zarr-python 2, and no node")
@@ -59,7 +60,7 @@ def _check_extensions(document: dict[str, JSON], known: Collection[str]) -> None
     for name in document.keys() - known:
         value = document[name]
         optional = isinstance(value, dict) and value.get("must_understand") is False
-        # early releases of zarr-python 3 wrote these two empty
+        # early releases of zarr-python 3 wrote these two members with empty values
         if not optional and not (name in ("extensions", "consolidated_metadata") and not value):
             raise MetadataError(f"{name[:60]!r} must be understood, and is not known")
 
@@ -68,7 +69,7 @@ def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Arra
     codecs = _parse_codecs(required(document, "codecs"), 0)
     endian = _endian(codecs, 0)
     dtype = dtypes.parse_v3(required(document, "data_type"), endian or "little")
-    # zarr-python writes fields, which are little-endian, without one
+    # zarr-python omits endian for fields, which are little-endian
     if endian is None and dtype.endian and not dtype.fields and _takes_items(codecs):
         raise MetadataError("codecs: bytes without endian, for items of several bytes")
     name, grid_configuration = _named(required(document, "chunk_grid"), "chunk_grid")
@@ -86,7 +87,7 @@ def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Arra
 
 
 def _named(value: JSON, member: str) -> tuple[str, dict[str, JSON]]:
-    """Return name and configuration of an extension point, which may be a name alone."""
+    """Return name and configuration of an extension. An extension may be a name alone."""
     if isinstance(value, str):
         return value, {}
     if isinstance(value, dict):
@@ -111,7 +112,7 @@ def _parse_codecs(value: JSON, depth: int) -> tuple[CodecSpec, ...]:
 
 
 def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
-    """Return the byte order of items in chunks; None if no codec gives it."""
+    """Return the byte order of items in chunks; None if no codec states it."""
     for codec in codecs:
         if codec.name == "bytes":
             endian = codec.configuration.get("endian")
@@ -124,7 +125,7 @@ def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
 
 
 def _takes_items(codecs: tuple[CodecSpec, ...]) -> bool:
-    """Return True if the input of the codec "bytes" is items of the data type, not the output of a filter."""
+    """Return True if the codec "bytes" takes items of the data type, not the output of a filter."""
     names = [codec.name for codec in codecs]
     return "bytes" in names and all(name == "transpose" for name in names[: names.index("bytes")])
 
@@ -141,7 +142,7 @@ def _parse_encoding(value: JSON, depth: int = 0) -> KeyTemplate:
 
 
 def _extended(name: str, text: str | None, base: KeyTemplate) -> KeyTemplate:
-    """Add a text before ("prefix") or after ("suffix") every key of a template."""
+    """Return the template with `text` before ("prefix") or after ("suffix") every key of `base`."""
     if name == "prefix":
         return KeyTemplate("", (text or "") + base.prefix, base.separator, base.suffix, (text or "") + base.scalar)
     return KeyTemplate("", base.prefix, base.separator, base.suffix + (text or ""), base.scalar + (text or ""))
@@ -156,7 +157,7 @@ def _text(configuration: dict[str, Any], name: str) -> str | None:
 
 @functools.lru_cache(256)
 def _template(name: str, separator: str | None, prefix: str | None, suffix: str | None) -> KeyTemplate:
-    """Return the template of an encoding; prefix and suffix are configured as in the specification's first draft."""
+    """Return the template of an encoding. It may have a prefix and a suffix, as in the first draft of Zarr v3."""
     if name not in ("default", "v2"):
         raise MetadataError(f"chunk_key_encoding {name[:60]!r} is not known")
     if prefix is None and suffix is None:
@@ -223,7 +224,7 @@ def group_json(group: GroupMetadata) -> dict[str, JSON]:
 
 
 def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
-    """Return the v3 chunk keys of an array of any generation; they nest in directories if its own keys do.
+    """Return the template of v3 chunk keys for an array of any generation: nested if its own keys are.
 
     Raises MetadataError as v2.chunk_keys() does.
     """
@@ -256,13 +257,13 @@ def _codecs(array: ArrayMetadata) -> list[JSON]:
 def _codec(spec: CodecSpec) -> JSON:
     if not spec.configuration and spec.name in _NAMES_ALONE:
         return {"name": spec.name}
-    if spec.name == "gzip" and spec.configuration.get("level", 0) not in range(10):  # the levels of v3's gzip
+    if spec.name == "gzip" and spec.configuration.get("level", 0) not in range(10):  # v3's gzip has no other levels
         return {"name": PREFIX + spec.name, "configuration": dict(spec.configuration)}
     return {"name": spec.name, "configuration": dict(spec.configuration)}
 
 
 def _dimensions(array: ArrayMetadata) -> tuple[tuple[str | None, ...] | None, dict[str, JSON]]:
-    """Return (dimension names, attributes): xarray keeps the names of v2 arrays in an attribute, v3 has a member."""
+    """Return (dimension names, attributes) for v3. In v2, xarray stores the names in an attribute."""
     attributes = dict(array.attributes)
     names = attributes.get(v2.DIMENSIONS)
     if array.generation == "v3" or array.dimension_names is not None:
@@ -270,7 +271,7 @@ def _dimensions(array: ArrayMetadata) -> tuple[tuple[str | None, ...] | None, di
     if not isinstance(names, list) or len(names) != array.ndim or not all(isinstance(name, str) for name in names):
         return None, attributes
     del attributes[v2.DIMENSIONS]
-    fill = attributes.pop(v2.FILL_ATTRIBUTE, None)  # in v2, xarray uses the fill_value for it
+    fill = attributes.pop(v2.FILL_ATTRIBUTE, None)  # xarray stores it as fill_value in v2
     if array.fill is not None:
         fill = fillvalues.as_v2(array)
     if fill is not None and array.dtype.kind in _WITH_FILL_ATTRIBUTE:
