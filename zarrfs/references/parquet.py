@@ -173,8 +173,8 @@ class ParquetStore(Store):
         """Count the absent record files of the arrays at and below `prefix`.
 
         The files are counted from listings or, if `ask`, by reading all record files of an array without a listing.
-        Return None if there are no listings and `ask` is false or there are too many record files to read, and with
-        missing_records=error.
+        Return None if a listing is not available and `ask` is false or there are too many record files to read, and
+        with missing_records=error.
         """
         found = await self.opened()
         if not self._may_miss:

@@ -196,7 +196,7 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 def _is_absent(root: str, key: str) -> bool:
     """Return whether a component of `key` does not exist in its directory, not even as a dangling link. Blocks."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # no stat(2), which this very mount may have to answer
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # O_PATH needs no attributes, which this very mount may serve
     try:
         at = os.open(root, flags)
     except OSError:
@@ -220,9 +220,10 @@ def _is_absent(root: str, key: str) -> bool:
 
 
 def _names(root: str, key: str) -> list[str] | None:
-    """Return the names in the directory `key`: [] if it does not exist, None after a link or an error. Blocks.
+    """Return the names in the directory `key` below `root`; [] if it does not exist. Blocks.
 
-    Links are not followed, because one may lead into this very mount, and the listing would wait for itself.
+    Return None if a name of `key` is a link or on any other error. Links are not followed, because one may lead into
+    this very mount, and the listing would then wait for itself.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
