@@ -55,7 +55,7 @@ class Compilation:
         self.warnings.append(text)
 
     def reported_warnings(self) -> tuple[str, ...]:
-        """Return the warnings, with a count of the problems that have no warning of their own."""
+        """Return the warnings, with a count of the problems that are not listed."""
         if self.problems > _REPORTED_MAX:
             return (*self.warnings, f"{self.problems - _REPORTED_MAX} more entries left out: see zarrfs check")
         return tuple(self.warnings)

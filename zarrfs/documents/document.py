@@ -13,7 +13,7 @@ from zarrfs.errors import SourceError, reason_of
 from zarrfs.system.beneath import keeps_ctime
 
 _SETTLED_NS = 2_000_000_000  # a file changed less than this ago may change again with equal times
-_PIECE = 1 << 20  # bytes hashed or read at once
+_PIECE = 1 << 20  # bytes hashed or read at a time
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from zarrfs.documents.compressed import expanding, is_tar
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 
-WINDOW = 1 << 20  # bytes parsed at once; more if a single value is larger
+WINDOW = 1 << 20  # bytes parsed at a time; more if a single value is larger
 _PIECE = 1 << 20  # bytes searched for long numbers at a time
 _GUESSES = 3  # candidate ends of a slice tried before the text is scanned
 
@@ -221,7 +221,7 @@ class _Reader:
         self._scan.restart()
         comma, empty = False, True  # whether the last token was a comma, and whether no slice was yielded yet
         if member is not None and _matched(_BLANK, self._text, 1).end() == len(self._text):
-            yield Slice(member, _EMPTY[opening]())  # so that head() need not read many blanks
+            yield Slice(member, _EMPTY[opening]())  # head() need not read many blanks
             empty = False
         self._skip(0)
         while True:
@@ -247,7 +247,7 @@ class _Reader:
             elif self._ended:
                 raise self._refuse("it ends in the middle", len(self._text))
             else:
-                if empty and (member is not None or opening == _ARRAY):  # nor a long value
+                if empty and (member is not None or opening == _ARRAY):  # head() need not read a long value
                     yield Slice(member, _EMPTY[opening]())
                     empty = False
                 self._more(len(self._text) // 8)

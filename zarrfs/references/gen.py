@@ -31,7 +31,7 @@ class TemplateError(ZarrfsError):
 class RenderedBatch(NamedTuple):
     """The rendered fields of consecutive combinations, one list element for each.
 
-    Offsets are all int or all str, and so are lengths. They are int only if every rendered text is that of its int.
+    Offsets are all int or all str, and so are lengths. They are int only if each text is str() of its int.
     """
 
     keys: list[str]

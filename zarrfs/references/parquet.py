@@ -45,7 +45,7 @@ _RETRY = 10.0  # seconds before a record file that failed is read again
 _FAILURES = 1024  # failures remembered
 _SIZES = 16_384  # sizes of whole targets remembered
 _AHEAD = 16  # record files read concurrently after an absent one
-_LISTED = 65_536  # chunks of a record file listed at once, whatever its record_size
+_LISTED = 65_536  # most chunks listed between two checkpoints, whatever the record_size
 _COUNTED = 1_000_000  # most record files that are counted by requesting each
 _COUNTING = 2.0  # seconds that the first reader of an absent record file waits for the count
 
@@ -297,7 +297,7 @@ class ParquetStore(Store):
         return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
 
     async def usage(self) -> Usage:
-        """Return the number of files if no chunk were absent, as only the record files tell which are."""
+        """Return the number of files if no chunk were absent, because only record files say which are."""
         if self._set is None:
             return Usage()
         files = self._set.documents() + sum(grid.size for grid in self._set.grids.values() if grid)

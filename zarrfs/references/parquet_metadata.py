@@ -146,7 +146,7 @@ class ParquetSet:
         return len(self._metadata) + 1
 
     def reported_warnings(self) -> tuple[str, ...]:
-        """Return the problems as warnings, with a count of those that have no warning of their own."""
+        """Return the problems as warnings, with a count of those that are not listed."""
         more = len(self.problems) - _REPORTED_MAX
         warnings = [f"{entry}: {rule}" for entry, rule in self.problems[:_REPORTED_MAX]]
         return (*warnings, f"{more} more problems: see zarrfs check") if more > 0 else tuple(warnings)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OFFSET_MAX = 2**63 - 1  # largest offset and end of a range: the largest size of a file
 
-APART = ("refs",)  # the member that is parsed in slices of its own
+APART = ("refs",)  # the member that is parsed in separate slices
 _MEMBERS = {"version", "templates", "gen", "refs"}
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
 _SHORT = NAME_MAX // 4  # characters that fit in a name whatever their length in UTF-8
@@ -99,7 +99,7 @@ class _Version1:
                 self._entries.add(refs.items(), urls)
             else:
                 self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
-        if "version" not in self._members:  # the head had it, so another program writes the file
+        if "version" not in self._members:  # the head had it: another program has written the file
             raise self._compilation.refuse("the document changed while it was read")
         if self._unknown > _REPORTED_MAX:
             more = self._unknown - _REPORTED_MAX

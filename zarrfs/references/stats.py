@@ -24,7 +24,7 @@ from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, nested
 
-_BATCH = 65_536  # references converted to arrays at once
+_BATCH = 65_536  # references converted to arrays at a time
 _NAMES = 65_536  # URLs kept in memory; a second pass finds others that are needed
 _TAILS_MAX = 1 << 17  # chunks along the last dimension; with more, their names are not kept in a set
 

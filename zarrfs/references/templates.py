@@ -176,7 +176,7 @@ class Templates:
         """Parse a template. Raises TemplateError and the errors of jinja2."""
         tree = self._environment.parse(source)
         if any(name.name == "self" for name in tree.find_all(nodes.Name)):
-            raise TemplateError("'self' is undefined")  # jinja2 would supply an object of its own
+            raise TemplateError("'self' is undefined")  # jinja2 would supply its own object
         return tree
 
     def callee(self, name: str) -> nodes.Template | None:

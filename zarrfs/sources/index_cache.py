@@ -40,7 +40,7 @@ _FORGOTTEN = 3600.0  # age in seconds of such a directory whose process was kill
 DAMAGED = "damaged"  # CachedFile.problem: the content does not match the name, or others may write the file
 FOREIGN = "of another user"  # the file is sound, but neither ours nor root's; its owner may use it
 UNFINISHED = "unfinished"  # the file is being written, or its writer was killed
-_SMALL = 1 << 20  # bytes: a smaller file is hashed at each use and not synced, which takes as long
+_SMALL = 1 << 20  # bytes: a smaller index is hashed at each use instead of synced to disk once
 _swept = set[str]()  # directories that this process has swept
 _ABANDONED = 86_400.0  # age in seconds of a temporary file whose writer was killed
 
@@ -172,7 +172,8 @@ class IndexCache:
         try:
             return self._rename(scratch, digest)
         except PermissionError:
-            # Another user has an index of this name, in a directory with the sticky bit. The salt changes our name.
+            # Another user's index of this name cannot be replaced, because the directory has the sticky bit. The salt
+            # gives this index another hash and so another name.
             add_notes(scratch, [("salt", secrets.token_hex(8))])
             return self._rename(scratch, digest)
 
