@@ -1,4 +1,4 @@
-"""Documents that describe a tree: decompressed, parsed in slices, compiled to an index.
+"""Documents that describe a tree: decompress them, parse them in slices, and compile them to an index.
 
-Knows JSON and the index. Each format has a room of its own: references/ and archives/.
+This package knows JSON and the index. Each format has its own package: references/ and archives/.
 """

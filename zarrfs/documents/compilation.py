@@ -1,4 +1,4 @@
-"""The parts of compiling a document that all kinds of documents share."""
+"""The parts of compiling a document to an index that all kinds of documents share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from zarrfs.errors import SourceError
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.system.terminal import replace_line, shows_progress
 
-_QUIET_FOR = 1.0  # seconds before anything is shown,
-_EVERY = 0.2  # and between two updates of the line
-_REPORTED_MAX = 20  # problems that become warnings of their own; all of them are in the index
+_QUIET_FOR = 1.0  # seconds before a progress line appears,
+_EVERY = 0.2  # and between two updates of it
+_REPORTED_MAX = 20  # problems with a warning each; all of them are recorded in the index
 
 
 class Compilation:
@@ -33,7 +33,7 @@ class Compilation:
     def fault(self, rule: str, entry: str | None = None) -> None:
         """Refuse the whole document because of `rule`.
 
-        A subclass that collects faults returns instead; the caller then goes on without the faulty part.
+        In a subclass that collects faults, this method returns; the caller then continues without the faulty part.
         """
         raise self.refuse(rule, entry)
 
@@ -55,14 +55,14 @@ class Compilation:
         self.warnings.append(text)
 
     def reported_warnings(self) -> tuple[str, ...]:
-        """Return the warnings, with a count of the problems that have no warning of their own."""
+        """Return the warnings, with a count of the problems that are not listed."""
         if self.problems > _REPORTED_MAX:
             return (*self.warnings, f"{self.problems - _REPORTED_MAX} more entries left out: see zarrfs check")
         return tuple(self.warnings)
 
 
 class Validation(Compilation):
-    """A compilation that goes on after a fault: every fault becomes a problem in the index, with its place."""
+    """A compilation that continues after a fault, and records every fault in the index with its place."""
 
     thorough = True
 
@@ -71,7 +71,7 @@ class Validation(Compilation):
         self.writer.problem(entry or "", rule)
 
     def entry(self, key: str) -> str:
-        """Return the place of a key, such as refs["x/0"]."""
+        """Return the place of the entry `key` in the document, such as refs["x/0"]."""
         escaped = key.replace('"', '\\"')
         return f'{self.place}["{escaped}"]'
 
@@ -81,9 +81,10 @@ class Validation(Compilation):
 
 
 class ReadingProgress:
-    """A progress line on a terminal, for documents that take longer than a second to read (or to fetch: `verb`).
+    """A progress line on a terminal, for documents that take longer than a second to read or fetch.
 
-    A context manager, which erases the line on exit. The reader calls it with its position (in bytes of `total`).
+    The object is a context manager, which erases the line on exit. The reader calls it with its position in bytes, of
+    `total`. `verb` is the word in the line: "reading" or "fetching".
     """
 
     def __init__(self, source: str, total: int, quiet: bool, verb: str = "reading") -> None:
@@ -100,7 +101,7 @@ class ReadingProgress:
             replace_line()
 
     def __call__(self, position: int) -> None:
-        """Update the line unless the last update was just now."""
+        """Update the line, at most five times a second."""
         now = time.monotonic()
         if now < self._next:
             return

@@ -1,6 +1,6 @@
-"""Compressed documents: gzip, zstd, xz and bzip2, recognised by their first bytes and decompressed up to a bound.
+"""Compressed documents: detect gzip, zstd, xz and bzip2 by their first bytes, and decompress them up to a limit.
 
-Also recognises the archives that hold a document: tar and zip.
+Tar and zip files are detected here, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _zstd(file: IO[bytes]) -> IO[bytes]:
 _FORMATS: dict[bytes, tuple[str, Callable[[IO[bytes]], IO[bytes]]]] = {
     b"\x1f\x8b": ("gzip", _gzip),
     b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
-    b"\x50\x2a\x4d\x18": ("zstd", _zstd),  # a skippable frame, with which pzstd begins
+    b"\x50\x2a\x4d\x18": ("zstd", _zstd),  # a skippable frame; the output of pzstd begins with one
     b"\xfd7zXZ\0": ("xz", _xz),
     b"BZh": ("bzip2", _bzip2),
 }
@@ -56,8 +56,8 @@ def is_compressed(head: bytes) -> bool:
 def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
     """Return a reader that decompresses `file`, or `file` itself if it is not compressed.
 
-    `file` must be seekable and at its beginning. read() raises SourceError when the data is damaged or truncated, or
-    expands to more than `limit` bytes (-o document_limit=).
+    `file` must be seekable and at its beginning. read() of the decompressing reader raises SourceError if the data is
+    damaged or truncated, or expands to more than `limit` bytes (-o document_limit=).
     """
     head = file.read(_MAGIC)
     file.seek(0)
@@ -68,7 +68,7 @@ def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
 
 
 class _Expanding(io.RawIOBase):
-    """A decompressor with a bound on its output, whose only error is SourceError."""
+    """A decompressing reader with a limit on its output; its only error is SourceError."""
 
     def __init__(self, reader: IO[bytes], limit: int, source: str, name: str) -> None:
         self._reader, self._left, self._limit = reader, limit, limit
@@ -80,9 +80,9 @@ class _Expanding(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._reader.read(min(len(buffer), self._left + 1))
-        except SourceError:  # of the file itself
+        except SourceError:  # from reading `file`
             raise
-        except Exception as exc:  # each format has errors of its own
+        except Exception as exc:  # each format has its own exceptions
             raise SourceError(self._source, f"damaged {self._name} data: {exc}") from exc
         self._left -= len(data)
         if self._left < 0:
@@ -92,7 +92,7 @@ class _Expanding(io.RawIOBase):
 
 
 def is_zip(head: bytes) -> bool:
-    """Return whether a file that begins with `head` is a zip file, which may be empty."""
+    """Return whether a file that begins with `head` is a zip file, possibly an empty one."""
     return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 

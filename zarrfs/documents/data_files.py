@@ -1,8 +1,8 @@
-"""Files of data, which a reference set describes: recognised by their first bytes, to say what to do with them."""
+"""Data files (NetCDF, GRIB, TIFF, ...): detect them by their first bytes, so that errors can say what to do."""
 
 from __future__ import annotations
 
-_FORMATS = {  # first bytes: (name, what makes a reference set of such a file)
+_FORMATS = {  # first bytes: (name, function that makes a reference set of the file)
     b"\x89HDF\r\n\x1a\n": ("a NetCDF-4 or HDF5 file", "kerchunk.hdf.SingleHdf5ToZarr"),
     b"CDF\x01": ("a NetCDF-3 file", "kerchunk.netCDF3.NetCDF3ToZarr"),
     b"CDF\x02": ("a NetCDF-3 file", "kerchunk.netCDF3.NetCDF3ToZarr"),
@@ -18,7 +18,7 @@ _FORMATS = {  # first bytes: (name, what makes a reference set of such a file)
 
 
 def why_no_source(head: bytes) -> str | None:
-    """Return what a file of data that begins with `head` is, and how it becomes a source; None for other files."""
+    """Return why a data file that begins with `head` is no source, and what to do; None for other files."""
     for magic, (name, maker) in _FORMATS.items():
         if head.startswith(magic):
             remedy = f"make a reference set of it with {maker}" if maker else "convert it: nccopy -k nc4"

@@ -1,4 +1,4 @@
-"""A fetched document: bytes, or the descriptor of a file, readable from the beginning as often as needed."""
+"""A document that was fetched, or opened if it is local: bytes or a file descriptor, which can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import IO, Any
 from zarrfs.errors import SourceError, reason_of
 from zarrfs.system.beneath import keeps_ctime
 
-_SETTLED_NS = 2_000_000_000  # two changes less than a clock tick apart have equal times
-_PIECE = 1 << 20  # bytes hashed or read at once
+_SETTLED_NS = 2_000_000_000  # a file changed less than this ago may change again with equal times
+_PIECE = 1 << 20  # bytes hashed or read at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A fetched document. Readers share its descriptor; none of them holds the whole document in memory."""
+    """A document that was fetched, or opened if it is local. Its readers share the bytes or the descriptor."""
 
     source: str
     data: bytes | int  # bytes, or the descriptor of a regular file
     base: str
     mtime_ns: int | None
     origin: str = ""  # as Plan.origin
-    version: str = ""  # what stamp() returns for a document that was fetched
-    blobs: tuple[str, ...] = ()  # places of an archive's blobs unless -o blobs= names others
-    known: tuple[str, dict[str, str]] | None = None  # its index, from IndexCache.recall(); `data` is then empty
+    version: str = ""  # of a fetched document: the result of stamp()
+    blobs: tuple[str, ...] = ()  # sources of an archive's blobs, unless -o blobs= names others
+    known: tuple[str, dict[str, str]] | None = None  # its index, from IndexCache.recall(); `data` is then not read
 
     @property
     def size(self) -> int:
-        """Size in bytes as fetched, which may be compressed."""
+        """The size in bytes as fetched, before decompression."""
         return len(self.data) if isinstance(self.data, bytes) else os.fstat(self.data).st_size
 
     @property
     def fetched(self) -> bool:
-        """Whether the data is a private copy, which no other program changes."""
+        """Whether the data is a private copy, which no other program can change."""
         return bool(self.origin) or isinstance(self.data, bytes)
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Document:
             os.close(self.data)
 
     def open(self) -> IO[bytes]:
-        """Open a reader with a position of its own, at the beginning. Its reads raise SourceError."""
+        """Return a new reader at the beginning, with its own position. Its reads raise SourceError."""
         if isinstance(self.data, bytes):
             return io.BytesIO(self.data)
         return io.BufferedReader(_Positioned(self.data, self.source), _PIECE)
@@ -53,7 +53,7 @@ class Document:
     def stamp(self) -> str:
         """Return a name for this version, or "" if nothing identifies it.
 
-        For a local file it is a hash of the attributes that stat(2) shows.
+        For a local file, it is a hash of the path and of attributes from stat(2).
         """
         if self.origin or isinstance(self.data, bytes):
             return self.version
@@ -62,9 +62,10 @@ class Document:
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
     def settled(self) -> bool:
-        """Return whether a further change would alter stamp().
+        """Return whether any further change is certain to alter stamp().
 
-        Changes within one clock tick have equal times, and not every file system has a ctime that no program can set.
+        It is not certain soon after a change, because changes within one clock tick have equal times, nor on a file
+        system where a change of the file may leave the ctime as it is.
         """
         if self.origin or isinstance(self.data, bytes):
             return bool(self.version)
@@ -82,7 +83,7 @@ class Document:
 
 
 class _Positioned(io.RawIOBase):
-    """A reader with a position of its own, whose only error is SourceError; readers may share the descriptor."""
+    """A reader with its own position in a descriptor that readers may share; its only error is SourceError."""
 
     def __init__(self, descriptor: int, source: str) -> None:
         self._descriptor, self._source, self._at = descriptor, source, 0

@@ -1,6 +1,6 @@
-"""JSON documents of any size, parsed about a megabyte at a time, with compression undone on the way.
+"""JSON documents of any size, decompressed and parsed about a megabyte at a time.
 
-No part of this module holds a whole document. docs/large-sets.md explains why orjson parses slices.
+Only JsonDocument.whole() holds a whole document in memory. docs/large-sets.md explains why orjson parses slices.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from zarrfs.documents.compressed import expanding, is_tar
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 
-WINDOW = 1 << 20  # bytes parsed at once; more if a single value is larger
-_PIECE = 1 << 20  # bytes searched for long numbers at once
+WINDOW = 1 << 20  # bytes parsed at a time; more if a single value is larger
+_PIECE = 1 << 20  # bytes searched for long numbers at a time
 _GUESSES = 3  # candidate ends of a slice tried before the text is scanned
 
 
 def repeated(pattern: bytes) -> bytes:
-    """Return a pattern that matches `pattern` as often as possible, and never backtracks over what it has matched.
+    """Return a pattern that matches `pattern` as often as possible, and never backtracks over a match.
 
-    CPython before 3.11.5 matches `(?:...)*+` wrongly (its issue 106052); the other form takes memory for each match.
+    CPython before 3.11.5 matches `(?:...)*+` wrongly (its issue 106052). The atomic group used there takes memory for
+    each match.
     """
     return b"(?:%b)*+" % pattern if sys.version_info >= (3, 11, 5) else b"(?>(?:%b)*)" % pattern
 
@@ -32,7 +33,7 @@ def repeated(pattern: bytes) -> bytes:
 # All quantifiers are possessive: the matcher never backtracks over bytes it has seen.
 _STRING = b'"' + repeated(rb'[^"\\]++|\\.') + b'"'
 _FLAT = repeated(rb'[^"\[\]{}]++|' + _STRING)  # text without brackets
-_CLOSED = _STRING + rb"|\{" + _FLAT + rb"\}|\[" + _FLAT + rb"\]"  # values whose end one match finds
+_CLOSED = _STRING + rb"|\{" + _FLAT + rb"\}|\[" + _FLAT + rb"\]"  # strings, and containers without nested ones
 _PARTS = repeated(rb'[^",\[\]{}]++|' + _CLOSED)
 _SMALL = rb"\s*+" + _STRING + rb"\s*+:\s*+(?:" + _CLOSED + rb'|[^",\[\]{}]++)\s*+,'
 _CONTAINER = re.compile(b"(" + repeated(_SMALL) + rb")\s*+(" + _STRING + rb")\s*+:\s*+(?=[{\[])", re.DOTALL)
@@ -47,15 +48,15 @@ _BLANK = re.compile(rb"[ \t\r\n]*+")
 _OBJECT, _ARRAY, _COMMA = b"{[,"
 _CLOSING = {_OBJECT: ord("}"), _ARRAY: ord("]")}
 _EMPTY: dict[int, Callable[[], Any]] = {_OBJECT: dict, _ARRAY: list}
-DEPTH_MAX = 1024  # levels of nested objects and arrays: neither parser takes more
+DEPTH_MAX = 1024  # levels of nested objects and arrays: neither parser accepts more
 _TAR = 512  # bytes needed to recognise a tar
 
 
 class Slice(NamedTuple):
     """Consecutive members of an object (a dict), or items of an array (a list)."""
 
-    member: str | None  # the member of the root that they are part of; None: the root itself
-    values: Any  # the root itself if it is neither object nor array
+    member: str | None  # the member of the root that the values belong to; None: the root itself
+    values: Any  # a dict or a list; the root itself if it is neither object nor array
 
 
 class JsonDocument:
@@ -75,10 +76,10 @@ class JsonDocument:
     def slices(self, apart: Collection[str] = ()) -> Iterator[Slice]:
         """Yield the whole document in slices, in the order of the text.
 
-        A member of the root named in `apart` comes in slices of its own if it does not fit in one. The first slice of
-        such a member, and of an array, may be empty.
+        A member of the root that `apart` names comes in separate slices, unless it is small. The first slice of such a
+        member, or of an array, may be empty.
         """
-        self._heads.clear()  # a head may be large
+        self._heads.clear()  # to free memory: a head may be large
         with self._document.open() as raw:
             reader = _Reader(expanding(raw, self._limit, self.source), self.source)
             for found in reader.slices(apart):
@@ -101,7 +102,7 @@ class JsonDocument:
         return found
 
     def members(self, names: Collection[str], apart: Collection[str] = ()) -> dict[str, Any]:
-        """Return the members of the root named in `names`, except those that come in slices of their own."""
+        """Return the members of the root named in `names`, except those that come in separate slices."""
         found: dict[str, Any] = {}
         for member, values in self.slices(apart):
             if member is None and isinstance(values, dict):
@@ -109,7 +110,7 @@ class JsonDocument:
         return found
 
     def whole(self) -> Any:
-        """Parse the whole document at once."""
+        """Parse the whole document and return it."""
         parts = list(self.slices())
         first = parts[0].values
         for part in parts[1:]:
@@ -127,10 +128,10 @@ class _Scan:
         self.restart()
 
     def restart(self) -> None:
-        """Start over after the first byte of the text, which is the bracket or comma before a member."""
+        """Start again after the first byte of the text, which is the bracket or comma before a member."""
         self.at, self.depth, self.in_string = 1, 0, False
-        self.comma = -1  # the last one between members
-        self.end = -1  # the bracket that closes the object or array
+        self.comma = -1  # position of the last comma between members, or -1
+        self.end = -1  # position of the bracket that closes the object or array, or -1
 
     def drop(self, count: int) -> None:
         """Adjust all positions after the text has lost its first `count` bytes."""
@@ -158,7 +159,7 @@ class _Scan:
     def _end_string(self, text: bytearray) -> None:
         stop = text.find(b'"', self.at)
         end = len(text) if stop < 0 else stop
-        if text.find(b"\\", self.at, end) < 0:  # most long values have no escapes: ten times as fast
+        if text.find(b"\\", self.at, end) < 0:  # ten times as fast as the pattern; few long values have escapes
             self.at, self.in_string = end + (stop >= 0), stop < 0
         else:
             match = _matched(_STRING_REST, text, self.at)
@@ -218,9 +219,9 @@ class _Reader:
         """Yield slices of the object or array whose bracket is the first byte of the text; end at its closing one."""
         opening = self._text[0]
         self._scan.restart()
-        comma, empty = False, True  # the last token was a comma; no slice was yielded yet
+        comma, empty = False, True  # whether the last token was a comma, and whether no slice was yielded yet
         if member is not None and _matched(_BLANK, self._text, 1).end() == len(self._text):
-            yield Slice(member, _EMPTY[opening]())  # the kind of the document is known before many blanks are read
+            yield Slice(member, _EMPTY[opening]())  # head() need not read many blanks
             empty = False
         self._skip(0)
         while True:
@@ -238,7 +239,7 @@ class _Reader:
                 self._drop(used)
                 if values or (closed and empty):
                     yield Slice(member, values or _EMPTY[opening]())
-                    values = None  # free what may be long before reading on
+                    values = None  # free the memory before reading more
                 if closed:
                     return
                 self._skip(0)
@@ -246,7 +247,7 @@ class _Reader:
             elif self._ended:
                 raise self._refuse("it ends in the middle", len(self._text))
             else:
-                if empty and (member is not None or opening == _ARRAY):  # likewise before a long value
+                if empty and (member is not None or opening == _ARRAY):  # head() need not read a long value
                     yield Slice(member, _EMPTY[opening]())
                     empty = False
                 self._more(len(self._text) // 8)
@@ -254,7 +255,7 @@ class _Reader:
                 self._more()
 
     def _next(self, opening: int, comma: bool) -> tuple[Any, int, bool]:
-        """Return (values, their end, whether all ends there) of the next slice; the end is 0 if none is complete."""
+        """Return (values, their end, whether the container ends there) of the next slice; end 0: none is complete."""
         if self._scan.at == 1:
             values, used = self._guess(opening)
             if used:
@@ -298,7 +299,7 @@ class _Reader:
         return None, 0
 
     def _exact(self, opening: int, stop: int) -> Any:
-        """Parse the members before `stop`, keeping large integers inside objects, of which orjson makes floats."""
+        """Parse the members before `stop`, keeping large integers in nested objects: orjson makes floats of them."""
         import orjson
 
         self._text[0], self._text[stop] = opening, _CLOSING[opening]
@@ -306,13 +307,13 @@ class _Reader:
             values = orjson.loads(members)
             if self._text.find(b"{", 1, stop) < 0 or not _has_long_number(members):
                 return values
-            del values  # free what may be long before parsing again
+            del values  # free the memory before parsing again
             return self._again(bytes(members), 0)
 
     def _enter(self, apart: Collection[str]) -> tuple[str, dict[str, Any]] | None:
-        """Enter a member that comes in slices of its own: (its name, the small members before it), or None.
+        """Enter the next member if it comes in separate slices; return (its name, the members before it), or None.
 
-        The text then begins with the member's value.
+        Only small members may come before it. The text then begins with its value.
         """
         match = _CONTAINER.match(self._text, 1)
         if match is None:
@@ -326,7 +327,7 @@ class _Reader:
         return str(name), before
 
     def _separator(self) -> bool:
-        """Return whether a comma comes next, rather than the end of the root; the text then begins with it."""
+        """Make the text begin with the comma or bracket after a member of the root; return whether it is a comma."""
         self._scan.restart()
         self._skip(0)
         token = bytes(self._text[1:2])
@@ -338,7 +339,7 @@ class _Reader:
         return token == b","
 
     def _more(self, at_least: int = 0) -> None:
-        """Read more text. Of blanks outside strings that fill whole windows, only one is kept."""
+        """Read more text. Reduce blanks that fill whole reads, outside strings, to one blank."""
         count, blanks, piece = max(at_least, WINDOW), 0, b""
         while not self._ended:
             piece = self._file.read(count)
@@ -399,7 +400,7 @@ class _Reader:
                 raise self._refuse(reason, at + first.pos) from None
 
     def _again(self, text: bytes, at: int) -> Any:
-        """Parse `text`, which starts at `at`, with json after orjson: json may take fewer levels of nesting."""
+        """Parse `text`, which starts at `at`, with json after orjson. json may accept fewer levels of nesting."""
         try:
             return json.loads(text)
         except RecursionError:

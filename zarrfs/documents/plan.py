@@ -10,25 +10,25 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The plan of a source, which says how to open it: plain values, ready for JSON."""
+    """The plan of a source: everything needed to open it, as values that JSON can hold."""
 
-    source: str  # as messages show it, without credentials
+    source: str  # its name in messages, without credentials
     kind: str  # references, archive, zarr or icechunk
     path: str | None = None  # a local directory
     url: str | None = None  # an fsspec URL
     index: str | None = None  # an index file
-    temporary: bool = False  # the index belongs to this process alone, which opens and unlinks it
-    origin: str = ""  # the URL of a document from the network, which limits what it may reach; "" for a local one
-    private: bool = False  # whether that document's server has an address that is not public
+    temporary: bool = False  # the index is for this process only, which unlinks it after opening it
+    origin: str = ""  # URL of a document from the network, which limits the targets it may reach; "" for a local one
+    private: bool = False  # whether the server of `origin` has an address that is not public
     base: str = ""  # the base of relative target URLs, with a trailing "/"
     mtime_ns: int | None = None  # of the document
     lists: bool = True  # whether the server behind `url` can list
     warnings: tuple[str, ...] = ()
-    digest: str = ""  # SHA-256 of the document, hexadecimal, where its index notes it
-    blobs: tuple[str, ...] = ()  # places of blobs unless -o blobs= names others
-    about: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of a repository: what `info` says of it
-    named: str = ""  # of a mount: the source as the user named it, to plan it again from any directory; never shown
-    alone: bool = False  # of a mount: one process answers it, whatever workers= says
+    digest: str = ""  # SHA-256 of the document (if noted in its index), or of the place and snapshot; hex
+    blobs: tuple[str, ...] = ()  # sources of blobs, unless -o blobs= names others
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of a repository: facts for `zarrfs info`
+    named: str = ""  # of a mount: the source as the user named it, to plan it again from any directory; never printed
+    alone: bool = False  # of a mount: served by one process, whatever workers= says
 
 
 def discard(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Reference sets made from existing trees: Zarr stores, and any directory behind a path or an fsspec URL."""
+"""Reference sets made from existing trees: Zarr stores, and any directory at a path or an fsspec URL."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from zarrfs.store.traversal import walk, with_sizes
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
 
-_AT_ONCE = 64  # sizes requested at the same time
+_AT_ONCE = 64  # sizes requested concurrently
 
 
 def check_tree(plan: Plan, view: str | None = None) -> None:
-    """Raise SourceError unless the whole tree, or that view of it, can be listed; UsageError for a decoded one."""
+    """Check that a reference set can be made from the tree of `plan`, or from its `view`.
+
+    Raise UsageError if the view decodes values, and SourceError if the source is a document (other than a reference
+    set with a view) or its server cannot list.
+    """
     if view in ("arrays", "netcdf"):
         raise UsageError(f"--view {view}: its bytes are decoded as they are read, so no reference can point to them")
     if plan.kind not in ("zarr", "icechunk") and not (plan.kind == "references" and view):
@@ -38,9 +42,10 @@ async def references_of(
 ) -> AsyncIterator[Reference]:
     """Yield every file of `store` as a reference, in the order of list_prefix("").
 
-    Zarr's metadata documents, empty files and those of up to `inline` bytes are inline; the others are references to a
-    whole file. `relative_to`: the local directory that URLs are relative to. `own`: local paths that do not belong to
-    the tree, even if they are in it. SourceError names what no reference set can hold, or what cannot be read.
+    Zarr's metadata documents, empty files and files of up to `inline` bytes become inline values; all other files
+    become the references that reference_of() returns. `relative_to`: the local directory that URLs are relative to.
+    `own`: local paths to leave out even if they are in the tree, such as the output. Raise SourceError for an entry
+    that no reference set can hold or that cannot be read, and UsageError if the root of the tree is one of `own`.
     """
 
     def failed(key: str, exc: Exception) -> None:
@@ -62,9 +67,10 @@ async def references_of(
 
 
 async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_to: str | None = None) -> Reference:
-    """Return the reference of one file of `store`: to (part of) a file, or to where a reference set has its bytes.
+    """Return a reference to the bytes of one file of `store`, which `store.locate()` finds.
 
-    SourceError if no reference can name its bytes.
+    They may be a whole file, a part of one, or a target of a reference set. The value is inline if its bytes have no
+    URL. Raise SourceError if no reference can name them, or if they are in a local file that is not readable.
     """
     try:
         where = await store.locate(key, shown=False)
@@ -84,7 +90,7 @@ async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_t
 
 
 def _absolute(url: str, plan: Plan, key: str) -> str:
-    """Return a URL of the source as a set elsewhere needs it. SourceError if none can have it."""
+    """Return `url` as an absolute URL, for a set in another directory. Raise SourceError if that is impossible."""
     try:
         found = absolute(url, plan.base)
     except ReadError as exc:
@@ -95,18 +101,24 @@ def _absolute(url: str, plan: Plan, key: str) -> str:
 
 
 def _url_of_path(path: str, plan: Plan, key: str, relative_to: str | None) -> str:
-    """Return the URL of a local file, relative to a directory if one is given. SourceError if it is not readable."""
+    """Return the URL of a local file, relative to the directory `relative_to` unless that is None.
+
+    Raise SourceError if the file is not readable or the URL would not be UTF-8.
+    """
     if not os.access(path, os.R_OK):
         raise SourceError(plan.source, "permission denied", key)
     if relative_to is not None:
         path = os.path.relpath(path, relative_to)
     if not is_utf8(path):
         raise SourceError(plan.source, NOT_UTF8, key)
-    return f"./{path}" if urls.protocols(path) else path  # "./": a file may be called "ab::c"
+    return f"./{path}" if urls.protocols(path) else path  # a file name like "ab::c" looks like a URL
 
 
 def _one_of(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
-    """Return a test whether a key is one of the local `paths`, however spelled. UsageError if the tree is one."""
+    """Return a predicate: whether a key is one of the local `paths`, even if they reach its directory through links.
+
+    Raise UsageError if the root of the tree is one of `paths`.
+    """
     root = local_path(plan.path or plan.url or "")
     names = {os.path.basename(path) for path in paths}
 
@@ -134,6 +146,6 @@ def _check(key: str, info: Info, source: str) -> None:
         raise SourceError(source, info.unreadable, key)
     if not is_utf8(key):
         raise SourceError(source, "a name that is not UTF-8, which no reference set can hold", key)
-    rule = set_key_rule(key) if info.kind is Kind.FILE else None  # a directory is none of its entries
+    rule = set_key_rule(key) if info.kind is Kind.FILE else None  # a set has no entries for directories
     if rule:
         raise SourceError(source, f"{rule}, which no reference set can hold", key)

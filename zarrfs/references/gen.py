@@ -1,7 +1,7 @@
-"""The items of `gen` in a reference set, parsed and checked; templates.py renders them.
+"""The parser of `gen` in a reference set, which checks its items; templates.py renders them.
 
-Source: the fsspec reference set specification. Apart from templates.py, so that a set without templates needs no
-jinja2.
+Source: the fsspec reference set specification. This module is separate from templates.py, so that a set without
+templates can be read without jinja2.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from jinja2 import nodes
 
 RENDERED_MAX = 64 << 10  # characters of one rendered text
-_SHOWN = 60  # digits of a number of entries that a message shows
-_FIELDS: tuple[str, ...] = ("key", "url", "offset", "length")  # of an item of gen, in the order of a row
+_SHOWN = 60  # most digits of a number of entries in a message
+_FIELDS: tuple[str, ...] = ("key", "url", "offset", "length")  # of an item of gen, as in RenderedBatch
 
 
 class TemplateError(ZarrfsError):
-    """A template, or an item of `gen`, that breaks `rule`; `entry` is the faulty member, if known."""
+    """An error in a template or an item of `gen`: it breaks `rule`; `entry` is the faulty member, if known."""
 
     def __init__(self, rule: str, entry: str | None = None) -> None:
         self.rule, self.entry = rule, entry
@@ -29,7 +29,10 @@ class TemplateError(ZarrfsError):
 
 
 class RenderedBatch(NamedTuple):
-    """The rendered fields of consecutive combinations; a number is an int only if its text is that of the int."""
+    """The rendered fields of consecutive combinations, one list element for each.
+
+    Offsets are all int or all str, and so are lengths. They are int only if each text is str() of its int.
+    """
 
     keys: list[str]
     urls: list[str]
@@ -39,12 +42,12 @@ class RenderedBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gen:
-    """One checked item of `gen`: `where` is its place; `fields` are templates, in the order of a row."""
+    """One checked item of `gen`. `where` is its path in the document, such as "gen[0]"; `fields` are its templates."""
 
     where: str
-    fields: Mapping[str, str]  # key, url and perhaps offset, length
+    fields: Mapping[str, str]  # key, url and, unless the targets are whole, offset and length
     dimensions: dict[str, Sequence[int]]
-    count: int  # of the product of the dimensions
+    count: int  # number of combinations: the product of the sizes of the dimensions
 
     def combination(self, number: int) -> dict[str, int]:
         """Return the values of the dimensions in the `number`th combination; the last dimension varies fastest."""
@@ -56,7 +59,10 @@ class Gen:
         return values
 
     def block(self, number: int, rows: int) -> dict[str, Sequence[int]]:
-        """Return the dimensions' values in a block of at most `rows` combinations that starts at the `number`th."""
+        """Return the values of each dimension in a block of at most `rows` combinations that starts at the `number`th.
+
+    The combinations of the block are the product of the returned values.
+    """
         found: dict[str, Sequence[int]] = {}
         size, whole = 1, True  # whole: the block has all values of all later dimensions
         for name in reversed(self.dimensions):
@@ -75,10 +81,11 @@ def _refuse(rule: str, entry: str) -> None:
 def read_gen(
     items: object, names: Collection[str], limit: int, fault: Callable[[str, str], None] = _refuse
 ) -> list[Gen]:
-    """Check the member `gen`; `names` are those of the templates.
+    """Check the member `gen` and return its items. `names`: the names of the templates, which no dimension may have.
 
-    More than `limit` combinations in total are refused, judging by the sizes of the dimensions alone.
-    `fault(rule, entry)` raises TemplateError by default; if the caller's returns, the item is left out.
+    More than `limit` combinations in total are a fault; they are counted without expanding them. `fault(rule, entry)`
+    reports a fault. By default it raises TemplateError; if it returns, the faulty item is left out, or all items if
+    the fault concerns the whole member.
     """
     if not isinstance(items, list):
         fault(f"expected an array, not {json_type(items)}", "gen")
@@ -94,7 +101,7 @@ def read_gen(
 
 
 def json_type(value: object) -> str:
-    """Return what JSON calls the type of `value`; a number is shown as itself."""
+    """Return the JSON name of the type of `value`, for messages; for a number or a boolean, include the value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -143,7 +150,7 @@ class _Item:
         self._fault(rule, entry)
 
     def _dimension(self, value: object, where: str) -> tuple[Sequence[int], int]:
-        """Return (values, their number) of an array of whole numbers, or of start, stop and step as in range()."""
+        """Return (values, number of values) of a dimension: an array of integers, or the arguments of range()."""
         if isinstance(value, list):
             for number, item in enumerate(value):
                 if type(item) is not int:
@@ -176,6 +183,6 @@ class _Item:
 
 def names_in(body: Iterable[nodes.Node]) -> set[str]:
     """Return the names that occur in the nodes of a template."""
-    from jinja2 import nodes  # lazily: a set without templates needs no jinja2
+    from jinja2 import nodes  # imported here: a set without templates needs no jinja2
 
     return {name.name for node in body for name in nodes.Output([node]).find_all(nodes.Name)}

@@ -1,6 +1,6 @@
-"""JsonWriter: a reference set written as JSON, entry by entry.
+"""JsonWriter, which writes a reference set as JSON, entry by entry.
 
-Source: the fsspec reference set specification. fsspec's own reader must find the same bytes, with its simple
+Source: the fsspec reference set specification. fsspec must read the same bytes from the set, both with its simple
 templates (the default) and with jinja2.
 """
 
@@ -19,19 +19,20 @@ from zarrfs.references.keys import BASE64
 from zarrfs.store.api import Reference
 from zarrfs.system.buffers import Buffer
 
-_AT_ONCE = 4096  # entries encoded together,
-_BYTES_AT_ONCE = 1 << 20  # or fewer, if their inline bytes exceed this
+_AT_ONCE = 4096  # entries that are encoded together,
+_BYTES_AT_ONCE = 1 << 20  # unless their inline bytes reach this number before
 
-# In version 1 a URL that contains "{{" is a template. These templates make it render to itself: with jinja2, which
-# would also interpret "{%" and drop a final newline, and with fsspec's str.format, which interprets every brace.
+# In version 1 a URL that contains "{{" is a template. Its special characters are replaced by these templates, so that
+# it renders to itself: with jinja2, which would also interpret "{%" and drop a final newline, and with fsspec's
+# str.format, which interprets every brace.
 _TEMPLATES = {"lbrace": "{", "rbrace": "}", "lf": "\n", "cr": "\r"}
 _ESCAPES = str.maketrans({char: f"{{{{{name}}}}}" for name, char in _TEMPLATES.items()})
 
 
 class JsonWriter:
-    """Writes references to the binary `file` as a set of `version` 0 or 1; it is complete after commit().
+    """A writer of references to the binary `file`, as a set of `version` 0 or 1.
 
-    The caller closes the file.
+    The document is complete after commit(). The caller closes the file.
     """
 
     def __init__(self, file: IO[bytes], version: int = 1) -> None:
@@ -41,7 +42,10 @@ class JsonWriter:
         self._began = self._templates = False
 
     def add(self, reference: Reference) -> None:
-        """Write one entry. InvalidKey if a set of this version cannot hold it."""
+        """Add one entry. Entries are written in batches.
+
+        Raise InvalidKey if a set of this version cannot hold it, perhaps only when the batch of the entry is written.
+        """
         key, data, url, offset, length = reference
         if data is None and len(url) > RENDERED_MAX:
             data = _contained(reference)
@@ -56,13 +60,14 @@ class JsonWriter:
             self._flush()
 
     def commit(self) -> None:
-        """Write the rest of the document."""
+        """Write the rest of the document. Raises InvalidKey as add() does."""
         self._flush()
         if not self._began:
             self._begin()
         self._file.write(b"}")
         if self._version:
-            # after refs, as only now the need is known; a set without templates is read without jinja2
+            # After refs, because only now it is known whether they are needed. Readers of a set without templates do
+            # not need jinja2.
             self._file.write(b',"templates":' + orjson.dumps(_TEMPLATES) if self._templates else b"")
             self._file.write(b"}")
         self._file.write(b"\n")
@@ -87,7 +92,10 @@ class JsonWriter:
 
 
 def _contained(reference: Reference) -> bytes:
-    """Return the bytes that a data: URL contains which is too long for JSON. InvalidKey for any other URL."""
+    """Return the bytes of a reference to a data: URL that is too long for JSON.
+
+    Raise InvalidKey if the URL is of another kind or malformed, or ends before the range of the reference.
+    """
     key, _data, url, offset, length = reference
     if urls.is_data(url):
         with contextlib.suppress(ValueError):
@@ -100,7 +108,7 @@ def _contained(reference: Reference) -> bytes:
 
 
 def inline_text(data: Buffer) -> str:
-    """Return the inline value that stands for `data`: its text if that is UTF-8, else base64."""
+    """Return `data` as an inline value: as text if it is UTF-8 and does not begin with "base64:", else in base64."""
     raw = bytes(data)
     if not raw.startswith(BASE64):
         try:

@@ -1,4 +1,4 @@
-"""Keys of reference sets: their bounds, and how messages show them; inline values in base64."""
+"""Keys of reference sets: their limits, and their form in messages; also inline values in base64."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import binascii
 
 from zarrfs.store.api import KEY_MAX, key_rule
 
-BASE64 = b"base64:"  # the beginning of such a value
-DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its name
+BASE64 = b"base64:"  # the prefix of an inline value in base64
+DEPTH_MAX = 100  # directories of a key: each costs an index row and a path, however short its name
 ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
 _BLANKS = b" \t\r\n\v\f"
 _PRINTED_MAX = 400  # characters of a key in a message
@@ -34,6 +34,7 @@ def set_key_rule(key: str) -> str | None:
 
 
 def decode_base64(value: bytes) -> bytes:
-    """Return what an inline value stands for that begins with BASE64; blanks are ignored. binascii.Error."""
-    coded = value.translate(None, _BLANKS) if any(blank in value for blank in _BLANKS) else value  # may be long
+    """Decode an inline value that begins with BASE64, ignoring white space. Raise binascii.Error if malformed."""
+    # copied only if there is white space: the value may be long
+    coded = value.translate(None, _BLANKS) if any(blank in value for blank in _BLANKS) else value
     return binascii.a2b_base64(memoryview(coded)[len(BASE64) :], strict_mode=True)

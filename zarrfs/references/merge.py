@@ -1,4 +1,4 @@
-"""Reference sets merged into one, each under a prefix of its own."""
+"""Merge reference sets into one, each under its own prefix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _GROUP = b'{"zarr_format":2}'
 _V2 = (".zgroup", ".zarray")
-_LOOK = 100  # directories at the top of a set that are searched for metadata
+_LOOK = 100  # top-level directories of a set that are searched for metadata
 
 
 class MergePart(NamedTuple):
@@ -34,11 +34,11 @@ class MergePart(NamedTuple):
     name: str  # in messages
     prefix: str  # a key; "" puts it at the root
     store: Store
-    references: AsyncIterator[Reference]  # the store's references in order, as they will be written
+    references: AsyncIterator[Reference]  # the store's references, sorted by name, with their URLs as written
 
 
 def split_prefix(text: str) -> tuple[str, str]:
-    """Split PREFIX=SOURCE or SOURCE into (prefix, source). A text that cannot be a directory's key is no prefix."""
+    """Split PREFIX=SOURCE or SOURCE into (prefix, source). A text before "=" that is no valid key is no prefix."""
     prefix, equals, source = text.partition("=")
     prefix = prefix.rstrip("/")
     if equals and source and (not prefix or (key_rule(prefix) is None and is_utf8(prefix))):
@@ -47,10 +47,11 @@ def split_prefix(text: str) -> tuple[str, str]:
 
 
 async def merged(parts: Sequence[MergePart], duplicates: str = "error") -> AsyncIterator[Reference]:
-    """Yield the references of all parts in the order of names; each part must yield its own in that order.
+    """Yield the references of all parts, sorted by the names in their keys; each part must yield them in that order.
 
-    If several parts hold a key with different values, the `duplicates` ("first" or "last") one is taken; with "error"
-    the key is a SourceError that names both parts. So is a key that is a file in one part and a directory in another.
+    If several parts have a key with different values, take the value of the "first" or "last" part, as `duplicates`
+    says; with "error", raise SourceError, which names both parts. Also raise SourceError if a key is a file in one
+    part and a directory in another.
     """
     held: Reference | None = None
     holder = parts[0]
@@ -72,7 +73,7 @@ async def merged(parts: Sequence[MergePart], duplicates: str = "error") -> Async
 
 
 def _is_same(one: Reference, other: Reference) -> bool:
-    """Return whether two references of one key have the same value: for metadata, the same JSON."""
+    """Return whether two references of one key have the same value; inline metadata are compared as JSON."""
     if one == other:
         return True
     if one.data is None or other.data is None or one.key.rpartition("/")[2] not in ZARR_METADATA:
@@ -84,7 +85,7 @@ def _is_same(one: Reference, other: Reference) -> bool:
 
 
 def _parsed(document: Buffer) -> object:
-    """Parse JSON for a comparison: NaN, as in a `_FillValue`, equals itself; 1 is not true, and 0.0 is not -0.0."""
+    """Parse JSON so that == compares it: NaN (as in a `_FillValue`) equals itself, 1 differs from true, 0 from -0."""
     return json.loads(
         bytes(document), parse_constant=lambda name: (name,), parse_int=lambda text: (int(text), text[0] == "-"),
         parse_float=lambda text: (float(text), text[0] == "-"),
@@ -92,7 +93,10 @@ def _parsed(document: Buffer) -> object:
 
 
 async def _merged_stream(parts: Sequence[MergePart]) -> AsyncIterator[tuple[Reference, MergePart]]:
-    """Yield the references of all parts under their full keys; of equal keys, the first part's first."""
+    """Yield (reference, part) of all parts, with prefixed keys, sorted by name; equal keys in the order of parts.
+
+    Raise ReadError if a part does not yield its references in order.
+    """
     heap: list[tuple[list[str], int, Reference]] = []
     streams = [_prefixed(part) for part in parts]
     for number, stream in enumerate(streams):
@@ -125,7 +129,7 @@ async def _prefixed(part: MergePart) -> AsyncIterator[Reference]:
 
 
 async def sorted_by_name(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:
-    """Yield `references`, of the set that `plan` describes, sorted by name; a set in Parquet has another order."""
+    """Yield the references of the set of `plan`, sorted by name. A Parquet set is sorted by writing an index."""
     if plan.index is not None:
         async for reference in references:
             yield reference
@@ -148,7 +152,8 @@ async def sorted_by_name(references: AsyncIterator[Reference], plan: Plan) -> As
 async def groups(parts: Sequence[MergePart]) -> list[Reference]:
     """Return .zgroup documents for the root and the directories above each prefix, where no part has metadata.
 
-    Returns [] unless all parts are of Zarr v2, judging by the metadata at their roots or in the directories there.
+    Return [] unless all parts that have metadata are Zarr v2. A part is searched at its root and, if there is no
+    metadata, in its top-level directories.
     """
     versions = {version for part in parts if (version := await _version(part.store)) is not None}
     if versions != {2}:
@@ -165,7 +170,7 @@ async def groups(parts: Sequence[MergePart]) -> list[Reference]:
 
 
 async def _version(store: Store) -> int | None:
-    """Return the Zarr format of the set's first metadata; None if there is none."""
+    """Return the Zarr format of the first metadata document found at the root or one level below it, or None."""
     found = await _version_at(store, "")
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Reference sets as commands read and write them: their references, and the formats JSON, Parquet and index."""
+"""The input and output of commands on reference sets: the references of a set; JSON, Parquet and index files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 STDOUT = "-"
 DUMP = "tar"  # the format of a file archive with its blobs
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
-# endings of names that are not a file archive's
+# endings that the name of a file archive cannot have
 _PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr")
 _ENDINGS = {f".{name}": name for name in FORMATS} | {".parq": "parquet"}
 
 
 @dataclasses.dataclass
 class ReferenceWriter:
-    """A consumer of references, each key once. An index keeps the `notes`.
+    """An open output. `add` writes one reference; every key is added once.
 
-    `own` are the local paths that are created or changed by the writing.
+    `own`: the local paths that writing creates or changes. `notes`: the notes of an index; other formats ignore them.
     """
 
     add: Callable[[Reference], None]
@@ -43,19 +43,20 @@ class ReferenceWriter:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A set to be written: `path` ("-" for standard output) in one of FORMATS."""
+    """The output of a set: `path` ("-" for standard output) and one of FORMATS."""
 
     path: str
     format: str
     replace: bool = False  # whether an existing set may be replaced
-    record_size: int | None = None  # of Parquet: references of one record file; None: ParquetWriter's default
-    version: int = 1  # of JSON
+    record_size: int | None = None  # Parquet: references in one record file; None: ParquetWriter's default
+    version: int = 1  # JSON: of the reference set specification, 0 or 1
 
     @property
     def base(self) -> str | None:
-        """The directory that relative URLs of the set resolve against, with a trailing "/"; None if unknown.
+        """The directory against which relative URLs of the set are resolved, with a trailing "/".
 
-        That is the directory of the file; a Parquet set is a directory itself.
+        For a Parquet set it is the set's own directory, else the directory of the file. None for standard output and
+        symbolic links.
         """
         if self.path == STDOUT or os.path.islink(self.path):
             return None
@@ -64,9 +65,9 @@ class Output:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReferenceWriter]:
-        """Open a ReferenceWriter. The end of the block completes the set; an exception leaves nothing behind.
+        """Provide a ReferenceWriter. Leaving the block completes the set; after an exception no new file remains.
 
-        UsageError if `path` cannot be written to, SourceError if writing fails.
+        Raise UsageError if `path` is no valid destination, SourceError if writing fails.
         """
         if self.path == STDOUT:
             if not self.format.startswith("json"):
@@ -102,11 +103,14 @@ class Output:
             if not is_utf8(writer.notes.get("base", "")):
                 raise SourceError(self.path, "relative to a path that is not UTF-8, which no index can note")
             index.commit(writer.notes.items())
-        os.chmod(path, stat.S_IMODE(mode))  # the mode from the umask: IndexWriter's is for the cache
+        os.chmod(path, stat.S_IMODE(mode))  # as the umask says: IndexWriter sets 0644, for indexes in the cache
 
 
 def output_format(path: str, said: str | None = None, usual: str | None = None) -> str:
-    """Return the format of a set called `path`: `said`, else by the name's ending, else `usual`, else UsageError."""
+    """Return the format of a set at `path`: `said`, else by the ending of its name, else `usual`.
+
+    An existing directory and a name that ends in "/" mean Parquet. Raise UsageError if nothing implies a format.
+    """
     if said is not None:
         return said
     if path.endswith("/") or os.path.isdir(path):
@@ -120,15 +124,15 @@ def output_format(path: str, said: str | None = None, usual: str | None = None) 
 
 
 def form_of_name(path: str) -> str | None:
-    """Return the format that the ending of a name implies; None if there is none."""
+    """Return the format that the ending of a name implies; None for an unknown ending."""
     return next((form for ending, form in _ENDINGS.items() if path.lower().endswith(ending)), None)
 
 
 def archive_form(path: str, dumps: bool = False) -> str:
     """Return the format of a file archive called `path`: one of JSON, or "tar" if `dumps` are allowed.
 
-    UsageError if the name implies another format. Unlike that of a set, the name need not contain json: one that ends
-    in .gz, .zst, .xz or .bz2 is compressed.
+    Raise UsageError if the name implies another format. Unlike the name of a set, the name of an archive need not
+    contain "json": any name that ends in .gz, .zst, .xz or .bz2 means compressed JSON.
     """
     if dumps and path.lower().endswith(".tar"):
         return DUMP
@@ -154,7 +158,7 @@ def add_reference(index: IndexWriter, reference: Reference) -> None:
 
 
 def _standard_output() -> tuple[str, ...]:
-    """Return the path of the file that standard output goes to, if it is a file."""
+    """Return the path of the file that standard output is redirected to; () if it is not a file."""
     try:
         path = os.path.realpath(f"/proc/self/fd/{sys.stdout.fileno()}")
     except (OSError, ValueError):
@@ -174,7 +178,7 @@ def _json(raw: IO[bytes], form: str, version: int) -> Iterator[ReferenceWriter]:
 
 
 def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """Open a file that compresses into `raw` by the format of JSON (json.zst); closing it leaves `raw` open."""
+    """Open a file that writes to `raw` in the compression of `form` ("json.zst"); closing it leaves `raw` open."""
     file: Any
     match form.partition(".")[2]:
         case "gz":
@@ -212,31 +216,32 @@ def reference_set(store: Store, plan: Plan) -> Store:
 
 
 async def entries(store: Store, plan: Plan, alone: bool = True) -> AsyncIterator[Reference]:
-    """Yield the references of a set for any format: a Parquet set's `.zmetadata` as consolidated metadata.
+    """Yield the references of a set so that any format can hold them.
 
-    Unless the set is `alone` in its directory, that is left out, as it would hide what other sets hold.
+    A Parquet set's `.zmetadata` becomes consolidated metadata of Zarr. It is left out unless the set is `alone` in its
+    directory of the output, because it would hide the other sets' nodes from readers of consolidated metadata.
     """
     parquet = plan.index is None
     async for reference in store.references():
         if parquet and reference.key == ".zmetadata" and reference.data is not None:
             if not alone:
                 continue
-            document = {"zarr_consolidated_format": 1} | json.loads(bytes(reference.data))  # kerchunk writes none
+            document = {"zarr_consolidated_format": 1} | json.loads(bytes(reference.data))  # kerchunk omits it
             document.pop("record_size", None)
             reference = reference._replace(data=json.dumps(document).encode())
         yield reference
 
 
 def notes(plan: Plan) -> dict[str, str]:
-    """Return the notes of an index written from the set of `plan`, as sources.prepare makes them."""
+    """Return the notes of an index written from the set of `plan`. Its URLs stay relative to the base of the set."""
     return _notes(plan.source, without_secrets(plan.base), plan.mtime_ns, plan.origin)
 
 
 def notes_of_many(plans: Sequence[Plan], output: Output) -> dict[str, str]:
-    """Return the notes of an index made of several sets, whose URLs are absolute."""
+    """Return the notes of an index made from other sources; its relative URLs, if any, are relative to `output`."""
     times = [plan.mtime_ns for plan in plans if plan.mtime_ns is not None]
     origins = {plan.origin for plan in plans}
-    origin = origins.pop() if len(origins) == 1 else ""  # else the user who merged them vouches for all
+    origin = origins.pop() if len(origins) == 1 else ""  # "", as for a local set: the user trusts all of them
     return _notes(os.path.abspath(output.path), output.base or "", max(times, default=None), origin)
 
 
@@ -244,7 +249,7 @@ def _notes(source: str, base: str, mtime_ns: int | None, origin: str) -> dict[st
     return {
         "kind": "references",
         "source": source,
-        "warnings": "[]",  # they were reported when the set was written
+        "warnings": "[]",  # reported while the set was written
         "base": base,
         "mtime_ns": "" if mtime_ns is None else str(mtime_ns),
         "origin": origin,

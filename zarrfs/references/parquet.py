@@ -1,8 +1,9 @@
-"""ParquetStore: a reference set in the Parquet layout, of which only `.zmetadata` is read before it is used.
+"""ParquetStore: a reference set in the Parquet layout. Opening it reads only `.zmetadata`.
 
-A chunk's number in its array's grid gives its record file and row; the memory of parsed record files is bounded. A
-record file that is unavailable or damaged fails the reads of its own chunks and nothing else. A record file that does
-not exist stands for absent chunks: fsspec and kerchunk write none if all its chunks are absent.
+The number of a chunk in the grid of its array gives its record file and row. Record files are read on demand, and the
+memory of parsed ones is bounded. A record file that is unavailable or damaged fails only the reads of its own chunks.
+If a record file does not exist, its chunks are absent (unless missing_records=error): fsspec and kerchunk do not write
+a record file whose chunks are all absent.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ROW = 32  # estimated bytes of memory of a row
-_LEAST = 64 << 20  # bytes that a record file may always expand to, however small the memory limit
+_ROW = 32  # estimated bytes of memory for a row
+_LEAST = 64 << 20  # bytes that a record file may expand to, however small the memory limit
 _RETRY = 10.0  # seconds before a record file that failed is read again
 _FAILURES = 1024  # failures remembered
 _SIZES = 16_384  # sizes of whole targets remembered
-_AHEAD = 16  # record files read at once after an absent one
-_LISTED = 65_536  # chunks of a record file listed at once, whatever its record_size
-_COUNTED = 1_000_000  # record files counted by requesting each, at most
+_AHEAD = 16  # record files read concurrently after an absent one
+_LISTED = 65_536  # most chunks listed between two checkpoints, whatever the record_size
+_COUNTED = 1_000_000  # most record files that are counted by requesting each
 _COUNTING = 2.0  # seconds that the first reader of an absent record file waits for the count
 
 
 def open_set(plan: Plan, options: Options) -> ParquetStore:
-    """Return the store of a set's plan; reads nothing yet."""
+    """Return the store for the plan of a set, without reading anything yet."""
     memory = memory_limit(options)
     share = memory // 4  # for record files; the rest is for bytes of targets
     targets = Targets(
@@ -83,10 +84,10 @@ class _NoRecord:
 
 
 class ParquetStore(Store):
-    """The set at `place`, whose targets `targets` reads. `memory` bounds the bytes of parsed record files.
+    """A store for the set at `place`; `targets` reads its targets. `memory` bounds the bytes of parsed record files.
 
-    `limit`: what a record file may expand to; `mtime_ns`: what every entry shows; `may_miss`: whether a record file
-    that is not in the set stands for absent chunks, and is no error.
+    `limit`: the largest expanded size of a record file. `mtime_ns`: the mtime of every entry. `may_miss`: whether the
+    chunks of a record file that does not exist are absent; otherwise reading them is an error.
     """
 
     immutable = True
@@ -110,7 +111,7 @@ class ParquetStore(Store):
         self._read = 0
 
     async def opened(self) -> ParquetSet:
-        """Return the parsed `.zmetadata`, which the first call reads. ReadError."""
+        """Return the parsed `.zmetadata`, which the first call reads. Raise ReadError if that fails."""
         if self._set is None:
             async with self._lock:
                 if self._set is None:
@@ -138,8 +139,9 @@ class ParquetStore(Store):
         return False  # a listing takes a request for each record file
 
     async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
-        # in `.zmetadata`, whole record files, and their rows; a share is every Nth record file
-        self._warned = True  # absent record files are among the faults
+        # Yields the faults of `.zmetadata`, of record files as a whole, and of their rows. A share takes every Nth
+        # record file.
+        self._warned = True  # no warning in the log: absent record files are among the faults
         found = await self.opened()
         for entry, rule in () if share.index else found.problems:
             yield Fault(entry, rule)
@@ -168,10 +170,11 @@ class ParquetStore(Store):
             yield Fault(absences.first, f"is not there ({many}): its chunks count as absent", True)
 
     async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
-        """Count the record files of the arrays at and below `prefix` that are not in the set.
+        """Count the absent record files of the arrays at and below `prefix`.
 
-        From the place's listings; where it has none, and only if `ask`, by reading all record files. None where
-        neither is possible, or with missing_records=error.
+        The files are counted from listings or, if `ask`, by reading all record files of an array without a listing.
+        Return None if a listing is not available and `ask` is false or there are too many record files to read, and
+        with missing_records=error.
         """
         found = await self.opened()
         if not self._may_miss:
@@ -216,7 +219,10 @@ class ParquetStore(Store):
         return self._file(name, row.length)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        """List documents and directories by name, then chunks in C order; `after` a chunk costs one record file."""
+        """Yield documents and directories by name, then chunks in C order.
+
+        A listing `after` a chunk does not read the record files before it.
+        """
         found = await self.opened()
         if not found.is_directory(prefix):
             at = self._known(found, prefix)
@@ -291,7 +297,7 @@ class ParquetStore(Store):
         return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
 
     async def usage(self) -> Usage:
-        """Return how many files there may be: only record files say which chunks are absent."""
+        """Return the number of files if no chunk were absent, because only record files say which are."""
         if self._set is None:
             return Usage()
         files = self._set.documents() + sum(grid.size for grid in self._set.grids.values() if grid)
@@ -334,7 +340,7 @@ class ParquetStore(Store):
     def _known(self, found: ParquetSet, key: str) -> bytes | Chunk | None:
         """Return the bytes of a document, the location of a possible chunk, or None for a directory.
 
-        NotFound if neither `.zmetadata` nor a grid has the key; ReadError if the grid cannot be known.
+        Raise NotFound if neither `.zmetadata` nor a grid has the key, ReadError if the grid of the array is unknown.
         """
         if found.is_directory(key):
             return None
@@ -352,7 +358,7 @@ class ParquetStore(Store):
         raise NotFound(key)
 
     def _broken(self, found: ParquetSet, array: str) -> ReadError:
-        """Return the error of reading any chunk of `array`, whose grid is unknown."""
+        """Return the error for reads of the chunks of `array`, whose grid is unknown."""
         return ReadError(f"{self._place.shown(DOCUMENT)}: {shown(join_key(array, '.zarray'))}", found.broken[array])
 
     # -- chunks
@@ -381,8 +387,8 @@ class ParquetStore(Store):
     ) -> AsyncIterator[tuple[int, int, int, RecordFile | ReadError]]:
         """Yield (number, first chunk, last chunk + 1, record file or its failure) of the record files that exist.
 
-        Starts at chunk `start`, takes every `step`th and prefetches the next one. After an absent one, the place's
-        listing gives the existing ones; without a listing, several are requested at once.
+        Start at chunk `start`, take every `step`th record file, and prefetch the next one. After an absent one,
+        continue with those in the listing of the array; without a listing, prefetch several concurrently.
         """
         assert self._set is not None
         size = self._set.record_size
@@ -412,7 +418,7 @@ class ParquetStore(Store):
             number = following
 
     async def _row(self, key: str, chunk: Chunk) -> RecordRow:
-        """Return the reference of a chunk. NotFound if it is absent; ReadError if its row cannot be used."""
+        """Return the reference of a chunk. Raise NotFound if it is absent, ReadError if its row is invalid."""
         record = await self._record(chunk.array, chunk.record)
         if record is None:
             raise NotFound(key)
@@ -425,7 +431,7 @@ class ParquetStore(Store):
         return row
 
     async def _record(self, array: str, number: int) -> RecordFile | None:
-        """Return a record file from memory or read it; None if it is absent. ReadError if it is unavailable."""
+        """Return a record file, cached or read; None if it is absent. Raise ReadError if it is unavailable."""
         key = array, number
         failure = self._failures.get(key)
         if failure is not None and failure[0] > trio.current_time():
@@ -460,7 +466,7 @@ class ParquetStore(Store):
             raise ReadError(self._shown(array, number), str(exc)) from None
 
     async def _warn(self, array: str, number: int) -> None:
-        """Warn once that record files are absent, with their number if a listing gives it soon enough."""
+        """Warn once that record files are absent, with their number if listings give it within _COUNTING seconds."""
         self._warned = True
         many = "how many record files are not, zarrfs check counts"
         try:
@@ -468,14 +474,14 @@ class ParquetStore(Store):
                 counted = await self.absences(ask=False)
                 if counted is not None:
                     many = f"absent record files: {counted.absent:,} of {counted.record_files:,}"
-        finally:  # a command may end, and cancel this, before they are counted
+        finally:  # also if the command ends and cancels the count
             log.warning(
                 "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
                 "with -o missing_records=error they are errors", self._shown(array, number), many,
             )  # fmt: skip
 
     async def _asked(self, array: str, count: int) -> list[int]:
-        """Return the numbers of an array's existing record files, found by reading all."""
+        """Return the numbers of an array's record files, found by reading all; unreadable ones count as existing."""
         there = []
 
         async def look(number: int) -> None:
@@ -493,7 +499,7 @@ class ParquetStore(Store):
     async def _prefetch(self, array: str, number: int) -> None:
         try:
             await self._record(array, number)
-        except Exception:  # a reader of the record file gets the failure again
+        except Exception:  # a reader of the record file reports the failure
             return
 
     def _shown(self, array: str, number: int) -> str:
@@ -508,7 +514,7 @@ class ParquetStore(Store):
 
 
 def _record_files(grid: Grid, record_size: int) -> int:
-    """Return the number of record files of an array without absent ones."""
+    """Return the number of record files of an array if none is absent."""
     return -(-grid.size // record_size)
 
 
@@ -523,7 +529,7 @@ def _parse(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
 
 
 class _RangeValue(Value):
-    """A range of a target."""
+    """A value that is a range of a target."""
 
     __slots__ = ("_low", "_targets", "_url")
 

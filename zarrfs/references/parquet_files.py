@@ -1,4 +1,7 @@
-"""The files of a set in the Parquet layout: a Directory, or Remote behind a URL, which has the same methods."""
+"""The files of a set in the Parquet layout: class Directory for local sets, class Remote for URLs.
+
+Both have the same methods, which Directory documents.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ _RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
 
 
 class Directory:
-    """A local directory of a set, which must not change while it is in use."""
+    """The files of a set in a local directory, which must not change while it is in use.
+
+    `limit` bounds the bytes of `.zmetadata`, `record` those of a record file.
+    """
 
     def __init__(self, path: str, limit: int, record: Bound) -> None:
         self._path, self._document, self._record = path, Bound(limit, "document_limit"), record
@@ -36,10 +42,11 @@ class Directory:
         self._version: tuple[int, ...] | None = None  # of `.zmetadata`
 
     async def read(self, key: str) -> Buffer:
-        """Read a whole file of the set. Raises ReadError."""
+        """Return a whole file of the set. Raise ReadError if it cannot be read or is larger than its limit."""
         path, limit = os.path.join(self._path, key), self._document if key == DOCUMENT else self._record
         if key == DOCUMENT and self._version is None:
-            self._version = await trio.to_thread.run_sync(_version, path)  # before reading: a change meanwhile shows
+            # before reading, so that check() notices a change during the read
+            self._version = await trio.to_thread.run_sync(_version, path)
         try:
             size = await self.local.size(path)
             found = await self.local.read(path, 0, size) if size <= limit.size else None
@@ -58,17 +65,20 @@ class Directory:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Return whether read() failed because the set, which still exists, has no such file.
+        """Return whether read() raised `failure` because the file does not exist although the set still does.
 
-        False for a dangling link, as in git-annex: its target is unavailable, not absent. Raises TargetChanged as
-        check() does.
+        Return False for a dangling link, as in git-annex: its target is unavailable, not absent. Raises TargetChanged
+        as check() does.
         """
         found = await trio.to_thread.run_sync(_is_absent, self._path, key)
         await self.check()
         return found
 
     async def records(self, array: str) -> list[int] | None:
-        """Return the sorted numbers of an array's record files; None without a reliable listing."""
+        """Return the sorted numbers of an array's record files; None if no reliable listing is available.
+
+        Raises TargetChanged as check() does.
+        """
         names = await trio.to_thread.run_sync(_names, self._path, array)
         if names is None:
             return None
@@ -76,7 +86,7 @@ class Directory:
         return _numbers(names)
 
     def shown(self, key: str) -> str:
-        """Return the name of a file in messages."""
+        """Return the name of a file for messages."""
         return os.path.join(self._path, printable(key))
 
     async def aclose(self) -> None:
@@ -85,7 +95,10 @@ class Directory:
 
 
 class Remote:
-    """A URL of a set. Each record file takes two requests, the second for the attributes of `.zmetadata`."""
+    """The files of a set at a URL. Each record file takes two requests: its own, and one that checks `.zmetadata`.
+
+    `record` bounds the bytes of a record file.
+    """
 
     def __init__(self, url: str, options: Options, record: Bound) -> None:
         from zarrfs.store.remotefiles import RemoteFiles
@@ -114,7 +127,7 @@ class Remote:
         return bytes(found.data)
 
     async def check(self) -> None:
-        """Raise TargetChanged as Directory.check(), as far as the server reports versions."""
+        """Raise TargetChanged as Directory.check() does, if the server reports attributes of `.zmetadata`."""
         if self._version is None:
             return
         system, path = await self._files.find(self._url)
@@ -126,27 +139,27 @@ class Remote:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        if failure.status not in (None, 404):  # 410: the file existed once
+        if failure.status not in (None, 404):  # such as 410: the file existed once
             return False
         system, path = await self._files.find(self._url)
         if self._version is not None:
             await self.check()
             return True
         try:
-            if not system.immutable:  # the server does not report attributes of `.zmetadata`
+            if not system.immutable:  # no version to check: read it
                 await self._files.read_all_at(system, system.child(path, DOCUMENT))
                 return True
             await self._files.stat_at(system, system.child(path, DOCUMENT))
         except TargetMissing:
             raise TargetChanged(self.shown(DOCUMENT), _GONE) from None
-        try:  # the index of a zip file decides: a member that was lost with the file is not absent
+        try:  # a member in the index of the zip file is not absent, even if the zip file is gone
             await self._files.stat_at(system, _below(system, path, key))
         except TargetMissing:
             return True
         return False
 
     async def records(self, array: str) -> list[int] | None:
-        # a web server's page of links is no reliable listing
+        # The HTML listing of a web server is not reliable.
         system, path = await self._files.find(self._url)
         if urls.protocols(self._url)[0] in ("http", "https") or (self._version is None and not system.immutable):
             return None
@@ -164,7 +177,7 @@ class Remote:
     def shown(self, key: str) -> str:
         head, _, archive = without_secrets(self._url).partition("::")
         url, mark, query = head.partition("?")
-        directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # the former for the root of a zip file
+        directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # "zip://" for the root of a zip file
         return f"{directory}{printable(key)}{mark}{query}" + (f"::{archive}" if archive else "")
 
     async def aclose(self) -> None:
@@ -183,7 +196,7 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 def _is_absent(root: str, key: str) -> bool:
     """Return whether a component of `key` does not exist in its directory, not even as a dangling link. Blocks."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # no attributes: this very mount may serve them
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # O_PATH needs no attributes, which this very mount may serve
     try:
         at = os.open(root, flags)
     except OSError:
@@ -207,9 +220,10 @@ def _is_absent(root: str, key: str) -> bool:
 
 
 def _names(root: str, key: str) -> list[str] | None:
-    """List the directory `key`: [] if it does not exist, None if a link leads there or an error occurs. Blocks.
+    """Return the names in the directory `key` below `root`; [] if it does not exist. Blocks.
 
-    A link may lead into this very mount, whose listing would wait for itself.
+    Return None if a name of `key` is a link or on any other error. Links are not followed, because one may lead into
+    this very mount, and the listing would then wait for itself.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
@@ -231,7 +245,7 @@ def _names(root: str, key: str) -> list[str] | None:
 
 
 def _version(path: str) -> tuple[int, ...] | None:
-    """Return the attributes that identify a version of a file; None if it does not exist. Blocks."""
+    """Return the attributes that identify a version of a file; None if it cannot be examined. Blocks."""
     try:
         status = os.stat(path)
     except OSError:

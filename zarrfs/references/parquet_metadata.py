@@ -19,11 +19,11 @@ from zarrfs.zarr.grid import Grid, one_for_empty
 
 DOCUMENT = ".zmetadata"
 RECORD_SIZE = b'"record_size"'  # distinguishes a set's document from a Zarr store's
-ABSENT, UNKNOWN = -1, -2  # sizes of chunks: there is no chunk; only reading more can tell
+ABSENT, UNKNOWN = -1, -2  # in place of the size of a chunk: no such chunk; size not known yet
 RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file, which is read as a whole
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
-_REPORTED_MAX = 20  # problems that become warnings of their own
-# of JSON: a string, or the sign of an exponent under 10
+_REPORTED_MAX = 20  # problems that are reported as warnings; more are only counted
+# JSON text that ujson writes differently: strings, and the padding of an exponent such as e-07
 _STRING = repeated(rb'[^"\\]++|\\.').decode()
 _TOKEN = re.compile(rf'"{_STRING}"|e[+-]0')
 _ESCAPE = re.compile(r"/|\\u007f|\\.")
@@ -61,7 +61,7 @@ def check_package(source: str) -> None:
 
 
 def json_text(value: object) -> bytes:
-    r"""Return a member of `metadata` as fsspec shows it wherever kerchunk is installed: as ujson writes it.
+    r"""Return a member of `metadata` as ujson writes it: the text that fsspec returns if kerchunk is installed.
 
     That is compact ASCII with \/ for a slash and 1e-7 for 1e-07.
     """
@@ -80,13 +80,13 @@ class ParquetSet:
     def __init__(self, document: bytes, metadata: dict[str, Any], record_size: int) -> None:
         self.document, self.record_size = document, record_size
         self.problems: list[tuple[str, str]] = []  # (printable entry, rule)
-        self.grids: dict[str, Grid | None] = {}  # by array; None if its chunks cannot be located
-        self.broken: dict[str, str] = {}  # by array, why its grid is None
-        self._metadata: dict[str, Any] = {}  # parsed JSON, or its text once text() was called
+        self.grids: dict[str, Grid | None] = {}  # by array; None if the grid is unknown
+        self.broken: dict[str, str] = {}  # by array: why its grid is None
+        self._metadata: dict[str, Any] = {}  # parsed JSON, or its bytes once text() was called
         self._children: dict[str, dict[str, Kind]] = {"": {DOCUMENT: Kind.FILE}}
         for key, value in metadata.items():
             if key == DOCUMENT:
-                continue  # fsspec shows the file itself
+                continue  # fsspec returns the file itself
             rule = set_key_rule(key)
             if rule:
                 self._add_problem(key, f"not a key: {rule}: left out")
@@ -113,7 +113,7 @@ class ParquetSet:
         return self._children[prefix]
 
     def order(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """Yield (key, False) for each document below a directory, and (prefix, True) for an array after its own."""
+        """Yield (key, False) for each document below a directory, and (array, True) after those of an array."""
         for name, kind in self._children[prefix].items():
             key = join_key(prefix, name)
             if kind is Kind.DIRECTORY:
@@ -146,7 +146,7 @@ class ParquetSet:
         return len(self._metadata) + 1
 
     def reported_warnings(self) -> tuple[str, ...]:
-        """Return the problems as warnings, with a count of those that have no warning of their own."""
+        """Return the problems as warnings, with a count of those that are not listed."""
         more = len(self.problems) - _REPORTED_MAX
         warnings = [f"{entry}: {rule}" for entry, rule in self.problems[:_REPORTED_MAX]]
         return (*warnings, f"{more} more problems: see zarrfs check") if more > 0 else tuple(warnings)
@@ -172,7 +172,7 @@ class ParquetSet:
 
 
 def grid_of(value: object) -> Grid:
-    """Return the grid of a `.zarray`. ValueError says why its chunks have no place in the layout."""
+    """Return the grid of a `.zarray`. Raise ValueError, with the reason, if the layout cannot hold its chunks."""
     if not isinstance(value, dict):
         raise ValueError("expected an object")  # noqa: TRY004
     for name in ("shape", "chunks"):
@@ -188,12 +188,12 @@ def grid_of(value: object) -> Grid:
 
 
 def is_chunk_like(name: str) -> bool:
-    """Return whether a key below an array of unknown grid may be a chunk's."""
+    """Return whether `name`, below an array of unknown grid, may be the name of a chunk."""
     return _CHUNK_LIKE.fullmatch(name) is not None
 
 
 def read_set(source: str, document: bytes) -> ParquetSet:
-    """Parse the `.zmetadata` called `source`. SourceError if it is not a set's."""
+    """Parse the `.zmetadata` called `source`. Raise SourceError if it is not that of a reference set."""
     try:
         found = json.loads(document)
     except RecursionError:

@@ -1,8 +1,8 @@
-"""The decompressed size of a Parquet file's columns, from the headers of their pages.
+"""The decompressed size of the columns of a Parquet file, computed from the headers of their pages.
 
-The footer is not trusted: pyarrow allocates memory for a page by its header, without a bound of its own, and aborts
-the process when asked for the metadata of a damaged column. Source: Apache Parquet format, parquet.thrift
-(FileMetaData, PageHeader), and the Thrift compact protocol.
+The footer is not trusted, because pyarrow allocates as much memory for a page as the page's header says, without a
+limit. The headers are parsed here, because pyarrow aborts the process when asked for the metadata of a damaged column.
+Source: Apache Parquet format, parquet.thrift (FileMetaData, PageHeader), and the Thrift compact protocol.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 _DEPTH = 8  # levels of nested structs; a footer has six
-_VALUES = 1 << 18  # of one header; a footer has some 40 for each column of a row group
+_VALUES = 1 << 18  # values in one header; a footer has some 40 for each column of a row group
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BYTES, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12  # field types
 _SHARED_PREFIXES = 7  # the encoding DELTA_BYTE_ARRAY: no header bounds its decoded size
 _END = struct.Struct("<I4s")  # length of the footer, "PAR1"
@@ -21,7 +21,7 @@ _END = struct.Struct("<I4s")  # length of the footer, "PAR1"
 def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]:
     """Return (rows, decompressed bytes of all pages of `columns`) of the Parquet file `data`.
 
-    ValueError if a header is damaged, or a page has an encoding whose decoded size has no known bound.
+    Raise ValueError if a header is damaged, or a page has an encoding whose decoded size has no known bound.
     """
     length, _magic = _END.unpack(data[-_END.size :])
     stop = len(data) - _END.size
@@ -38,7 +38,7 @@ def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]
             if _path(column.get(3)) in columns:
                 total += max(_integer(column, 6), _pages(data, column))
                 stored += _integer(column, 7)
-                if stored > len(data):  # else thousands of them might lead to the same thousands of pages
+                if stored > len(data):  # otherwise, thousands of columns might share thousands of pages
                     raise ValueError("columns that overlap")
     return rows, total
 
@@ -93,7 +93,7 @@ class _Thrift:
         self._left = _VALUES
 
     def struct(self, depth: int) -> dict[int, Any]:
-        """Read a struct: its fields by number, as integers, bytes, structs and lists; others as None."""
+        """Read a struct as {field number: value}, with None for values other than integers, bytes, structs, lists."""
         if depth > _DEPTH:
             raise ValueError("a header nested too deeply")
         found: dict[int, Any] = {}
@@ -106,7 +106,7 @@ class _Thrift:
         return found
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in (4, 5, 6):  # of 16, 32 and 64 bits
+        if kind in (4, 5, 6):  # integers of 16, 32 and 64 bits
             return self._integer()
         if kind == _STRUCT:
             return self.struct(depth + 1)

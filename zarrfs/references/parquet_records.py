@@ -1,7 +1,7 @@
-"""Record files of the Parquet layout: one `refs.N.parq` parsed into a few bytes a row.
+"""Record files of the Parquet layout (`refs.N.parq`), parsed into a form of a few bytes per row.
 
-Source: fsspec's LazyReferenceMapper; docs/reference-sets.md has the rules. Needs numpy and pyarrow, so callers import
-it when they read a record file.
+Source: fsspec's LazyReferenceMapper; docs/reference-sets.md has the rules. This module imports numpy and pyarrow, so
+callers import it only when they read a record file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from zarrfs.references.parquet_pages import expanded_size
 from zarrfs.system.buffers import Buffer
 
 COLUMNS = ("path", "offset", "size", "raw")
-_PATH_MAX = 4 * 65536  # bytes of a path: as many characters as in a JSON set
+_PATH_MAX = 4 * 65536  # bytes of a path: enough for the longest URL of a JSON set
 _ROW_BYTES = 32  # memory of a row while a file is parsed
 
-# The state of a row; from _BAD on, the rule that it breaks.
+# The state of a row. From _BAD on, each state stands for the rule that the row breaks.
 _NOTHING, _INLINE, _RANGE, _WHOLE, _BAD = range(5)
 _RULES = (
     "an offset or size without a path",
@@ -64,7 +64,7 @@ class RecordFile:
         return 1000 + sum(part.nbytes for part in parts)
 
     def row(self, number: int) -> RecordRow | None:
-        """Return the reference in row `number`; None if there is none. ValueError names the row and the rule."""
+        """Return the reference in row `number`; None if it is empty. Raise ValueError if it is invalid."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
         state = int(self._states[number])
@@ -80,8 +80,8 @@ class RecordFile:
         return RecordRow(None, url, int(self._offsets[number]), int(self._sizes[number]))
 
     def all_rows(self, stop: int) -> Iterator[RecordRow | None]:
-        """Yield row() of the rows before `stop`, much faster than one by one."""
-        urls = [value.decode(errors="replace") for value in self._paths.values.to_pylist()]  # bad rows included
+        """Yield the result of row() for each row before `stop`, much faster than separate calls."""
+        urls = [value.decode(errors="replace") for value in self._paths.values.to_pylist()]  # also of bad rows
         codes, offsets, sizes = self._paths.codes.tolist(), self._offsets.tolist(), self._sizes.tolist()
         for number, state in enumerate(self._states[:stop].tolist()):
             if state == _RANGE:
@@ -92,7 +92,10 @@ class RecordFile:
             self.row(self.rows)  # raises
 
     def sizes(self, start: int, stop: int) -> Array:
-        """Return the sizes in bytes of the rows [start, stop): ABSENT, or UNKNOWN for whole targets and bad rows."""
+        """Return the sizes in bytes of the chunks in the rows [start, stop).
+
+        A size is ABSENT for an empty row, and UNKNOWN for a whole target and for an invalid or missing row.
+        """
         found = np.full(stop - start, UNKNOWN, np.int64)
         rows = slice(start, min(stop, self.rows))
         states = self._states[rows]
@@ -107,7 +110,7 @@ class RecordFile:
 
 
 def parse_record(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
-    """Parse a record file. ValueError names the rule that the file as a whole breaks.
+    """Parse a record file. Raise ValueError if it is invalid as a whole; RecordFile.row() reports invalid rows.
 
     `limit` bounds the decompressed size, which is checked before anything is decompressed.
     """
@@ -141,7 +144,7 @@ def parse_record(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
 
 
 class _Texts:
-    """A column of bytes: a code for each row, -1 for null, and the values that the codes stand for."""
+    """A dictionary-encoded column of bytes: `codes` has an index into `values` for each row, -1 for null."""
 
     def __init__(self, codes: Array, values: Any) -> None:
         self.codes, self.values = codes, values
@@ -159,7 +162,7 @@ class _Texts:
         return lengths[self.codes[rows]]
 
     def keep(self, rows: Array) -> None:
-        """Keep only the codes of `rows`, in the smallest integer type."""
+        """Keep the codes of `rows` in the smallest integer type, and drop the codes of all other rows."""
         if rows.any():
             self.codes = _narrow(np.where(rows, self.codes, 0))
         else:
@@ -167,7 +170,7 @@ class _Texts:
 
 
 def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
-    """Read the table, with text columns as dictionaries if the reader supports it."""
+    """Read the table, with text columns dictionary-encoded. Raise ValueError if it is invalid or too large."""
     try:
         about = pq.read_metadata(pa.BufferReader(data))
         schema = about.schema.to_arrow_schema()
@@ -201,7 +204,7 @@ def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
 
 
 def _check_type(name: str, kind: Any) -> None:
-    """Refuse types that no column may have, of which some expand a few bytes without bound."""
+    """Raise ValueError for a type that no column may have; a few bytes of some types expand without bound."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (_is_text(value) or pa.types.is_primitive(value) or pa.types.is_null(value)):
         expected = "text or bytes" if name in ("path", "raw") else "whole numbers"
@@ -230,13 +233,13 @@ def _numbers(table: Any, name: str) -> tuple[Array, Array]:
     column = table[name].combine_chunks()
     if not pa.types.is_integer(column.type):
         raise ValueError(f"column {name}: expected whole numbers, not {column.type}")
-    # a uint64 beyond int64 becomes negative, and is refused as such
+    # a uint64 beyond int64 becomes negative, and is refused for that
     values = column.fill_null(0).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
     return values, column.is_null().to_numpy(zero_copy_only=False)
 
 
 def _only_nulls(column: Any) -> bool:
-    """Return whether a column holds only nulls; such a column may have any type, with NaN for null."""
+    """Return whether a column holds only nulls. Such a column may have any type; NaN counts as null."""
     if pa.types.is_floating(column.type):
         return bool(pc.all(column.is_null(nan_is_null=True), min_count=0).as_py())
     return int(column.null_count) == len(column)
@@ -254,7 +257,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _path_rules(values: Any) -> Array:
-    """Return for each distinct path the state of its rows, 0 if it breaks no rule."""
+    """Return, for each distinct path, the state of the rows that have it, or 0 if it breaks no rule."""
     lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
     rules = np.zeros(len(values), np.uint8)
     rules[lengths == 0] = _EMPTY
@@ -272,7 +275,7 @@ def _path_rules(values: Any) -> Array:
 
 
 def _decoded(values: Any) -> tuple[Any, Array]:
-    """Return (the bytes that raw values stand for, states as in _path_rules); fsspec decodes base64 here, too."""
+    """Decode base64 in raw values, as fsspec does; return (the values, states as in _path_rules)."""
     rules = np.zeros(len(values), np.uint8)
     encoded = pc.starts_with(values, BASE64).to_numpy(zero_copy_only=False)
     if not encoded.any():
@@ -295,7 +298,7 @@ def _mark(states: Array, rows: Array, column: _Texts, rules: Array) -> None:
 
 
 def _narrow(array: Array) -> Array:
-    """Convert `array`, which holds nothing negative, to the smallest integer type."""
+    """Convert `array`, whose values are not negative, to the smallest integer type."""
     return array.astype(np.min_scalar_type(int(array.max(initial=0))))
 
 

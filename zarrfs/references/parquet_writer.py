@@ -1,4 +1,6 @@
-"""ParquetWriter: reference sets written in the Parquet layout, in bounded memory and with keys in any order.
+"""ParquetWriter, which writes reference sets in the Parquet layout, with keys in any order.
+
+Memory is bounded as long as the `.zarray` of an array comes before its chunks.
 
 Source: fsspec's LazyReferenceMapper, which reads the layout; docs/reference-sets.md has the rules.
 """
@@ -24,15 +26,15 @@ from zarrfs.store.destination import is_utf8
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.grid import Grid
 
-RECORD_SIZE = 10_000  # references of one record file; fsspec's default
-RECORD_FILES_MAX = 1_000_000  # of a set: even absent chunks take record files
+RECORD_SIZE = 10_000  # references in one record file; fsspec's default
+RECORD_FILES_MAX = 1_000_000  # of a set; they are written even if all chunks are absent
 _HELD_MAX = 128 << 20  # bytes of references not yet written to a file
-_ROW = 28  # bytes
-_RAW = -2  # the code of a row whose bytes are inline
+_ROW = 28  # bytes of memory for a reference
+_RAW = -2  # in place of a path's code: the bytes are inline
 
 
 class _Rows:
-    """References of one record file, in order of arrival: a later one replaces an earlier one of the same row."""
+    """The references of one record file, in order of arrival; the last one of a row replaces the earlier ones."""
 
     def __init__(self) -> None:
         self.rows, self.offsets, self.sizes, self.codes = array("q"), array("q"), array("q"), array("i")
@@ -60,7 +62,7 @@ class _Rows:
 
 
 class _Array:
-    """An array with a known grid, and which of its record files are written."""
+    """The grid of an array, and a flag for each of its record files that has been written."""
 
     def __init__(self, grid: Grid, record_size: int) -> None:
         self.grid = grid
@@ -68,11 +70,12 @@ class _Array:
 
 
 class ParquetWriter:
-    """Writes `directory`, which appears at the end of commit(); without commit() nothing is left behind.
+    """A context manager that writes a set to `directory`, which appears at the end of commit().
 
-    A set holds metadata (names that begin with ".z") as JSON, and the chunks of Zarr v2 arrays whose names join
-    indices with "."; SourceError names any other key. A `.zmetadata` at the root is left out, as the layout's own
-    replaces it. Chunks that arrive before their `.zarray` wait for it in memory. `shown`: the name in messages.
+    Without commit() nothing remains. A set can hold metadata (names that begin with ".z") in JSON, and chunks of Zarr
+    v2 arrays whose names join indices with "."; for any other key, add() or commit() raises SourceError. A
+    `.zmetadata` at the root is left out, because the layout has its own. Chunks that are added before their `.zarray`
+    are kept in memory until it is added. `shown`: the name of the set in messages.
     """
 
     def __init__(self, directory: str, record_size: int = RECORD_SIZE, shown: str = "") -> None:
@@ -106,13 +109,13 @@ class ParquetWriter:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def add(self, reference: Reference) -> None:
-        """Add one reference. SourceError if the layout cannot hold it; OSError if it cannot be written."""
+        """Add one reference. Raise SourceError if the layout cannot hold it, OSError if writing fails."""
         key = reference.key
         prefix, name = split_key(key)
         if name.startswith(".z"):
             self._add_metadata(reference, prefix, name)
             return
-        if name == "zarr.json":  # at once: until the end, all its chunks would wait for a .zarray
+        if name == "zarr.json":  # refused now: its chunks would be kept in memory, for lack of a .zarray
             raise self._refusal(key, "the Parquet layout cannot hold Zarr v3, nor nested chunks (c/0/0): write JSON")
         known = self._arrays.get(prefix)
         if known is None:
@@ -132,7 +135,7 @@ class ParquetWriter:
                 self._write(*next(iter(self._open)))
 
     def commit(self) -> None:
-        """Write the rest and rename the directory to its final name. Errors as in add()."""
+        """Write the rest and rename the directory to its final name. Raises as add() does."""
         for prefix, references in self._waiting.items():
             raise self._refusal(references[0].key, f"neither metadata nor a chunk: no {join_key(prefix, '.zarray')}")
         while self._open:
@@ -171,7 +174,7 @@ class ParquetWriter:
             if not prefix:
                 raise self._refusal(key, "the Parquet layout has no place for an array at the root")
             self._add_array(key, prefix, value)
-            value["chunks"] = list(self._arrays[prefix].grid.chunks)  # not 0, by which fsspec would divide
+            value["chunks"] = list(self._arrays[prefix].grid.chunks)  # never 0: fsspec would divide by it
         self._metadata[key] = value
         for waiting in self._waiting.pop(prefix, ()) if name == ".zarray" else ():
             self.add(waiting)
@@ -194,7 +197,7 @@ class ParquetWriter:
         if data is not None:
             return _raw(data), "", 0, 0
         if length == 0 == offset:
-            return b"", "", 0, 0  # with offset and size 0 it would be the whole target
+            return b"", "", 0, 0  # a row with offset and size 0 means the whole target
         if not is_utf8(url):
             raise self._refusal(key, "url: a lone surrogate, which UTF-8 cannot hold")
         return None, url, offset, length or 0
@@ -205,7 +208,7 @@ class ParquetWriter:
     # -- record files
 
     def _rows(self, prefix: str, record: int) -> _Rows:
-        """Return the rows of a record file, and make them the most recently used."""
+        """Return the rows of a record file, marked as the most recently used."""
         at = prefix, record
         rows = self._open.get(at)
         if rows is None:
@@ -221,10 +224,10 @@ class ParquetWriter:
         return os.path.join(self._scratch, prefix, f"refs.{record}.parq")
 
     def _read_again(self, at: tuple[str, int], rows: _Rows) -> None:
-        """Load a record file that was written early, to free memory, back into `rows`."""
+        """Load a record file into `rows`, after it was written early to free memory."""
         import pyarrow.parquet as pq
 
-        with open(self._path(*at), "rb") as file:  # pyarrow takes no path that is not UTF-8
+        with open(self._path(*at), "rb") as file:  # pyarrow accepts only UTF-8 paths
             table = pq.ParquetFile(file).read()
         columns = (table[name].to_pylist() for name in ("path", "offset", "size", "raw"))
         for row, (path, offset, size, raw) in enumerate(zip(*columns, strict=True)):
@@ -255,8 +258,8 @@ class ParquetWriter:
             to.write(self._empty)
 
 
-# No Arrow schema in the file: pandas would read a dictionary as a categorical, whose nulls fsspec cannot read.
-# Without statistics fastparquet reads offsets and sizes as floats.
+# The file has no Arrow schema, because with one pandas would read a dictionary as a categorical, whose nulls fsspec
+# cannot read. It has statistics, because without them fastparquet reads offsets and sizes as floats.
 _HOW: dict[str, Any] = {
     "compression": "zstd", "use_dictionary": ["path"], "write_statistics": ["offset", "size"], "store_schema": False,
     "row_group_size": RECORD_SIZE_MAX,
@@ -264,7 +267,7 @@ _HOW: dict[str, Any] = {
 
 
 def _table(rows: _Rows, record_size: int) -> Any:
-    """Return the columns of a record file, padded with absent chunks."""
+    """Return the table of a record file, padded with absent chunks to `record_size` rows."""
     import numpy as np
     import pyarrow as pa
 
@@ -277,7 +280,7 @@ def _table(rows: _Rows, record_size: int) -> Any:
     codes, offsets, sizes = columns
     raws: list[bytes | None] = [None] * record_size if rows.raws else []
     for row, data in rows.raws.items():
-        if codes[row] == _RAW:  # not replaced by a path
+        if codes[row] == _RAW:  # not replaced later by a path
             raws[row] = data
     raw = pa.array(raws, pa.binary()) if raws else pa.nulls(record_size, pa.binary())
     paths = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(list(rows.paths), pa.string()))
@@ -289,7 +292,7 @@ def _table(rows: _Rows, record_size: int) -> Any:
 
 
 def _raw(data: Buffer) -> bytes:
-    """Return inline bytes for the column raw; base64 again if they look like base64, which readers decode."""
+    """Return inline bytes for the column raw, in base64 if they begin with "base64:", as readers decode those."""
     found = bytes(data)
     return BASE64 + base64.b64encode(found) if found.startswith(BASE64) else found
 

@@ -1,4 +1,4 @@
-"""Reference sets, versions 0 and 1, compiled to an index.
+"""The compiler of reference sets in JSON, versions 0 and 1, to an index.
 
 Source: the fsspec reference set specification; where it is silent, docs/reference-sets.md defines the behaviour.
 """
@@ -21,14 +21,14 @@ from zarrfs.store.indexfile import ROOT, IndexWriter
 if TYPE_CHECKING:
     from zarrfs.references.templates import Templates
 
-OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: the largest file
+OFFSET_MAX = 2**63 - 1  # largest offset and end of a range: the largest size of a file
 
-APART = ("refs",)  # the member that is parsed in slices of its own
+APART = ("refs",)  # the member that is parsed in separate slices
 _MEMBERS = {"version", "templates", "gen", "refs"}
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
-_SHORT = NAME_MAX // 4  # characters that fit in a name, however long their UTF-8
+_SHORT = NAME_MAX // 4  # characters that fit in a name whatever their length in UTF-8
 _REMEMBERED = 200_000  # directories and URLs cached
-_REPORTED_MAX = 20  # unknown members that become warnings of their own: they may be misplaced entries
+_REPORTED_MAX = 20  # unknown members with a warning each; there may be very many, if they are misplaced entries
 _json_text = json.JSONEncoder(separators=(",", ":")).encode
 
 Pairs = Iterable[tuple[str, Any]]  # (key, value) as in a set of version 0
@@ -39,7 +39,10 @@ class _Bad(Exception):
 
 
 def detect(document: object) -> bool:
-    """Return whether (the head of) a document looks like a reference set. One reference suffices for version 0."""
+    """Return whether (the head of) a document looks like a reference set.
+
+    For a set of version 0, one member that looks like a reference suffices.
+    """
     if not isinstance(document, dict):
         return False
     if "version" in document:
@@ -52,7 +55,8 @@ def detect(document: object) -> bool:
 def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile a reference set into `compilation.writer`.
 
-    Raises SourceError for an error that no key causes (or, with -o strict, for any bad key).
+    An invalid entry is left out, with a warning. Raise SourceError for a fault in the rest of the document or in a
+    template, for a conflict with conflict=error, and with -o strict for any invalid entry.
     """
     head = document.head(APART)
     if not isinstance(head, dict):
@@ -82,10 +86,10 @@ class _Version1:
         self._named: dict[str, str] | None = None
         self._made: Templates | None = None
         self._gens: list[Gen] = []
-        self._unknown = 0  # members that no set of version 1 has
+        self._unknown = 0  # number of members that are not in the specification
 
     def compile(self) -> None:
-        """Compile everything, refs first: entries made by gen come later, and win."""
+        """Compile the document: refs first, because entries made by gen replace those of refs."""
         urls = _Urls(self._compilation.writer, lambda text: self._templates().text(text))
         for member, values in self._document.slices(APART):
             refs = values if member else values.get("refs", {})
@@ -95,7 +99,7 @@ class _Version1:
                 self._entries.add(refs.items(), urls)
             else:
                 self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
-        if "version" not in self._members:  # the head had it: another program is writing
+        if "version" not in self._members:  # the head had it: another program has written the file
             raise self._compilation.refuse("the document changed while it was read")
         if self._unknown > _REPORTED_MAX:
             more = self._unknown - _REPORTED_MAX
@@ -120,7 +124,7 @@ class _Version1:
             self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
 
     def _check_templates(self) -> None:
-        """Report invalid templates, used or not."""
+        """Report every invalid template, even if it is not used."""
         for name, source in self._sources().items():
             if "{{" in source:
                 try:
@@ -129,7 +133,7 @@ class _Version1:
                     self._compilation.fault(exc.rule, printable(f"templates.{name}"))
 
     def _take(self, values: dict[str, Any]) -> None:
-        """Check the members of the root except refs."""
+        """Check and keep members of the root other than refs."""
         compilation = self._compilation
         version = values.get("version", 1)
         if type(version) is not int or version != 1:
@@ -153,7 +157,7 @@ class _Version1:
             )
 
     def _sources(self) -> dict[str, str]:
-        """Return the checked member templates, wherever it is in the document."""
+        """Return the checked member `templates`, searching the whole document if it has not been read yet."""
         if self._named is None:
             if "templates" not in self._members:
                 self._members["templates"] = {}
@@ -173,21 +177,21 @@ class _Version1:
 
     def _templates(self) -> Templates:
         if self._made is None:
-            from zarrfs.references.templates import Templates  # lazily: most sets use none, and need no jinja2
+            from zarrfs.references.templates import Templates  # most sets need no jinja2
 
             self._made = Templates(self._sources())
         return self._made
 
 
 class _Urls:
-    """Targets by their URL in one part of a document; `render` expands a URL with templates."""
+    """The targets of one part of a document, by URL. `render` expands a URL with templates; None: never expand."""
 
     def __init__(self, writer: IndexWriter, render: Callable[[str], str] | None) -> None:
         self._writer, self._render = writer, render
         self.known: dict[str, int] = {}  # URL as written -> id of the target
 
     def url(self, raw: Any) -> str:
-        """Return the expanded URL and remember its target. Raises _Bad or TemplateError."""
+        """Return the expanded URL of `raw` and remember its target. Raises _Bad or TemplateError."""
         if type(raw) is not str:
             raise _Bad(f"url: expected a string, not {json_type(raw)}")
         url = self._render(raw) if self._render is not None and "{{" in raw else raw
@@ -206,7 +210,7 @@ class _Urls:
 
 
 class _Entries:
-    """The writer of entries into the index, which checks keys and values."""
+    """A writer of entries to the index, which checks their keys and values."""
 
     def __init__(self, compilation: Compilation) -> None:
         self._compilation, self._writer = compilation, compilation.writer
@@ -214,7 +218,7 @@ class _Entries:
         self._stripped: tuple[int, str] | None = None  # (count of keys with a leading "/", the first one)
 
     def add(self, pairs: Pairs, urls: _Urls, gen: str = "") -> None:
-        """Add entries; a later one with the same key replaces an earlier one. `gen`: the item that made them."""
+        """Add entries; a later entry of a key replaces an earlier one. `gen`: the item of gen that made them."""
         directories, known = self._directories, urls.known
         rows: list[tuple[int, str, int, int, int]] = []
         for key, value in pairs:
@@ -245,12 +249,12 @@ class _Entries:
         self._writer.ranges(rows)
 
     def finish(self) -> None:
-        """Report what is known only at the end, and resolve keys that are both file and directory."""
+        """Report keys with a leading slash, and resolve conflicts of keys that are both a file and a directory."""
         if self._stripped:
             count, first = self._stripped
             self._compilation.warn(f'{printable(first)}: a leading "/" is taken off ({count:,} such keys)')
         conflict = self._compilation.options.conflict
-        gone = "/"  # the directory left out last; conflicts below it follow
+        gone = "/"  # the last directory left out; keys below it come right after it
         for key in self._writer.conflicts():
             entry = self._compilation.entry
             if conflict == "error":
@@ -275,13 +279,13 @@ class _Entries:
         try:
             self._write(key, value, urls, bool(gen))
             parent = key.rpartition("/")[0]
-            if len(parent.encode()) < KEY_MAX - NAME_MAX:  # any short name after it makes a valid key
+            if len(parent.encode()) < KEY_MAX - NAME_MAX:  # with any short name, it is a valid key
                 if len(self._directories) > _REMEMBERED:
                     self._directories.clear()
                 self._directories[parent] = self._writer.directory_id(parent)
         except _Bad as bad:
             compilation.skip(entry, f"{bad}{suffix}")
-            self._writer.discard(key)  # an earlier one of the same key, which this one would have replaced
+            self._writer.discard(key)  # an earlier entry of the key, which this one would have replaced
         except TemplateError as exc:
             compilation.fault(f"url {value[0]!r:.80}: {exc.rule}", entry)
 
@@ -316,7 +320,7 @@ class _Entries:
 
 
 def _check_range(offset: Any, length: Any) -> None:
-    """Raise _Bad unless both are whole numbers from 0 on whose sum does not exceed OFFSET_MAX."""
+    """Raise _Bad unless both are integers of at least 0 whose sum does not exceed OFFSET_MAX."""
     for name, number in ("offset", offset), ("length", length):
         if type(number) is float and number > OFFSET_MAX:  # orjson parses larger integers as floats
             raise _Bad("offset + length is over 2^63 - 1")
@@ -329,7 +333,7 @@ def _check_range(offset: Any, length: Any) -> None:
 
 
 def _inline(text: str) -> bytes:
-    """Return the bytes of an inline value."""
+    """Return the bytes of an inline value. Raises _Bad."""
     try:
         data = text.encode()
     except UnicodeEncodeError:
@@ -353,13 +357,13 @@ def _size(text: str) -> int | None:
 
 
 def _number(value: int | str) -> int:
-    """Return an offset or length made by gen: a number, or rendered text."""
+    """Return an offset or length made by gen, which may be rendered text, as an int. Raises _Bad."""
     if isinstance(value, int):
         return value
     match = _NUMBER.fullmatch(value)
     if match is None:
         raise _Bad(f"expected a whole number, not {value!r:.40}")
-    if len(match[1]) > 40:  # leading zeros aside, far beyond any file
+    if len(match[1]) > 40:  # far beyond any file, unless padded with zeros
         raise _Bad("offset + length is over 2^63 - 1")
     return int(match[1])
 

@@ -1,4 +1,4 @@
-"""The target URLs of a reference set that is written elsewhere: made absolute, or given another beginning."""
+"""Rewrite the target URLs of a reference set that is written elsewhere: make them absolute, or replace prefixes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _KNOWN = 65_536  # URLs whose new form is cached
 
 
 class Rule(NamedTuple):
-    """A rule that replaces the beginning `old` of a URL by `new`."""
+    """A rule that replaces the prefix `old` of a URL with `new`."""
 
     old: str
     new: str
 
 
 class Relocation:
-    """A function that rewrites URLs by the longest of `rules` that matches, and counts its calls.
+    """A function that rewrites a URL by the matching rule with the longest prefix, and counts the uses of each rule.
 
-    A rule matches a URL as written in the set, or a relative one as resolved against `base`. A URL that no rule
-    matches becomes `usual(url)`. UsageError if two rules have the same beginning, or one would make a URL that no set
-    can hold.
+    Rules are matched with the URL as written in the set and, if none matches a relative URL, with that URL resolved
+    against `base`. A URL that no rule matches becomes `usual(url)`. Raise UsageError if two rules have the same
+    prefix, if `new` of a rule is not UTF-8, or (in a call) if nothing would remain of a URL.
     """
 
     def __init__(self, rules: Sequence[Rule], base: str, usual: Callable[[str], str]) -> None:
@@ -43,14 +43,14 @@ class Relocation:
             if not is_utf8(rule.new):
                 raise UsageError(f"--to {rule.new}: is not UTF-8, which a URL must be")
         self.rules = tuple(rules)
-        self.counts = [0] * len(rules)  # references changed by each rule
+        self.counts = [0] * len(rules)  # number of references that each rule has changed
         self.unchanged = 0
         self._order = sorted(range(len(rules)), key=lambda number: -len(rules[number].old))
         self._base, self._usual = base, usual
         self._find = functools.lru_cache(_KNOWN)(self._find_anew)
 
     def __call__(self, url: str) -> str:
-        """Return the new form of `url` and count it."""
+        """Return the rewritten `url` and count the reference."""
         changed, number = self._find(url)
         if number is None:
             self.unchanged += 1
@@ -75,7 +75,7 @@ class Relocation:
     def _forms(self, url: str) -> tuple[str, ...]:
         try:
             meant = absolute(url, self._base)
-        except ReadError:  # the base has no directory
+        except ReadError:  # the base has no directory to resolve it against
             return (url,)
         return (url,) if meant == url else (url, meant)
 
@@ -90,7 +90,7 @@ def check_used(relocation: Relocation) -> None:
 def written_urls(plan: Plan, output: Output, alone: bool = True) -> Callable[[str], str]:
     """Return the function that rewrites the URLs of a set for `output`; `alone`: the output holds no other set.
 
-    A relative URL stays relative if the copy resolves it to the same place, else it becomes absolute.
+    Relative URLs stay as they are if they mean the same place in the output; otherwise they become absolute.
     """
     if output.format == "index" and alone:  # an index notes the base of its URLs
         return lambda url: url
@@ -112,7 +112,7 @@ async def rewritten(references: AsyncIterator[Reference], change: Callable[[str]
 def absolute(url: str, base: str) -> str:
     """Return `url` resolved against `base` as store.targets.Targets resolves it, without the credentials of `base`.
 
-    ReadError if `base` is a chain of URLs without a directory, or is not UTF-8.
+    Raise ReadError if `base` is a chain of URLs without a directory, or is not UTF-8.
     """
     relative = urls.relative_end(url)
     if relative is None:

@@ -1,7 +1,8 @@
 """Statistics of a reference set: entries, bytes, targets, holes and overlaps, chunks of arrays.
 
 Each reference takes 24 bytes of memory, and the number of URLs kept is bounded: ten million references take about
-800 MB. A 64-bit hash of the URL identifies a target: among ten million, two collide once in 400,000 runs.
+800 MB. A target is identified by a 64-bit hash of its URL: with ten million targets, two have the same hash in one of
+400,000 runs.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, nested
 
-_BATCH = 65_536  # references converted to arrays at once
-_NAMES = 65_536  # URLs kept; a second pass finds the others, if needed
-_TAILS_MAX = 1 << 17  # chunks along the last dimension, up to which their names are kept
+_BATCH = 65_536  # references converted to arrays at a time
+_NAMES = 65_536  # URLs kept in memory; a second pass finds others that are needed
+_TAILS_MAX = 1 << 17  # chunks along the last dimension; with more, their names are not kept in a set
 
 Numbers = npt.NDArray[np.int64]
 
@@ -46,24 +47,24 @@ class TargetCounts(NamedTuple):
 
 
 class ArrayCounts:
-    """One Zarr array of the set: its grid, and the number of its chunks seen."""
+    """One Zarr array of the set: its grid, and the number of its chunks that were seen."""
 
     def __init__(self, key: str, grid: Grid, keys: KeyTemplate, other: KeyTemplate | None = None) -> None:
-        """Start with no chunks seen. `other`: a second form of chunk names, if the metadata leaves it open."""
+        """Start with no chunks seen. `other`: a second form of chunk names, if the metadata allows two."""
         self.key, self.grid, self.present = key, grid, 0
         self._templates = (keys,) if other is None else (keys, other)
         self._separator = keys.separator
         last = grid.counts[-1] if grid.counts and not keys.suffix else _TAILS_MAX + 1
         self._tails = {str(number) for number in range(last)} if last <= _TAILS_MAX else None
-        self._above: str | None = None  # the last chunk's name without its tail; neighbours share it
+        self._above: str | None = None  # the name of the last chunk without its last index: neighbours share it
 
     @property
     def missing(self) -> int:
-        """The number of absent chunks, for which readers see the fill value."""
+        """The number of absent chunks, for which readers get the fill value."""
         return self.grid.size - self.present
 
     def see(self, name: str) -> None:
-        """Count `name`, a key below the array, if it is a chunk's."""
+        """Count `name`, the path of a key below the array, if it is the name of a chunk."""
         above, _, tail = name.rpartition(self._separator)
         if above == self._above and self._tails is not None:
             self.present += tail in self._tails
@@ -75,7 +76,7 @@ class ArrayCounts:
                 return
 
     def leave(self) -> None:
-        """Free the memory that see() needs: no name of the array follows."""
+        """Free the memory of see(), after the last name of the array."""
         self._tails = None
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class ArrayCounts:
 
 @dataclasses.dataclass
 class Stats:
-    """The statistics; sizes in bytes."""
+    """The statistics of a set; sizes are in bytes."""
 
     files: int = 0
     directories: int = 0
@@ -93,7 +94,7 @@ class Stats:
     inline_bytes: int = 0
     ranges: int = 0  # references to a range of a target
     range_bytes: int = 0  # their lengths, added up
-    whole: int = 0  # references to a whole target, whose size the set does not hold
+    whole: int = 0  # references to a whole target, whose size is not in the set
     targets: int = 0
     holes: int = 0  # bytes between a target's first and last referenced byte that no range covers
     overlaps: int = 0  # bytes that more than one range covers
@@ -119,7 +120,7 @@ async def statistics(
     top: int = 10,
     watched: Callable[[AsyncIterator[Reference]], AsyncIterator[Reference]] = lambda references: references,
 ) -> Stats:
-    """Count the set's references; `watched` may wrap the stream to show progress. Raises as store.references()."""
+    """Return statistics of a set. `watched` may wrap its references to show progress. Raises as store.references()."""
     stats, columns, tree = Stats(), _Columns(), _Tree(store)
     async for key, data, url, offset, length in watched(store.references()):
         parent, _, name = key.rpartition("/")
@@ -150,7 +151,7 @@ async def statistics(
 
 
 class _Counted(NamedTuple):
-    """TargetCounts by the hash of the URL."""
+    """TargetCounts with the hash of the URL in place of the URL."""
 
     target: int
     references: int
@@ -158,7 +159,7 @@ class _Counted(NamedTuple):
 
 
 class _Tree:
-    """The current position in the tree; references come in its order."""
+    """The current position in the tree of keys; enter() is called in the order of the tree."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -195,7 +196,7 @@ class _Tree:
 
 
 async def _find_array(store: Store, directory: str) -> ArrayCounts | None:
-    """Return the array at `directory`, from inline metadata; None if there is none, or it has no regular grid."""
+    """Return the array at `directory`; None if there is none with valid inline metadata and a regular grid."""
     for name in NODE_DOCUMENTS:
         key = join_key(directory, name)
         try:
@@ -210,7 +211,7 @@ async def _find_array(store: Store, directory: str) -> ArrayCounts | None:
 
 
 class _Columns:
-    """The references as columns of numbers: hash of the target, offset, length."""
+    """The references as columns of numbers: hash of the URL, offset, length."""
 
     def __init__(self) -> None:
         self.ranges = self.wholes = 0
@@ -266,7 +267,7 @@ class _Columns:
             self.smallest = Sized(keys[low], int(arrays[2][low]))
 
     def taken(self) -> list[Numbers]:
-        """Return [targets, offsets, lengths, targets of whole references], and forget them to free the memory."""
+        """Return [targets, offsets, lengths, targets of whole references], and drop them to free the memory."""
         found = []
         for parts in (*self._done, self._wholes):
             found.append(np.concatenate(parts) if parts else np.empty(0, np.int64))
@@ -296,7 +297,7 @@ def _count_targets(
 
     sizes, ranged = np.zeros(len(known)), after > first
     if len(lengths):
-        sizes[ranged] = np.add.reduceat(lengths.astype(np.float64), first[ranged])  # to rank by: no overflow
+        sizes[ranged] = np.add.reduceat(lengths.astype(np.float64), first[ranged])  # for ranking: no overflow
     by_bytes = [one for one in counted(_highest(sizes, top)) if one.bytes]
     by_references = counted(_highest(counts, top))
     stats.holes, stats.overlaps = gaps_and_overlaps(targets, offsets, lengths)
@@ -304,10 +305,10 @@ def _count_targets(
 
 
 def gaps_and_overlaps(targets: Numbers, starts: Numbers, lengths: Numbers) -> tuple[int, int]:
-    """Return (bytes between a target's first and last range that no range covers, bytes that several cover).
+    """Return (bytes between the first and last range of a target that no range covers, bytes that several cover).
 
-    Ranges are sorted by target, then start. With the ends sorted as well, the ith start and the ith end of a target
-    delimit ranges that cover every byte as often as the given ones do, and of which none contains another.
+    The ranges must be sorted by target, then start. Once the ends are sorted as well, the ith start and the ith end of
+    a target delimit ranges that cover every byte as often as the given ones do, and of which none contains another.
     """
     if not lengths.all():
         some = lengths > 0
@@ -318,14 +319,16 @@ def gaps_and_overlaps(targets: Numbers, starts: Numbers, lengths: Numbers) -> tu
     gaps = starts[1:] - ends[:-1]
     holes = _total(gaps[same & (gaps > 0)])
     del gaps
-    low = starts[1:].copy()  # where the overlap of the ith range and the next begins,
-    np.maximum(low[1:], ends[:-2], out=low[1:], where=same[:-1])  # without the bytes of the range before
+    # `low` is the start of the overlap of the ith range with the next one, without the bytes that the range before the
+    # ith covers, too: these have been counted already.
+    low = starts[1:].copy()
+    np.maximum(low[1:], ends[:-2], out=low[1:], where=same[:-1])
     common = ends[:-1] - low
     return holes, _total(common[same & (common > 0)])
 
 
 async def _names(store: Store, known: dict[int, str], wanted: set[int]) -> dict[int, str]:
-    """Return the URLs of the `wanted` hashes."""
+    """Return {hash: URL} of the `wanted` hashes."""
     names = {target: known[target] for target in wanted if target in known}
     if len(names) < len(wanted):
         async for reference in store.references():

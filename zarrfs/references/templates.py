@@ -25,18 +25,18 @@ from jinja2.utils import missing
 
 from zarrfs.references.gen import RENDERED_MAX, Gen, RenderedBatch, TemplateError, names_in
 
-CPU_SECONDS = 2.0  # processor time to start with,
-SECONDS_EACH = 0.005  # for every text,
-SECONDS_A_ROW = 0.00005  # and for every combination of a gen: about ten times what a reasonable one takes
-MEMORY = 256 << 20  # bytes of address space beyond what the process has when rendering starts
+CPU_SECONDS = 2.0  # processor time of a document,
+SECONDS_EACH = 0.005  # more for every text,
+SECONDS_A_ROW = 0.00005  # and for every combination of a gen: about ten times the usual time
+MEMORY = 256 << 20  # bytes of address space, in addition to those in use when rendering starts
 
-_CHUNK = 512  # rows rendered under one setting of the limits
+_CHUNK = 512  # rows rendered each time the limits are set
 _BLOCK = 1 << 16  # rows evaluated together
-_FEW = 10_000  # rows that are rendered before numpy is imported
-_SHOWN = 200  # characters of a reason
+_FEW = 10_000  # rows of a gen; with more, numpy is imported to evaluate them together
+_SHOWN = 200  # characters of a reason given by jinja2 or Python
 _CPU_CLOCK = -8  # Linux's clock of the user and system time of the calling process, counted in ticks
 
-# {{name}} and {{name(a='text', b='text')}}: rendered without jinja, to the same text
+# {{name}} and {{name(a='text', b='text')}}, which are rendered without jinja2, to the same text
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _VALUE = r"[A-Za-z][A-Za-z0-9_]*\s*=\s*'[^'\\\r\n]*'"
 _CALL = rf"\(\s*(?:{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)?\)"
@@ -46,11 +46,11 @@ _RESERVED = frozenset((*keyword.kwlist, "true", "false", "none", "self"))
 
 
 class Budget:
-    """The processor time (seconds) that rendering one document may take, and MEMORY.
+    """A limit on the processor time (`seconds`) and the memory (MEMORY) for rendering the templates of one document.
 
     Inside `with budget.bounded():` the process's soft limits RLIMIT_CPU and RLIMIT_AS are lowered: SIGXCPU ends a
     process that takes too long, and an allocation beyond the limit raises MemoryError, even inside one operation in C.
-    If the limits cannot be set, there is no bound.
+    If the limits cannot be set, the block is not bounded.
     """
 
     def __init__(self, seconds: float = CPU_SECONDS) -> None:
@@ -59,7 +59,10 @@ class Budget:
 
     @contextlib.contextmanager
     def bounded(self) -> Iterator[None]:
-        """Run the block within the budget, and subtract its time; nested blocks have no effect."""
+        """Run the block within the budget, and subtract its time; nested blocks have no effect.
+
+        Raise TemplateError if the time was used up before.
+        """
         if self._inside:
             yield
             return
@@ -70,7 +73,7 @@ class Budget:
         self._inside = True
         try:
             _lower(resource.RLIMIT_CPU, math.ceil(_limited_time() + self.seconds), saved)
-            _lower(resource.RLIMIT_CORE, 0, saved)  # SIGXCPU would dump one
+            _lower(resource.RLIMIT_CORE, 0, saved)  # no core dump on SIGXCPU
             _lower(resource.RLIMIT_AS, _address_space() + MEMORY, saved)
             yield
         finally:
@@ -83,8 +86,8 @@ class Budget:
 class Templates:
     """The named templates of one reference set, and the sandbox that renders texts with them.
 
-    Every error in the document is raised as TemplateError. A template's name stands for its text, rendered without
-    variables, or is called with named values: {{f(c='text')}}.
+    Every error in the document is raised as TemplateError. In a text, {{f}} is replaced by the template f rendered
+    without variables, and {{f(c='text')}} by f rendered with these values.
     """
 
     def __init__(self, sources: Mapping[str, str], budget: Budget | None = None) -> None:
@@ -97,7 +100,7 @@ class Templates:
         self._environment = _Environment(self)
 
     def text(self, source: str) -> str:
-        """Render `source` with the named templates alone."""
+        """Render `source`, in which no names but those of the templates are defined. Raises TemplateError."""
         try:
             simple = self._substitute(source)
             if simple is not None:
@@ -118,7 +121,7 @@ class Templates:
             raise TemplateError(_reason(exc)) from None
 
     def batches(self, gen: Gen) -> Iterator[RenderedBatch]:
-        """Yield the rendered fields of all combinations, in order, at most 65536 rows at a time."""
+        """Yield the rendered fields of all combinations, in order, at most 65536 at a time. Raises TemplateError."""
         self.budget.seconds += gen.count * SECONDS_A_ROW
         done = 0
         fast = [self._rendered_together] if gen.count <= _FEW else [self._evaluated, self._rendered_together]
@@ -136,7 +139,7 @@ class Templates:
             raise TemplateError(_reason(exc), gen.where) from None
 
     def find(self, name: str) -> object:
-        """Return what `name` means in a text: a str, a callable, or jinja's `missing`."""
+        """Return the value of `name` in a text: a str, a callable, or jinja2's `missing` for an unknown name."""
         value = self._values.get(name)
         if value is None:
             if name not in self._sources:
@@ -159,7 +162,7 @@ class Templates:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Mark the template `name` as being rendered; TemplateError if it already is."""
+        """Mark the template `name` as being rendered. Raise TemplateError if it already is."""
         if name in self._active:
             circle = [*self._active[self._active.index(name) :], name]
             raise TemplateError(f"templates use each other in a circle: {' -> '.join(circle)}")
@@ -170,16 +173,16 @@ class Templates:
             self._active.pop()
 
     def parse(self, source: str) -> nodes.Template:
-        """Parse a template. Raises jinja's errors, too."""
+        """Parse a template. Raises TemplateError and the errors of jinja2."""
         tree = self._environment.parse(source)
         if any(name.name == "self" for name in tree.find_all(nodes.Name)):
-            raise TemplateError("'self' is undefined")  # jinja2 would supply an object of its own
+            raise TemplateError("'self' is undefined")  # jinja2 would supply its own object
         return tree
 
     def callee(self, name: str) -> nodes.Template | None:
-        """Return the tree of the template that {{name(...)}} renders.
+        """Return the parsed template that {{name(...)}} renders.
 
-        Returns None, or raises any error, if it renders none.
+        Return None if `name` is not a template. Raises any error if the template is invalid.
         """
         value = self.find(name)
         if isinstance(value, _Text):
@@ -198,7 +201,7 @@ class Templates:
         code = self._code(tree)
         if not all(isinstance(node, nodes.Output) for node in body):
             return lambda values: self._render(code, values)
-        root, context = code.root_render_func, code.new_context({})  # expressions do not change the context
+        root, context = code.root_render_func, code.new_context({})  # expressions do not change a context
 
         def render(values: Mapping[str, int]) -> str:
             context.parent.update(values)
@@ -209,7 +212,7 @@ class Templates:
     # -- parts
 
     def _resolve(self, name: str) -> object:
-        """Return a template's text if it renders without variables, else a callable that fails if used as text."""
+        """Return the text of a template if it needs no variables, else a callable that fails if used as a text."""
         template = _Template(self, name)
         try:
             text = _Text(self.call(name, {}))
@@ -253,7 +256,7 @@ class Templates:
         return _joined(code.root_render_func(code.new_context(dict(values))))
 
     def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[RenderedBatch]:
-        """Yield `rows` in batches; an error is raised after the rows before it."""
+        """Yield `rows` in batches, generated within the budget. Raise an error after yielding the rows before it."""
         failed: Exception | None = None
         while failed is None:
             chunk: list[tuple[str, ...]] = []
@@ -272,8 +275,8 @@ class Templates:
         raise failed
 
     def _evaluated(self, gen: Gen, done: int) -> Iterator[RenderedBatch]:
-        """Yield batches evaluated over whole dimensions; raise an error if only rendering can decide."""
-        from zarrfs.references.vectors import Expansion, TooLarge  # imports numpy, outside the limits
+        """Yield batches evaluated with numpy. Raise an error if the combinations must be rendered one by one."""
+        from zarrfs.references.vectors import Expansion, TooLarge  # imports numpy before the limits are set
 
         with self.budget.bounded():
             expansion = Expansion(self, gen)
@@ -297,7 +300,7 @@ class Templates:
         return self._chunks(self._rows_apart(gen, done))
 
     def _rows_together(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
-        """Yield rows from one compiled template for all fields; raise an error unless all are plain expressions."""
+        """Yield rows from one compiled template for all fields. Raise an error if a field has a statement."""
         outputs: list[nodes.Node] = []
         for source in gen.fields.values():
             body = self.parse(source).body
@@ -311,7 +314,7 @@ class Templates:
         tree.set_environment(self._environment)
         code = self._code(tree)
         root, context = code.root_render_func, code.new_context(gen.combination(0) if gen.count else {})
-        values = context.parent  # the values of names; one context serves all rows
+        values = context.parent  # the values of names, changed for each row: one context is used for all
         name, last = next(reversed(gen.dimensions.items()))
         size = len(last) if gen.count else 1
         for number in range(start - start % size, gen.count, size):
@@ -357,13 +360,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Undefined(jinja2.StrictUndefined):
-    """An undefined name, which is an error even when a list that contains it is printed."""
+    """The value of an undefined name. Using it is an error, even if only a list that contains it is printed."""
 
     __repr__ = jinja2.StrictUndefined._fail_with_undefined_error
 
 
 class _Context(Context):
-    """A context that looks a name up in the values passed, then in the named templates, resolved on first use."""
+    """A context that looks up a name in the values passed, then in the named templates, resolved on first use."""
 
     def resolve_or_missing(self, key: str) -> Any:
         if key in self.vars:
@@ -374,7 +377,10 @@ class _Context(Context):
 
 
 class _Template:
-    """A named template as other templates see it: callable with named values. All attributes are private."""
+    """A named template as a value in other templates, which can call it with named values.
+
+    All attributes are private, because the sandbox denies access to private attributes.
+    """
 
     __slots__ = ("_name", "_owner")
 
@@ -393,7 +399,7 @@ class _Template:
 
 
 class _Text(str):
-    """The text of a template that needs no variables, which can also be called."""
+    """The text of a template that needs no variables. It can also be called, as a _Template."""
 
     _template: _Template
 
@@ -440,7 +446,10 @@ def _lower(which: int, soft: int, saved: list[tuple[int, tuple[int, int]]]) -> N
 
 
 def _limited_time() -> float:
-    """Return the seconds on the clock of RLIMIT_CPU, which counts ticks and drifts from process_time() by seconds."""
+    """Return the seconds on the clock of RLIMIT_CPU.
+
+    It counts ticks, so it drifts from process_time() by seconds.
+    """
     try:
         return time.clock_gettime(_CPU_CLOCK)
     except OSError:
@@ -448,7 +457,7 @@ def _limited_time() -> float:
 
 
 def _address_space() -> int:
-    """Return the bytes of address space the process has now, the base of a limit on it."""
+    """Return the bytes of address space in use now, to which RLIMIT_AS adds."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * resource.getpagesize()

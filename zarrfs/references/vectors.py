@@ -1,10 +1,11 @@
-"""Expansion of `gen` over whole dimensions: templates evaluated with numpy, many combinations at once.
+"""Expansion of `gen` over whole dimensions: templates evaluated with numpy, many combinations at a time.
 
-A value is an array with one axis for each dimension that varies in a block of combinations, of length 1 if the value
-does not depend on it: texts are made for the few combinations that differ, then concatenated. The evaluator takes
-only expressions whose result certainly equals jinja2's: names, whole numbers within 64 bits, texts, formats, and
-templates called with such values. The sandbox renders any other expression, once for each combination of the
-dimensions that it uses. Source: the jinja2 documentation, "Template Designer Documentation", Expressions.
+A value is an array with one axis for each dimension that varies in a block of combinations. The axis has length 1 if
+the value does not depend on the dimension, so that a text is made once for all combinations that share it; the parts
+of a text are concatenated at the end. The evaluator accepts only expressions whose result certainly equals jinja2's:
+names, whole numbers within 64 bits, texts, formats, and templates called with such values. The sandbox renders any
+other expression, once for each combination of the dimensions that it uses. Source: the jinja2 documentation,
+"Template Designer Documentation", Expressions.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from zarrfs.references.gen import RENDERED_MAX, Gen, RenderedBatch, names_in
 
 SIZE_MAX = 64 << 20  # approximate bytes of all values of one block
 STEPS_MAX = 1000  # nodes evaluated for one field of one block
-PARTS_MAX = 50  # of a text, not yet concatenated
+PARTS_MAX = 50  # of a text before they are concatenated
 
-_RENDERINGS_MAX = 8  # expressions of a field compiled one by one; with more, the whole field is compiled
+_RENDERINGS_MAX = 8  # expressions of a field rendered separately; with more, the whole field is rendered
 _OBJECT = 64  # bytes of a str without its characters, plus the pointer to it
 _INT64 = np.iinfo(np.int64)
 _LOWEST, _HIGHEST = int(_INT64.min), int(_INT64.max)
 _HALF = 1 << 62
 _FLOAT_EXACT = 1 << 53  # 64-bit floats represent whole numbers up to here exactly
 
-# one conversion of '...' % values, without * and (name), its width and precision below 1000
+# one conversion of '...' % values, without * and (name), and with width and precision below 1000
 _CONVERSION = re.compile(r"(%(?:%|[-+ #0]*[0-9]{0,3}(?:\.[0-9]{0,3})?[diouxXsfFeEgG]))", re.ASCII)
-# the specification of one field of '...'.format(values), within the same bounds and whatever the locale
+# the specification of one field of '...'.format(values), with the same bounds, and not locale-dependent
 _FIELD = re.compile(r"(?:[^{}]?[<>=^])?[-+ ]?#?0?[0-9]{0,3}[,_]?(?:\.[0-9]{1,3})?[bdeEfFgGosxX%]?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-_PLAIN = ("%s", "")  # conversions equivalent to str(),
-_PLAIN_INT = ("%d", "%i")  # and for whole numbers only
+_PLAIN = ("%s", "")  # conversions and specifications equivalent to str(),
+_PLAIN_INT = ("%d", "%i")  # and those that are so only for whole numbers
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}", re.ASCII)
 
 
 class NotEvaluated(Exception):
-    """An expression that only rendering decides."""
+    """An expression that the evaluator does not accept; the sandbox has to render it."""
 
 
 class TooLarge(Exception):
@@ -71,15 +72,18 @@ class NamedTemplates(Protocol):
     """The templates of a set, by name, for use in expressions (templates.Templates)."""
 
     def find(self, name: str) -> object:
-        """Return what `name` means: a template, a text or a number."""
+        """Return the value of `name`: a text, a callable template, or jinja2's `missing`."""
         ...
 
     def callee(self, name: str) -> nodes.Template | None:
-        """Return the parsed template that a call of `name` renders; None if `name` is not a template."""
+        """Return the parsed template that a call of `name` renders; None if `name` is not a template.
+
+        Raises any error if the template is invalid.
+        """
         ...
 
     def inside(self, name: str) -> AbstractContextManager[None]:
-        """Enter a template; TemplateError if templates call each other in a circle."""
+        """Enter a template. Raise TemplateError if templates call each other in a circle."""
         ...
 
     def parse(self, source: str) -> nodes.Template:
@@ -120,7 +124,7 @@ class Combinations:
         return _int64(values).reshape(self.shape_over([name]))
 
     def number(self, value: int) -> Ints:
-        """Return a constant. Raises NotEvaluated beyond 64 bits."""
+        """Return a number that is the same for all combinations. Raises NotEvaluated beyond 64 bits."""
         return _int64([value]).reshape(self._ones)
 
     def constant(self, text: str) -> TextPart:
@@ -128,12 +132,12 @@ class Combinations:
         return self.part([text], self._ones)
 
     def part(self, texts: Sequence[str], shape: tuple[int, ...]) -> TextPart:
-        """Return texts given in the order of their combinations."""
+        """Return `texts`, which are in the order of their combinations, as an array of `shape`."""
         values = np.fromiter(texts, dtype=object, count=len(texts))
         return TextPart(values.reshape(shape), max(map(len, texts)))
 
     def column(self, values: NDArray[Any]) -> list[Any]:
-        """Return one value for every row; equal texts of a few combinations are one object."""
+        """Return one value for each combination; a text that several combinations share is one object."""
         rows: list[Any] = np.broadcast_to(values, self.shape).ravel().tolist()
         return rows
 
@@ -178,7 +182,7 @@ class Evaluator:
         return tuple(parts)
 
     def merged(self, text: Text) -> TextPart:
-        """Concatenate the parts of a text to one array, first those neighbours that depend on few combinations."""
+        """Concatenate the parts of a text to one array, beginning with the smallest concatenation."""
         parts = list(text) or [self._space.constant("")]
         while len(parts) > 1:
             sizes = [math.prod(_broadcast(a.values, b.values)) for a, b in itertools.pairwise(parts)]
@@ -349,9 +353,10 @@ class Expansion:
         ]
 
     def batch(self, block: Mapping[str, Sequence[int]]) -> RenderedBatch:
-        """Return the rows of the product of `block`; after any error, rendering reports what is wrong.
+        """Return the rows of all combinations in `block`.
 
-        Raises TooLarge if a smaller block may fit.
+        Raise TooLarge if a smaller block may fit. After any other error, the caller renders the rows instead, which
+        reports the fault.
         """
         space = Combinations(block)
         keys, urls, *numbers = (field.column(space) for field in self._fields)
@@ -360,13 +365,13 @@ class Expansion:
 
 
 class _Field:
-    """One field: the expressions evaluated, and those found to need rendering."""
+    """One field of an item: its expressions, and renderings of those that cannot be evaluated."""
 
     def __init__(self, templates: NamedTemplates, source: str, is_number: bool) -> None:
         self._templates, self._is_number = templates, is_number
         tree = templates.parse(source)
         self._pieces = expressions(tree)
-        self._whole = _Rendering(templates, tree.body)  # refuses what Python does not compile
+        self._whole = _Rendering(templates, tree.body)  # an error if Python cannot compile it
         self._renderings: dict[int, _Rendering] = {}
 
     def column(self, space: Combinations) -> list[Any]:
@@ -395,7 +400,7 @@ class _Field:
         return values
 
     def _finished(self, values: list[Value], evaluator: Evaluator, space: Combinations) -> list[Any]:
-        """Return the column made by the pieces: ints, if they are numbers and the field is numeric."""
+        """Concatenate pieces to a column: of ints if the field is numeric and all are whole numbers, else of texts."""
         if self._is_number and len(values) == 1 and _are_ints(values[0]):
             return space.column(values[0])
         part = evaluator.merged(evaluator.joined(values))
@@ -407,7 +412,7 @@ class _Field:
 
 
 class _Rendering:
-    """Nodes rendered by the sandbox, once for each combination of the dimensions that they name."""
+    """Nodes that the sandbox renders, once for each combination of the dimensions that they use."""
 
     def __init__(self, templates: NamedTemplates, body: Sequence[nodes.Node]) -> None:
         self._names = names_in(body)
@@ -432,7 +437,7 @@ class _Rendering:
 def expressions(tree: nodes.Template) -> list[nodes.Expr] | None:
     """Return the texts and expressions that a template outputs, in order; None if it does anything else."""
     if not all(name.isascii() for name in names_in(tree.body)):
-        return None  # Python normalises identifiers: in the compiled template two names may be one
+        return None  # Python normalises identifiers: two names may be one in the compiled template
     pieces: list[nodes.Expr] = []
     for node in tree.body:
         if not isinstance(node, nodes.Output):
@@ -464,7 +469,7 @@ def _are_ints(value: Value) -> TypeGuard[Ints]:
 
 
 def _exact(node: nodes.BinExpr, left: Ints, right: Ints) -> bool:
-    """Return whether all results fit 64 bits, judging by the extremes of the operands, and so equal Python's."""
+    """Return whether numpy's results equal Python's (none overflows), judging by the extremes of the operands."""
     a, b = (int(left.min()), int(left.max())), (int(right.min()), int(right.max()))
     if isinstance(node, nodes.FloorDiv | nodes.Mod):
         return a[0] > _LOWEST and bool((right != 0).all())  # no result is further from 0 than an operand

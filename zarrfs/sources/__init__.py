@@ -1,8 +1,8 @@
 """The sources that can be mounted: plan_source() detects and compiles one, open_plan() opens it as a Store.
 
-The two are apart because different processes run them. A short-lived child makes the plan (sources.prepare):
-fetching and parsing a document takes memory, threads and event loops, none of which the daemon should inherit. The
-plan is a few strings; opening it costs next to nothing.
+The two steps are separate because different processes run them. A short-lived child process makes the plan
+(sources.prepare), because fetching and parsing a document takes memory, threads and event loops that the daemon should
+not inherit. The plan is a few strings, and opening it is cheap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zarrfs.store.api import Store
 from zarrfs.store.targets import TargetReader
 from zarrfs.store.uri import path_of_uri
 
-_SMALL, _TOGETHER = 1 << 20, 100  # bytes of a document, and documents, that one child plans with others
+_SMALL, _TOGETHER = 1 << 20, 100  # a child may plan several documents: largest size of each, and most documents
 _DESCRIPTOR = re.compile("/dev/fd/|/proc/(self|thread-self)/fd/")
 
 
@@ -38,9 +38,9 @@ def plan_source(
 ) -> Plan:  # fmt: skip
     """Detect the kind of `source`, check it and compile it. Raises SourceError or UsageError.
 
-    The base of the plan is -o base= if that is given. `child=False` works in this process, which `memory:` URLs need,
-    as they exist only here. `meanwhile` is called while the child works. `forks`: the caller is one of zarrfs's own
-    programs, of which the child may be a fork.
+    The base of the plan is -o base= if that is given. With `child=False`, this process makes the plan instead of a
+    child; it always does for `memory:` URLs, because they exist only in this process. `meanwhile` is called while the
+    child works. `forks`: the caller is one of zarrfs's own programs, so that the child may be a fork of it.
     """
     plan = _planned(source, options, child, meanwhile, forks)
     try:
@@ -53,11 +53,11 @@ def plan_source(
 def plan_sources(
     sources: Sequence[str], options: Options, child: Callable[[str], bool], meanwhile: Callable[[], object]
 ) -> Iterator[list[Plan]]:
-    """Yield the plans of sources, in order, some at a time; a child plans each for which `child` is true.
+    """Yield the plans of `sources` in order, in lists of one or more. A child plans those for which `child` is true.
 
-    One child plans many small documents of this machine, as starting one takes longer than compiling these. Where it
-    fails, each has a child of its own again, with time and memory of its own, so that the errors are those of
-    plan_source(). The caller is one of zarrfs's own programs.
+    One child plans many small local documents, because starting a child takes longer than compiling one of them. If it
+    fails, each document gets its own child, with its own limits of time and memory, so that the errors are those of
+    plan_source(). The caller must be one of zarrfs's own programs.
     """
     at = 0
     while at < len(sources):
@@ -72,7 +72,7 @@ def plan_sources(
 
 
 def _is_small(source: str) -> bool:
-    """Return whether a source is a small document of this machine."""
+    """Return whether a source is a small local document."""
     path = path_of_uri(source)
     try:
         status = os.stat(path) if path is not None else None
@@ -83,7 +83,7 @@ def _is_small(source: str) -> bool:
 
 
 def _plan_together(sources: Sequence[str], options: Options, meanwhile: Callable[[], object]) -> list[Plan] | None:
-    """Plan documents in one child; None if any of them cannot be planned."""
+    """Plan documents in one child; return None if any of them cannot be planned."""
     if options.blobs:
         from zarrfs.archives.source_kinds import check_sources
 
@@ -102,7 +102,7 @@ def _plan_together(sources: Sequence[str], options: Options, meanwhile: Callable
 
 
 def _finished(plan: Plan, options: Options) -> Plan:
-    """Apply the options that name a version, and the base, to a plan. Raise UsageError."""
+    """Apply -o base= to a plan. Raise UsageError if options select a version of a source that has no versions."""
     if plan.kind != "icechunk" and (options.branch, options.tag, options.snapshot) != (None, None, None):
         from zarrfs.sources.icechunk import check_options
 
@@ -122,7 +122,7 @@ def absolute_source(source: str) -> str:
     path = path_of_uri(source)
     if path is not None:
         return os.path.abspath(path)
-    end = urls.relative_end(source) if "::" in source else None  # of a chain: zip://member::file.zip
+    end = urls.relative_end(source) if "::" in source else None  # of a chain of URLs: zip://member::file.zip
     return source if end is None or not end[1] else end[0] + os.path.abspath(end[1])
 
 
@@ -141,7 +141,7 @@ def absolute_options(options: Options) -> Options:
 
 
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
-    if options.blobs:  # also if the index exists already and no archive is compiled
+    if options.blobs:  # before a child is started, and also if the index exists already
         from zarrfs.archives.source_kinds import check_sources
 
         check_sources(options.blobs)
@@ -149,7 +149,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 
     path = None if is_flux(source) else path_of_uri(source)
     if path is None:
-        source = absolute_source(source)  # it is opened later, perhaps in another directory
+        source = absolute_source(source)  # it may be opened later in another working directory
     if path is not None and options.type != "archive" and os.path.isdir(path):
         from zarrfs.sources.zarrstore import looks_like_repository, plan_directory
 
@@ -157,10 +157,10 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
             return plan_directory(source, path, options)
     if path is not None:
         source = os.path.abspath(path)
-        if _DESCRIPTOR.match(source):  # such as a shell's <(...): neither a child nor a daemon has it
+        if _DESCRIPTOR.match(source):  # such as <(...) of a shell: no other process can open it
             raise SourceError(source, "is open in this process alone; name a file")
     if child and not source.startswith("memory:"):
-        if path is not None and not forks and options.cache != "none":  # faster than to start an interpreter
+        if path is not None and not forks and options.cache != "none":  # faster than starting an interpreter
             from zarrfs.sources.prepare import remembered
 
             plan = remembered(source, options)
@@ -173,7 +173,10 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 
 
 def open_plan(plan: Plan, options: Options) -> Store:
-    """Open a plan as a Store, with the changes of -o upperdir= on top. Makes no network requests."""
+    """Open a plan as a Store, with the changes in -o upperdir= on top. Makes no network requests.
+
+    Raises UsageError if options do not fit the plan.
+    """
     if options.storage:
         from zarrfs.net.weboptions import check_web_options
 
@@ -198,10 +201,10 @@ def open_plan(plan: Plan, options: Options) -> Store:
 
 
 def fingerprint(plan: Plan) -> str:
-    """Return a name for this version of a document; "" for a source without one, such as a directory.
+    """Return an identifier of this version of a document; "" for a source without one, such as a directory.
 
-    The digest of the document is preferred to the name of its index, which also depends on options, such as whether
-    there are blobs.
+    It is the digest of the document, if that is known, rather than the name of its index, which also depends on
+    options, such as whether there are blobs.
     """
     if plan.digest:
         return plan.digest
@@ -210,9 +213,9 @@ def fingerprint(plan: Plan) -> str:
 
 
 def variant(plan: Plan, options: Options) -> tuple[str, str, str]:
-    """Return the base, view and upper directory that were chosen, "" for each that was not.
+    """Return the base, view and upper directory of `options`, each "" if not set.
 
-    With others, the keys of one version of a document have other bytes. The base has no credentials.
+    The bytes of a key depend on them as well as on the version of the document. The base has no credentials.
     """
     base = "" if options.base is None else without_secrets(plan.base)
     return base, options.view or "", options.upperdir or ""
@@ -233,7 +236,7 @@ def _open(plan: Plan, options: Options) -> Store:
 
 
 def check_view(plan: Plan, options: Options) -> None:
-    """With -o strict, raise SourceError if the requested view would have to leave something out."""
+    """With -o strict, raise SourceError if the requested view cannot show everything."""
     if not options.strict or options.view is None:
         return
     import trio
@@ -251,12 +254,12 @@ def check_view(plan: Plan, options: Options) -> None:
 
 
 def one_process(plan: Plan, options: Options) -> str | None:
-    """Return why only one process can answer the mount of a plan; None if several can."""
+    """Return why only one process can serve the mount of a plan; None if several can."""
     if plan.index is None:
         return None if plan.path is not None and plan.kind == "zarr" else "names of this source are not in an index"
     from zarrfs.store.indexfile import has_urls, read_notes
 
-    decoded = options.view in ("arrays", "netcdf")  # the documents say how large their files are
+    decoded = options.view in ("arrays", "netcdf")  # sizes of files follow from the metadata
     if not decoded and read_notes(plan.index).get("sizes") != "known":
         return "the sizes of some files are known to their servers alone"
     shared = options.cache_dir is not None and options.cache != "none"
@@ -319,7 +322,7 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
 def _ask_child(
     sources: Sequence[str], options: Options, meanwhile: Callable[[], object], forks: bool
 ) -> dict[str, Any]:
-    """Have a child plan sources; return its answer (prepare.answer()). SourceError if it dies."""
+    """Let a child plan sources; return the answer of prepare.answer(). Raise SourceError if the child fails."""
     from zarrfs.sources import child
 
     asked = {"sources": sources, "options": dataclasses.asdict(options), "parent": os.getpid()}
@@ -344,9 +347,9 @@ def _ask_child(
 
 
 def _environment(options: Options) -> dict[str, str]:
-    """Return the child's additional environment variables.
+    """Return additional environment variables for the child.
 
-    With cache=none the temporary files of SQLite must not be on a disk either.
+    With cache=none, the temporary files of SQLite must not be on a disk either.
     """
     if options.cache != "none":
         return {}
@@ -362,7 +365,7 @@ def _plan_of(about: dict[str, Any]) -> Plan:
 
 def _death(status: int) -> str:
     """Return why the child ended without an answer."""
-    if status == -24:  # SIGXCPU: the bound that templates run under
+    if status == -24:  # SIGXCPU: the time limit of templates
         return "its templates take too much time to render"
     if status < 0:
         return f"reading it was ended by signal {-status} (out of memory?)"

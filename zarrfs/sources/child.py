@@ -1,8 +1,9 @@
-"""The short-lived child that makes a plan: a fork of a single-threaded zarrfs program, else a new interpreter.
+"""The short-lived child process that makes a plan: a fork of a single-threaded zarrfs program, or a new interpreter.
 
-A fork already has most modules it needs; importing them in a new interpreter takes as long as our own start. But a
-fork inherits locks that other threads hold, so a process with threads starts a new interpreter. So does cache=none:
-SQLite reads the directory of its temporary files from the environment once, when it is imported.
+A fork has already imported most modules it needs; importing them in a new interpreter takes as long as the start of
+this process. But a fork inherits locks that other threads hold, so a process with threads starts a new interpreter. A
+new interpreter is also needed for cache=none, because SQLite reads the directory of its temporary files from the
+environment only once.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 def start(request: bytes, forks: bool, environment: dict[str, str]) -> subprocess.Popen[bytes] | Fork:
-    """Start a child that answers `request` (prepare.answer()), with the variables of `environment` added.
+    """Start a child that answers `request` by prepare.answer(). `environment`: additional environment variables.
 
-    `forks`: the child may be a fork. Raises OSError.
+    `forks`: the child may be a fork of this process. Raise OSError if the child cannot be started.
     """
     alone = len(os.listdir("/proc/self/task")) == 1
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     child: subprocess.Popen[bytes] | Fork | None = None
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers and this process knows its id
-        # SQLite reads its environment once, perhaps before the fork
+        # Blocked until the child has its own handlers and this process knows the child.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        # A fork would ignore `environment` if SQLite has read the variables before.
         child = Fork(request) if forks and alone and not environment else _program(request, environment)
         return child
     finally:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        except BaseException:  # a signal arrived meanwhile
+        except BaseException:  # raised by the handler of a signal that was blocked
             if child is not None:
                 child.terminate()
                 child.wait()
@@ -48,15 +50,15 @@ def _program(request: bytes, environment: dict[str, str]) -> subprocess.Popen[by
         env={**os.environ, **environment} if environment else None,
     )  # fmt: skip
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin:  # the exit status says what went wrong
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # the exit status shows the failure
         child.stdin.write(request)
     return child
 
 
 class Fork:
-    """A fork of this process, with what its caller uses of subprocess.Popen.
+    """A forked child, with the part of the interface of subprocess.Popen that sources._ask_child() uses.
 
-    The caller blocks the signals that would end it until it has handlers.
+    The caller must block the signals that end the child; the child unblocks them once it has handlers.
     """
 
     def __init__(self, request: bytes) -> None:
@@ -74,11 +76,11 @@ class Fork:
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        with contextlib.suppress(ProcessLookupError):  # with SIGCHLD ignored by our parent, it may be gone
+        with contextlib.suppress(ProcessLookupError):  # if SIGCHLD is ignored, an ended child leaves no zombie
             os.kill(self._pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """As Popen.wait(); return 0 if our parent made us ignore SIGCHLD, as the kernel then keeps no status."""
+        """Return the exit status, as Popen.wait() does; 0 if SIGCHLD is ignored: the kernel then keeps no status."""
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         except ChildProcessError:
@@ -93,7 +95,7 @@ def _serve(request: bytes, answers: int) -> NoReturn:
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)  # as execve(2) does
-        close_descriptors({2, answers})  # close lock files, whose locks belong to the parent alone
+        close_descriptors({2, answers})  # also lock files: their locks are the parent's
         from zarrfs.sources import prepare
 
         reply = prepare.answer(request)
@@ -101,7 +103,7 @@ def _serve(request: bytes, answers: int) -> NoReturn:
             file.write(reply)
         status = 0
     except SystemExit as exc:
-        os._exit(exc.code if isinstance(exc.code, int) else 1)  # end here: see signals.End
+        os._exit(exc.code if isinstance(exc.code, int) else 1)  # not by raising it on: see signals.End
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)

@@ -1,9 +1,9 @@
-"""The lock that lets one process compile a document while the others wait for its index.
+"""A lock with which one process compiles a document while others wait for its index.
 
-The lock is an open-file-description lock (system/rangelocks.py) on a file beside the indexes, of which there is one
-for each document that is being compiled. The kernel drops it with the process that holds it, so a waiter succeeds a
-compiler that was killed. The holder removes the file before it drops the lock; a file left by a killed process is used
-by the next one, or swept after a day.
+The lock is an open-file-description lock (system/rangelocks.py). Each document that is being compiled has a lock file
+in the directory of the indexes. If a holder is killed, the kernel releases its lock, and a waiter acquires it. The
+holder removes the file before it releases the lock. The file of a killed holder is used again by the next process that
+compiles the document, or removed after a day.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from zarrfs.system.rangelocks import try_lock
 T = TypeVar("T")
 
 _SHORTEST, _LONGEST = 0.005, 0.1  # seconds between attempts
-_SHARE = 0.1  # of the time waited so far: the next pause
-_REPORTED = 3.0  # seconds of waiting before it is reported
-_IN_VAIN = b"-"  # the file's content once its compiler ended without an index: the next one will not have one either
+_SHARE = 0.1  # length of a pause, as a share of the time waited so far
+_REPORTED = 3.0  # seconds of waiting after which it is reported
+# Content of the lock file if its holder failed to make an index. The waiters then stop waiting, because each of them
+# would probably fail, too.
+_IN_VAIN = b"-"
 
 
 @contextlib.contextmanager
 def compiling(
     path: str | None, find: Callable[[], T | None], deadline: float, report: Callable[[str], None] = lambda _: None
 ) -> Iterator[T | None]:
-    """Provide what find() returns; until `deadline` (monotonic) wait for the holder of the lock on `path`.
+    """Provide the result of find(). Until `deadline` (time.monotonic()), wait for the holder of the lock on `path`.
 
-    A wait of some seconds is reported once, with the holder: "process 17", on another node "process 17 on n1".
-    None: the caller compiles, holding the lock if it can be had. It is not held where `path` is None or the
-    directory has no locks, after `deadline`, and where another process has ended without an index.
+    If the result is None, the caller compiles the document. It holds the lock meanwhile, unless `path` is None, the
+    file cannot be locked, `deadline` has passed or another holder has failed to make an index. A wait of some seconds
+    is reported once: `report` gets the name of the holder, "process 17", or "process 17 on n1" for another node.
     """
     if path is None:
         yield find()
         return
     lock = _Lock(path)
-    in_vain = False  # a signal ends us: a waiter goes on
+    in_vain = False  # also if a signal ends this process: a waiter may succeed
     try:
         yield lock.wait(find, deadline, report)
         in_vain = lock.held and find() is None
@@ -50,7 +52,11 @@ def compiling(
 
 
 class _Lock:
-    """The lock on a file. A signal may raise an exception at any point: release() looks for a file left behind."""
+    """A lock on a file.
+
+    The handler of a signal may raise an exception at any point, so release() also removes a file that was created
+    although its descriptor is not known.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -58,7 +64,10 @@ class _Lock:
         self.held = False
 
     def wait(self, find: Callable[[], T | None], deadline: float, report: Callable[[str], None]) -> T | None:
-        """Wait for what find() returns, or for the lock; None also after `deadline` and without locks."""
+        """Wait until find() returns a result, or for the lock; return the result, or None.
+
+        Also return None after `deadline`, if the file cannot be locked, and if another holder has failed.
+        """
         began, reported = time.monotonic(), False
         try:
             while (found := find()) is None and (now := time.monotonic()) < deadline:
@@ -80,14 +89,14 @@ class _Lock:
                     return None
                 if os.pread(self._descriptor, 1, 0) == _IN_VAIN:
                     break
-                self._close()  # its holder has removed it
-        except OSError:  # no locks, or the file of another user
+                self._close()  # its holder has removed the file: open a new one
+        except OSError:  # no locks on this file system, or the file of another user
             found = None
-        self._close()  # or others would wait for us
+        self._close()  # release the lock, or others would wait for this process
         return found
 
     def release(self, in_vain: bool) -> None:
-        """Remove the file unless another process holds the lock. `in_vain`: tell those who wait that it is no use."""
+        """Remove the file unless another process holds the lock. `in_vain`: make waiters stop waiting."""
         if in_vain and self._descriptor is not None:
             with contextlib.suppress(OSError):  # a full disk
                 os.pwrite(self._descriptor, _IN_VAIN, 0)
@@ -106,7 +115,7 @@ class _Lock:
 
 
 def _holder(written: bytes) -> str:
-    """Return the text for the holder of a lock, of what it has written into the file."""
+    """Return the name of the holder of a lock for messages, from the content of the lock file."""
     number, _, node = written.decode(errors="replace").partition(" ")
     if not number.isdecimal():
         return "another process"
@@ -114,7 +123,7 @@ def _holder(written: bytes) -> str:
 
 
 def _open(path: str) -> int:
-    """Open the lock file, which only this user may write; else raise OSError."""
+    """Open or create the lock file. Raise OSError if another user owns it or may write it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -124,7 +133,7 @@ def _open(path: str) -> int:
 
 
 def _is_at(descriptor: int | None, path: str) -> bool:
-    """Return whether `path` is still the open file."""
+    """Return whether `path` still names the open file."""
     with contextlib.suppress(FileNotFoundError):
         return descriptor is not None and os.path.samestat(os.fstat(descriptor), os.lstat(path))
     return False

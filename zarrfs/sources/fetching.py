@@ -1,4 +1,4 @@
-"""Documents behind URLs: distinguished from stores, and fetched without holding them in memory."""
+"""Fetch documents at URLs, without holding large ones in memory, and distinguish them from stores."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ T = TypeVar("T")
 Known = Callable[[str, bool], bool]
 
 _PEEK = 4096  # bytes needed to recognise a document
-_SETTLED_NS = 3_000_000_000  # as Document.settled(), for servers with times in whole seconds
-_STEP = 32 << 20  # bytes of one request; smaller documents take one
+_SETTLED_NS = 3_000_000_000  # as in documents.document, but for servers with times in whole seconds
+_STEP = 32 << 20  # bytes of one request; a smaller document takes one request
 _MEMORY = 64 << 20  # bytes cached and in flight while a document is fetched
 
 
 class FetchedDocument(NamedTuple):
-    """A document behind a URL."""
+    """A document at a URL."""
 
-    data: bytes | int | None  # bytes, or the descriptor of an unlinked file; None: known, not fetched
+    data: bytes | int | None  # bytes, or the descriptor of an unlinked file; None: not fetched, as the caller knows it
     mtime_ns: int | None  # if the server reports it
-    stamp: str = ""  # a name for this version; "" if nothing identifies it
-    dump: bool = False  # it came from a tar of flux dump
+    stamp: str = ""  # identifies this version; "" if nothing does
+    dump: bool = False  # whether it is the archive in a tar of flux dump
 
 
 def read_document(
     url: str, options: Options, directory: str | None = None, known: Known = lambda stamp, dump: False
 ) -> FetchedDocument | None:
-    """Fetch the document at `url`. Returns None if there is a store, or no document. Raises SourceError.
+    """Fetch the document at `url`. Return None if there is a store or no document. Raises SourceError.
 
-    A document is a file whose name ends in ".json", whose first character is "{" or "[", an index, a compressed
-    file, or the archive in a tar of flux dump. A large one goes to a file in `directory` (None: the system's
-    temporary directory). `known(stamp, dump)` says whether the caller already has an index of the version, of which
-    `dump` says whether it is in such a tar; the document is then not fetched.
+    A document is a file whose name ends in ".json" or whose first character is "{" or "[", an index, a compressed
+    file, or the archive in a tar of flux dump. A large document is written to a file in `directory` (None: the
+    system's temporary directory). `known(stamp, dump)` returns whether the caller already has an index of this
+    version; the document is then not fetched. `dump`: the version is that of an archive in such a tar.
     """
 
     async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
         return await _read_document(files, url, options, directory, known)
 
-    if len(urls.protocols(url)) < 2:  # the index of an archive may need more
+    if len(urls.protocols(url)) < 2:  # the members of a zip file may need more
         options = dataclasses.replace(options, memory_limit=min(memory_limit(options), _MEMORY))
     return run(url, options, read)
 
 
 def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
-    """Run `function` on a trio loop of its own; a ReadError becomes a SourceError. No outage is waited for."""
+    """Run `function(files, url, options)` in a new trio loop. Raise its ReadError as SourceError; ignore patience=."""
     import trio
 
     async def main() -> T:
@@ -75,7 +75,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
         files: RemoteFiles | None = None
         try:
-            files = RemoteFiles(dataclasses.replace(options, patience="none"))  # the caller waits for no outage
+            files = RemoteFiles(dataclasses.replace(options, patience="none"))  # an outage is an error
             return await function(files, url, options)
         except ReadError as exc:
             raise SourceError(without_secrets(url), exc.reason) from exc
@@ -86,7 +86,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
     if not trio.lowlevel.in_trio_run():
         return trio.run(main)
-    # A caller that runs in trio gets a loop in another thread.
+    # The caller runs in trio, so the new loop needs another thread.
     import threading
 
     import outcome
@@ -99,7 +99,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
-    """Read the first bytes of a file; b"" if there is none."""
+    """Return the first bytes of a file; b"" if it does not exist or access is denied."""
     try:
         return bytes((await _fetch(files, system, path, _PEEK)).data)
     except (TargetMissing, AccessDenied):
@@ -107,7 +107,7 @@ async def head(files: RemoteFiles, system: System, path: str) -> bytes:
 
 
 async def _fetch(files: RemoteFiles, system: System, path: str, stop: int | None) -> Fetched:
-    """Fetch the first `stop` bytes of a file, or all of it, uncached."""
+    """Fetch the first `stop` bytes of a file, or all of it (None), bypassing the cache."""
     found: Fetched = await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, stop))
     return found
 
@@ -122,10 +122,10 @@ async def _read_document(
     try:
         entry = await files.stat_at(system, path)
     except (TargetMissing, AccessDenied, NotADirectoryError):
-        return None  # plan_remote then looks for a store, and reports what is wrong
+        return None  # plan_remote() then looks for a store, and reports errors
     if entry.directory:
         return None
-    place = system.identity(path)  # which also names the endpoint, for two of which one URL may stand
+    place = system.identity(path)  # with the endpoint, as one URL may name objects at two
     stamp, in_tar = _stamp(place, entry), _stamp(f"{place}#{member}", entry)
     for version, dump in (stamp, False), (in_tar, True):
         if version and known(version, dump):
@@ -148,7 +148,7 @@ async def _read_document(
     if data is not None:
         return FetchedDocument(data, entry.mtime_ns, stamp)
     whole = await _fetch(files, system, path, None)
-    # The file may have been replaced since, and a cache on the way may answer HEAD with another version than GET.
+    # The file may have been replaced since, and a proxy cache may answer HEAD with another version than GET.
     stamp = "" if differs(entry.tag, entry.size, whole) else stamp
     return FetchedDocument(bytes(whole.data), entry.mtime_ns, stamp)
 
@@ -160,10 +160,10 @@ async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options
 
 
 def _stamp(place: str, entry: Entry) -> str:
-    """Return a name for a version of what is at `place`; "" if nothing identifies it.
+    """Return an identifier of the version of the file at `place`; "" if nothing identifies it.
 
-    Many servers derive ETags from time and size, so a file changed within the last seconds has no name: its next
-    change may have the same time.
+    Many servers derive ETags from time and size. A file that was changed within the last seconds has no identifier,
+    because its next change may have the same time.
     """
     fresh = entry.mtime_ns is not None and time.time_ns() - entry.mtime_ns < _SETTLED_NS
     if entry.tag is None or not entry.strong or fresh:
@@ -174,9 +174,10 @@ def _stamp(place: str, entry: Entry) -> str:
 async def _download(
     files: RemoteFiles, system: System, path: str, entry: Entry, options: Options, directory: str | None
 ) -> int | None:
-    """Download a file to an unlinked file; return its descriptor, or None if one request is better.
+    """Download a file in steps to an unlinked file; return its descriptor.
 
-    That is so if the server has another version than `entry`, too.
+    Return None if the caller should fetch the file in one request: if it is small, if the server ignores ranges or has
+    another version than `entry`, or if the disk is full.
     """
     size = entry.size or 0
     if size > options.document_limit:
@@ -184,16 +185,16 @@ async def _download(
     if size <= _STEP:
         return None
     if not (await _fetch(files, system, path, _PEEK)).ranged:
-        return None  # the server ignores ranges: every step would transfer the whole
+        return None  # the server ignores ranges: every step would transfer the whole file
     shown = ReadingProgress(without_secrets(system.shown(path)), size, options.log_level == "error", "fetching")
-    expected = entry if entry.tag else None  # else all steps are of the version of the first
+    expected = entry if entry.tag else None  # None: all steps must have the version of the first
     with contextlib.suppress(OSError, TargetChanged), shown, tempfile.TemporaryFile(dir=directory) as file:
         for start in range(0, size, _STEP):
             shown(start)
             file.write(await files.read_at(system, path, start, min(_STEP, size - start), 0, size, expected))
         file.flush()
         return os.dup(file.fileno())
-    return None  # no room on the disk, which memory may have, or another version
+    return None  # the disk is full (memory may have room), or the version is another one
 
 
 def _name(url: str) -> str:

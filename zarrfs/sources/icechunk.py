@@ -1,4 +1,4 @@
-"""Icechunk repositories as sources: detected by their layout, planned with an index of one snapshot."""
+"""Icechunk repositories as sources: detect them by their layout, and plan them with an index of one snapshot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KIND = "icechunk"
 _COMPLETED = 64 << 20  # bytes of a repository file that shell completion reads
-_LAYOUT = 3  # of indexes that this module writes
+_LAYOUT = 3  # version of the content of indexes that this module writes
 _MAIN = "refs/branch.main/ref.json"  # every repository of format 1 has it
 NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.main/ref.json there"
 
@@ -43,21 +43,21 @@ def is_repository(path: str) -> bool:
 
 
 def check_options(plan: Plan, options: Options) -> None:
-    """Raise UsageError for branch=, tag= or snapshot= of a source that has none."""
+    """Raise UsageError if branch=, tag= or snapshot= is set for a source that is no repository."""
     given = [name for name in REF_NAMES if getattr(options, name) is not None]
     if given and plan.kind != KIND:
         raise UsageError(f"option {given[0]}=: {plan.source} is no Icechunk repository")
 
 
 def plan_local(path: str, options: Options) -> Plan:
-    """Plan the repository in the local directory `path` (absolute). SourceError."""
+    """Plan the repository in the local directory `path` (absolute). Raises SourceError."""
     if not is_repository(path):
         raise SourceError(path, NO_REPOSITORY)
 
     async def fetch(name: str) -> bytes:
         where = os.path.join(path, name)
         try:
-            data = _read(where, options.document_limit + 1)  # blocks: nothing else runs in this child
+            data = _read(where, options.document_limit + 1)  # may block: nothing else runs in this child
         except (FileNotFoundError, NotADirectoryError):
             raise TargetMissing(where, "is not there") from None
         except OSError as exc:
@@ -77,7 +77,7 @@ def plan_local(path: str, options: Options) -> Plan:
 
 
 def local_refs(path: str, kind: str) -> list[str]:
-    """Return the names of the branches or tags (`kind`) of a local repository, sorted; none if it has none."""
+    """Return the names of the branches or tags (`kind`) of a local repository, sorted; [] if they cannot be read."""
     try:
         whole = _read(os.path.join(path, "repo"), _COMPLETED)
         known = files.repository(files.payload(whole, files.REPOSITORY, _COMPLETED))
@@ -101,7 +101,7 @@ def _read(path: str, most: int) -> bytes:
 async def plan_remote(
     remote: RemoteFiles, system: System, path: str, url: str, options: Options
 ) -> Plan | None:
-    """Plan the repository at `url`; None if there is none. SourceError, ReadError."""
+    """Plan the repository at `url`; return None if there is none. Raises SourceError or ReadError."""
 
     async def fetch(name: str) -> bytes:
         where = path
@@ -112,7 +112,7 @@ async def plan_remote(
         except (NotADirectoryError, FileNotFoundError):
             raise TargetMissing(system.shown(where), "is not there") from None
         except AccessDenied as exc:
-            if exc.status in options.missing_status:  # so that a tag may lack the file that says it is deleted
+            if exc.status in options.missing_status:  # e.g. for the deletion mark, which most tags lack
                 raise TargetMissing(exc.where, exc.reason, exc.status) from exc
             raise
 
@@ -136,8 +136,11 @@ async def _begins(fetch: Fetch, name: str, start: bytes) -> bool:
 
 
 async def _indexed(plan: Plan, place: str, selected: Selected, options: Options, fetch: Fetch) -> Plan:
-    """Complete a plan with the index of a snapshot of the repository at `place`: a kept one, or a new one."""
-    # a snapshot's file names its manifests, whose content only the place vouches for
+    """Return `plan` with the index of the selected snapshot, from the cache or compiled now.
+
+    `place` identifies the repository.
+    """
+    # The digest includes the place: a snapshot file only names its manifests, which differ between repositories.
     shape = repr((INDEX_VERSION, _LAYOUT, KIND, place)).encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(shape + selected.content).hexdigest()
     cache = IndexCache(options)
@@ -161,7 +164,7 @@ async def _compile(
                 await compile_snapshot(plan.source, selected, options, fetch, writer)
                 writer.commit(notes.items())
             return cache.keep(scratch, digest)
-    except (OSError, sqlite3.Error) as exc:  # SQLite's own errors: a full disk
+    except (OSError, sqlite3.Error) as exc:  # SQLite has its own error for a full disk
         if cache.leave_memory():
             return await _compile(plan, cache, digest, selected, options, fetch)
         reason = getattr(exc, "strerror", None) or str(exc)

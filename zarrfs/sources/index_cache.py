@@ -1,13 +1,13 @@
-"""The cache directory of indexes: which of them are trusted, and which may be removed.
+"""The cache directory of indexes: which indexes are trusted, and which may be removed.
 
-The name of an index says what it was made of and what it holds: DIGEST.SHA256.index, where DIGEST stands for the
-document, the options that shape its index and the layout's version, and SHA256 is the hash of the file itself. An
-index is not used if it belongs to another user, if others may write it, or if its content does not match its name.
+An index is called DIGEST.SHA256.index. DIGEST is a hash of the document, the options that shape its index, and the
+version of the layout; SHA256 is the hash of the index file itself. An index is not used if it belongs to another user
+than this one or root, if others may write it, or if its content does not match its name.
 
-Hashing a large document and its index at every mount would take longer than everything else. STAMP.UID.known caches
-the outcome for a user: STAMP stands for a document as stat(2) shows it, ctime included; the file holds the name of the
-index and what stat(2) showed of it when its content was verified. A small index is hashed in any case, so it need not
-be synced to disk before it is used.
+Hashing a large document and its index at every mount would take longer than everything else. Each user therefore has
+notes STAMP.UID.known of verified indexes. STAMP identifies a version of a document (a local one by its attributes from
+stat(2), including ctime) and the options. The note holds the name of the index and its attributes from stat(2) when it
+was verified. A small index is hashed in any case, so it need not be synced to disk before it is used.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from zarrfs.store.indexfile import add_notes, read_notes
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 _NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/name_table.py)
 _HEADER_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.netcdf")  # headers of view=netcdf
-_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written, and their locks
+_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # files that are being written, and lock files
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-index-"  # prefix of a temporary directory with one index
-_FORGOTTEN = 3600.0  # seconds after which such a directory is abandoned
-DAMAGED = "damaged"  # the problem of an index whose content does not match its name, or that others may write
-FOREIGN = "of another user"  # the problem of one that is neither ours nor root's, and that its owner may use
-UNFINISHED = "unfinished"  # the problem of an index that is being written, or was when its writer died
-_SMALL = 1 << 20  # bytes: an index that is hashed as fast as it is synced
-_swept = set[str]()  # directories without files of killed writers
-_ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
+_FORGOTTEN = 3600.0  # age in seconds of such a directory whose process was killed
+DAMAGED = "damaged"  # CachedFile.problem: the content does not match the name, or others may write the file
+FOREIGN = "of another user"  # the file is sound, but neither ours nor root's; its owner may use it
+UNFINISHED = "unfinished"  # the file is being written, or its writer was killed
+_SMALL = 1 << 20  # bytes: a smaller index is hashed at each use instead of synced to disk once
+_swept = set[str]()  # directories that this process has swept
+_ABANDONED = 86_400.0  # age in seconds of a temporary file whose writer was killed
 
 
 class IndexCache:
-    """The directory of indexes: index_dir=, else one in the user's cache directory, else a new, `temporary` one.
+    """The directory of indexes: index_dir=, else one in the user's cache directory.
 
-    With cache=none it is always temporary, in memory if there is room, and no index is found or remembered.
+    If the latter cannot be used, new() makes a `temporary` directory instead. With cache=none it always does so, in
+    memory if there is room, and no index is found or remembered.
     """
 
     def __init__(self, options: Options) -> None:
@@ -69,7 +70,10 @@ class IndexCache:
             self._problem = f"cannot be made: {reason_of(exc)}"
 
     def recall(self, stamp: str) -> tuple[str, dict[str, str]] | None:
-        """Return what find() would, if remember() has noted an index for that stamp and nothing changed since."""
+        """Return (path, notes) of the index that remember() noted for `stamp`.
+
+        Return None if none was noted, or if the index has changed since.
+        """
         if not self._keeps:
             return None
         for user in dict.fromkeys((os.geteuid(), 0)):
@@ -90,18 +94,21 @@ class IndexCache:
         return None
 
     def remember(self, stamp: str, path: str) -> None:
-        """Note that the document with that stamp has the verified index `path`.
+        """Note that the document with the stamp `stamp` has the verified index `path`.
 
-        A failure is ignored: it only costs time at the next mount.
+        Errors are ignored: they only cost time at the next mount.
         """
         if self.temporary or not stamp:
             return
         with contextlib.suppress(OSError):
             note = json.dumps([os.path.basename(path), _stat_of(path)])
-            self._write(self._note(stamp, os.geteuid()), note.encode(), 0o644)  # whatever the umask: see _is_safe()
+            self._write(self._note(stamp, os.geteuid()), note.encode(), 0o644)  # safe with any umask: see _is_safe()
 
     def _note(self, stamp: str, user: int) -> str:
-        """Return the path of a user's note: in a directory with the sticky bit nobody replaces that of another."""
+        """Return the path of a user's note.
+
+        Each user has their own, because in a directory with the sticky bit no user can replace another's file.
+        """
         return os.path.join(self.directory, f"{stamp}.{user}.known")
 
     def find(self, digest: str) -> tuple[str, dict[str, str]] | None:
@@ -111,13 +118,16 @@ class IndexCache:
                 with contextlib.suppress(SourceError):
                     return path, read_notes(path)
             with contextlib.suppress(OSError):
-                if os.lstat(path).st_uid == os.geteuid() or os.geteuid() == 0:  # its owner may trust it
+                if os.lstat(path).st_uid == os.geteuid() or os.geteuid() == 0:  # another owner may trust it
                     os.unlink(path)
         return None
 
     @contextlib.contextmanager
     def new(self) -> Iterator[str]:
-        """Provide a path to write an index to; the file is removed on exit. UsageError if no directory is writable."""
+        """Provide a path to write an index to, and remove the file on exit unless keep() has renamed it.
+
+        Raise UsageError if index_dir= is set but cannot be used.
+        """
         if self._problem is not None and self._asked:
             raise UsageError(f"option index_dir={self.directory}: {self._problem}")
         if self._problem is not None or not self._keeps:
@@ -137,7 +147,7 @@ class IndexCache:
                 os.unlink(scratch)
 
     def leave_memory(self) -> bool:
-        """Use a disk from now on, as memory has no room; return False if it was not in memory."""
+        """Write further indexes to a disk, because memory is full; return False if they were not in memory."""
         was, self._memory = self._memory, None
         return was is not None
 
@@ -146,23 +156,24 @@ class IndexCache:
         return self.directory if self._keeps and self._problem is None else None
 
     def documents(self) -> str | None:
-        """Return the directory for documents while they are read; None for the system's temporary directory."""
+        """Return the directory for copies of fetched documents; None for the system's temporary directory."""
         if not self._keeps:
             return self._memory
         return self.directory if os.path.isdir(self.directory) else None
 
     def lock_path(self, name: str) -> str | None:
-        """Return the lock file of the document with that stamp or digest; None if no index is kept."""
+        """Return the path of the lock file for the document with this stamp or digest; None if no index is kept."""
         if not self._keeps or self._problem is not None:
             return None
         return os.path.join(self.directory, f".zarrfs-{name}.tmp")
 
     def keep(self, scratch: str, digest: str) -> str:
-        """Rename a finished index to its final name; return its path. OSError or sqlite3.Error."""
+        """Rename a finished index to its final name; return its path. Raises OSError or sqlite3.Error."""
         try:
             return self._rename(scratch, digest)
         except PermissionError:
-            # In a directory with the sticky bit, another user has the same index. Ours gets another name.
+            # Another user's index of this name cannot be replaced, because the directory has the sticky bit. The salt
+            # gives this index another hash and so another name.
             add_notes(scratch, [("salt", secrets.token_hex(8))])
             return self._rename(scratch, digest)
 
@@ -175,10 +186,10 @@ class IndexCache:
         os.rename(scratch, path)
         return path
 
-    # -- headers of view=netcdf, named and trusted as indexes are
+    # -- headers of view=netcdf, which are named and trusted in the same way as indexes
 
     def header(self, digest: str) -> bytes | None:
-        """Return the header kept for the description with that digest; None if there is none that is trusted."""
+        """Return the header kept for the description with this digest; None if there is no trusted one."""
         if not self._keeps or self._problem is not None:
             return None
         with contextlib.suppress(OSError):
@@ -196,7 +207,7 @@ class IndexCache:
         return None
 
     def keep_header(self, digest: str, data: bytes) -> None:
-        """Keep a header. A failure is ignored: it only costs time at the next mount."""
+        """Keep a header. Errors are ignored: they only cost time at the next mount."""
         if not self._keeps or self._problem is not None:
             return
         name = f"{digest}.{hashlib.sha256(data).hexdigest()}.netcdf"
@@ -204,7 +215,7 @@ class IndexCache:
             self._write(os.path.join(self.directory, name), data, 0o600)
 
     def _write(self, path: str, data: bytes, mode: int) -> None:
-        """Write a small file, which appears whole, by a rename."""
+        """Write a small file atomically, by a rename."""
         scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
         try:
             with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -226,13 +237,13 @@ class IndexCache:
         return [os.path.join(self.directory, name) for name in found]
 
     def _sweep(self) -> None:
-        """Remove the temporary files of killed writers, once in a process."""
+        """Remove the temporary files of killed writers, once per process and directory."""
         if self.directory in _swept:
             return
         _swept.add(self.directory)
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                with contextlib.suppress(OSError):  # one of another user
+                with contextlib.suppress(OSError):  # a file of another user
                     if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
                         os.unlink(entry.path)
 
@@ -244,8 +255,8 @@ def _directory(options: Options) -> str:
 def usual_directory() -> str:
     """Return the directory of this user's indexes.
 
-    For root it is the system's directory, as mount helpers and units have no HOME; unless root is root only in a user
-    namespace and may not write there.
+    For root it is the system's cache directory, because mount helpers and systemd units have no HOME; but not if root
+    cannot write there, as in a user namespace.
     """
     if os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ and os.access("/var/cache", os.W_OK):
         return "/var/cache/zarrfs/index"
@@ -256,7 +267,7 @@ def usual_directory() -> str:
 
 
 def unsafe(directory: str) -> str | None:
-    """Return why others could replace an index after it was verified and before it is opened; None if they cannot."""
+    """Return why other users could replace an index between its verification and its use; None if they cannot."""
     status = os.stat(directory)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}, who could replace its files"
@@ -266,7 +277,7 @@ def unsafe(directory: str) -> str | None:
 
 
 def memory_directory() -> str | None:
-    """Return a writable directory whose files are in memory and not on a disk; None if there is none."""
+    """Return a writable directory whose files are in memory, not on a disk; None if there is none."""
     from zarrfs.system.mounts import mount_at
 
     with contextlib.suppress(OSError):
@@ -277,7 +288,7 @@ def memory_directory() -> str | None:
 
 
 def _sweep_memory(place: str) -> None:
-    """Remove the directories that killed processes left in memory, where an index stays for seconds only."""
+    """Remove the directories that killed processes left in memory; a live process needs its own for seconds only."""
     with os.scandir(place) as entries:
         left = [entry for entry in entries if entry.name.startswith(_OWN) and entry.is_dir(follow_symlinks=False)]
     for entry in left:
@@ -294,7 +305,7 @@ def _sweep_memory(place: str) -> None:
 
 
 def verified(path: str) -> bool:
-    """Return whether an index file is trusted: its owner and mode are right and its content matches its name."""
+    """Return whether a file is trusted: its owner and mode are right, and its content matches its name."""
     try:
         with _own_file(path) as file:
             return _matches(path, file)
@@ -303,7 +314,7 @@ def verified(path: str) -> bool:
 
 
 def _problem(path: str) -> str:
-    """Return why this user cannot use an index, DAMAGED or FOREIGN; "" if it is trusted."""
+    """Return why this user cannot use a file, DAMAGED or FOREIGN; "" if it is trusted."""
     if verified(path):
         return ""
     try:
@@ -311,25 +322,25 @@ def _problem(path: str) -> str:
         with open(path, "rb", opener=_open) as file:
             sound = _is_safe(os.fstat(file.fileno())) and _matches(path, file)
     except PermissionError:
-        sound = True  # as far as one can see
+        sound = True  # not readable, so not known to be damaged
     except OSError:
         return DAMAGED
     return FOREIGN if sound and owner not in (os.geteuid(), 0) else DAMAGED
 
 
 def _is_safe(status: os.stat_result) -> bool:
-    """Return whether a file is regular, and nobody but its owner may write it."""
+    """Return whether a file is regular, and only its owner may write it."""
     return stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _matches(path: str, file: Any) -> bool:
-    """Return whether the content of a file is what its name says."""
+    """Return whether a file has the SHA-256 in its name."""
     return hashlib.file_digest(file, "sha256").hexdigest() == path.rsplit(".", 2)[1]
 
 
 @contextlib.contextmanager
 def _own_file(path: str) -> Iterator[Any]:
-    """Open a regular file that belongs to this user or root and that nobody else may write; else raise OSError."""
+    """Open a regular file that belongs to this user or root and that only its owner may write; else raise OSError."""
     with open(path, "rb", opener=_open) as file:
         status = os.fstat(file.fileno())
         if status.st_uid not in (os.geteuid(), 0) or not _is_safe(status):
@@ -338,12 +349,12 @@ def _own_file(path: str) -> Iterator[Any]:
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a file that anyone may have put there: neither follow a link nor wait for the writer of a FIFO."""
+    """Open a file of unknown origin: neither follow a link nor wait for the writer of a FIFO."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _stat_of(path: str) -> list[int]:
-    """Return the attributes that change with a file: no program can set its ctime."""
+    """Return attributes of which at least one changes with the file, as no program can set the ctime."""
     status = os.lstat(path)
     return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
@@ -353,19 +364,19 @@ def _stat_of(path: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class CachedFile:
-    """One file of the directory; times in seconds since 1970."""
+    """One file of the cache directory; times are in seconds since 1970."""
 
     path: str
     size: int  # bytes
     made: float
-    used: float  # the time of the last mount, as far as known
-    kind: str  # of the source: references or archive; names or netcdf for other tables; "" if the file is of no use
-    source: str  # the document it was first made of; "" if unknown
-    problem: str = ""  # why the file is of no use
+    used: float  # time of the last use by a mount, as far as known
+    kind: str  # of the source: references, archive or icechunk; names or netcdf: another file; "": useless
+    source: str  # the source that it was first made from; "" if unknown
+    problem: str = ""  # why the file is useless
 
 
 def cached_files(options: Options) -> list[CachedFile]:
-    """List the cache's files, the last used first. UsageError if the directory cannot be read."""
+    """Return the files of the cache, most recently used first. Raise UsageError if the directory cannot be read."""
     directory = _directory(options)
     try:
         names = os.listdir(directory)
@@ -399,9 +410,9 @@ def cached_files(options: Options) -> list[CachedFile]:
 def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> tuple[list[CachedFile], int]:
     """Remove useless files, those not used for `older_than` seconds, and the least recently used beyond `max_size`.
 
-    Returns the removed files (with `dry_run`: those to remove), and the bytes of those left, which include what only
-    another user may remove. A mount that uses an index keeps it open until it ends; with workers= it can start no
-    further worker once the index is removed.
+    Return the removed files (with `dry_run`: the files to remove), and the bytes of the files that are left, including
+    files that only another user may remove. A mount that uses an index keeps it open until the mount ends; with
+    workers= it cannot start another worker once the index is removed.
     """
     now = time.time()
     gone, left = [], 0
@@ -428,7 +439,7 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
 
 
 def _removed(path: str) -> bool:
-    """Remove a file; return False if it belongs to another user."""
+    """Remove a file; return False if this user may not."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -439,15 +450,16 @@ def _removed(path: str) -> bool:
 
 
 def verify(options: Options) -> tuple[int, list[CachedFile]]:
-    """Verify every index; return their number, and the damaged ones, which are removed if they belong to this user.
+    """Verify every index and header; remove the damaged ones that belong to this user (root: all damaged ones).
 
-    An index of another user that cannot be read is not verified.
+    Return the number of files in the cache, without unfinished ones, and the damaged files. A file of another user
+    that cannot be read is not verified.
     """
     found = [one for one in cached_files(options) if one.problem != UNFINISHED]
     bad = [one for one in found if one.problem == DAMAGED]
     for one in bad:
         with contextlib.suppress(OSError):
-            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # its owner may trust it
+            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # another owner may trust it
                 os.unlink(one.path)
     return len(found), bad
 
@@ -466,7 +478,7 @@ def _index(path: str, used: float) -> CachedFile:
 
 
 def _remembered(directory: str) -> Iterator[tuple[str, str, float]]:
-    """Yield (path, name of its index, time of its last use) of every note of IndexCache.remember()."""
+    """Yield (path, name of the index, time of last use) of every note of IndexCache.remember()."""
     for name in os.listdir(directory):
         if name.endswith(".known"):
             path = os.path.join(directory, name)

@@ -1,4 +1,4 @@
-"""Index files that users name: opened as sources, and written by `zarrfs index`."""
+"""Index files outside the cache: open them as sources, and write them for `zarrfs index`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zarrfs.store.indexfile import add_notes, first_fault, int64, read_notes
 
 
 def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
-    """Plan the index file `path`. Raises SourceError if it is no index, or not of the kind that -o type= names."""
+    """Plan the index file `path`. Raise SourceError if it is no index, or not of the kind that -o type= requires."""
     notes = read_notes(path)
     kind, when = notes["kind"], notes.get("mtime_ns", "")
     known = when.isascii() and when.isdigit() and len(when) < 20 and int64(int(when))
@@ -31,8 +31,8 @@ def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
 def adopt(document: Document, path: str) -> dict[str, str]:
     """Copy a fetched index to the new file `path`; return its notes.
 
-    Raises SourceError if it is no index, or contains anything that no index of a reference set has: the network is not
-    trusted.
+    Raise SourceError if it is no index, or contains anything that no index of a reference set has, because a file from
+    the network is not trusted.
     """
     with document.open() as file, open(path, "xb") as copy:
         shutil.copyfileobj(file, copy)
@@ -51,7 +51,7 @@ def adopt(document: Document, path: str) -> dict[str, str]:
 def copy_index(plan: Plan, path: str) -> None:
     """Copy the index of `plan` to the new file `path`, with notes about its document.
 
-    Raises SourceError if the plan has no index or its base cannot be noted; OSError or sqlite3.Error if the file
+    Raise SourceError if the plan has no index or its base is not UTF-8, and OSError or sqlite3.Error if the file
     cannot be written.
     """
     if plan.index is None:

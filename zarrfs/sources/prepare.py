@@ -1,4 +1,4 @@
-"""The child's program, which fetches, detects and compiles a document (child.py starts it).
+"""The program of the child process that child.py starts: it fetches, detects and compiles a document.
 
 Run as python -m zarrfs.sources.prepare, it reads its request from standard input and writes the answer to standard
 output. Its memory, threads and event loops end with it; only the index file and the plan remain.
@@ -43,17 +43,20 @@ from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
 from zarrfs.system.processes import end_with_parent
 from zarrfs.system.signals import End
 
-_BRIEF = 32 << 10  # bytes: a document that is compiled faster than waited for
+_BRIEF = 32 << 10  # bytes: compiling a smaller document is faster than waiting for its lock
 _PEEK = 512  # bytes needed to recognise a file
 # Kinds of documents in the order of detection: modules with detect(head) and compile_document(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
 
 
 def prepare(source: str, options: Options) -> Plan:
-    """Make the plan of `source` in this process; sources.plan_source() without a child."""
+    """Make the plan of `source` in this process. Raises SourceError or UsageError.
+
+    sources.plan_source() calls it, usually in a child.
+    """
     if options.type in (None, "icechunk") and os.path.isdir(source):
         return _plan_repository(source, options)
-    deadline = time.monotonic() + options.mount_timeout  # of waiting for other processes
+    deadline = time.monotonic() + options.mount_timeout  # for waiting for other processes
     with contextlib.ExitStack() as until_compiled:
         if is_flux(source):
             found: Document | Plan = _fetch_flux(source, options)
@@ -74,7 +77,7 @@ def prepare(source: str, options: Options) -> Plan:
 
 
 def remembered(path: str, options: Options) -> Plan | None:
-    """Plan a local document whose index is in the cache directory, and known by what stat(2) shows; None otherwise."""
+    """Plan a local document if its attributes from stat(2) identify an index in the cache directory, else None."""
     with contextlib.ExitStack() as opened:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -101,7 +104,7 @@ def _plan_repository(path: str, options: Options) -> Plan:
 
 
 def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:
-    """Return the options for a document that came with `blobs`, from Flux: such a document is an archive."""
+    """Return the options for a document from Flux, with `blobs` as the sources of its blobs: it is an archive."""
     if not blobs:
         return options
     return dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or blobs)
@@ -119,7 +122,7 @@ def _fetch_flux(source: str, options: Options) -> Document:
 
 
 def fetch_local(path: str, options: Options) -> Document | Plan:
-    """Open a local document, or plan a local zip file. `path` is absolute; of a tar it may end in #NAME."""
+    """Open a local document, or plan a local zip file or index. `path` is absolute; for a tar it may end in #NAME."""
     path, member = (path, "") if os.path.exists(path) else split_member(path)
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
@@ -148,7 +151,7 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
 
 
 def _from_dump(path: str, file: int, member: str, options: Options) -> Document:
-    """Read the archive `member` of the dump tar open as `file`, and close that."""
+    """Read the archive `member` of the dump tar that is open as the descriptor `file`, and close `file`."""
     with contextlib.closing(Document(f"{path}#{member}", file, "", None)) as tar:
         stamp, blobs = tar.stamp() if tar.settled() else "", (path,)
         known = IndexCache(options).recall(_key(stamp, _for_blobs(options, blobs))) if stamp else None
@@ -166,8 +169,8 @@ def _member(path: str, file: int, member: str, options: Options) -> bytes:
 def fetch_remote(url: str, options: Options, deadline: float, until_compiled: contextlib.ExitStack) -> Document | Plan:
     """Fetch a document behind an fsspec URL, or plan the Zarr store that the URL turns out to be.
 
-    Until `deadline`, wait for another process that fetches and compiles the same version; `until_compiled` keeps our
-    own lock.
+    Until `deadline`, wait for another process that fetches and compiles the same version. If this process compiles it,
+    `until_compiled` holds the lock.
     """
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
@@ -198,7 +201,7 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
 
 
 def compile_document(document: Document, options: Options, deadline: float) -> Plan:
-    """Plan a document: find its index in the cache directory, or compile it now."""
+    """Plan a document, with its index from the cache directory or compiled now."""
     cache = IndexCache(options)
     path, notes = document.known or _index(document, options, cache, deadline)
     base = notes.get("base", "")  # a fetched index may claim any base
@@ -212,7 +215,7 @@ def compile_document(document: Document, options: Options, deadline: float) -> P
 def _index(
     document: Document, options: Options, cache: IndexCache, deadline: float
 ) -> tuple[str, dict[str, str]]:
-    """Find the index of a document, wait for its compiler, or compile it; return (path, notes)."""
+    """Return (path, notes) of the index of a document: from the cache, from a process waited for, or compiled now."""
     stamp = document.stamp()
     key = _key(stamp, options) if document.settled() else ""
 
@@ -220,7 +223,7 @@ def _index(
         return cache.recall(key) if key else None
 
     brief = document.size < _BRIEF
-    # the lock on the version of a fetched document is held since before it was fetched
+    # fetch_remote() has locked the version of a document from a URL before fetching it.
     lock = cache.lock_path(key) if key and not document.fetched and not brief else None
     waiting = _waiting(document.source, options)
     with compiling(lock, recalled, deadline, waiting) as known:
@@ -248,7 +251,7 @@ def _index(
 
 
 def _waiting(source: str, options: Options) -> Callable[[str], None]:
-    """Return a function that writes to standard error that this process waits for the one that compiles `source`."""
+    """Return a function that reports on standard error that this process waits for the one that compiles `source`."""
 
     def write(holder: str) -> None:
         if options.log_level != "error":
@@ -269,12 +272,12 @@ def _shape(options: Options) -> bytes:
 
 
 def _digest(content: bytes, options: Options) -> str:
-    """Return the digest that names an index in any cache."""
+    """Return the digest in the name of an index, a hash of the document's content and the options."""
     return hashlib.sha256(content + _shape(options)).hexdigest()
 
 
 def _key(stamp: str, options: Options) -> str:
-    """Return the stamp under which an index is remembered."""
+    """Return the stamp for IndexCache.remember(), a hash of the document's stamp and the options."""
     return hashlib.sha256(stamp.encode() + _shape(options)).hexdigest()
 
 
@@ -283,7 +286,7 @@ def _compile(
 ) -> tuple[str, dict[str, str]]:
     """Compile a new index; return (path, notes).
 
-    Raises SourceError if it cannot be made, or if the document `changed` meanwhile.
+    Raise SourceError if that fails, or if the document `changed()` meanwhile.
     """
     try:
         with cache.new() as scratch:
@@ -293,7 +296,7 @@ def _compile(
             if changed():
                 raise SourceError(document.source, "changes while it is read")
             return cache.keep(scratch, _digest(content, options)), notes
-    except (OSError, sqlite3.Error) as exc:  # SQLite's own errors: a full disk, a value over 1 GB
+    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         if cache.leave_memory():
             return _compile(document, options, cache, content, changed)
         reason = getattr(exc, "strerror", None) or str(exc)
@@ -301,7 +304,7 @@ def _compile(
 
 
 def _write(document: Document, options: Options, path: str, content: bytes) -> dict[str, str]:
-    """Compile a document with the digest `content` to the new index file `path`; return its notes."""
+    """Compile a document with the SHA-256 `content` to the new index file `path`; return its notes."""
     progress = ReadingProgress(document.source, document.size, options.log_level == "error")
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
@@ -328,7 +331,7 @@ def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[Js
 
 
 def _judged(plan: Plan) -> Plan:
-    """Set Plan.private. Valid as long as this process has fetched nothing but the plan's document."""
+    """Return `plan` with `private` set. This process must have fetched nothing but the document of the plan."""
     if not plan.origin:
         return plan
     from zarrfs.net.addresses import met_private_only
@@ -339,21 +342,21 @@ def _judged(plan: Plan) -> Plan:
 def _end(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # while temporary files are removed
         signal.signal(number, signal.SIG_IGN)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide the complaints of loops and nurseries that are abandoned
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide the warnings of abandoned loops and nurseries
     raise End(130)
 
 
 def answer(request: bytes) -> bytes:
     """Answer a request {"sources", "options", "parent"} in JSON: {"plans"}, {"usage"}, or the parts of a SourceError.
 
-    The first source that cannot be planned is the answer, and the plans before it are discarded.
-    Changes signal handlers and limits of this process for good: it must be a child of the process `parent` that has
-    nothing else to do.
+    If a source cannot be planned, the answer is its error, and the plans before it are discarded. This function
+    changes signal handlers and disables the garbage collector for good: call it only in a child of the process
+    `parent` that does nothing else.
     """
-    gc.disable()  # a short life with millions of small objects and no cycles worth collecting
-    others = (signal.SIGINT, signal.SIGHUP)  # nohup(1) may have them ignored
+    gc.disable()  # this process is short-lived, with millions of small objects and few cycles
+    others = (signal.SIGINT, signal.SIGHUP)  # stay ignored if they are, as with nohup(1)
     ends = [signal.SIGTERM, *(number for number in others if signal.getsignal(number) != signal.SIG_IGN)]
-    for number in ends:  # remove unfinished indexes; the parent reports the error
+    for number in ends:  # so that unfinished indexes are removed; the parent reports the error
         signal.signal(number, _end)
     held = signal.SIGTERM, signal.SIGALRM, *others
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)  # the parent may have blocked them
@@ -378,10 +381,10 @@ def answer(request: bytes) -> bytes:
 
 
 def _answer_one(source: str, options: Options, plans: list[Plan]) -> dict[str, Any]:
-    """Add the plan of a source to `plans`; return the answer if there is none."""
+    """Add the plan of a source to `plans` and return {}; if that fails, return the answer with the error."""
     try:
         if not {"http", "https"}.isdisjoint(protocols(source)):
-            options = dataclasses.replace(options, client="fsspec")  # _judged() asks fsspec's sockets
+            options = dataclasses.replace(options, client="fsspec")  # _judged() depends on fsspec's sockets
         plans.append(_judged(prepare(source, options)))
     except UsageError as exc:
         return {"usage": str(exc)}

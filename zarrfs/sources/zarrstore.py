@@ -1,4 +1,4 @@
-"""Zarr stores as sources: directories, and URLs of any fsspec file system."""
+"""Zarr stores and Parquet reference sets as sources: local directories, and URLs of any fsspec file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zarrfs.net.responses import System
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
 
-if TYPE_CHECKING:  # a local directory needs nothing of what fetching imports
+if TYPE_CHECKING:  # not needed for a local directory
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Info, Store
     from zarrfs.store.directory import FileSystemStore
@@ -31,7 +31,11 @@ _PIECE = 1 << 20  # bytes of a document read at a time
 
 
 def plan_directory(source: str, path: str, options: Options) -> Plan:
-    """Plan the local directory `path`. SourceError if it cannot be read, or is no Zarr store."""
+    """Plan the local directory `path`: a reference set in the Parquet layout, or any other directory as a Zarr store.
+
+    Raise SourceError if it cannot be read, if its `.zmetadata` is that of an invalid set, or if -o type=references
+    requires a set and it is none.
+    """
     from zarrfs.documents.plan import Plan
 
     path = os.path.abspath(path)
@@ -54,9 +58,9 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
 def open_directory(path: str, options: Options) -> FileSystemStore:
     """Open the local directory `path` as a store; `links=` and `allow_path=` say where symbolic links may lead.
 
-    Zarr stores and views follow links: a reader of a chunk needs its bytes. Other directories keep links as they are,
-    and so does the lower directory of `upperdir=`, except for links out of it, which would point elsewhere from the
-    mount. Raises SourceError.
+    Zarr stores and views follow links, because a reader of a chunk needs its bytes. Other directories show links as
+    links, and so does the lower directory of `upperdir=`, except for links that lead out of it: they would point
+    elsewhere in the mount. Raises SourceError.
     """
     from zarrfs.store.directory import FileSystemStore, Links
 
@@ -82,7 +86,7 @@ def is_zarr(path: str) -> bool:
 
 
 def looks_like_repository(path: str) -> bool:
-    """Return whether a directory may be an Icechunk repository: it has no Zarr metadata, and a part of the layout."""
+    """Return whether a directory may be an Icechunk repository: it has parts of the layout, and no Zarr metadata."""
     parts = ("repo", "refs")
     return os.path.isdir(os.path.join(path, "snapshots")) and any(
         os.path.lexists(os.path.join(path, part)) for part in parts
@@ -90,9 +94,9 @@ def looks_like_repository(path: str) -> bool:
 
 
 def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
-    """Return (bytes, mtime in ns) of a `.zmetadata` that may be a set's; b"" for any other, and if there is none.
+    """Return (bytes, mtime in ns) of a `.zmetadata` if it may be that of a reference set, else (b"", 0).
 
-    SourceError if it is larger than `limit` bytes: it may be either.
+    Raise SourceError if it is larger than `limit` bytes or cannot be read.
     """
     try:
         # O_NONBLOCK: opening a fifo must not wait for its writer
@@ -109,13 +113,13 @@ def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
             if not _holds(file, RECORD_SIZE):
                 return b"", 0
             file.seek(0)
-            return file.read(status.st_size), status.st_mtime_ns  # an argument of `limit` would allocate that much
+            return file.read(status.st_size), status.st_mtime_ns  # not read(limit), which would allocate that much
         except OSError as exc:
             raise SourceError(path, reason_of(exc)) from exc
 
 
 def _holds(file: IO[bytes], wanted: bytes) -> bool:
-    """Return whether the rest of a file contains `wanted`, reading a piece at a time."""
+    """Return whether the rest of a file contains `wanted`, reading one piece at a time."""
     piece = b""
     while more := file.read(_PIECE):
         piece = piece[1 - len(wanted) :] + more
@@ -125,12 +129,12 @@ def _holds(file: IO[bytes], wanted: bytes) -> bool:
 
 
 def plan_remote(url: str, options: Options) -> Plan:
-    """Plan the store at `url`: check that it exists and whether its server lists. SourceError if it does not exist."""
+    """Plan the store at `url`: find out what it is and whether its server can list. Raises SourceError."""
     return run(urls.without_fragment(url), options, _plan_remote)
 
 
 def open_remote(plan: Plan, options: Options) -> Store:
-    """Open the store of a plan from plan_remote(); makes no network requests."""
+    """Open the store of a plan from plan_remote(), without network requests."""
     from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.store.unlisted import UnlistedStore
@@ -159,7 +163,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         there, problem = None, "is a file; a Zarr store is a directory (or a zip file)"
     except (TargetMissing, AccessDenied) as exc:
         there, problem = None, exc.reason
-    await store.aclose()  # writes its table of names, for the mount
+    await store.aclose()  # writes its table of names, which the mount will use
     names, probe = there if there is not None else ([], DOCUMENTS)
     probe = DOCUMENTS if _is_web(url) else probe
     document = await _root_document(files, system, path, names or probe)
@@ -177,7 +181,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
             raise SourceError(shown, problem or icechunk.NO_REPOSITORY)
     if document is not None:
         name = document[0]
-        # Many web servers hide names with a dot. If any other name is missing, the page is no listing.
+        # Many web servers hide names that begin with a dot. If any other name is missing, the page is no listing.
         lists = there is not None and (name in names or name.startswith(".") or not _is_web(url))
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
     if there is not None:
@@ -199,7 +203,7 @@ async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] |
         return None if found is None else ([name for name in DOCUMENTS if name in shown], ())
     listing = cast("AsyncGenerator[Info, None]", store.list_dir(""))
     async with aclosing(listing):
-        async for _ in listing:  # the first page: there may be millions of entries
+        async for _ in listing:  # read only the first page: there may be millions of entries
             break
     known = {name: store.names.get(name) for name in DOCUMENTS}
     names = [name for name, one in known.items() if one is not None and one.entry is not None]
@@ -209,7 +213,7 @@ async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] |
 async def _plan_set(
     files: RemoteFiles, system: System, path: str, url: str, document: bytes, options: Options
 ) -> Plan:
-    """Plan the set in the Parquet layout at `url`, with its `.zmetadata`."""
+    """Plan the set in the Parquet layout at `url`; `document` is its `.zmetadata`."""
     from zarrfs.documents.plan import Plan
 
     shown = without_secrets(url)
@@ -222,7 +226,10 @@ async def _plan_set(
 
 
 def _checked_set(name: str, document: bytes, options: Options) -> tuple[str, ...]:
-    """Return the warnings about a `.zmetadata` called `name`. SourceError if it, or with -o strict a part, is bad."""
+    """Return the warnings about a `.zmetadata` called `name`.
+
+    Raise SourceError if it is invalid, if it has any problem with -o strict, or if pyarrow is not installed.
+    """
     check_package(name)
     found = read_set(name, document)
     if options.strict and found.problems:
