@@ -689,7 +689,8 @@ def put(given: Assignments, name: str, value: str | None) -> None:
     try:
         parsed = parser(value or "")
     except ValueError as exc:
-        shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"  # no passwords
+        # the JSON of storage_options may contain passwords
+        shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"
         rule = _rule(name) if parser is natural and about["bounds"] else exc
         raise UsageError(f"option {shown}: expected {rule}") from None
     check_bounds(name, parsed, value)
