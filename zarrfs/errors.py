@@ -163,7 +163,7 @@ class Refused(StoreError):
 class ReadError(ZarrfsError):
     """A failed read of bytes that the store lists: EIO, never ENOENT.
 
-    A Zarr reader returns the fill value for "not found", so a failure to read a listed key must not be reported so.
+    A Zarr reader returns the fill value for "not found", so a failure below a listed key is never reported as that.
     `kind` is the row that counts the error in the table of `zarrfs check`.
     """
 

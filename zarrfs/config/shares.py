@@ -10,7 +10,7 @@ from zarrfs.errors import UsageError
 
 _MOST = 1_000_000  # shares: each process keeps a number in memory for each share
 _SHAPE = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
-# The variables of the innermost launcher first: srun may have started mpiexec, and either a Flux instance.
+# The innermost launcher first: mpiexec may run within srun, and a Flux instance within both.
 _SLURM = "SLURM_PROCID", "SLURM_NTASKS"
 _RANKS = (
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),

@@ -88,7 +88,7 @@ def processes(text: str) -> int:
 
 
 def niceness(text: str) -> int:
-    """Parse a niceness as of nice(1): -20 (the highest priority) to 19."""
+    """Parse a niceness as in nice(1): -20 (the highest priority) to 19."""
     if not re.fullmatch(r"-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
         raise ValueError("a whole number from -20 to 19")
     return int(text)

@@ -233,7 +233,7 @@ class HttpSystem(System):
         return None if doubtful and await self._answers_all(url) else found
 
     async def _answers_all(self, url: str) -> bool:
-        """Return whether a server has a page for every name, from one request for a name that cannot exist."""
+        """Return whether a server has a page for every name; send one request, for a made-up name, to find out."""
         server = urlsplit(url).netloc
         found = self._web.answer_all.get(server)
         if found is None:

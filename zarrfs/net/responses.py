@@ -125,7 +125,7 @@ _OUT = (429, 502, 503, 504, *range(520, 528))  # from gateways, or servers that 
 
 
 class Transient(Exception):
-    """A failure that may not occur again in a retry.
+    """A failure after which a retry may succeed.
 
     `after`: seconds that the server asked to wait. `status`: the HTTP status, if there was a response. `begun`: a
     response had begun, and was cut off or is wrong.

@@ -39,7 +39,7 @@ _END = 128 << 10  # bytes: more than the records after the index, including the 
 _MEMORY_OF_INDEX = 8  # bytes of memory for each byte of the index: zipfile has an object for each member
 _LEAST = 256 << 20  # bytes that the index may always take: a process may have only a small share of memory_limit=
 _MEMORY_OF_DIRECTORY = 300  # bytes of memory for a directory, without its name
-_AHEAD = 8 << 20  # bytes: a member of this size is fetched into the cache as a whole
+_AHEAD = 8 << 20  # bytes: a compressed member up to this size is fetched into the cache as a whole
 
 
 class UrlReader(Protocol):
