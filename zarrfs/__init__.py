@@ -7,8 +7,8 @@
     with zarrfs.mounted("combined.json") as path:
         os.listdir(path)
 
-Options are those of the command line, by name: open_store(source, retries=8, memory_limit="64MiB"). Nothing is
-imported before it is used.
+Keyword arguments are the options of the command line: open_store(source, retries=8, memory_limit="64MiB"). Modules
+are imported when a name is first used.
 """
 
 from __future__ import annotations

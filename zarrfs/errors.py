@@ -21,10 +21,11 @@ def reason_of(exc: BaseException) -> str:
 
 
 def behind(exc: BaseException) -> BaseException | None:
-    """Return the KeyboardInterrupt or TimedOut that became `exc`; None if there is none.
+    """Return the KeyboardInterrupt or TimedOut in the chain of causes and contexts of `exc`; None if there is none.
 
-    Code that a signal handler interrupts may replace its exception: type() makes a RuntimeError of one in
-    __set_name__ (functools.cached_property, before Python 3.12), and C modules an ImportError of one in their start.
+    Code that is interrupted by a signal handler may replace the handler's exception: before Python 3.12, type() raises
+    RuntimeError for one in __set_name__ (functools.cached_property), and C modules raise ImportError for one in their
+    initialisation.
     """
     seen: set[int] = set()
     link: BaseException | None = exc
@@ -37,7 +38,7 @@ def behind(exc: BaseException) -> BaseException | None:
 def first_cause(exc: BaseException) -> BaseException:
     """Return the first error inside the exception groups of trio's nurseries; KeyboardInterrupt has precedence.
 
-    An unexpected error that a signal's exception became on its way (behind()) is that exception.
+    If an unexpected error has replaced the exception of a signal handler, return that exception (see behind()).
     """
     while isinstance(exc, BaseExceptionGroup):
         interrupted = exc.subgroup(KeyboardInterrupt)
@@ -54,7 +55,7 @@ def internal_error(exc: BaseException) -> str:
 def _complete(text: str) -> str:
     """Return `text`; if it lacks a reason ("", "file: "), add that of the exception being handled.
 
-    Our messages quote exceptions of libraries, and some of those are empty.
+    Messages of zarrfs quote exceptions of libraries, and some of those have no text.
     """
     if text.strip() and not text.rstrip().endswith(":"):
         return text
@@ -69,7 +70,7 @@ class ZarrfsError(Exception):
         super().__init__(_complete(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error as it is: subclasses take other arguments than the text that is in `args`."""
+        """Pickle without a call of __init__: subclasses take other arguments than the text that is in `args`."""
         return _unpickled, (type(self), self.args, self.__dict__)
 
 
@@ -84,7 +85,7 @@ class UsageError(ZarrfsError):
 
 
 class SourceError(ZarrfsError):
-    """A source that cannot be opened; names the file, the entry (if any) and the rule that it breaks."""
+    """A source that cannot be opened. The message names the file, the entry (if any) and the rule that it breaks."""
 
     def __init__(self, source: str, rule: str, entry: str | None = None) -> None:
         rule = _complete(rule)
@@ -102,7 +103,7 @@ class TimedOut(ZarrfsError):
 
 
 class StoreError(ZarrfsError):
-    """Base of the negative answers of a store, as not found or read-only; carries the key.
+    """Base of the negative answers of a store, such as "not found" or "read-only"; carries the key.
 
     The docstring of a subclass is its default reason.
     """
@@ -162,8 +163,8 @@ class Refused(StoreError):
 class ReadError(ZarrfsError):
     """A failed read of bytes that the store lists: EIO, never ENOENT.
 
-    A Zarr reader returns the fill value for "not found", so no failure below a listed key may report that.
-    `kind` is its row in the table that `zarrfs check` prints.
+    A Zarr reader returns the fill value for "not found", so a failure below a listed key is never reported as that.
+    `kind` is the row that counts the error in the table of `zarrfs check`.
     """
 
     errno = errno.EIO
@@ -172,7 +173,7 @@ class ReadError(ZarrfsError):
     def __init__(self, where: str, reason: str, status: int | None = None) -> None:
         reason = _complete(reason)
         self.where, self.reason = where, reason
-        self.status = status  # of HTTP, if a server answered
+        self.status = status  # HTTP status, if a server answered
         self.url: str | None = None  # of the target, without credentials
         self.offset: int | None = None  # bytes
         self.length: int | None = None  # bytes
@@ -193,11 +194,11 @@ class ReadError(ZarrfsError):
         return found
 
     def reason_for(self, key: str) -> str:
-        """Return the reason for a line that names `key` already: it names what failed only if that is another."""
+        """Return the reason for a line that already names `key`; add the name of what failed only if it differs."""
         return self.reason if self.where == key else str(self)
 
     def facts(self) -> dict[str, str | int]:
-        """Return those of url, offset, length, attempt (the number of the last one) and status that are known."""
+        """Return url, offset, length, attempt (the number of attempts) and status, without those that are unknown."""
         known = {name: getattr(self, name) for name in ("url", "offset", "length", "status")}
         known["attempt"] = self.attempts
         return {name: value for name, value in known.items() if value is not None}
@@ -243,13 +244,13 @@ class AccessDenied(ReadError):
 
 
 class Loop(ReadError):
-    """The target lies in the mount that refers to it, or in one that waits for it."""
+    """The target is in the mount that refers to it, or in a mount that reads from that mount in turn."""
 
     errno = errno.ELOOP
 
 
-# The errnos of a bare OSError that reach the kernel. ENOENT, ENOTDIR and EISDIR are not among them: only a store
-# answers those (NotFound, NotDirectory, IsDirectory); from anywhere else they would read as missing chunks.
+# The errnos of a bare OSError that reach the kernel. ENOENT, ENOTDIR and EISDIR are not among them, because only a
+# store may answer those (NotFound, NotDirectory, IsDirectory): a Zarr reader would take them for a missing chunk.
 _OS_ERRNOS = frozenset(
     (
         errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
@@ -262,7 +263,7 @@ _OS_ERRNOS = frozenset(
 def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
     """Return the errno of the FUSE reply for `exc`; count and log it if it is a failure (failures.py).
 
-    Negative answers of a store (not found, read-only, ...) are not failures. Every unknown exception is EIO.
+    Negative answers of a store (not found, read-only, ...) are not failures. Unknown exceptions become EIO.
     """
     if isinstance(exc, StoreError):
         return exc.errno
@@ -290,11 +291,11 @@ def printable(text: str) -> str:
 
 
 def message_line(text: str) -> str:
-    """Return printable(text) for a stream of UTF-8: bytes of a name that are not UTF-8 are escaped as well."""
+    """Return printable(text) for a UTF-8 stream: bytes in names that are not UTF-8 are escaped, too."""
     return printable(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _escaped(char: str) -> str:
-    if char.isprintable() or "\udc80" <= char <= "\udcff":  # the latter: a byte that is not UTF-8
+    if char.isprintable() or "\udc80" <= char <= "\udcff":  # surrogates: bytes that are not UTF-8
         return char
     return char.encode("unicode_escape").decode()

@@ -1,7 +1,8 @@
 """Count failed requests, and limit their lines in the log.
 
 Readers of one chunk, or of a million chunks, may cause the same failure thousands of times a minute. A failure is
-logged at once, then once a minute with the number of repetitions; all together share a token bucket of lines.
+logged immediately, and then at most once a minute with the number of repetitions. All failures share a token bucket
+of lines.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 SILENCE = 60.0  # seconds between two lines about the same failure, and between two about suppressed ones
-REMEMBERED = 1024  # failures
-BURST, RATE = 100, 1.0  # lines at once, lines per second
-_NAMED = 5  # kinds of failures that the line about suppressed ones names
+REMEMBERED = 1024  # failures whose repetitions are counted
+BURST, RATE = 100, 1.0  # of the token bucket: lines in a burst, lines per second
+_NAMED = 5  # kinds of failures named in the line about suppressed failures
 
 Facts = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ class Failures:
         self.counts: Counter[str] = Counter()  # by the name of their errno
         self._clock = clock
         self._logged: OrderedDict[tuple[str, str, str], _Logged] = OrderedDict()  # the latest line last
-        self._lines, self._filled = float(BURST), clock()  # the token bucket: lines left, and as of when
+        self._lines, self._filled = float(BURST), clock()  # the token bucket: lines left, and when they were counted
         self._suppressed: Counter[tuple[str, str]] = Counter()  # by operation and errno
         self._suppressed_since = 0.0
 
@@ -65,7 +66,7 @@ class Failures:
         return True
 
     def flush(self, end: bool = False) -> None:
-        """Log repetitions that are more than a minute old, and suppressed failures; at the `end` all that is left."""
+        """Log repetitions and suppressed failures that have waited for SILENCE; with `end`, all of them."""
         now = self._clock()
         for which, last in list(self._logged.items()):
             if not end and now - last.since < SILENCE:
@@ -84,7 +85,7 @@ class Failures:
                 "facts": {"more": number}})  # fmt: skip
 
     def _write(self, which: tuple[str, str, str], failure: _Logged) -> None:
-        """Log the failure; where there were others since its last line, how many with this one."""
+        """Log the failure, with the number of repetitions since its last line, if any."""
         facts, text = failure.facts, failure.text
         if failure.more:
             facts = {**facts, "more": failure.more}

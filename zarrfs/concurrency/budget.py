@@ -6,9 +6,9 @@ import trio
 
 
 class MemoryBudget:
-    """The bytes, at most `size`, that tasks hold in memory at the same time. Requests are served in order of arrival.
+    """A limit of `size` bytes that tasks hold in memory at the same time. Requests are granted in order of arrival.
 
-    A request for more than `size` waits until nothing is held, and is then served alone.
+    A request for more than `size` waits until nothing is held, and is then granted alone.
     """
 
     def __init__(self, size: int) -> None:
@@ -21,13 +21,13 @@ class MemoryBudget:
         """Wait until `count` bytes fit, and take them. A task that is cancelled while it waits takes nothing."""
         if self.take_now(count):
             return
-        async with self._turn:  # a trio.Lock is fair: else smaller requests might overtake a large one for ever
+        async with self._turn:  # trio.Lock is fair, so small requests cannot overtake a large one for ever
             while self.held and self.held + count > self._size:
                 await self._given.park()
             self.held += count
 
     def take_now(self, count: int) -> bool:
-        """Take `count` bytes and return True, or return False if that means waiting."""
+        """Take `count` bytes and return True, or return False if take() would wait."""
         if self._turn.locked() or self.held + count > self._size:
             return False
         self.held += count
@@ -39,6 +39,6 @@ class MemoryBudget:
         self._given.unpark()
 
     def resize(self, size: int) -> None:
-        """Set another size; what is held beyond it stays."""
+        """Set another size. Bytes that are held beyond it stay held."""
         self._size = size
         self._given.unpark()

@@ -11,11 +11,11 @@ V = TypeVar("V")
 
 
 class LRU(OrderedDict[K, V]):
-    """A map that holds `bound` entries at most and forgets the least recently used ones.
+    """A map of at most `bound` entries that evicts the least recently used ones.
 
-    put() and use() count as a use. The methods of a dict do not, so a caller that looks entries up with get() or []
-    has a map that forgets in the order of insertion, at the speed of a dict. `evicted` is called with every value that
-    put() drops.
+    put() and use() count as a use; the methods of a dict do not. If a caller looks entries up with get() or [] only,
+    they are evicted in the order of insertion, and a look-up is as fast as that of a dict. `evicted` is called with
+    every value that put() drops.
     """
 
     def __init__(self, bound: int, evicted: Callable[[V], None] | None = None) -> None:
@@ -33,7 +33,7 @@ class LRU(OrderedDict[K, V]):
         return value
 
     def use(self, key: K) -> V | None:
-        """Return the value of `key`, which is the most recently used one from now on; None where there is none."""
+        """Return the value of `key`, and make it the most recently used one; None if there is no such key."""
         value = self.get(key)
         if value is not None:
             self.move_to_end(key)
@@ -41,7 +41,10 @@ class LRU(OrderedDict[K, V]):
 
 
 class SizedLRU(Generic[K, V]):
-    """Values with a size in bytes, the least recently used one first. The caller evicts them, as its bound changes."""
+    """A map of values with a size in bytes, the least recently used one first.
+
+    The bound may change, so the caller passes it to evict(); put() evicts nothing.
+    """
 
     def __init__(self, size_of: Callable[[V], int]) -> None:
         self._values: OrderedDict[K, V] = OrderedDict()
@@ -61,14 +64,14 @@ class SizedLRU(Generic[K, V]):
         self.bytes += self._size_of(value)
 
     def use(self, key: K) -> V | None:
-        """Return the value of `key`, which is the most recently used one from now on; None where there is none."""
+        """Return the value of `key`, and make it the most recently used one; None if there is no such key."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
         return value
 
     def peek(self, key: K) -> V | None:
-        """Return the value of `key`, without a use; None where there is none."""
+        """Return the value of `key` without counting this as a use; None if there is no such key."""
         return self._values.get(key)
 
     def drop(self, key: K) -> None:
@@ -78,12 +81,12 @@ class SizedLRU(Generic[K, V]):
             self.bytes -= self._size_of(value)
 
     def age(self, key: K) -> None:
-        """Make a value the first to be evicted, if it is there."""
+        """Make the value of `key` the first to be evicted, if there is one."""
         if key in self._values:
             self._values.move_to_end(key, last=False)
 
     def evict(self, bound: int, keep: int = 0) -> None:
-        """Evict values until the others have `bound` bytes or fewer; the `keep` most recently used ones stay."""
+        """Evict values until at most `bound` bytes remain. The `keep` most recently used values always stay."""
         while self.bytes > bound and len(self._values) > keep:
             self.bytes -= self._size_of(self._values.popitem(last=False)[1])
 

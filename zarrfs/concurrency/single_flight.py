@@ -1,4 +1,4 @@
-"""Requests that many tasks want at the same time, sent once."""
+"""Single flight: one fetch for all tasks that want the same result at the same time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class _Flight:
-    """A fetch under way, and why it failed."""
+    """A fetch in progress, and the exception with which it failed."""
 
     __slots__ = ("ended", "error")
 
@@ -22,24 +22,28 @@ class _Flight:
 
 
 class SingleFlight(Generic[K]):
-    """One fetch at a time for each key: other tasks wait for it.
+    """At most one fetch at a time for each key; other tasks wait for it.
 
-    The result lies where the caller keeps it. All who wait for a fetch that fails get its failure. A waiter that does
-    not find the result, because the fetch was cancelled, fetches itself.
+    The caller stores the results. If a fetch fails, all its waiters get the same exception. A waiter that finds no
+    result after the fetch, for example because the fetch was cancelled, fetches itself.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[K, _Flight] = {}
 
     async def run(self, key: K, fetch: Callable[[], Awaitable[V]], cached: Callable[[], V | None]) -> V:
-        """Return what `fetch` returns; after another task's fetch of `key` what `cached` returns, if not None."""
+        """Return the result of `fetch`, or that of `cached` after another task has fetched `key`.
+
+        `fetch` is called if no other task is fetching `key`, or if `cached` returns None after that. Raise the
+        exception of the other task's fetch if it failed.
+        """
         while (flight := self._under_way.get(key)) is not None:
             await flight.ended.wait()
             value = cached()
             if value is not None:
                 return value
             if flight.error is not None:
-                raise flight.error.with_traceback(None)  # else it grows with every waiter
+                raise flight.error.with_traceback(None)  # else the traceback grows with every waiter
         flight = self._under_way[key] = _Flight()
         try:
             return await fetch()

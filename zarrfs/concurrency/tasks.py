@@ -1,4 +1,4 @@
-"""Tasks: several calls at the same time, and calls that nobody waits for."""
+"""Helpers for trio tasks: concurrent calls, calls in the background, and a limit on the work in a scheduler pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def in_background(function: Callable[..., Awaitable[None]], *args: Any) -> None:
-    """Run `function` in a task of its own. What it raises is logged: otherwise it would end the whole mount."""
+    """Run `function` in a system task. Log its exceptions, because they would otherwise end trio and the mount."""
 
     async def guarded() -> None:
         try:
@@ -26,14 +26,14 @@ def in_background(function: Callable[..., Awaitable[None]], *args: Any) -> None:
 
 
 class Round:
-    """Bounds what is done in one round of the loop, by tasks that never wait: `most`, in whatever unit."""
+    """A limit on the work that tasks do without waiting in one pass of trio's scheduler: `most`, in any unit."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
 
     def take(self, amount: int) -> bool:
-        """Take `amount` from the round; False if it is used up. The last one may exceed it."""
+        """Count `amount` and return True, or return False if the limit is reached. The last amount may exceed it."""
         if self._taken >= self._most:
             return False
         if not self._taken:
@@ -46,7 +46,10 @@ class Round:
 
 
 async def at_once(function: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
-    """Return `function` of every item. The first failure cancels the others, and is raised outside a group."""
+    """Await `function` of all items concurrently.
+
+    The first failure cancels the other calls, and is raised as it is, not in an exception group.
+    """
     failed: list[Exception] = []
 
     async def one(item: T) -> None:

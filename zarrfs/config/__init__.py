@@ -1,4 +1,4 @@
 """Options: their one table, the parsers of their values, zarrfs.toml, and the precedence of files and command line.
 
-Pure values, no I/O but reading the configuration. Knows nothing of stores, mounts or servers.
+The only I/O is reading configuration files and files that options name. Knows nothing of stores, mounts or servers.
 """

@@ -1,6 +1,6 @@
 """The effective options of a command: zarrfs.toml, variables and the command line merged (docs/configuration.md).
 
-For programs that a user starts, and the functions of `import zarrfs`; stores read neither files nor environment.
+Used by commands and by the functions of `import zarrfs`. Stores read neither configuration files nor the environment.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from zarrfs.config.file import ConfigFile, Section
 
 SYSTEM = "/etc/zarrfs/zarrfs.toml"
-PREFIX = "ZARRFS_"  # of variables
-_NO_OPTIONS = frozenset(  # variables that zarrfs and its scripts for schedulers set or read
+PREFIX = "ZARRFS_"  # of environment variables
+_NO_OPTIONS = frozenset(  # variables that are no options: zarrfs and its scripts for schedulers set or read them
     PREFIX + name for name in ("STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS", "FLUX_SHELL", "FLUX_DIR")
 )
 COMMAND_LINE = "the command line"
@@ -44,7 +44,7 @@ class Settings(NamedTuple):
     """The effective options of one command."""
 
     parsed: Parsed
-    sources: list[str]  # names of sections replaced by the sources that they stand for
+    sources: list[str]  # as given, but names of sections are replaced by the sources of those sections
     layers: list[Layer]  # the weakest first
     files: list[FileLookup]
 
@@ -52,9 +52,10 @@ class Settings(NamedTuple):
 def settings(
     items: Iterable[str], sources: Sequence[str] = (), defaults: Mapping[str, Any] | None = None, sloppy: bool = False
 ) -> Settings:
-    """Merge the options for a command with `items` of -o and these sources; `defaults` are the command's own.
+    """Return the effective options of a command with these `items` of -o and `sources`.
 
-    Raise UsageError for any fault in a file, a variable or an item, also in sections of other sources.
+    `defaults` are the defaults of the command. With `sloppy`, unknown options among the items are ignored. Raise
+    UsageError for any fault in a file, a variable or an item, even in the section of another source.
     """
     given = read(items, sloppy)
     layers: list[Layer] = []
@@ -82,7 +83,7 @@ def files(named: str | None = None) -> list[FileLookup]:
 
 
 def unknown_variables() -> list[str]:
-    """Return the ZARRFS_ variables that zarrfs does not know. They are no error: a site may have some of its own."""
+    """Return the ZARRFS_ variables that zarrfs does not know. They are not an error: a site may define its own."""
     names = (name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX) and name not in _NO_OPTIONS)
     return sorted(PREFIX + name for name in names if name.lower() not in TABLE or name != name.upper())
 
@@ -120,7 +121,7 @@ def _paths(named: str | None) -> list[tuple[str, str]]:
 
 def _look(path: str, kind: str) -> tuple[FileLookup, ConfigFile | None]:
     """Read a configuration file if it exists. Raise UsageError if it cannot be used."""
-    if kind != "named" and not os.path.lexists(path):  # checked first, to import the TOML parser only for a file
+    if kind != "named" and not os.path.lexists(path):  # before the TOML parser is imported
         return FileLookup(path, kind, "missing"), None
     from zarrfs.config.file import read_file
 
@@ -134,13 +135,16 @@ def _look(path: str, kind: str) -> tuple[FileLookup, ConfigFile | None]:
 
 
 def _of(file: ConfigFile, source: str, number: int, places: list[str]) -> list[Section]:
-    """Return the sections for `source`, the weakest first. If it is a section's name, resolve places[number]."""
+    """Return the sections for `source`, the weakest first.
+
+    If `source` is the name of a section, set places[number] to the source of that section.
+    """
     from zarrfs.config.file import source_of
 
     named = [section for section in file.sections if section.source is not None and section.name == source]
     for section in named:
         places[number] = source_of(section)
-        section.assignments.values.setdefault("fsname", section.name)  # as in fstab: mount -a compares them
+        section.assignments.values.setdefault("fsname", section.name)  # as in fstab, with which mount -a compares it
     fitting = [
         section for section in file.sections
         if section.source is None and any(map(_begins(section.name), _spellings(places[number])))
@@ -149,7 +153,7 @@ def _of(file: ConfigFile, source: str, number: int, places: list[str]) -> list[S
 
 
 def _begins(prefix: str) -> Callable[[str], object]:
-    """Return a predicate for spellings that begin with `prefix`, up to the end of a path component or host."""
+    """Return a function that tests whether a spelling begins with `prefix`, as whole path components or a host."""
     start = _start(prefix)
     return re.compile(re.escape(start) + ("" if start.endswith(":") else "(?![^/?#])")).match
 
@@ -159,9 +163,9 @@ def _start(prefix: str) -> str:
 
 
 def _spellings(source: str) -> list[str]:
-    """Return a source in normal form: an absolute path, or a URL without user; for a chain also its last link.
+    """Return a source in normal form: an absolute path, or a URL without user; of a chained URL also its last link.
 
-    All names of a protocol and spellings of a host become one, but http and https stay two.
+    Names of the same protocol (s3, s3a) and spellings of a host become equal. http and https stay distinct.
     """
     from zarrfs.config.urls import file_path, names
 

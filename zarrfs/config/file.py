@@ -34,7 +34,7 @@ NEVER = ("config", "notify_pipe", "storage_options")
 # Options whose value two sources must not share.
 OF_ONE_SOURCE = ("upperdir", "record", "warm", "pid_file", "fsname", "base", "type", "foreground", "metrics")
 NUMBERS = (lifetime, natural, niceness, processes, seconds, statuses, user_id)  # parsers that take a TOML number
-_SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # begins what is no path
+_SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # matches text that is not a path
 _NAME = re.compile(r"[^\s/:#?]+")
 
 
@@ -63,8 +63,8 @@ class ConfigFile(NamedTuple):
 def read_file(path: str, owned: bool) -> ConfigFile:
     """Read and check a file; with `owned` it must belong to root or to the user.
 
-    Raise FileNotFoundError and PermissionError; for any other fault UsageError, which names the file, the section, the
-    key and the rule.
+    Raise FileNotFoundError or PermissionError if it cannot be opened. For any other fault raise UsageError, which
+    names the file, the section, the key and the rule.
     """
     import tomllib
 
@@ -90,7 +90,7 @@ def read_file(path: str, owned: bool) -> ConfigFile:
 
 
 def _check_rights(path: str, status: os.stat_result, owned: bool) -> None:
-    """Raise UsageError for a file that another user owns or may write: it decides where our data go."""
+    """Raise UsageError if another user may write the file or, with `owned`, owns it: it decides where data goes."""
     if not stat.S_ISREG(status.st_mode):
         return
     if owned and status.st_uid not in (0, os.geteuid()):
@@ -101,12 +101,12 @@ def _check_rights(path: str, status: os.stat_result, owned: bool) -> None:
 
 
 class _Reading:
-    """The state of reading one file."""
+    """The state of reading one configuration file."""
 
     def __init__(self, path: str) -> None:
         self._path, self._at = path, ""
-        self.secret = ""  # the first secret in it: section and key
-        self.may_be_in_a_file = True  # of that one
+        self.secret = ""  # section and key of the first secret in the file
+        self.may_be_in_a_file = True  # whether the value of that key may be "@/path"
 
     def file(self, content: Mapping[str, Any]) -> ConfigFile:
         """Check the whole content and return it. Raise UsageError."""
@@ -172,7 +172,7 @@ class _Reading:
             raise self._wrong(at, "expected true or false" if parser is flag else "expected text, in quotes")
         if parser is flag and not value:
             raise self._wrong(at, "expected true or false")
-        if "\0" in value:  # impossible in a path, a variable and an argument
+        if "\0" in value:  # which no path, variable or argument can contain
             raise self._wrong(at, "has a NUL character")
         if not self.secret and without_secrets(value) != value:
             self.secret, self.may_be_in_a_file = at, False
@@ -185,7 +185,7 @@ class _Reading:
             raise UsageError(f"{self._path}: {at}: {exc}") from None
 
     def _beside(self, path: str) -> str:
-        """Return an absolute path: a relative one begins in the directory of the file, "~" is a user's home."""
+        """Return an absolute path. A relative one starts in the directory of the configuration file; expand "~"."""
         return os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(path))
 
     def _storage(self, given: Assignments, table: Mapping[str, Any], name: str) -> None:
@@ -209,10 +209,10 @@ class _Reading:
             given.storage.setdefault(place, {}).update(located)
 
     def _located(self, place: str, name: str, value: object) -> object:
-        """Return the value of a storage option, with absolute paths of files, as those of _beside()."""
+        """Return the value of a storage option, with paths of files made absolute as by _beside()."""
         if isinstance(value, list):
             return [self._located(place, name, one) for one in value]
-        if isinstance(value, str) and (names_file(value) or "\0" in value):  # the latter is refused with its option
+        if isinstance(value, str) and (names_file(value) or "\0" in value):  # combine() refuses a NUL
             return value
         return absolute(place, name, value, self._beside(""))
 
@@ -235,7 +235,7 @@ _REASONS = {
 
 
 def _depth(value: object) -> int:
-    """Return the nesting depth of tables and lists; DEPTH + 1 stands for every greater depth."""
+    """Return the nesting depth of tables and lists; DEPTH + 1 if it is greater than DEPTH."""
     found, layer = 0, [value]
     while found <= DEPTH and (layer := [one for one in layer if isinstance(one, dict | list)]):
         layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
@@ -261,7 +261,10 @@ def _quoted(text: str) -> str:
 
 
 def source_of(section: Section) -> str:
-    """Return the source that a named section stands for, read from a file if it is "@/path". Raise UsageError."""
+    """Return the source of a named section; read it from a file if it is "@/path".
+
+    Raise UsageError if the file cannot be read, or does not hold one line.
+    """
     assert section.source is not None
     if not names_file(section.source):
         return section.source

@@ -14,12 +14,12 @@ from zarrfs.errors import UsageError
 
 
 def as_items(given: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments as items for options.read(); None stands for an option that is not given.
+    """Return keyword arguments as items for options.read(). An argument that is None counts as not given.
 
-    Text is what the command line takes ("64MiB", "30s"). Numbers are bytes, seconds or counts, permission bits are as
-    of os.chmod(), repeatable options take lists, storage_options takes {"s3": {"anon": True}}, and s3={"anon": True}
-    is the same. Raises UsageError for a value that no text can say, and for an unknown name that is False; everything
-    else is checked by options.read().
+    Text is written as on the command line ("64MiB", "30s"). Numbers are bytes, seconds or counts, permission bits are
+    integers as for os.chmod(), repeatable options take lists, storage_options takes {"s3": {"anon": True}}, and
+    s3={"anon": True} is the same. Raise UsageError for a storage option that JSON cannot express, and for False as the
+    value of an unknown name; everything else is checked by options.read().
     """
     items: list[str] = []
     for name, value in given.items():
@@ -37,14 +37,14 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
         elif value is True:
             items.append(name)
         elif value is False and parser is None:
-            read([name])  # a word of mount(8) that is not given: it must be one
+            read([name])  # an option of mount(8) that is off: only check that there is one of this name
         else:
             items.append(f"{name}={_text(parser, value)}")
     return items
 
 
 def _text(parser: Any, value: Any) -> str:
-    """Write a value as its option's parser takes it."""
+    """Format a value so that its option's parser accepts it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, os.PathLike):

@@ -1,4 +1,4 @@
-"""The one table of options: of the command line, -o, the mount helper, docs/mount-options.md and the man pages."""
+"""The table of all options, for the command line, -o, the mount helper, docs/mount-options.md and the man pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _option(
 ) -> T:  # fmt: skip
     """Make a row of the table; `bounds` are the least and the greatest value, as a user would write them.
 
-    `help` states the default where default_text() does not.
+    `help` must state the default if default_text() does not.
     """
     return dataclasses.field(
         default=default,
@@ -60,10 +60,10 @@ def _option(
 
 
 _WAIT = ("10ms", "30d")  # bounds of timeouts
-_KEPT = ("0s", "3650d")  # of lifetimes
-_PART = ("4KiB", "1GiB")  # of the size of one request
-_MEMORY = ("64KiB", "64TiB")  # of memory that has to hold at least a block
-_MANY = ("0B", "64TiB")  # of memory that may be none at all
+_KEPT = ("0s", "3650d")  # bounds of lifetimes
+_PART = ("4KiB", "1GiB")  # bounds of the size of one request
+_MEMORY = ("64KiB", "64TiB")  # bounds of memory limits that must leave room for a block
+_MANY = ("0B", "64TiB")  # bounds of sizes that may be zero
 _NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natural: "a whole number"}
 
 
@@ -71,8 +71,8 @@ _NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natu
 class Options:
     """Every option of zarrfs, parsed; field metadata holds scope, group, parser, metavar and help.
 
-    The scopes (source, fetch, mount, process) say which commands list an option; -o takes all everywhere. The groups
-    are the headings of --help-all and of the documentation.
+    The scopes (source, fetch, mount, process) decide which commands list an option; -o accepts every option in every
+    command. The groups are the headings of --help-all and of the documentation.
     """
 
     # -- Source
@@ -436,20 +436,23 @@ class Options:
         "mount", "Daemon", False, flag, "",
         "Unmount when the daemon dies. Dangerous: readers then see an empty directory instead of an error.",
     )
-    # not an option of users: collect all faults of a document for the caller, instead of stopping at the first
+    # internal, not an option of users: collect all faults of a document for the caller, instead of stopping at the
+    # first
     collect: bool = False
-    # likewise: cached facts of targets from before that time (seconds since 1970) are stale; set by a refresh
+    # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
-    # several processes: a local target that was changed after this time is refused, as some of them would know an
-    # earlier version, and others not
+    # internal, for mounts with several processes: a local target that was changed after this time is refused, because
+    # some of the processes might still read an earlier version
     targets_since: float = 0.0
-    # likewise for cached names: a command sees the present ones, whatever mounts have cached
+    # internal: cached names from before this time are stale, so that a command sees the present names, whatever mounts
+    # have cached
     names_since: float = 0.0
-    # likewise: outages that are waited for until read_timeout: "none", of a server that has "answered", or "all"
+    # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,
+    # or "all"
     patience: str = "answered"
-    # likewise: blocks are fetched for the cache on disk, and wait for it rather than being dropped
+    # internal: blocks are fetched to fill the cache on disk, so they wait for the disk rather than being dropped
     fills: bool = False
-    # likewise: the process with whose end the mount ends, too; 0: none
+    # internal: the mount ends when the process of this id ends; 0: no such process
     owner: int = 0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
@@ -483,8 +486,8 @@ def bounds_of(name: str) -> tuple[Any, Any] | None:
 
 
 def check_bounds(name: str, value: Any, written: object) -> None:
-    """Raise UsageError for a value of an option that is not a number within its bounds. None is always accepted."""
-    bounds = bounds_of(name) if name in TABLE else None  # Options has fields beside those of the table
+    """Raise UsageError if the value of an option with bounds is not a number within them. None is always accepted."""
+    bounds = bounds_of(name) if name in TABLE else None  # some fields of Options are not in the table
     if value is None or bounds is None:
         return
     if not (isinstance(value, int | float) and bounds[0] <= value <= bounds[1]):
@@ -492,7 +495,7 @@ def check_bounds(name: str, value: Any, written: object) -> None:
 
 
 def _rule(name: str) -> str:
-    """Return the text of what the option `name`, which has bounds, expects."""
+    """Return a description of the values that the option `name`, which has bounds, accepts."""
     return "{} from {} to {}".format(_NOUNS[TABLE[name].metadata["parse"]], *TABLE[name].metadata["bounds"])
 
 
@@ -503,7 +506,7 @@ def default_text(name: str) -> str:
 
 
 def written(name: str, value: Any) -> str:
-    """Return the value of an option as a user would write it; that of storage_options is redacted."""
+    """Return the value of an option as a user would write it, without secrets; storage_options is "***"."""
     parser = TABLE[name].metadata["parse"]
     if value is None:
         return "none"
@@ -545,7 +548,7 @@ REMOUNT_ONLY = frozenset(("user_id", "group_id", "rootmode", "fd", "subtype", "d
 
 @dataclasses.dataclass
 class Parsed:
-    """The outcome of parse(): our options, and flags for the kernel."""
+    """The outcome of parse(): the options of zarrfs, and mount flags for the kernel."""
 
     options: Options
     kernel: list[str]
@@ -579,7 +582,7 @@ _WRITTEN = ("json", "gz", "zst", "xz", "bz2", "parq", "parquet", "index", "tar",
 
 
 def looks_like_path(item: str) -> bool:
-    """Return whether a value of -o is no option but the name of a file that a command writes."""
+    """Return whether a value of -o is not an option but the name of a file that a command writes."""
     if "=" in item or any(split in TABLE or split in KERNEL_FLAGS | IGNORED for split in item.split(",")):
         return False
     place = _PLACE.fullmatch(item)
@@ -587,15 +590,15 @@ def looks_like_path(item: str) -> bool:
 
 
 def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
-    """Parse one list of items and nothing else: read() and combine() in one."""
+    """Parse one list of items, without configuration files: read() followed by combine()."""
     return combine([read(items, sloppy)], defaults)
 
 
 def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
     """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
-    "-" and "_" are the same in names. Raise UsageError for a bad value, and unless `sloppy` for an unknown name, with
-    the closest known one.
+    "-" and "_" are the same in names. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name; the
+    message suggests a similar one.
     """
     given, single = Assignments(), dict[str, dict[str, object]]()
     naming = False  # items after "members=a," are more members
@@ -619,8 +622,8 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
         elif name in KERNEL_FLAGS:
             given.kernel.append(name)
         elif name == "remount":
-            pass  # mount.zarrfs looks for it itself
-        elif not equals and (list_ := _list_of(name)) in given.values:  # "-o allow=file,private" is split already
+            pass  # mount.zarrfs handles it
+        elif not equals and (list_ := _list_of(name)) in given.values:  # "-o allow=file,private" has been split
             put(given, list_, name)
         elif name in IGNORED | REMOUNT_ONLY or name[:2].lower() in ("x_", "x-"):
             pass
@@ -630,7 +633,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             put(given, "allow", name)
         elif not sloppy:
             hint = _hint(name)
-            if before and not hint:  # it may be half a password
+            if before and not hint:  # the item may be half a password: not shown
                 raise UsageError(f"option {before}: no option after its comma (write a comma in a value as \\,)")
             raise UsageError(f"unknown option {name!r}{hint}")
         before = name if place else ""
@@ -643,8 +646,8 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
 def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = None) -> Parsed:
     """Merge the options of several origins: for each option the last origin wins.
 
-    Storage options are merged name by name, and read from files if they name one. `defaults` are parsed values of
-    fields. Raise UsageError.
+    Storage options are merged name by name, and those of the form "@/path" are read from that file. `defaults` are
+    parsed values of fields. Raise UsageError for options that exclude each other and for bad storage options.
     """
     outcome = Parsed(Options(), [])
     values: dict[str, Any] = dict(defaults or {})
@@ -670,12 +673,15 @@ def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = N
 
 
 def _list_of(word: str) -> str:
-    """Return the option in whose value `word` may follow a comma; "" if none."""
+    """Return the option whose value is a list that may contain `word`; "" if there is none."""
     return "allow" if word in ALLOWED else "missing_status" if word.isdigit() else ""
 
 
 def put(given: Assignments, name: str, value: str | None) -> None:
-    """Parse a value of the option `name` and add it to `given`; None: no value was given. Raise UsageError."""
+    """Parse a value of the option `name` (None: given without one) and add it to `given`.
+
+    Raise UsageError if the value is missing or not acceptable.
+    """
     about = TABLE[name].metadata
     parser = about["parse"]
     if value is None and parser is not flag:
@@ -683,7 +689,8 @@ def put(given: Assignments, name: str, value: str | None) -> None:
     try:
         parsed = parser(value or "")
     except ValueError as exc:
-        shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"  # JSON: passwords
+        # the JSON of storage_options may contain passwords
+        shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"
         rule = _rule(name) if parser is natural and about["bounds"] else exc
         raise UsageError(f"option {shown}: expected {rule}") from None
     check_bounds(name, parsed, value)
@@ -699,7 +706,7 @@ def _hint(name: str) -> str:
 
 
 def _json(value: str) -> object:
-    """Parse a storage option's value: as JSON if it is (true, 5, {...}), else it is the text itself."""
+    """Return the value of a storage option, parsed if it is JSON (true, 5, {...}), else as text."""
     try:
         return json.loads(value)
     except RecursionError:

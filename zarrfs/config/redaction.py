@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 HIDDEN = "***"  # in place of a value
 
 _SEPARATOR = re.compile(r"://(?:[^/?#\[\]]*@)?\[[^\]/?#]*\]|::")
-# Names of credentials. What is hidden, too, but may decide which bytes are read (a connection string, a header of S3)
-# is not among them: net/identity.py leaves credentials out of identities.
+# Names of credentials, which net/identity.py leaves out of identities. _SECRET also matches names whose values are
+# hidden but may decide which bytes are read (a connection string, a header of S3), so these must stay in identities.
 CREDENTIALS = "token|key|secret|passw|pwd|credential|auth|session|cookie|bearer|jwt|^sas"
 _SECRET = re.compile(f"{CREDENTIALS}|sig|x-amz-|x-goog-|policy|connection_string", re.IGNORECASE)
 USERS = ("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webdavs", "dav", "davs")  # have user@host
@@ -21,7 +21,7 @@ _PARAMETER = re.compile(  # without "key", which is a path's name in some stores
     r"([?&][\w.%-]*(?:sig|token|secret|passw|pwd|credential|jwt|auth|session)[\w.%-]*=)[^\s&#\"'<>`]+", re.IGNORECASE
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>`]+")
-# Storage options whose values identify nobody; of all others only the name is shown.
+# Storage options whose values are not confidential; of all others only the name is shown.
 _HARMLESS = frozenset(
     (
         "anon", "account_name", "account_host", "allow_redirects", "asynchronous", "cache_regions", "consistency",
@@ -30,11 +30,11 @@ _HARMLESS = frozenset(
         "trust_env", "use_listings_cache", "use_ssl", "username", "verify", "verify_ssl", "version_aware",
     )
 )  # fmt: skip
-_WELL_KNOWN = ("", "anon", "cache", "cloud", "google_default")  # values of token= that are no secrets (gcsfs)
+_WELL_KNOWN = ("", "anon", "cache", "cloud", "google_default")  # values of token= that are not secret (gcsfs)
 
 
 def links(url: str) -> list[str]:
-    """Split a chained URL into its links, outermost first; the "::" of an IPv6 address in brackets is no separator."""
+    """Split a chained URL into its links, outermost first; not at the "::" of an IPv6 address in brackets."""
     found, start = [], 0
     for match in _SEPARATOR.finditer(url):
         if match[0] == "::":
@@ -48,7 +48,8 @@ def without_secrets(url: str) -> str:
     if not ("@" in url or "?" in url or "#" in url):
         return url
     shown = "::".join(_without_secrets(link) for link in links(url))
-    return _PASSWORD.sub("", shown) if "@" in shown else shown  # of a URL in a query, or in what is no chain
+    # a URL within a query, or in a text that is not a chain, may have a password as well
+    return _PASSWORD.sub("", shown) if "@" in shown else shown
 
 
 def _without_secrets(url: str) -> str:
@@ -56,7 +57,7 @@ def _without_secrets(url: str) -> str:
         return url
     try:
         scheme, netloc, path, query, fragment = urlsplit(url)
-    except ValueError:  # not a URL that could be opened, but it may hold a password
+    except ValueError:  # it cannot be opened, but may contain a password
         return url.partition("://")[0] + "://..."
     user, at, host = netloc.rpartition("@")
     shown = (
@@ -70,7 +71,7 @@ def _without_secrets(url: str) -> str:
 
 
 def without_user(url: str) -> str:
-    """Return `url` without user:password@; a query or fragment stays, as it may be part of what the URL names."""
+    """Return `url` without user:password@. A query or fragment stays, because it may be part of the name."""
     *before, last = links(url)
     scheme, mark, rest = last.partition("://")
     host, slash, path = rest.partition("/")
@@ -84,7 +85,7 @@ def _signed(query: str) -> bool:
 def cleaned(text: str) -> str:
     """Redact foreign text, such as a library's error: apply without_secrets() to each URL in it.
 
-    Signatures and tokens are hidden also in a query without its URL.
+    Signatures and tokens are also hidden in a query that is quoted without its URL.
     """
     if "://" in text:
         text = _URL.sub(lambda match: without_secrets(match[0]), text)
@@ -92,9 +93,9 @@ def cleaned(text: str) -> str:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Return whether the value of a storage option is a secret: a key, a password, or a header with one.
+    """Return whether the value of a storage option is a secret: a key, a password, or headers that contain one.
 
-    "@/path", the name of a file with the secret, is not.
+    "@/path", the name of a file that contains the secret, is not secret.
     """
     if isinstance(value, dict):
         return any(is_secret(str(inner), one) for inner, one in value.items())
@@ -106,12 +107,12 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def names_file(value: str) -> bool:
-    """Return whether a value is to be read from a file: @/path."""
+    """Return whether a value has the form "@/path": the value is then read from that file."""
     return value.startswith("@/")
 
 
 def redacted_storage(name: str, value: object) -> object:
-    """Return the value of a storage option as others may see it."""
+    """Return the value of a storage option, with secrets hidden."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str) and names_file(value):
@@ -122,7 +123,7 @@ def redacted_storage(name: str, value: object) -> object:
 
 
 def redacted_item(item: str) -> str:
-    """Return an item of -o, NAME=VALUE, as others may see it."""
+    """Return an item of -o, NAME=VALUE, with secrets hidden."""
     name, equals, value = item.partition("=")
     if not equals:
         return without_secrets(item)

@@ -1,4 +1,4 @@
-"""The value of --shard: which share of the work a process does, as I/N or as the environment of its job says."""
+"""The parser of --shard: the share of the work that a process does, given as I/N or by the environment of its job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from zarrfs.errors import UsageError
 
-_MOST = 1_000_000  # shares: each process holds a number for each of them
+_MOST = 1_000_000  # shares: each process keeps a number in memory for each share
 _SHAPE = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
-# The innermost first: mpiexec may have been started by srun, a Flux instance by both
+# The innermost launcher first: mpiexec may run within srun, and a Flux instance within both.
 _SLURM = "SLURM_PROCID", "SLURM_NTASKS"
 _RANKS = (
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
@@ -34,7 +34,7 @@ WHOLE = Share(0, 1)
 
 
 def share_of(text: str | None, environment: Mapping[str, str]) -> Share | None:
-    """Parse --shard: I/N with 0 <= I < N, or "auto"; None without the option. UsageError."""
+    """Parse --shard: I/N with 0 <= I < N, or "auto"; None without the option. Raise UsageError for anything else."""
     if text is None:
         return None
     if text == "auto":
@@ -54,10 +54,10 @@ def _checked(what: str, index: int, count: int) -> Share:
 
 
 def _from(environment: Mapping[str, str]) -> Share:
-    """Return the share of a task: its rank, and in a job array also the place of its job in the array."""
+    """Return the share of a task: its rank, in a job array combined with the position of its job in the array."""
     pairs = [pair for pair in _RANKS if all(environment.get(name) for name in pair)]
     in_script = bool(environment.get("SLURM_JOB_ID")) and not environment.get("SLURM_STEP_ID")
-    if in_script and _SLURM in pairs:  # it has the rank 0 of many, but there is one of it
+    if in_script and _SLURM in pairs:  # a batch script has rank 0 of many, but runs once
         pairs.remove(_SLURM)
     array = _array(environment)
     if not pairs and array is None:
@@ -80,7 +80,7 @@ def _rank(pair: tuple[str, str], environment: Mapping[str, str]) -> Share:
 
 
 def _array(environment: Mapping[str, str]) -> Share | None:
-    """Return the place of a Slurm job in its array, whose ids may begin anywhere and have steps between them."""
+    """Return the position of a Slurm job in its array, whose ids may begin at any number and have any step."""
     if not all(environment.get(name) for name in _ARRAY):
         return None
     names = (*_ARRAY, "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP")
@@ -93,7 +93,7 @@ def _array(environment: Mapping[str, str]) -> Share | None:
     except ValueError:
         raise UsageError(f"{what}: expected whole numbers") from None
     if count > 1 and step >= 1 and (last - first) % (count - 1) == 0:
-        step = (last - first) // (count - 1)  # of --array=1,3,5 the variable says 1
+        step = (last - first) // (count - 1)  # for --array=1,3,5 the variable is 1
     index, rest = divmod(task - first, step) if step >= 1 else (-1, 0)
     if rest or not 0 <= index < count:
         raise UsageError(f"{what}: the ids of the array are not evenly spaced: give I/N")

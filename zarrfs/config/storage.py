@@ -1,4 +1,4 @@
-"""Rules of storage options: which protocols there are, and which options hold names and values."""
+"""Rules for storage options: the known protocols, the options whose values are objects, and those that name files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from zarrfs.config.urls import names
 from zarrfs.config.values import did_you_mean
 from zarrfs.errors import UsageError
 
-# The names that fsspec knows, with and without a package for them; importing fsspec to ask it takes half a second.
+# The protocols that fsspec knows, whether or not their packages are installed. They are listed here because importing
+# fsspec takes half a second.
 _KNOWN = frozenset(
     (
         "abfs", "abfss", "adl", "arrow_hdfs", "async_wrapper", "asynclocal", "asyncwrapper", "az", "blockcache", "box",
@@ -20,25 +21,28 @@ _KNOWN = frozenset(
     )
 )  # fmt: skip
 _SSH_FILES = ("known_hosts", "client_keys")
-_OBJECTS = {  # options that hold an object, by the first name of their protocol
+_OBJECTS = {  # options whose value is an object (names and values), by the first name of their protocol
     "http": ("client_kwargs", "cookies", "headers", "params", "proxy_headers"),
     "s3": ("client_kwargs", "config_kwargs", "s3_additional_kwargs"),
     "gcs": ("session_kwargs",),
 }
-_GCS_TOKENS = ("anon", "browser", "cache", "cloud", "google_default")  # values of token= that are ways to log in
-_FILES = {  # options that name files of this machine, by the first name of their protocol
+_GCS_TOKENS = ("anon", "browser", "cache", "cloud", "google_default")  # values of token= that name a way to log in
+_FILES = {  # options that name local files, by the first name of their protocol
     "http": ("client_cert", "client_key"), "gcs": ("token",), "sftp": _SSH_FILES, "ssh": _SSH_FILES,
 }  # fmt: skip
 
 
 def is_known(place: str) -> bool:
-    """Return whether `place`, a protocol or PROTOCOL://HOST, has a protocol that fsspec or a package knows."""
+    """Return whether fsspec or an installed package knows the protocol of `place`, PROTOCOL or PROTOCOL://HOST."""
     protocol = place.partition("://")[0]
     return protocol in _KNOWN or protocol in _installed()
 
 
 def check_storage(place: str, options: Mapping[str, object]) -> None:
-    """Raise UsageError for an unknown protocol, with the nearest known one, and for text where an object belongs."""
+    """Raise UsageError for an unknown protocol (suggesting a known one), or if a value should be an object but is not.
+
+    `place` is PROTOCOL or PROTOCOL://HOST.
+    """
     protocol = place.partition("://")[0]
     if not is_known(place):
         hint = did_you_mean(protocol, sorted({*_KNOWN, *_installed()}), 0.5)
@@ -54,9 +58,9 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
 
 
 def absolute(place: str, name: str, value: object, directory: str = "") -> object:
-    """Return the value of a storage option, with absolute paths of files: a daemon works in another directory.
+    """Return the value of a storage option, with paths of files made absolute: a daemon works in another directory.
 
-    Relative ones start in `directory`, by default the working directory.
+    Relative paths start in `directory`, by default the working directory.
     """
     if name not in _FILES.get(names(place.partition("://")[0])[0], ()):
         return value
@@ -74,9 +78,9 @@ def _check_object(where: str, value: object) -> None:
 
 
 def _installed() -> Iterator[str]:
-    """Yield the protocols of packages, and those that this process has registered."""
+    """Yield the protocols that fsspec or an installed package implements, and those registered in this process."""
     import fsspec
     from fsspec.registry import known_implementations
 
-    yield from known_implementations  # with the entry points of packages
+    yield from known_implementations  # includes the entry points of packages
     yield from fsspec.registry

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import yarl
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
-_LATER_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|([a-z]+)$")  # "memory" is one for fsspec, "a.zip" a path
+_LATER_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|([a-z]+)$")  # to fsspec "memory" is one, "a.zip" a path
 _WEB = re.compile(r"(https?)://([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([0-9]{1,5}))?(?:[/?#]|\Z)", re.I | re.ASCII)
 _FILE = re.compile(r"\A(?:file|local):(?://)?", re.IGNORECASE)
 
@@ -30,7 +30,10 @@ def names(protocol: str) -> tuple[str, ...]:
 
 
 def place(url: str) -> str:
-    """Return the host or bucket of a URL (no chain), equal for all its spellings. Raise ValueError without a host."""
+    """Return the host or bucket of a URL (not a chain), as PROTOCOL://HOST, the same for all spellings.
+
+    For HTTP, the port is always part of it. Raise ValueError for an HTTP URL that is invalid or has no host.
+    """
     protocol, _, rest = url.partition("://")
     family = names(protocol.lower())[0]
     if family == "http":
@@ -42,21 +45,21 @@ def place(url: str) -> str:
 
         return web_place(yarl.URL(url))
     rest = rest.lstrip("/")
-    if rest.startswith("arn:"):  # of an S3 access point, whose name follows a slash
+    if rest.startswith("arn:"):  # an S3 access point: its name follows a slash
         return f"{family}://{'/'.join(rest.split('/')[:2])}"
     host = re.split("[/?#]", rest)[0]
     return f"{family}://{host if family in BUCKETS else host.rpartition('@')[2].lower()}"
 
 
 def web_place(url: yarl.URL) -> str:
-    """Return the place of a parsed HTTP URL; scheme and port are part of it. Raise ValueError without a host."""
+    """Return the place, SCHEME://HOST:PORT, of a parsed HTTP URL. Raise ValueError if it has no host."""
     if not url.raw_host:
         raise ValueError("no host")
     return place_of(url.scheme, url.raw_host.lower(), url.port or 0)
 
 
 def place_of(scheme: str, name: str, port: int) -> str:
-    """Return the place of a web server; `name` has lower case, and no brackets."""
+    """Return the place of a web server, SCHEME://HOST:PORT; `name` is in lower case and has no brackets."""
     return f"{scheme}://{name}:{port}"
 
 
@@ -84,7 +87,7 @@ def is_data(url: str) -> bool:
     return url.startswith("data:")
 
 
-@functools.lru_cache(1)  # a large one is read in parts
+@functools.lru_cache(1)  # readers of a large one get it in parts, with a call for each
 def data_in(url: str) -> bytes:
     """Return the bytes in a data: URL. Raise ValueError if it is malformed."""
     about, comma, data = url.removeprefix("data:").partition(",")
@@ -95,9 +98,9 @@ def data_in(url: str) -> bytes:
 
 
 def relative_end(url: str) -> tuple[str, str] | None:
-    """Return (what stands before it, relative path) if that is where a URL leads in the end; None if it is absolute.
+    """Return (prefix, relative path) if a URL, or the last link of a chain, is a relative local path; else None.
 
-    "a/b" has ("", "a/b"), "file://a/b" as well; "zip://m::a.zip" has ("zip://m::", "a.zip").
+    "a/b" and "file://a/b" give ("", "a/b"); "zip://m::a.zip" gives ("zip://m::", "a.zip").
     """
     found = protocols(url)
     if found and found[-1] not in ("file", "local"):
@@ -108,7 +111,7 @@ def relative_end(url: str) -> tuple[str, str] | None:
 
 
 def is_here(url: str) -> bool:
-    """Return whether what a URL names is on this machine or in this process; of a chain, where its last link leads."""
+    """Return whether a URL, or the last link of a chain, names a file of this machine or an object in this process."""
     found = protocols(url)
     return not found or found[-1] in ("file", "local", "memory")
 
@@ -119,7 +122,7 @@ def file_path(url: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return (URL without query and fragment, "?query" or ""); only in HTTP are these no part of the path."""
+    """Return (URL without query and fragment, "?query" or ""). Except in HTTP, "?" and "#" are part of the path."""
     if names(url.partition("://")[0].lower())[0] != "http":
         return url, ""
     url = url.partition("#")[0]
@@ -128,14 +131,15 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def without_fragment(url: str) -> str:
-    """Return an HTTP URL without its fragment, which servers never see; other URLs unchanged."""
+    """Return an HTTP URL without its fragment, which is never sent to a server; other URLs unchanged."""
     return "".join(_split(url))
 
 
 def directory(url: str) -> str:
     """Return the URL of a directory with "/" at the end of its path.
 
-    A query stays behind that, as it may grant access to what is in the directory (net.http.child()); a fragment goes.
+    A query is kept after the path, because it may grant access to the files in the directory (see net.http.child()).
+    A fragment is removed.
     """
     head, query = _split(url)
     return f"{head.rstrip('/')}/{query}"
@@ -147,9 +151,10 @@ def parent(url: str) -> str:
 
 
 def join(base: str, relative: str) -> str | None:
-    """Resolve `relative` against the directory URL `base`; return None if `base` is a chain or no URL.
+    """Resolve `relative` against the directory URL `base`; return None if `base` is a chain or not a URL.
 
-    What has no query of its own gets that of `base`. Empty segments stay: "a//c" and "a/c" are two keys of a bucket.
+    If `relative` has no query, the result has that of `base`. Empty segments are kept, because "a//c" and "a/c" are
+    different keys of a bucket.
     """
     head, slashes, _ = base.partition("://")
     if len(links(base)) > 1 or not slashes:

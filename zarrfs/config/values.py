@@ -1,4 +1,4 @@
-"""Parsers of option values, one for each kind. Each raises ValueError with the text of what it expected."""
+"""Parsers of option values, one for each kind. Each raises ValueError, whose text says what was expected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def human(count: float) -> str:
     return f"{count:,.1f} TiB"
 
 
-_UNITS = {  # of systemd.time(7), but for months and years
+_UNITS = {  # of systemd.time(7), without months and years
     "us usec": 1e-6, "ms msec": 0.001, "s sec second seconds": 1, "m min minute minutes": 60, "h hr hour hours": 3600,
     "d day days": 86_400, "w week weeks": 604_800,
 }  # fmt: skip
@@ -88,7 +88,7 @@ def processes(text: str) -> int:
 
 
 def niceness(text: str) -> int:
-    """Parse a niceness as of nice(1): -20 (the highest priority) to 19."""
+    """Parse a niceness as in nice(1): -20 (the highest priority) to 19."""
     if not re.fullmatch(r"-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
         raise ValueError("a whole number from -20 to 19")
     return int(text)
@@ -102,7 +102,7 @@ def statuses(text: str) -> tuple[int, ...]:
 
 
 def user_id(text: str) -> int:
-    """Parse a user or group number; 4294967295, which is -1 to the system, is refused."""
+    """Parse a user or group number. 4294967295 is refused because system calls read it as -1."""
     number = natural(text)
     if number >= 2**32 - 1:
         raise ValueError("a number below 4294967295")
@@ -120,7 +120,7 @@ def flag(text: str) -> bool:
 
 
 def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return " (did you mean WORD?)" with the nearest of `choices`; "" if none is near, as difflib measures it."""
+    """Return " (did you mean WORD?)" with the nearest of `choices`; "" if none reaches difflib's ratio `cutoff`."""
     close = difflib.get_close_matches(word, list(choices), 1, cutoff)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -133,19 +133,19 @@ def words(*choices: str) -> Callable[[str], str]:
             raise ValueError(f"one of {', '.join(choices)}{did_you_mean(text, choices)}")
         return text
 
-    parse.choices = choices  # type: ignore[attr-defined]  # what shells complete
+    parse.choices = choices  # type: ignore[attr-defined]  # for shell completion
     return parse
 
 
 def text(value: str) -> str:
-    """Accept any text but the empty one."""
+    """Accept any text that is not empty."""
     if not value:
         raise ValueError("a value")
     return value
 
 
 def is_url(value: str) -> bool:
-    """Return whether `value`, meant as a local path, is a URL or a chain of them."""
+    """Return whether `value`, which was given as a local path, is a URL or a chain of URLs."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:[/:]|(?i:file|local):", value) is not None
 
 
@@ -157,12 +157,12 @@ def local(value: str) -> str:
 
 
 def path(value: str) -> str:
-    """Return the absolute path of a local file, as of now."""
+    """Return the absolute path of a local file; a relative one starts in the present working directory."""
     return os.path.abspath(local(value))
 
 
 def directory(value: str) -> str:
-    """Return the real path of a local directory, as of now."""
+    """Return the path of a local directory, with the present targets of symbolic links."""
     return os.path.realpath(local(value))
 
 
@@ -185,12 +185,12 @@ PLACE = r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?"  # a protocol, or PROTOCOL://HOST 
 
 
 def place_name(name: str) -> bool:
-    """Return whether `name` can have storage options."""
+    """Return whether `name` is a protocol or PROTOCOL://HOST, for which there may be storage options."""
     return re.fullmatch(PLACE, name) is not None
 
 
 def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
-    """Parse JSON with an object of fsspec options for each protocol (s3), or server or bucket (s3://bucket)."""
+    """Parse a JSON object that has fsspec options for each protocol (s3), or server or bucket (s3://bucket)."""
     expected = 'JSON such as {"s3": {"anon": true}}'
     try:
         found = json.loads(text)
@@ -206,15 +206,15 @@ def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
     return tuple(found.items())
 
 
-_FILE_SIZE = 1 << 20  # bytes at most, of a file with options or with a value
+_FILE_SIZE = 1 << 20  # bytes: the largest configuration file, or file with the value of an option
 DEPTH = 64  # nesting of objects and lists in the value of a storage option
 
 
 def content(path: str) -> tuple[bytes, os.stat_result]:
-    """Read a file with options or with a value; return (bytes, its status). Raise OSError; ValueError for a bad file.
+    """Read a configuration file, or a file with the value of an option; return (its bytes, its status).
 
-    It must be a regular file, /dev/null, or an unnamed pipe, as shells make of <(...); opening anything else could
-    block.
+    Raise OSError if the file cannot be read. Raise ValueError if it is larger than 1 MiB, or neither a regular file
+    nor /dev/null nor an unnamed pipe, which shells make of <(...): reading other files could block.
     """
     import stat
 
@@ -234,8 +234,8 @@ def content(path: str) -> tuple[bytes, os.stat_result]:
 def from_files(value: object, depth: int = 0) -> object:
     """Replace "@/path" in the value of a storage option, at any depth, by the content of the file /path.
 
-    The content is stripped of whitespace at its ends; if it begins with { it is JSON. "@@..." stands for text that
-    begins with "@". Raise ValueError, which names the file or the rule.
+    White space around the content is removed; content that begins with { is parsed as JSON. A value that begins with
+    "@@" is text that begins with "@". Raise ValueError, which names the file or the rule.
     """
     if depth > DEPTH:
         raise ValueError("nested too deeply")
@@ -262,7 +262,7 @@ def _read_value(path: str) -> object:
     try:
         held = data.decode().strip()
         found: object = json.loads(held) if held.startswith("{") else held
-    except (ValueError, RecursionError):  # its text would show the secret
+    except (ValueError, RecursionError):  # not quoted, as it would show the secret
         raise ValueError(f"{path}: neither text nor JSON") from None
     if not held:
         raise ValueError(f"{path}: holds nothing")

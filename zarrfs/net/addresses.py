@@ -1,4 +1,4 @@
-"""Network addresses: which are public, in every spelling that a resolver takes for one; which a process has met."""
+"""Network addresses: which are public, in all spellings that a resolver accepts, and which were connected to."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import ipaddress
 import os
 import socket
 
-_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all else is local, mapped or not assigned
-# Azure's host agent: a public number that every machine there has to itself.
+_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all others are local, mapped or not assigned
+# Azure's host agent: an address of the public range, which leads each machine of Azure to its own host.
 _NOT_PUBLIC = frozenset(("168.63.129.16",))
-# Where the last 32 bits are the IPv4 address that is reached: mapped (RFC 4291), NAT64 (RFC 6052).
+# Networks in which the last 32 bits are the IPv4 address that is reached: mapped (RFC 4291), NAT64 (RFC 6052).
 _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
 
-_met: set[bool] = set()  # whether the addresses of servers are public that this process has connected to
+_met: set[bool] = set()  # True, False or both: whether servers that this process connects to are public
 os.register_at_fork(after_in_child=_met.clear)
 
 
 def note_met(public: bool) -> None:
     """Note that this process connects to a server with a public or private address, directly or through a proxy.
 
-    The address of a proxy is not noted: it says nothing about the server.
+    The address of a proxy itself is not noted, because it says nothing about the server.
     """
     _met.add(public)
 
@@ -30,7 +30,7 @@ def met_private_only() -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Return whether `address`, as a socket has it, is public; False for anything that is no address."""
+    """Return whether `address`, as a socket returns it, is public; False for text that is not an address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -45,9 +45,9 @@ def is_public(address: str) -> bool:
 
 
 def literal(host: str) -> str | None:
-    """The address that `host` spells, None where it is a name that must be looked up.
+    """Return the address that `host` spells; None if `host` is a name that must be looked up.
 
-    IPv4 as inet_aton(3) reads it: 127.0.0.1, 127.1, 0x7f.1, 017700000001 and 2130706433 are all the same.
+    IPv4 is parsed as by inet_aton(3): 127.0.0.1, 127.1, 0x7f.1, 017700000001 and 2130706433 are all the same.
     """
     host = host.strip("[]").rstrip(".")
     try:
@@ -61,5 +61,5 @@ def literal(host: str) -> str | None:
 
 
 def not_public(address: str) -> str:
-    """Return why an address is not connected to."""
+    """Return the error message for an address that is not public."""
     return f"a set from the network reaches only public addresses, and {address} is none (-o allow=private)"

@@ -1,4 +1,4 @@
-"""Trio and the asyncio loop that fsspec lives in: the only place where the two meet."""
+"""Calls from trio to fsspec's asyncio loop. All such calls are made by this module."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 def start() -> None:
-    """Import and start fsspec's loop, which the first call() would do otherwise."""
+    """Import fsspec and start its loop, so that the first call() need not."""
     from fsspec.asyn import get_loop
 
     get_loop()
 
 
 async def call(function: Callable[..., Awaitable[T]], *args: Any, timeout: float | None = None) -> T:
-    """Await `function(*args)` on fsspec's loop, which runs in a thread of its own; gives what it gives.
+    """Await `function(*args)` on fsspec's loop, which runs in a thread of its own, and return the result.
 
-    Raises what it raises; TimeoutError after `timeout` seconds. Cancelling the trio task cancels the asyncio
-    task, and waits until that has ended, so that nothing goes on behind the caller's back.
+    Raise the exception of the function, or TimeoutError after `timeout` seconds. Cancelling the trio task cancels the
+    asyncio task and waits until that has ended, so that nothing continues in the background.
     """
     from fsspec.asyn import get_loop
 
@@ -35,7 +35,7 @@ async def call(function: Callable[..., Awaitable[T]], *args: Any, timeout: float
 
 
 class _Call:
-    """One call: its asyncio task, the trio task that waits, and how it was cancelled, if it was."""
+    """One call: its asyncio task, the trio task that waits for it, and the callback of a cancellation by trio."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class _Call:
     def _abort(self, raise_cancel: Callable[[], None]) -> trio.lowlevel.Abort:
         self._raise_cancel = raise_cancel
         self._loop.call_soon_threadsafe(self._cancel)
-        return trio.lowlevel.Abort.FAILED  # _resume follows
+        return trio.lowlevel.Abort.FAILED  # _resume() will reschedule the task
 
     def _resume(self, result: outcome.Outcome[Any]) -> None:
         import asyncio
@@ -73,7 +73,7 @@ class _Call:
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._run())
-        # not at the end of _run(): a task that is cancelled before its first step never gets there
+        # not at the end of _run(), because a task that is cancelled before its first step never runs it
         self._task.add_done_callback(self._ended)
 
     def _cancel(self) -> None:

@@ -1,8 +1,8 @@
-"""The environment variables that name certificate authorities: a missing file is an error.
+"""A check of the environment variables that name certificate authorities: a missing file is an error.
 
-OpenSSL ignores a missing file: servers of a site are then refused without a hint, or other authorities are trusted
-than those that the user names. Sources: SSL_CTX_set_default_verify_paths(3) of OpenSSL; botocore and requests for
-theirs.
+OpenSSL ignores a missing file. Servers of a site would then be refused without a hint, or authorities would be trusted
+that the user did not choose. Sources: SSL_CTX_set_default_verify_paths(3) of OpenSSL; botocore and requests for their
+own variables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF = {  # by the first name of a protocol: the variables that its clients read
 
 
 def check_variables(family: str, where: str) -> None:
-    """Raise ReadError for a variable that names a file or directory which cannot be read."""
+    """Raise ReadError if a variable that clients of `family` use names nothing that can be read."""
     for name in _OF[family]:
         paths = os.environ.get(name, "").split(":" if name == "SSL_CERT_DIR" else "\0")
         if paths != [""] and not any(os.access(path, os.R_OK) for path in paths):

@@ -1,4 +1,4 @@
-"""Connections to web servers on trio: addresses, connecting, and those that wait for their next request.
+"""Connections to web servers on trio: name lookup, connecting, and a pool of idle connections.
 
 Source: RFC 9112 (9 connection management), RFC 8305 (happy eyeballs).
 """
@@ -25,36 +25,39 @@ from zarrfs.net.responses import Transient
 from zarrfs.net.tls import Resumable, Tls, TlsInTls, context_of, encrypted, tls_error, tls_reason
 from zarrfs.net.transport import Connection
 
-_IDLE = 15.0  # seconds for which a connection is kept, and between two looks for older ones
-_KEPT = 256  # connections that are kept at most, of all servers
-_NEXT = 0.25  # seconds until the next address of a name is tried as well
+_IDLE = 15.0  # seconds for which an idle connection is kept, and between two searches for older ones
+_KEPT = 256  # the greatest number of idle connections, of all servers together
+_NEXT = 0.25  # seconds until the next address of a name is tried in parallel
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are cached
 
 
 class Server:
-    """A server as one kind of requests reaches it: its addresses, and connections that wait for the next request.
+    """A server as it is reached with one set of options: its addresses and its idle connections.
 
-    `guarded`: it may have public addresses only. `name` is a host name or an address, without brackets.
+    `guarded`: connect to public addresses only. `name` is a host name or an address, without brackets.
     """
 
     def __init__(self, scheme: str, name: str, port: int, guarded: bool, tls: Tls, proxy: Proxy | None) -> None:
         self.scheme, self.name, self.port, self.guarded = scheme, name, port, guarded
         self.tls, self.proxy = tls, proxy
-        # whether a proxy takes requests for it, instead of connecting to it
+        # whether requests are sent to the proxy itself, rather than through a tunnel to the server
         self.forwarded = proxy is not None and not proxy.is_socks and scheme == "http"
-        self._proxys = Tls(tls.authorities)  # verified even where the server is not: it gets a password of its own
+        self._proxys = Tls(tls.authorities)  # a proxy is always verified, because it may get a password of its own
         self.host = f"[{name.partition('%')[0]}]" if ":" in name else name
         if port != (443 if scheme == "https" else 80):
             self.host += f":{port}"
-        self.idle: list[tuple[Connection, float]] = []  # since when, the oldest first
-        self.forgotten = False  # by the pool
+        self.idle: list[tuple[Connection, float]] = []  # with the time since when; the oldest first
+        self.forgotten = False  # its connections are not kept any more
         self._lookup = trio.Lock()
         self._addresses: list[tuple[socket.AddressFamily, Any]] = []
         self._looked_up = -math.inf
-        self._session: Resumable | None = None  # of the connection that was closed last
+        self._session: Resumable | None = None  # TLS session of the connection that was closed last
 
     async def connect(self, where: str, patience: float) -> Connection:
-        """Make a new connection. Raises AccessDenied, ReadError, Transient, OSError; `where` is for messages."""
+        """Make a new connection. `where` is for messages, `patience` the timeout of the request in seconds.
+
+        Raises AccessDenied, ReadError, Transient, OSError.
+        """
         connection = Connection(await self._socket(where, patience), False)
         try:
             if self.proxy is not None:
@@ -71,13 +74,13 @@ class Server:
         return connection
 
     async def _through(self, proxy: Proxy, connection: Connection, where: str, patience: float) -> Connection:
-        """Return a connection to the server by one to its proxy, or to the proxy itself if that takes requests."""
-        patience *= 0.9  # before the whole request is out of time, which would not tell of the proxy
+        """Return a connection to the server through one to its proxy, or to the proxy if that forwards requests."""
+        patience *= 0.9  # fail before the timeout of the request, whose message would not name the proxy
         try:
             with contextlib.ExitStack() as closing, trio.fail_after(patience):
                 if proxy.scheme == "https":
                     connection = Connection(await encrypted(connection.sock, self._proxys, proxy.host, where), True)
-                    closing.callback(connection.close)  # the caller has the socket without TLS, which is detached
+                    closing.callback(connection.close)  # the caller can close only the old socket, which is detached
                 if not self.forwarded:
                     await tunnel(connection, proxy, self.name, self.port, where, self.guarded)
                 closing.pop_all()
@@ -96,14 +99,14 @@ class Server:
             await context_of(self.tls, where)
 
     def close(self, connection: Connection) -> None:
-        """Close a connection that has brought an answer; the next one resumes its TLS session."""
+        """Close a connection that has received an answer, and keep its TLS session for the next connection."""
         if self.scheme == "https":
             assert isinstance(connection.sock, ssl.SSLSocket | TlsInTls)
             self._session = connection.sock.context, connection.sock.session
         connection.close()
 
     async def _socket(self, where: str, patience: float) -> socket.socket:
-        """Connect to the first address that answers; later ones are tried beside it."""
+        """Return a socket that is connected to the first address of the server, or of its proxy, that answers."""
         name, port = (self.proxy.host, self.proxy.port) if self.proxy else (self.name, self.port)
         async with self._lookup:
             if time.monotonic() - self._looked_up > _ADDRESSES:
@@ -121,7 +124,7 @@ class Server:
             public = is_public(str(address[0]))
             if self.proxy is None:
                 note_met(public)
-            # Which address a proxy connects to is the proxy's business: it is one that the user named.
+            # With a proxy, this is the address of the proxy, which the user has named, so it may be private.
             if public or not self.guarded or self.proxy:
                 admitted.append((family, address))
             else:
@@ -130,7 +133,7 @@ class Server:
         if sock is not None:
             at = sock.getpeername()
             for number, (_, address) in enumerate(self._addresses):
-                if address[0] == at[0]:  # it goes first from now on
+                if address[0] == at[0]:  # try it first from now on
                     self._addresses.insert(0, self._addresses.pop(number))
                     break
             return sock
@@ -142,15 +145,15 @@ class Server:
 
 
 class Pool:
-    """The connections of one client that wait for their next request."""
+    """The idle connections of one client."""
 
     def __init__(self) -> None:
-        self._servers: set[Server] = set()  # those that have idle connections
+        self._servers: set[Server] = set()  # servers that have idle connections
         self._kept = 0  # idle connections
-        self._sweeping: trio.CancelScope | None = None  # of the task that closes them
+        self._sweeping: trio.CancelScope | None = None  # of the task that closes old ones
 
     async def take(self, server: Server, where: str, patience: float) -> tuple[Connection, bool]:
-        """Return (a connection, whether it was used before)."""
+        """Return (an idle connection or else a new one, whether it was used before)."""
         while server.idle:
             connection, since = server.idle.pop()
             self._kept -= 1
@@ -160,7 +163,7 @@ class Pool:
         return await server.connect(where, patience), False
 
     def give(self, server: Server, connection: Connection) -> None:
-        """Keep a connection whose answer has been received to its end for the next request."""
+        """Keep a connection for the next request, or close it. Its last answer must have been received to the end."""
         if self._kept >= _KEPT or connection.ahead or server.forgotten:
             server.close(connection)
             return
@@ -172,7 +175,7 @@ class Pool:
             in_background(self._sweep, self._sweeping)
 
     def forget(self, server: Server) -> None:
-        """Close the idle connections of a server, and keep none from now on."""
+        """Close the idle connections of a server, and stop keeping others."""
         server.forgotten = True
         self._drop(server, math.inf)
 
@@ -188,7 +191,7 @@ class Pool:
             self._drop(server, before)
 
     async def _sweep(self, scope: trio.CancelScope) -> None:
-        """Close connections that nobody takes, until there are none."""
+        """Close connections that have been idle for too long, until there are none."""
         with scope:
             while self._kept:
                 await trio.sleep(_IDLE)
@@ -210,7 +213,10 @@ class Pool:
 async def _first_connection(
     addresses: list[tuple[socket.AddressFamily, Any]], delay: float
 ) -> tuple[socket.socket | None, Exception | None]:
-    """Return (the first socket that is connected, or None; why one is not); one is begun every `delay` seconds."""
+    """Return (the first socket that gets connected, or None; the first failure, or None).
+
+    The next address is tried, in parallel, when the one before has failed or has taken `delay` seconds.
+    """
     found: list[socket.socket] = []
     failures: list[Exception] = []
 
@@ -247,9 +253,9 @@ async def _first_connection(
 
 
 async def _connection(family: socket.AddressFamily, address: Any) -> socket.socket:
-    """Return a connected socket that never blocks.
+    """Return a connected, non-blocking socket.
 
-    Not one of trio's own: those go round the loop at every call, and a request would be ten times round.
+    It is not a socket of trio, because each call of those yields to the scheduler: ten times for a request.
     """
     sock = socket.socket(family, socket.SOCK_STREAM)
     with contextlib.ExitStack() as closing:

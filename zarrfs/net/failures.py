@@ -1,4 +1,4 @@
-"""Turn a server's status or a client's exception into an error of zarrfs: one to repeat, or one for the reader."""
+"""Translation of HTTP statuses and exceptions of clients: into Transient, which is retried, or a final ReadError."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.E
 
 
 def raise_for_status(status: int, url: str, reason: str = "", retry_after: str = "") -> NoReturn:
-    """Raise the error that an HTTP status stands for."""
+    """Raise the error for an HTTP status: Transient if a retry may help, else a ReadError."""
     where, what = without_secrets(url), f"HTTP status {status} {reason}".rstrip()
     if status in (404, 410):
         raise TargetMissing(where, what, status)
@@ -35,9 +35,9 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
 
 
 def check_bucket(answer: str, where: str) -> None:
-    """Raise ReadError if an object store's answer in XML says that it has no such bucket.
+    """Raise ReadError if an object store answers, in XML, that the bucket does not exist.
 
-    No value of the bucket is absent then: a reader would take fill values for those that were lost.
+    Values of a missing bucket must not be reported as absent, because a reader would then use fill values.
     """
     if _NO_BUCKET.search(answer):
         raise ReadError(where, _BUCKET_RULE)
@@ -52,12 +52,15 @@ def _seconds_until(retry_after: str) -> float:
 
 
 def certificate_refused(why: str) -> str:
-    """Return the message for a certificate that is not accepted, which only a person can change."""
+    """Return the message for a server's certificate that is not accepted."""
     return f"its certificate is refused: {why} (-o ca_bundle= or $SSL_CERT_FILE names a site's own authority)"
 
 
 def failure(exc: Exception, where: str, timeout: float) -> Exception:
-    """Translate an exception of fsspec, or of a library beneath it, into a ReadError or Transient."""
+    """Translate an exception of fsspec, or of a library that it uses, into a ReadError or Transient.
+
+    NotADirectoryError is returned unchanged.
+    """
     if isinstance(exc, ReadError | Transient | NotADirectoryError):
         return exc
     if isinstance(exc, TimeoutError | trio.TooSlowError):
@@ -81,7 +84,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
         status = _answer(exc.__cause__, "ResponseMetadata").get("HTTPStatusCode")
         if status == 409:  # another request for the key is under way
             return Transient(_reason(exc), status=status)
-        if status in (301, 404, 410):  # a bucket of another region; codes that s3fs does not know: no absent keys
+        if status in (301, 404, 410):  # another region, or codes unknown to s3fs: the key need not be absent
             return ReadError(where, _reason(exc))
     if isinstance(status, int) and 400 <= status < 600:
         # Azure's library quotes the whole answer in its message
@@ -100,7 +103,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
 
 
 def raise_from(found: Exception, exc: Exception) -> NoReturn:
-    """Raise `found`, caused by `exc`; what failure() gives may be that itself."""
+    """Raise `found`, the result of failure(exc, ...), with `exc` as its cause unless they are the same exception."""
     if found is exc:
         raise found
     raise found from exc
@@ -122,20 +125,20 @@ def _code(exc: BaseException | None) -> object:
 
 
 def _answer(exc: BaseException | None, part: str) -> dict[str, Any]:
-    """Return a part of the answer that an error of botocore, beneath s3fs, has; an empty one of other errors."""
+    """Return a part of the response in an exception of botocore, which s3fs uses; {} for other exceptions."""
     response = getattr(exc, "response", None)
     found: dict[str, Any] = response.get(part, {}) if isinstance(response, dict) else {}
     return found
 
 
 def _certificate(exc: BaseException) -> str:
-    """Return why a server's certificate was refused; "" where something else failed."""
+    """Return why a server's certificate was refused; "" if something else failed."""
     chain = (exc, exc.__cause__, exc.__context__, getattr(exc, "certificate_error", None))
     return next((found for one in chain if (found := getattr(one, "verify_message", ""))), "")
 
 
 def _reason(exc: BaseException) -> str:
-    """One line, without error numbers, and what aiohttp says of TLS to hosts that it could not reach."""
+    """Return the message of an exception in one line, without error numbers and aiohttp's note "ssl:default"."""
     if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ == "builtins":
         return exc.strerror
     return " ".join(str(exc).replace(" ssl:default", "").split()) or type(exc).__name__

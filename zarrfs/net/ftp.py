@@ -1,4 +1,4 @@
-"""FtpSystem: FTP by fsspec's client, one request at a time, with a new connection after one that has failed."""
+"""FtpSystem: FTP with fsspec's client, one request at a time, on a new connection after a failure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 class FtpSystem(ThreadSystem):
     """An FTP server.
 
-    fsspec's FTPFileSystem sends every command over its one connection, without a lock: two threads would read each
-    other's replies. So there is one thread. The other classes without coroutines that fsspec has make a connection for
-    each request, or leave that to a library (smbprotocol, pyarrow).
+    fsspec's FTPFileSystem sends all commands over one connection, without a lock. Two threads would read each other's
+    replies, so there is only one thread. The other synchronous file systems of fsspec make a connection for each
+    request, or use a library that handles connections (smbprotocol, pyarrow).
     """
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:
         super().__init__(fs, protocol, timeout, limit, threads=1)
         self._connect: Callable[[], None] = fs._connect
-        fs._connect = self._reconnect  # fsspec, too, calls it after a transfer that does not end as it should
+        fs._connect = self._reconnect  # fsspec also calls it, after a transfer that has not ended properly
         self._lost = False
         self._watch_replies()
 
@@ -36,17 +36,17 @@ class FtpSystem(ThreadSystem):
         return await super()._call(path, self._in_order, path, function, *args)
 
     def _in_order(self, path: str, function: Callable[..., T], *args: Any) -> T:
-        """Run `function` in the one thread, first connecting again if need be."""
+        """Run `function` in the only thread; connect again first if the last request failed."""
         try:
             if self._lost:
                 self._reconnect()
             return function(*args)
         except FileNotFoundError as exc:
-            if isinstance(exc.__cause__, ftplib.error_perm):  # fsspec's error for a file that it may not read, too
+            if isinstance(exc.__cause__, ftplib.error_perm):  # fsspec raises this also for an unreadable file
                 raise AccessDenied(self.shown(path), str(exc.__cause__)) from exc
             raise
         except Exception as exc:
-            self._lost = True  # replies may be left over that the next command would take for its own
+            self._lost = True  # the next command might take a leftover reply for its own
             if isinstance(exc, EOFError | ftplib.error_temp):
                 raise Transient(str(exc) or "the server has ended the connection") from exc
             if isinstance(exc, ftplib.error_perm):
@@ -58,15 +58,15 @@ class FtpSystem(ThreadSystem):
         self._fs.ftp.close()
         self._connect()
         if self._fs.tls is True:
-            self._fs.ftp.prot_p()  # as fsspec does for its first connection alone
+            self._fs.ftp.prot_p()  # fsspec does this for its first connection only
         self._watch_replies()
         self._lost = False
 
     def _watch_replies(self) -> None:
-        """Raise the errors that replies stand for where fsspec would make something else of them.
+        """Replace methods of ftplib so that they raise correct errors for replies that fsspec misinterprets.
 
-        Transient for a passing error, such as 421, which is "not found" for fsspec; AccessDenied for a directory that
-        the server refuses to list, which is an empty one.
+        A temporary error such as 421, which fsspec reports as "not found", becomes Transient. A directory that the
+        server refuses to list, which fsspec reports as empty, becomes AccessDenied.
         """
         ftp = self._fs.ftp
         receive, list_lines = ftp.getresp, ftp.dir
@@ -80,7 +80,7 @@ class FtpSystem(ThreadSystem):
                 raise Transient(str(exc)) from exc
             return reply
 
-        def dir_(path: str, *args: Any) -> None:  # fsspec's last resort
+        def dir_(path: str, *args: Any) -> None:  # fsspec calls it if all else fails
             try:
                 list_lines(path, *args)
             except ftplib.error_perm as exc:

@@ -1,8 +1,9 @@
 """Hedged requests: a range whose response is slow, for its server and size, is requested a second time.
 
-The first response wins and the other request is cancelled. One task for each server finds slow requests, with a timer
-set to the first time at which one may be slow. A cancellable request needs a cancel scope, some 5 us, so a server is
-watched only while one of its last responses was slow: the first slow request is not sent again.
+The first response wins and the other request is cancelled. One task for each server finds slow requests; its timer is
+set to the earliest time at which a request in flight counts as slow. A request that can be cancelled needs a cancel
+scope, which costs some 5 us, so requests are watched only if one of the server's latest responses was slow. The first
+slow request is therefore not sent again.
 Source: Dean, Barroso: The Tail at Scale (CACM 56(2), 2013), hedged requests.
 """
 
@@ -20,17 +21,18 @@ from zarrfs.net.responses import Fetched
 
 log = logging.getLogger(__name__)
 
-_TIMES, _LEAST, _EVERY = 256, 100, 64  # responses that define what is usual; their least number; evaluated so often
+# The usual time is that of the last _TIMES responses, at least _LEAST, and is computed after every _EVERY responses.
+_TIMES, _LEAST, _EVERY = 256, 100, 64
 _WATCHED = 10_000  # requests that are watched after a slow one
-_USUAL, _FACTOR = 0.95, 2.0  # slow: longer than so many times this quantile of the responses
-_FLOOR = 0.05  # seconds: sooner no request is slow
-_SHARE, _SAVED = 0.05, 8.0  # second requests to each first one; so many may be saved up
-_AGAIN = 0.05  # seconds after which a slow request that could not be sent again is looked at again
+_USUAL, _FACTOR = 0.95, 2.0  # a response is slow if it takes longer than this quantile times this factor
+_FLOOR = 0.05  # seconds; a faster response is never slow
+_SHARE, _SAVED = 0.05, 8.0  # second requests that each response allows; how many may be saved up
+_AGAIN = 0.05  # seconds until the next attempt, if a slow request cannot be sent again yet
 _IDLE = 1.0  # seconds without a request after which the task ends
 
 
 class Pace:
-    """The usual time of answers of about one size from one server."""
+    """The usual time of responses of similar size from one server."""
 
     __slots__ = ("_new", "_times", "slow")
 
@@ -40,9 +42,10 @@ class Pace:
         self._new = 0
 
     def add(self, seconds: float) -> bool:
-        """Note the time of an answer; return whether it was slow.
+        """Note the time of a response; return whether it was slow.
 
-        Twice the 95th percentile, not the 99th: where two answers in a hundred are slow, that is their own time.
+        The limit is twice the 95th percentile. The 99th would be useless if two of a hundred responses are slow,
+        because it is then the time of a slow one.
         """
         self._times.append(seconds)
         self._new += 1
@@ -54,7 +57,7 @@ class Pace:
 
 
 def _size_class(size: int) -> int:
-    """Return the number of a class of sizes, which differ by a factor of four at most."""
+    """Return the number of the class of `size`; sizes within a class differ by less than a factor of four."""
     return size.bit_length() >> 1
 
 
@@ -67,21 +70,21 @@ class _Race:
         self.request, self.size, self.due = request, size, due
         self.scope = trio.CancelScope()
         self.second: trio.CancelScope | None = None  # of the second request
-        self.done: trio.Event | None = None  # set at its end
+        self.done: trio.Event | None = None  # set at the end of the second request
         self.found: Fetched | None = None  # the first answer
 
 
 class Hedges:
     """The hedged requests of one server.
 
-    `take(size)` gives room for one more request of so many bytes, False while there is none; `leave(size)` gives it
-    back.
+    `take(size)` reserves a slot for one more request of `size` bytes, or returns False if there is none; `leave(size)`
+    releases the slot.
     """
 
     __slots__ = ("_credit", "_leave", "_paces", "_races", "_take", "_timer", "_watched", "sent", "watches", "won")
 
     def __init__(self, take: Callable[[int], bool], leave: Callable[[int], None]) -> None:
-        self.sent = self.won = self.watches = 0  # watches: requests that are watched from now on
+        self.sent = self.won = self.watches = 0  # watches: how many of the next requests to watch
         self._take, self._leave = take, leave
         self._paces: dict[int, Pace] = {}
         self._races: dict[_Race, None] = {}
@@ -90,7 +93,10 @@ class Hedges:
         self._watched = False
 
     async def fetch(self, request: Callable[[], Awaitable[Fetched]], size: int) -> Fetched:
-        """Send `request`, for `size` bytes, and a second time if it is slow. Raises what the first one raises."""
+        """Send `request`, for `size` bytes, and send it a second time if it is slow.
+
+        Raise the exception of the first request if it fails and there is no successful second one.
+        """
         pace = self._paces.get(_size_class(size))
         if pace is None or pace.slow == math.inf:
             return await request()
@@ -103,7 +109,7 @@ class Hedges:
         except Exception:
             if race.done is None:
                 raise
-            await race.done.wait()  # the second one may do better
+            await race.done.wait()  # the second one may succeed
             if race.found is None:
                 raise
         finally:
@@ -114,7 +120,7 @@ class Hedges:
         return race.found
 
     def note(self, size: int, seconds: float) -> None:
-        """Note how long an answer of `size` bytes has taken."""
+        """Note how many seconds a response of `size` bytes has taken."""
         size_class = _size_class(size)
         pace = self._paces.get(size_class)
         if pace is None:
@@ -133,7 +139,7 @@ class Hedges:
             self._timer.deadline = race.due
 
     async def _watch(self) -> None:
-        """Send requests again that are slow, until there have been none for a while."""
+        """Send slow requests again. End when no request has been in flight for _IDLE seconds."""
         idle = False
         try:
             while self._races or not idle:

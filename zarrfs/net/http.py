@@ -1,7 +1,7 @@
 """HttpSystem: ranges, sizes and listings of web servers.
 
-Never bytes from another place: a 206 must name the range that it carries, and of a 200, which has everything, the
-range is cut out. Source: RFC 9110 (14 range requests, 13.1.5 If-Range, 15 status codes).
+Bytes of another range are never returned: a 206 must name the range that it contains, and the range is cut out of a
+200, which contains the whole value. Source: RFC 9110 (14 range requests, 13.1.5 If-Range, 15 status codes).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOBODYS = "zarrfs-asks-whether-all-names-exist"
-_LISTING_MAX = 256 << 20  # bytes of a page with links
-_PARSED_AT_ONCE = 64 << 10  # characters of such a page; longer ones are parsed in a thread, while the loop goes on
-_WHOLE = 8 << 20  # bytes for which memory is taken at once; of more, as they come
-_PIECE = 256 << 10  # bytes of an encoded body that are decoded at once
-_ERROR_MAX = 8 << 10  # bytes of an answer that says why there is no value
-_RESUMED_MIN = 64 << 10  # bytes after which a body that was cut off is worth to be gone on with
+_LISTING_MAX = 256 << 20  # bytes of an HTML listing
+_PARSED_AT_ONCE = 64 << 10  # characters: a longer listing is parsed in a thread, so that it does not block the loop
+_WHOLE = 8 << 20  # bytes: for a longer part of a body, memory is allocated as the bytes arrive
+_PIECE = 256 << 10  # bytes of an encoded body that are decoded in one step
+_ERROR_MAX = 8 << 10  # bytes that are read of an error message
+_RESUMED_MIN = 64 << 10  # bytes: a body that is cut off earlier is requested again as a whole
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
-_SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; of the other 2xx ones the body is a note
-_told: set[str] = set()  # servers known to ignore ranges, each named once in the log
+_SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; the body of another 2xx is a message
+_told: set[str] = set()  # servers that ignore ranges, which has been logged
 
 
 class HttpSystem(System):
-    """Web servers, all of them: a path is a URL. `anonymous` is Web's."""
+    """All web servers; a path is a URL. `anonymous` is the parameter of Web."""
 
     sends_versions = True
 
@@ -58,17 +58,18 @@ class HttpSystem(System):
         return await self._call(self._fetch, path, start, stop)
 
     async def stat(self, path: str) -> Entry:
-        """Return the entry; a directory is what the server redirects to the same path with "/" at its end.
+        """Return the entry; a path that the server redirects to itself with "/" at its end is a directory.
 
-        Some servers have no HEAD, or no length in it: one byte is requested then. What has no length there either is
-        fetched to be counted, up to -o document_limit=.
+        Some servers do not support HEAD, or send no length with it: then one byte is requested. If that answer has no
+        length either, the value is fetched to count its bytes, up to -o document_limit=.
         """
         return await self._call(self._stat, path)
 
     async def listing(self, path: str) -> list[Entry] | None:
-        """Return what a page with links (of nginx, Apache, http.server, ...) shows right below `path`.
+        """Return the entries of the directory `path` from its HTML page (of nginx, Apache, http.server, ...).
 
-        Sizes are unknown: what a page says of them is often rounded. Many servers hide names with a dot.
+        Sizes are unknown unless the page has them exactly, as that of nginx does. Many servers do not list names that
+        begin with a dot. Return None if the page is not a listing.
         """
         head, mark, query = path.partition("?")
         return await self._call(self._listing, f"{head.rstrip('/')}/{mark}{query}")
@@ -116,7 +117,7 @@ class HttpSystem(System):
             return await self._resumed(response, url, start, stop, exc)
 
     async def _received(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
-        """Return the bytes of an answer that are wanted."""
+        """Return the requested bytes of an answer."""
         status, headers = response.status, response.headers
         if status == 206:
             match = RANGE.match(headers.get("Content-Range"))
@@ -130,7 +131,7 @@ class HttpSystem(System):
             if stop is None and end - start > self._limit:
                 raise too_large(without_secrets(url), self._limit)
             size = (end if stop is None else min(stop, end)) - start
-            if 0 <= response.body.left < size:  # what follows is another answer
+            if 0 <= response.body.left < size:  # do not read on into the next answer
                 raise Transient("the answer was cut off", begun=True)
             data = await response.body.read(size)
             if len(data) < size:
@@ -146,7 +147,7 @@ class HttpSystem(System):
         return with_attributes(await self._cut_out(response, url, start, stop), response, start)
 
     async def _cut_out(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
-        """Return [start, stop) of an answer that has the whole value."""
+        """Return [start, stop) of an answer that contains the whole value."""
         total = _length(response)
         if stop is None and total is not None and total - start > self._limit:
             raise too_large(without_secrets(url), self._limit)
@@ -162,9 +163,9 @@ class HttpSystem(System):
         return Fetched(data, tag(response), total if len(data) == want else seen, ranged=False)
 
     async def _resumed(self, response: Response, url: str, start: int, stop: int | None, cut: Cut) -> Fetched:
-        """Return the range whose answer was cut off, the rest requested from there on. Raises `cut` if that cannot be.
+        """Return a range whose answer was cut off, after requests for the rest. Raises `cut` if that is not possible.
 
-        If-Range has a server that has another version by now send all of it, which is no 206.
+        If the server has another version of the value by now, If-Range makes it send all of that instead of a 206.
         """
         version, data = response.headers.get("ETag"), bytearray()
         strong = response.status == 206 and version.startswith('"') and stop is not None
@@ -218,7 +219,7 @@ class HttpSystem(System):
             if "html" not in (response.headers.get("Content-Type") or "text/html"):
                 return None
             body, _ = await _part(response, 0, _LISTING_MAX + 1)
-        if len(body) > _LISTING_MAX:  # cut, it would be a directory that lacks names
+        if len(body) > _LISTING_MAX:  # a truncated listing would lack names
             rule = f"its listing has more than {_LISTING_MAX} bytes: use a reference set, or a server that lists none"
             raise ReadError(without_secrets(url), rule)
         from zarrfs.net.webpages import is_titled, listed
@@ -232,7 +233,7 @@ class HttpSystem(System):
         return None if doubtful and await self._answers_all(url) else found
 
     async def _answers_all(self, url: str) -> bool:
-        """Return whether a server has a page for every name, by one request for a random name."""
+        """Return whether a server has a page for every name; send one request, for a made-up name, to find out."""
         server = urlsplit(url).netloc
         found = self._web.answer_all.get(server)
         if found is None:
@@ -243,7 +244,7 @@ class HttpSystem(System):
 
 @functools.lru_cache(4096)
 def web_host(url: str) -> str:
-    """Return the host and port of a URL of HTTP; "" if it has no valid one."""
+    """Return the host, and the port if given, of an HTTP URL; "" if there is no valid host."""
     try:
         return urlsplit(url).netloc.rpartition("@")[2].lower()
     except ValueError:
@@ -254,7 +255,7 @@ def web_host(url: str) -> str:
 
 
 async def _part(response: Response, skip: int, want: int) -> tuple[Buffer, int]:
-    """Return (up to `want` bytes after the first `skip`, how many bytes were seen)."""
+    """Return (up to `want` bytes of a decoded body after its first `skip`, the number of all bytes seen)."""
     if not skip and want <= _WHOLE and not _coding(response):
         data = await response.body.read(want)
         return data, len(data)
@@ -270,7 +271,7 @@ async def _part(response: Response, skip: int, want: int) -> tuple[Buffer, int]:
 
 
 async def _counted(response: Response, limit: int, url: str) -> int:
-    """Return the length of a body; its bytes are not kept."""
+    """Return the length of a decoded body, without keeping its bytes. Raise ReadError if it exceeds `limit`."""
     seen = 0
     async for piece in _pieces(response):
         seen += len(piece)
@@ -280,7 +281,7 @@ async def _counted(response: Response, limit: int, url: str) -> int:
 
 
 async def _pieces(response: Response) -> AsyncIterator[bytes]:
-    """Iterate over a body, decoded if the server has encoded it unrequested."""
+    """Yield the pieces of a body; decode them if the server has encoded the body without being asked to."""
     coding = _coding(response)
     if not coding:
         while piece := await response.body.piece():
@@ -296,7 +297,7 @@ async def _pieces(response: Response) -> AsyncIterator[bytes]:
 
 
 async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
-    """Decode a body that zlib has encoded, in one stream or several one after the other."""
+    """Yield the decoded pieces of a zlib or gzip body, which may consist of several streams in sequence."""
     decoder, begun = zlib.decompressobj(window), False
     while piece := await response.body.piece(_PIECE):
         while piece:
@@ -321,7 +322,7 @@ def _is_directory(response: Response) -> bool:
 
 
 def with_attributes(found: Fetched, response: Response, start: int) -> Fetched:
-    """Add to the first bytes of a value its time, and whether it is HTML, from the head of the response."""
+    """Add the modification time, and whether the value is HTML, to its first bytes, from the head of the response."""
     if start:
         return found
     about = _entry(response, None)
@@ -338,13 +339,13 @@ def _entry(response: Response, size: int | None) -> Entry:
 
 
 def tag(response: Response) -> str | None:
-    """Return a validator of the value: its ETag, else its time."""
+    """Return a validator of the value: its ETag, else its modification time."""
     found: str | None = response.headers.get("ETag") or _modified(response)
-    return found.removeprefix("W/") if found else None  # weak or strong may depend on the request
+    return found.removeprefix("W/") if found else None  # whether it is weak may depend on the request
 
 
 def _modified(response: Response) -> str | None:
-    """Return Last-Modified; None if it is the time of the response, and so no version (RFC 9110, 8.8.2.2)."""
+    """Return Last-Modified; None if it is the time of the response, which is not a version (RFC 9110, 8.8.2.2)."""
     found: str | None = response.headers.get("Last-Modified")
     if not found:
         return None
@@ -359,21 +360,21 @@ def _length(response: Response) -> int | None:
 
 
 def _coding(response: Response) -> str:
-    """Return how the body is encoded; "" if it is not.
+    """Return the content coding of the body; "" if it is not encoded.
 
-    "aws-chunked" was the coding of an upload to S3; some servers store it with the value, whose bytes do not have it.
+    "aws-chunked" is ignored: it is the coding of an upload to S3, which some servers keep with the decoded value.
     """
     codings = map(str.strip, response.headers.get("Content-Encoding").lower().split(","))
     return ", ".join(coding for coding in codings if coding not in ("", "identity", "aws-chunked"))
 
 
 def _check_status(response: Response, url: str) -> None:
-    """Raise the error of an answer without the value: a failure, a redirect without a place, or 202 (Accepted)."""
+    """Raise the error of an answer that lacks the value: a failure, a redirect to no place, or 202 (Accepted)."""
     if response.status not in _SERVED:
         raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
 
 
 def child(url: str, name: str) -> str:
     """Return the URL of `name` in the directory `url`."""
-    head, mark, query = url.partition("?")  # a query stays: it may be what grants access
+    head, mark, query = url.partition("?")  # a query is kept, because it may grant access
     return f"{head.rstrip('/')}/{quote(name, safe='', errors='surrogateescape')}{mark}{query}"

@@ -1,7 +1,7 @@
-"""Identities of values: names for their bytes that hold in other processes and on other days, without secrets.
+"""Identities of values: names of their bytes, without secrets, that are the same in all processes and at all times.
 
-Names of what is kept on disk are made of this. Two values never share one: what only looks like a secret is
-replaced by its digest, and left out is but what is known to sign a URL.
+The names of cached values on disk are made from identities. Two values must never share one. So in a URL only
+parameters that are known to sign it are left out, and other parameters that look like secrets are replaced by digests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zarrfs.config.redaction import CREDENTIALS
 
 _SECRET = re.compile(f"{CREDENTIALS}|anon|cert|^sig", re.IGNORECASE)
 
-# Ways to sign a URL: (names that must all be there, names that belong to the signature), in lower case.
+# Ways to sign a URL: (parameters that must all be present, parameters that belong to the signature), in lower case.
 _SIGNED = (
     # AWS Signature Version 4, section "Authenticating requests: using query parameters"
     (
@@ -25,7 +25,7 @@ _SIGNED = (
         {"x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders",
          "x-amz-signature", "x-amz-security-token"},
     ),
-    # AWS Signature Version 2, and Google's XML API of old
+    # AWS Signature Version 2, and the older one of Google's XML API
     ({"awsaccesskeyid", "signature", "expires"}, {"awsaccesskeyid", "signature", "expires"}),
     ({"googleaccessid", "signature", "expires"}, {"googleaccessid", "signature", "expires"}),
     # Google Cloud Storage, V4 signing process
@@ -46,7 +46,10 @@ _SIGNED = (
 
 
 def of_web(url: str, options: Mapping[str, object]) -> str:
-    """Return a URL of HTTP without user and signature; `options` are those of its requests."""
+    """Return the identity of an HTTP URL: without user and signature, with a digest of `options` that select bytes.
+
+    These are params= and the headers that are not credentials.
+    """
     scheme, netloc, path, query, _ = urlsplit(url)
     if query:
         query = _query(query)
@@ -56,7 +59,7 @@ def of_web(url: str, options: Mapping[str, object]) -> str:
 
 
 def of_store(protocol: str, path: str, endpoint: str) -> str:
-    """Return the identity of `path` (bucket/key) in an object store at `endpoint`; "" is the provider's."""
+    """Return the identity of `path` (bucket/key) in an object store; `endpoint` "" is that of the provider."""
     where = f" at {of_web(endpoint, {}) if '://' in endpoint else endpoint}" if endpoint else ""
     return f"{protocol}://{path}{where}"
 
@@ -64,17 +67,17 @@ def of_store(protocol: str, path: str, endpoint: str) -> str:
 def of_other(protocol: str, path: str, options: Mapping[str, object]) -> str:
     """Return the identity of `path` in a file system with `options`, such as host and user."""
     naming = _public(options)
-    naming.pop("known_hosts", None)  # a file of this machine
+    naming.pop("known_hosts", None)  # a local path, which may differ between machines
     return f"{protocol}://{path}{_digest(naming)}"
 
 
 def endpoint(family: str, options: Mapping[str, Any]) -> str:
-    """Return the endpoint of an object store from fsspec's options or the environment; "" for the provider's."""
+    """Return the endpoint of an object store from fsspec's options or the environment; "" for that of the provider."""
     if family == "s3":
         client = options.get("client_kwargs") or {}
         found = options.get("endpoint_url") or client.get("endpoint_url")
         found = found or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        profile = aws_profile(options.get("profile"))  # its file may name an endpoint
+        profile = aws_profile(options.get("profile"))  # which may name an endpoint
         return str(found or (profile and f"profile {profile}") or "")
     if family == "gcs":
         return str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
@@ -88,7 +91,7 @@ def endpoint(family: str, options: Mapping[str, Any]) -> str:
 
 
 def aws_profile(name: object) -> str:
-    """Return the profile in AWS's files that the option `name` or the environment names, as botocore; "" for none."""
+    """Return the AWS profile selected by the option `name` or, as in botocore, the environment; "" for none."""
     return str(name or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE") or "")
 
 
@@ -99,7 +102,7 @@ def connection_string(text: str) -> dict[str, str]:
 
 
 def _query(query: str) -> str:
-    pairs = [part.partition("=") for part in query.split("&")]  # as they stand: "+" and "%20" are two things
+    pairs = [part.partition("=") for part in query.split("&")]  # values are not decoded: "+" and "%20" may differ
     names = [unquote(name).lower() for name, _, _ in pairs]
     signing: set[str] = set()
     for marks, belonging in _SIGNED:
@@ -125,7 +128,7 @@ def _public(options: object) -> dict[str, object]:
 
 
 def _digest(options: Mapping[str, object]) -> str:
-    """ Return " #..." for options, or ""."""
+    """Return " #DIGEST" for options; "" for none."""
     if not options:
         return ""
     return f" #{_hidden(repr(sorted(options.items(), key=lambda item: item[0])))}"

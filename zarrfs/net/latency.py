@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from itertools import accumulate
 
-_STEPS = 8  # buckets to a doubling: the bounds of one are 9 % apart
+_STEPS = 8  # buckets per power of two: the bounds of a bucket are 9 % apart
 _LEAST, _MOST = -20, 10  # powers of two, in seconds: from a microsecond to a quarter of an hour
 _SHOWN_LEAST = -14  # histogram() begins at 61 microseconds: no network answers sooner
 _BOUNDS = [2.0 ** (step / _STEPS) for step in range(_LEAST * _STEPS, _MOST * _STEPS + 1)]
@@ -14,13 +14,13 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 class Latency:
-    """Times in buckets whose bounds grow by a factor, as Prometheus has them: 2 KB, however many there are."""
+    """A histogram of times with exponential buckets, as in Prometheus; it takes 2 KB for any number of times."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0  # seconds
         self._longest = 0.0  # seconds
-        self._counts = [0] * (len(_BOUNDS) + 1)  # each of the times up to its bound; the last has none
+        self._counts = [0] * (len(_BOUNDS) + 1)  # of times in each bucket, bound included; the last has no bound
 
     def add(self, seconds: float) -> None:
         """Count one time."""
@@ -30,9 +30,10 @@ class Latency:
         self._counts[bisect_left(_BOUNDS, seconds)] += 1
 
     def quantiles(self) -> dict[str, float]:
-        """p50, p90, p99 and max in seconds; {} when nothing was counted.
+        """Return p50, p90, p99 and max in seconds; {} if nothing was counted.
 
-        The nearest rank, without interpolation. max is exact, the others are within 5 % from a microsecond to 1024 s.
+        Quantiles are those of the nearest rank, without interpolation. max is exact; between a microsecond and 1024 s
+        the others have an error of at most 5 %.
         """
         if not self.count:
             return {}
@@ -47,7 +48,7 @@ class Latency:
     def histogram(self) -> list[tuple[float, int]]:
         """Return (bound in seconds, number of times up to it) for fixed bounds, each twice the one before.
 
-        Times beyond the last bound are in `count` alone.
+        Times beyond the last bound are counted in `count` only.
         """
         below = list(accumulate(self._counts))
         first = (_SHOWN_LEAST - _LEAST) * _STEPS

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from zarrfs.net.responses import Transient
 
 HEAD_MAX = 64 << 10  # bytes
-LINE_MAX = 8 << 10  # bytes of the line that begins a chunk
-CHUNKED = -1  # a body's length: each chunk states its own
-TO_THE_END = -2  # likewise: the body ends with the connection
+LINE_MAX = 8 << 10  # bytes of a line in a chunked body, and of all its trailers
+CHUNKED = -1  # in place of a body's length: each chunk states its own length
+TO_THE_END = -2  # in place of a body's length: the body ends with the connection
 
 _END = b"\r\n\r\n"
 _VERSION = b"HTTP/1."
@@ -21,7 +21,7 @@ _BARE = re.compile(rb"(?<!\r)\n")
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([\t -~\x80-\xff]*))?")
 _HEADER = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+):[ \t]*([\t -~\x80-\xff]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t -~\x80-\xff]*)?")
-# Headers that decide which bytes a body has: two of them that differ are an error.
+# Headers that decide which bytes a body has. It is an error if one of them occurs twice with different values.
 _ONCE = (
     "content-length", "content-range", "content-encoding", "transfer-encoding", "etag", "last-modified", "location",
 )  # fmt: skip
@@ -48,13 +48,13 @@ class Head(NamedTuple):
     status: int
     reason: str
     headers: Headers
-    persistent: bool  # the connection may be used again once the body has been read
+    persistent: bool  # the connection can be used again once the body has been read
 
 
 def end_of_head(data: bytes, seen: int = 0) -> int:
-    """Return the offset behind the head that `data` begins with; 0 if its end has not come yet.
+    """Return the number of bytes of the head with which `data` begins; 0 if the head is not complete yet.
 
-    The first `seen` bytes were looked at before. Raises BadAnswer for what cannot become a head.
+    The first `seen` bytes were examined by an earlier call. Raises BadAnswer if `data` cannot become a head.
     """
     end = data.find(_END, max(0, seen - 3))
     if end >= 0:
@@ -67,7 +67,7 @@ def end_of_head(data: bytes, seen: int = 0) -> int:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parse a whole head, its empty line included. Raises BadAnswer."""
+    """Parse a complete head, including its empty line. Raises BadAnswer."""
     status, *lines = data[: -len(_END)].split(b"\r\n")
     match = _STATUS.fullmatch(status)
     if match is None:
@@ -91,7 +91,10 @@ def parse_head(data: bytes) -> Head:
 
 
 def body_length(head: Head, method: str) -> int:
-    """Return the bytes of the body, or CHUNKED or TO_THE_END. Raises BadAnswer. Source: RFC 9112, section 6.3."""
+    """Return the length of the body in bytes, or CHUNKED or TO_THE_END.
+
+    Raises BadAnswer. Source: RFC 9112, section 6.3.
+    """
     if method == "HEAD" or head.status in (204, 304):
         return 0
     length = head.headers.get("Content-Length")
@@ -108,7 +111,10 @@ def body_length(head: Head, method: str) -> int:
 
 
 def chunk_length(line: bytes) -> int:
-    """Return the length that the first line of a chunk states, in bytes. Raises BadAnswer. Source: section 7.1."""
+    """Return the length in bytes that the first line of a chunk states.
+
+    Raises BadAnswer. Source: RFC 9112, section 7.1.
+    """
     match = _CHUNK.fullmatch(line)
     if match is None:
         raise BadAnswer("a chunk states no length")

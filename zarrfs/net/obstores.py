@@ -1,8 +1,8 @@
-"""Buckets through obstore, which sends requests outside of Python: S3, Google Cloud Storage, Azure.
+"""Buckets of S3, Google Cloud Storage and Azure, read with obstore, whose client is not written in Python.
 
-It serves a bucket if it is certain to request the same bytes, with the same rights, as fsspec's client would. That
-client serves reads without a range, options that obstore does not have, and buckets whose responses obstore refuses,
-which are remembered.
+obstore serves a bucket only if it is certain to request the same bytes, with the same credentials, as fsspec's client
+would. That client serves reads up to the end of a value, options that obstore does not have, and buckets whose
+responses obstore has refused.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _VERSION = 0, 12
-_VALID = datetime.timedelta(hours=1)  # how long a signed URL grants access: each is used once, at once
-_STORES = 64  # servers or buckets that have a client of obstore each; more are fsspec's
-_REFUSALS = 8  # answers of a server that obstore has been served by: so many, and it is fsspec's
-_SETTLE = 0.1  # seconds after a request until obstore's threads have certainly done with what is Python's
+_VALID = datetime.timedelta(hours=1)  # how long a signed URL grants access; it is used once, immediately
+_STORES = 64  # buckets that have a client of obstore each; fsspec's client serves further ones
+_REFUSALS = 8  # refused answers after which fsspec's client serves a bucket, even if obstore has served it before
+_SETTLE = 0.1  # seconds after a request within which obstore's threads may still need the GIL
 _KEY = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+/)*(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]+")
-_PLAIN = re.compile(r"[A-Za-z0-9._ =/-]*")  # of keys: what obstore writes as it stands where a listing is to begin
-_SHORT = 100  # keys of a page that may be cut: a server with shorter pages of its own that leaves out the token
-_MARKS = 16  # objects of no bytes in a page, each of which may mark a directory
+_PLAIN = re.compile(r"[A-Za-z0-9._ =/-]*")  # keys that obstore sends unchanged as the start of a listing
+_SHORT = 100  # keys: a page of this length may be incomplete, as some servers have short pages and omit the token
+_MARKS = 16  # empty objects in a page that are looked up, because each may be the marker of a directory
 _STATUS = re.compile(r" - Server returned non-2xx status code: (\d{3}) ?([A-Za-z' -]*)")
 _MESSAGES = (
     re.compile(r'message: "([^"\n]{1,200})"'),  # of the operating system
@@ -55,7 +55,7 @@ _NETWORK = re.compile(r"HttpError \{\s*kind: (Connect|Request|Timeout|Interrupte
 
 
 class ObstoreMismatch(ReadError):
-    """obstore does not take what the server answers, or the server does not take what obstore asks."""
+    """obstore does not accept an answer of the server, or the server does not accept a request of obstore."""
 
 
 def available() -> bool:
@@ -74,21 +74,21 @@ class Unconnected(Transient):
 
 
 class _Place:
-    """A server or bucket: obstore's client for it, or why it has none."""
+    """A bucket: obstore's client for it, or the reason why it has none."""
 
     def __init__(self) -> None:
         self.store: Any = None
-        self.sign: Callable[[str], str | None] | None = None  # see _signer(); None: there is no such way
-        self.signed = False  # such a URL has served a range
+        self.sign: Callable[[str], str | None] | None = None  # see _signer(); None: URLs are not signed
+        self.signed = False  # a signed URL has served a range
         self.reason = ""
-        self.proven = False  # it has served a range
+        self.proven = False  # obstore, or a signed URL, has served a range
         self.refusals = 0
 
 
 class FastStore(System):
-    """Buckets of one kind of store, by one set of options; a path is bucket/key.
+    """The buckets of one provider with one set of options; a path is bucket/key.
 
-    Each bucket has obstore's client if that can serve it, else `fallback`, which has all the rest, too.
+    obstore serves a bucket if it can. The system that `fallback` returns serves all other buckets and requests.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class FastStore(System):
         self._fallback = fallback
         self._places: dict[str, _Place] = {}
         self._loop = OnLoop(options.request_timeout, hint)
-        self._used = 0.0  # when a request ended, on the monotonic clock
-        # longer than our own deadline, whose message says more; this one ends abandoned requests
+        self._used = 0.0  # when the last request ended, on the monotonic clock
+        # longer than the deadline of OnLoop, whose message says more; it ends requests that OnLoop has abandoned
         limit = f"{int(options.request_timeout * 1000) + 1000}ms"
         plain = dataclasses.replace(options, storage={"http": {"allow_redirects": False}})
         self._web = HttpSystem(plain, Trust(plain), PermanentRedirects(), anonymous=True)
@@ -111,7 +111,7 @@ class FastStore(System):
 
     @property
     def sends_versions(self) -> bool:
-        # of fsspec's clients only that for S3 does
+        # among fsspec's clients, only the one for S3 does
         return self._family == "s3" or any(place.proven and place.store for place in self._places.values())
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -133,7 +133,7 @@ class FastStore(System):
         except ObstoreMismatch as exc:
             refusal: Exception = exc
         except ReadError as exc:
-            # a server may deny to one client what it grants another
+            # a server may deny one client what it grants to another
             if place.proven or self._only or isinstance(exc, TargetMissing):
                 raise
             refusal = exc
@@ -155,7 +155,7 @@ class FastStore(System):
         return found
 
     async def _signed(self, place: _Place, path: str, key: str, start: int, stop: int) -> Fetched | None:
-        """Fetch a range by a signed URL; None if obstore must request it to learn more."""
+        """Fetch a range by a signed URL, without obstore; None if obstore must request it."""
         assert place.sign is not None
         url = place.sign(key)
         if url is None:
@@ -170,9 +170,9 @@ class FastStore(System):
         except ReadError as exc:
             log.debug("%s: requested by obstore: %s", self.shown(path), exc.reason)
             return None
-        if not len(found.data):  # beyond the end; S3 does not send the size
+        if not len(found.data):  # the range is beyond the end, and S3 does not send the size
             return None
-        if not found.ranged:  # Google decompresses what is stored with Content-Encoding: gzip, whatever is requested
+        if not found.ranged:  # Google always decompresses values stored with Content-Encoding: gzip
             return None
         place.signed = True
         return found
@@ -184,7 +184,7 @@ class FastStore(System):
             self._used = time.monotonic()
 
     async def _get(self, store: Any, path: str, key: str, start: int, stop: int) -> Fetched:
-        """Return the bytes [start, stop) by one request; on asyncio's loop."""
+        """Return the bytes [start, stop) by one request. Runs on asyncio's loop."""
         import obstore
 
         try:
@@ -202,7 +202,7 @@ class FastStore(System):
         return found if start else found._replace(mtime_ns=_time_of(result.meta), html=_is_html(result))
 
     async def _beyond(self, store: Any, path: str, key: str, start: int) -> Fetched:
-        """Answer a range that begins beyond the end of the value."""
+        """Return the result for a range that begins beyond the end of the value."""
         import obstore
 
         try:
@@ -214,7 +214,7 @@ class FastStore(System):
         return Fetched(b"", tag_of(meta), meta["size"])
 
     def _found(self, path: str) -> tuple[_Place, str]:
-        """Return (place, key in it) of a path; Unserved if obstore does not serve it."""
+        """Return (place, key in it) of a path. Raise Unserved if obstore does not serve it."""
         at, key = self._split(path)
         place = self._places.get(at)
         if place is None:
@@ -239,7 +239,7 @@ class FastStore(System):
         return at, key
 
     def _make(self, at: str) -> tuple[Any, Callable[[str], str | None] | None]:
-        """Return obstore's client for a bucket, and what signs URLs of its keys."""
+        """Return (obstore's client for a bucket, a function that signs URLs of its keys, or None)."""
         from obstore.store import AzureStore, GCSStore, S3Store
 
         if configuration(names(self._protocol)):
@@ -253,7 +253,7 @@ class FastStore(System):
         return store(config), _signer(self._family, store, config)
 
     async def stat(self, path: str) -> Entry:
-        # what obstore may not find is requested by fsspec's client
+        # a name that obstore does not find may still exist: fsspec's client looks for it
         try:
             place, key = self._found(path)
             try:
@@ -274,7 +274,7 @@ class FastStore(System):
         return self._plain(await (await self._fallback()).stat(path))
 
     async def _has_below(self, store: Any, path: str, key: str) -> bool:
-        """Return whether there is anything below a key: then it is a directory."""
+        """Return whether there are keys below `key`, which makes it a directory."""
         import obstore
 
         try:
@@ -293,7 +293,7 @@ class FastStore(System):
 
     @property
     def flat(self) -> bool:
-        return self._family in ("s3", "gcs")  # Azure has no listing from a key on
+        return self._family in ("s3", "gcs")  # Azure cannot list from a given key on
 
     async def page(self, path: str, after: str) -> Page:
         path = path.rstrip("/")
@@ -318,14 +318,15 @@ class FastStore(System):
         """Return a page; None if fsspec's client must list it. Runs on asyncio's loop."""
         import obstore
 
-        within = after.rstrip("/") if after.endswith("/") else ""  # from the beginning of a directory: that alone
+        within = after.rstrip("/") if after.endswith("/") else ""  # list this directory only, from its beginning
         prefix = f"{key}/{within}" if within else key
         begin = {"offset": f"{key}/{after}"} if after and not within else {}
         try:
             found = await _first(obstore.list(store, prefix, chunk_size=PAGE, **begin))
             more = len(found) == PAGE
             if self._family == "s3" and _SHORT <= len(found) < PAGE:
-                # without a token obstore takes IsTruncated for false: at the end nothing comes after the last key
+                # obstore takes a page without a token for the last one, even if the server has set IsTruncated. So
+                # look for a key after the last one of this page.
                 more = bool(await _first(obstore.list(store, prefix, chunk_size=1, offset=found[-1]["path"])))
         except Exception as exc:
             raise_for(exc, self.shown(path))
@@ -349,7 +350,7 @@ class FastStore(System):
         return found and [self._plain(entry) for entry in found]
 
     def _plain(self, entry: Entry) -> Entry:
-        """Drop tags of fsspec's client that differ from those that come with the bytes."""
+        """Drop the tag of an entry from fsspec's client if it may differ from the tag that comes with the bytes."""
         return entry if self._family == "s3" else entry._replace(tag=None, strong=False)
 
     def shown(self, path: str) -> str:
@@ -362,10 +363,10 @@ class FastStore(System):
         return identity.of_store(self._family, path, self._endpoint)
 
     async def aclose(self) -> None:
-        await self._web.aclose()  # not the fallback, which is its owner's
+        await self._web.aclose()  # the fallback is closed by its owner
         self._places.clear()
         rest = self._used + _SETTLE - time.monotonic()
-        if rest > 0:  # a thread of obstore's that wants the GIL while Python ends aborts the process
+        if rest > 0:  # if a thread of obstore acquires the GIL while Python exits, the process aborts
             with trio.CancelScope(shield=True):
                 await trio.sleep(rest)
 
@@ -373,10 +374,10 @@ class FastStore(System):
 def _signer(
     family: str, store: Callable[[dict[str, Any]], Any], config: dict[str, Any]
 ) -> Callable[[str], str | None] | None:
-    """Return a function that makes URLs which grant access to a key, without a request; None if there is none.
+    """Return a function that makes URLs which grant access to a key, without a request; None if that is impossible.
 
-    The function returns None for a key that it cannot sign. Anonymous requests, and those whose token is part of every
-    URL, need no signature: their URLs differ in the key alone.
+    The function returns None for a key that it cannot sign. Anonymous requests, and those with a token in the URL,
+    need no signature: their URLs differ only in the key.
     """
     import obstore
 
@@ -396,7 +397,7 @@ def _signer(
 
     def sign(key: str) -> str | None:
         if family == "abfs" and own and quote(key) != key:
-            return None  # obstore signs the quoted key, Azure checks the signature of the key itself
+            return None  # obstore signs the quoted key, but Azure expects a signature of the key itself
         url: str = obstore.sign(signing, "GET", key, _VALID)
         return url if own else url.partition("?")[0] + query
 
@@ -404,14 +405,14 @@ def _signer(
 
 
 async def _first(pages: Any) -> Any:
-    """Return the first page, () where there is none (then anext() with a default is a SystemError in obstore)."""
+    """Return the first page, or () if there is none. With obstore, anext() with a default would raise SystemError."""
     async for page in pages:
         return page
     return ()
 
 
 def store_path(protocol: str, url: str) -> str | None:
-    """Return bucket/key of a URL as fsspec's class of the protocol has it; None where that takes more than cutting."""
+    """Return bucket/key of a URL as fsspec does; None if that takes more than removing the protocol."""
     rest = url.partition("://")[2]
     if not re.fullmatch(r"[A-Za-z0-9._-]+/[^?#\x00-\x1f]*[^/?#\x00-\x1f]", rest):
         return None
@@ -421,7 +422,7 @@ def store_path(protocol: str, url: str) -> str | None:
 
 
 def tag_of(meta: Any) -> str | None:
-    """Return a validator of the value, as http.py does: its ETag, else its time."""
+    """Return a validator of the value, as http.tag() does: its ETag, else its modification time."""
     found: str | None = meta["e_tag"]
     if found:
         found = found.removeprefix("W/")
@@ -432,14 +433,14 @@ def tag_of(meta: Any) -> str | None:
 
 
 def _time_of(meta: Any) -> int | None:
-    """Return the modification time of a value; None if the server gives none (1970), or the time of its answer."""
+    """Return the modification time of a value; None if the server sends none (1970), or the time of its answer."""
     seconds = int(meta["last_modified"].timestamp())
     certain = seconds and (meta["e_tag"] or seconds <= time.time() - 1)
     return seconds * 1_000_000_000 if certain else None
 
 
 def _entry(key: str, meta: Any) -> Entry:
-    """Turn the metadata that obstore has of an object into an Entry."""
+    """Convert obstore's metadata of an object to an Entry."""
     mtime_ns = int(meta["last_modified"].timestamp()) * 1_000_000_000
     return Entry(key.rpartition("/")[2], False, meta["size"], mtime_ns, tag_of(meta), strong=bool(meta["e_tag"]))
 
@@ -454,7 +455,7 @@ def _status(exc: Exception) -> int:
 
 
 def raise_for(exc: Exception, where: str) -> NoReturn:
-    """Raise the error that a failure of obstore stands for, in one line without what the server sent."""
+    """Translate an exception of obstore and raise it; its message is one line, without text sent by the server."""
     text = str(exc)
     check_bucket(text, where)
     found = _STATUS.search(text)

@@ -1,4 +1,4 @@
-"""Openers: from a URL to the System that serves it; each is made once, when first needed."""
+"""Openers: finds the System that serves a URL. Each system is made once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from zarrfs.system.packages import install_command
 if TYPE_CHECKING:
     from zarrfs.net.zipfiles import UrlReader
 
-_EXTRAS = {  # by protocol: the package that it takes, and the extra that has it
+_EXTRAS = {  # by protocol: the package that it needs, and the extra that installs this package
     "s3": ("s3fs", "s3"), "gcs": ("gcsfs", "gcs"), "abfs": ("adlfs", "azure"), "sftp": ("sshfs", "sftp"),
     "ssh": ("sshfs", "sftp"),
 }  # fmt: skip
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
-_AZURE_VARIABLES = tuple(  # those from which adlfs takes credentials
+_AZURE_VARIABLES = tuple(  # variables from which adlfs takes credentials
     f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID")
 )
 _AZURE_OPTIONS = ("account_key", "connection_string", "sas_token", "client_id", "credential")
 _SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
 _CONNECTED = ("ftp", *SSH)  # protocols whose clients connect before the first request
-_CONNECTING = 4  # threads that connect to one server; one whose caller has left counts until it ends
+_CONNECTING = 4  # threads that connect to one server; a thread that a caller has abandoned counts until it ends
 _HUNG_UP = ("ConnectionLost", "EOFError", "error_temp")  # of asyncssh and ftplib: perhaps too many connections
-_METADATA_WAIT = 3.0  # seconds, as Google's library waits
-_KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as ssh has them
+_METADATA_WAIT = 3.0  # seconds, as in Google's library
+_KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as in ssh(1)
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
-_ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
+_ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # the request queue retries
 
 
 class Openers:
-    """The systems behind the URLs of one reader."""
+    """The systems that serve the URLs of one reader."""
 
     def __init__(self, options: Options, files: UrlReader, trust: Trust) -> None:
         self._options, self._files, self._trust = options, files, trust
@@ -72,7 +72,7 @@ class Openers:
 
     @functools.cached_property
     def _fast(self) -> bool:
-        """Return whether obstore may serve."""
+        """Return whether obstore may serve buckets."""
         return self._options.client != "fsspec" and obstores.available()
 
     async def get_ready(self, url: str) -> None:
@@ -86,10 +86,10 @@ class Openers:
                 await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
 
     async def find(self, url: str) -> tuple[System, str]:
-        """(system, path in it) of `url`.
+        """Return (the system that serves `url`, the path of `url` in it).
 
-        ReadError for a protocol that is unknown or lacks its package, and for a bucket with a password; Transient for
-        a server that cannot be reached.
+        Raise ReadError if the protocol is unknown or its package is missing, or for a bucket with a password;
+        Transient if the server cannot be reached.
         """
         protocols = urls.protocols(url)
         if len(protocols) > 1:
@@ -102,7 +102,7 @@ class Openers:
             return self._systems["web"], url
         if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
             rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/configuration.md)"
-            raise ReadError(without_secrets(url), rule)  # libraries' errors would tell the whole name
+            raise ReadError(without_secrets(url), rule)  # errors of libraries would show the password
         path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
         if path is not None:
             return self._fast_store(protocol, family, url), path
@@ -111,11 +111,11 @@ class Openers:
         return await self._with_fsspec(url, protocol, family)
 
     async def _with_fsspec(self, url: str, protocol: str, family: str) -> tuple[System, str]:
-        """find(), by fsspec's class of the protocol."""
+        """Return the result of find() with fsspec's class for the protocol."""
         class_ = self._classes.get(protocol)
         if class_ is None:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol, family)
-        parts, path = parts_of(class_, family, url)  # host, user, ...: another server is another system
+        parts, path = parts_of(class_, family, url)  # options contain host, user, ...: each server has its system
         options, personal = self._trust.given(url)
         options = _kept_anonymous(family, {**parts, **options}, url)
         key = family, repr(sorted(options.items()))
@@ -125,7 +125,7 @@ class Openers:
         return found, path
 
     def _fast_store(self, protocol: str, family: str, url: str) -> System:
-        """obstore's system for the bucket of `url`, with fsspec's to fall back on."""
+        """Return the system of obstore for the bucket of `url`, which falls back on that of fsspec."""
         options, personal = self._trust.given(url)
         options = _kept_anonymous(family, options, url)
         key = "obstore", family, repr(sorted(options.items()))
@@ -140,7 +140,7 @@ class Openers:
         return self._systems[key]
 
     async def aclose(self) -> None:
-        """Close them all."""
+        """Close all systems."""
         while self._systems:
             _, system = self._systems.popitem()
             await system.aclose()
@@ -151,7 +151,7 @@ class Openers:
         threads = self._threads.setdefault(key, trio.CapacityLimiter(_CONNECTING))
 
         async def connect() -> Any:
-            with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
+            with trio.fail_after(timeout):  # some classes log in, or ask other machines for credentials
                 return await trio.to_thread.run_sync(
                     _file_system, protocol, family, options, abandon_on_cancel=True, limiter=threads
                 )
@@ -202,8 +202,8 @@ class Openers:
             system, at = await self._files.below().find(archive)
             name = system.identity(at)
         elif key not in self._systems:
-            name = secrets.token_hex(8)  # if it cannot be opened: no other process shares what is cached of it then
-            with contextlib.suppress(ReadError):  # its reader gets the error
+            name = secrets.token_hex(8)  # if it has no version: a name that no cached value of another process has
+            with contextlib.suppress(ReadError):  # the error is raised when the archive is read
                 name = await self._files.local.version(key[1])
         if key not in self._systems:
             opened: LocalArchive | RemoteArchive
@@ -216,9 +216,9 @@ class Openers:
 
 
 def _check_surroundings(family: str, options: Mapping[str, Any], url: str) -> None:
-    """Raise ReadError if the environment keeps a bucket from being read, in ways that its clients do not tell.
+    """Raise ReadError if the environment keeps a bucket from being read, for reasons that its clients do not report.
 
-    That is a SOCKS proxy, and, of a bucket that is reached over TLS, a variable for certificates that are not there.
+    These are a SOCKS proxy and, if the bucket is reached over TLS, a variable that names missing certificates.
     """
     if family not in urls.BUCKETS:
         return
@@ -238,15 +238,16 @@ def _proxy(family: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _kept_anonymous(family: str, options: dict[str, Any], url: str) -> dict[str, Any]:
-    """Return options with which adlfs is anonymous if they say so. Raises ReadError.
+    """Return `options`, with an addition that makes adlfs anonymous if they have anon=True.
 
-    It takes keys from the environment also with anon=True, but none besides a connection string that is an option.
+    adlfs takes keys from the environment even with anon=True, unless there is a connection string among the options.
+    Raises ReadError if no account is named.
     """
     granted = family == "abfs" and any(map(os.environ.get, _AZURE_VARIABLES))
     if not granted or not options.get("anon") or any(map(options.get, _AZURE_OPTIONS)):
         return options
     if options.get("account_host") or not options.get("account_name"):
-        endpoint = identity.endpoint(family, options).partition("?")[0]  # behind it may be a signature
+        endpoint = identity.endpoint(family, options).partition("?")[0]  # the query may have a signature
     else:
         endpoint = f"https://{options['account_name']}.{_HOSTS[family]}"
     if ";" in endpoint or endpoint.startswith("https://."):
@@ -255,10 +256,13 @@ def _kept_anonymous(family: str, options: dict[str, Any], url: str) -> dict[str,
 
 
 def class_of(protocol: str, family: str) -> Any:
-    """fsspec's class of a protocol; imports what it needs, so not on the loop."""
+    """Return fsspec's class for a protocol; call this in a thread, because it imports packages.
+
+    Raise ReadError if the protocol is unknown or its package is missing.
+    """
     import fsspec
 
-    if family == "gcs":  # each request would ask another server, by another protocol, what kind of bucket this is
+    if family == "gcs":  # else each request asks another server, by another protocol, for the kind of the bucket
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
         return fsspec.get_filesystem_class(protocol)
@@ -271,9 +275,9 @@ def class_of(protocol: str, family: str) -> Any:
 
 
 def parts_of(class_: Any, family: str, url: str) -> tuple[dict[str, Any], str]:
-    """Return (the options that a URL contains, such as host and user; the path in it), by fsspec's class of it.
+    """Return (the options that a URL contains, such as host and user; its path), as fsspec's class reads them.
 
-    A "?", "#" or tab is part of the name of a file; fsspec takes a query for an option, and cuts it off the path.
+    A "?", "#" or tab is part of the path: fsspec would take a query for options, and cut it off the path of a server.
     """
     server = _SERVER.match(url) if family in ("smb", *_CONNECTED) else None
     head, path = (url, url) if server is None else (server[0], url[server.end() :])
@@ -288,7 +292,7 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
         options["session_kwargs"] = {"proxy": url, **(options.get("session_kwargs") or {})}
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
-    # sshfs hands what it does not know to asyncssh, and has no cache
+    # sshfs passes unknown options on to asyncssh, and has no cache of listings
     uncached = {} if family in SSH else {"use_listings_cache": False}
     given = {**ssh_defaults(), **options} if family in SSH else options
     try:
@@ -299,21 +303,21 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
         raise unknown_key(protocol, options) from exc
     if family == "s3":
         fs.retries = 1
-        importlib.import_module("aiobotocore.session")  # later it would hold up the loop of all requests
+        importlib.import_module("aiobotocore.session")  # an import during a request would block the loop
     once = getattr(class_of(protocol, family)._request, "__wrapped__", None) if family == "gcs" else None
-    if once is not None:  # what repeats a request, for half a minute
+    if once is not None:  # without the decorator that repeats a failed request for half a minute
         fs._request = functools.partial(once, fs)
     return fs
 
 
 def ssh_defaults() -> dict[str, Any]:
-    """Return options of asyncssh: without them sshfs accepts any host key, and does not notice a dead connection."""
+    """Return defaults for asyncssh: without them sshfs accepts any host key, and does not notice a dead connection."""
     files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
-    return {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE}  # b"": no key is right
+    return {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE}  # b"": accept no key
 
 
 def unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
-    """Return the error of a server whose host key is not known, for HostKeyNotVerifiable of asyncssh."""
+    """Return the error for a server whose host key is unknown (HostKeyNotVerifiable of asyncssh)."""
     host, port, named = options.get("host"), options.get("port"), options.get("known_hosts")
     files = named if isinstance(named, str) and named else " or ".join(_KNOWN_HOSTS)
     scan = f"ssh-keyscan {f'-p {port} ' if port else ''}{host}"
@@ -325,7 +329,7 @@ def unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
 
 
 def _look_for_metadata_server() -> None:
-    """Keep gcsfs from asking a metadata server that is not there for credentials, which it does for 20 to 40 s."""
+    """Keep gcsfs from asking a metadata server for credentials if there is none: it would try for 20 to 40 s."""
     address = os.environ.get("GCE_METADATA_IP", "169.254.169.254")
     try:
         socket.create_connection((address, 80), _METADATA_WAIT).close()

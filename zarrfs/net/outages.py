@@ -1,7 +1,7 @@
 """Outages: while a server does not answer, one request at a time probes it, and its other requests wait.
 
-An outage begins with a failure that no other answer of the server contradicts, and ends with any answer. The turn to
-probe goes round: a request that fails for a reason of its own is no evidence, and the next one may succeed.
+An outage begins when a request fails and the server has answered no other request since that was sent. It ends with
+any answer. Requests take turns as the probe, because one of them may fail for reasons that do not affect the next.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from zarrfs.config.redaction import cleaned
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between probes, doubled each time
-_TOLD = 1.0  # seconds of an outage without a line in the log: a connection that broke is none
-_SAME, _LATE = 1.0, 1024  # seconds in which the kernel repeats a read that failed; reads that are remembered
-_REASON = 200  # characters
-_PROBE = 5.0  # seconds that the first probe may take; each one that gets no answer doubles them
+_TOLD = 1.0  # seconds after which an outage is logged: a single broken connection is not an outage
+_SAME, _LATE = 1.0, 1024  # seconds in which the kernel repeats a read that failed; number of remembered reads
+_REASON = 200  # characters of the reason that are kept
+_PROBE = 5.0  # seconds that the first probe may take, doubled after each probe without an answer
 
 
 class Outage:
@@ -32,14 +32,14 @@ class Outage:
     def __init__(self, server: str, reason: str, path: str, after: float) -> None:
         self.server, self.reason = server, cleaned(reason)[:_REASON]
         self.began, self.since = trio.current_time(), time.time()
-        self.waited = 0  # requests of readers that have waited for its end so far
-        self.waiting = 0  # those that do now; beside them, there are those that wait to be sent at all
+        self.waited = 0  # requests of readers that have waited for the end so far
+        self.waiting = 0  # requests of readers that wait now, without those that have not been sent at all
         self.over = False
         self.patience = _PROBE  # seconds that a probe may take
-        self._path: str | None = path  # the only one that was asked for so far
+        self._path: str | None = path  # the only path that has been requested so far, else None
         self._pause = _FIRST_PAUSE
         self._next = 0.0
-        self._taken = False  # the turn to probe, which is passed on in the order of arrival
+        self._taken = False  # whether a request has the turn to probe; the next one is the first in the queue
         self._queue = trio.lowlevel.ParkingLot()
         self._ended = trio.Event()
         self._logged = False
@@ -52,10 +52,10 @@ class Outage:
         return trio.current_time() - self.began
 
     async def turn(self, path: str) -> bool:
-        """Wait until the outage is over (False), or it is the caller's turn to probe (True): fail() or pass_on() then.
+        """Wait until the outage is over (return False) or it is the caller's turn to probe (return True).
 
-        A request for another path than the one that failed first need not wait, once: perhaps nothing but that value
-        fails. It gets False.
+        After its probe, the caller must call pass_on(). One request for another path than the failed one does not
+        wait, and gets False, because perhaps only the first path fails.
         """
         if self._path is not None and self._path != path:
             self._path = None
@@ -74,7 +74,7 @@ class Outage:
         return not self.over
 
     def fail(self, reason: str, after: float, path: str, probe: bool) -> bool:
-        """Note a failure, of the `probe` or of a request that was sent before; return whether it is logged now."""
+        """Note a failure, of a `probe` or of another request; return whether this call has logged the outage."""
         self.reason = cleaned(reason)[:_REASON]
         if self._path != path:
             self._path = None
@@ -91,7 +91,7 @@ class Outage:
         return True
 
     def pass_on(self) -> None:
-        """Give the turn to probe to the request that has waited longest."""
+        """Pass the turn to probe to the request that has waited longest."""
         self._taken = bool(self._queue.unpark())
 
     def end(self) -> None:
@@ -106,13 +106,13 @@ class Outage:
                         extra={"facts": facts})  # fmt: skip
 
     def note_late(self, key: Hashable, reason: str) -> None:
-        """Note that the read `key` has waited as long as it may, and the reason in its error."""
+        """Note that the read `key` has reached its deadline, and the reason in its error."""
         self._late[key] = trio.current_time(), reason
         while len(self._late) > _LATE:
             del self._late[next(iter(self._late))]
 
     def late(self, key: Hashable) -> str:
-        """Return the reason of a read that comes again just after it failed; "" for any other."""
+        """Return the reason with which the same read has failed less than _SAME seconds ago; "" for other reads."""
         at, reason = self._late.get(key, (-math.inf, ""))
         return reason if trio.current_time() - at < _SAME else ""
 
@@ -128,6 +128,6 @@ class Outage:
         }  # fmt: skip
 
     def _delay(self, after: float) -> None:
-        """Put the next probe off, at least for the seconds that the server asked for."""
+        """Delay the next probe, at least for the `after` seconds that the server asked for."""
         self._next = trio.current_time() + max(after, self._pause * random.uniform(0.75, 1.25))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""Proxies that servers are reached through: CONNECT of HTTP, and SOCKS5.
+"""Proxies through which servers are reached: HTTP with CONNECT, and SOCKS5.
 
 Sources: RFC 9110 (9.3.6 CONNECT), RFC 1928 (SOCKS5), RFC 1929 (its user and password); curl(1) for the schemes.
 """
@@ -28,32 +28,32 @@ _LASTING = (7, 8)
 
 
 class Proxy(NamedTuple):
-    """A proxy that a server is reached through."""
+    """A proxy through which a server is reached."""
 
     scheme: str  # http, https (TLS to the proxy), socks5 (names are looked up here), socks5h (by the proxy)
     host: str
     port: int
-    lines: str = ""  # headers for it alone, each with its line end
-    user: str = ""  # of SOCKS, which has no headers; "": none
+    lines: str = ""  # headers that only the proxy gets, each with its line end
+    user: str = ""  # for SOCKS, which has no headers; "": none
     password: str = ""
 
     @property
     def is_socks(self) -> bool:
-        """Return whether it forwards connections of any kind, and knows nothing of HTTP."""
+        """Return whether the proxy speaks SOCKS5, which forwards any connection and knows nothing of HTTP."""
         return self.scheme.startswith("socks")
 
     def __str__(self) -> str:
-        """Return what it is called in messages."""
+        """Return the name of the proxy in messages."""
         return f"proxy {self.host}:{self.port}"
 
 
 async def tunnel(
     connection: Connection, proxy: Proxy, name: str, port: int, where: str, guarded: bool
 ) -> None:  # fmt: skip
-    """Have the proxy at the other end of `connection` connect to a server; bytes sent from then on are for the server.
+    """Make the proxy at the other end of `connection` connect to a server; all later bytes are sent to the server.
 
-    `guarded`: the server may have public addresses only, as far as they are known here.
-    Raises AccessDenied, ReadError, Transient, BadAnswer, OSError; `where` is for messages.
+    `guarded`: refuse a server whose address is not public, if the address is looked up here (socks5://). `where` is
+    for messages. Raises AccessDenied, ReadError, Transient, BadAnswer, OSError.
     """
     if proxy.is_socks:
         await _socks(connection, proxy, name, port, where, guarded)
@@ -99,18 +99,18 @@ async def _socks(
         if reply == _NOT_ALLOWED:
             raise AccessDenied(where, rule)
         raise ReadError(where, rule) if reply in _LASTING or version != 5 else Transient(rule)
-    # the address that the proxy connects from
+    # skip the address from which the proxy connects
     length = {1: 4, 4: 16}.get(kind) or (await _exactly(connection, 1, proxy))[0]
     await _exactly(connection, length + 2, proxy)
 
 
 async def _address(proxy: Proxy, name: str, port: int, where: str, guarded: bool) -> bytes:
-    """Return the server's address as SOCKS has it: type and bytes."""
+    """Return the server's address in the form of SOCKS5: its type and its bytes."""
     number = literal(name.partition("%")[0])
     if number is None and proxy.scheme == "socks5":
         try:
             found = await trio.socket.getaddrinfo(name, port, type=trio.socket.SOCK_STREAM)
-        except OSError as exc:  # which is no failure of the proxy
+        except OSError as exc:  # not a failure of the proxy
             raise Transient(f"{name}: {exc.strerror or exc}") from exc
         number = str(found[0][4][0])
         if guarded and not is_public(number):

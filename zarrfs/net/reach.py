@@ -16,18 +16,18 @@ from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import AccessDenied, ReadError
 
 LOCAL = ("file", "local")
-# Enabled without being named by the user.
+# Protocols that are enabled by default.
 PROTOCOLS = frozenset(
     ("file", "local", "memory", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "zip")
 )
-# Never: they run code from documents, write to disk behind the user's back, or open any other protocol.
+# Protocols that are never enabled: they run code from documents, write to disk unasked, or open any other protocol.
 FORBIDDEN = frozenset(
     (
         "reference", "simplecache", "filecache", "blockcache", "cached", "generic", "dir", "asyncwrapper",
         "async_wrapper",
     )
 )  # fmt: skip
-# Options of the connection, without credentials: all that a place gets which the user did not name.
+# Options of the connection, without credentials. A place that the user did not name gets only these.
 _CONNECTION: dict[str, tuple[str, ...]] = {
     "http": (
         "proxy", "proxy_auth", "proxy_headers", "ssl", "verify_ssl", "timeout", "allow_redirects",
@@ -37,12 +37,12 @@ _CONNECTION: dict[str, tuple[str, ...]] = {
     "gcs": ("endpoint_url",),
     "abfs": ("account_name", "account_host"),
 }  # fmt: skip
-_CLIENT: dict[str, tuple[str, ...]] = {  # the same within client_kwargs=
+_CLIENT: dict[str, tuple[str, ...]] = {  # such options within client_kwargs=
     "http": ("proxy", "proxy_auth", "timeout", "trust_env"),
     "s3": ("endpoint_url", "region_name", "use_ssl", "verify"),
 }
 _ANONYMOUS: dict[str, dict[str, Any]] = {
-    "s3": {"anon": True, "s3_additional_kwargs": {}},  # which may hold a key of the customer
+    "s3": {"anon": True, "s3_additional_kwargs": {}},  # s3_additional_kwargs may have an encryption key
     "gcs": {"token": "anon"},
     "abfs": {"anon": True},
 }
@@ -56,9 +56,9 @@ class Given(NamedTuple):
 
 
 class Trust:
-    """Decides for the targets of one document, by the URL `origin` that it came from, "" for a local one.
+    """The rules for the targets of one document, which came from the URL `origin`; "" for a local document.
 
-    `private`: it came from an address that is not public, so its server may have one for targets, too.
+    `private`: the document came from an address that is not public, so its server may be contacted there for targets.
     """
 
     def __init__(self, options: Options, origin: str = "", private: bool = False) -> None:
@@ -68,7 +68,10 @@ class Trust:
         self.remote = not here
 
     def admit(self, protocol: str, link: str, shown: str) -> None:
-        """AccessDenied where targets may not have the protocol of this link of a chain."""
+        """Raise AccessDenied if targets may not use `protocol`, that of the URL `link` (of a chain, one of its links).
+
+        `shown` names the target in the error.
+        """
         allowed = self._options.allow
         if protocol == "memory" and self.remote and not self._allows("memory"):
             raise AccessDenied(shown, "a set from the network reaches no memory: URL (-o allow=memory)")
@@ -83,9 +86,9 @@ class Trust:
             raise AccessDenied(shown, f"the protocol {protocol!r} is not enabled for targets{hint}")
 
     def local_roots(self, base: str) -> tuple[tuple[str, ...] | None, str]:
-        """Return (directories that local targets must be beneath, or None for anywhere; the rule that says so).
+        """Return (the directories beneath which local targets must be, or None for any; the rule, for messages).
 
-        `base`: what relative targets are relative to.
+        `base` is the directory or URL against which relative targets are resolved.
         """
         roots: tuple[str, ...] = self._options.allow_path
         if os.geteuid() == 0 and self._options.allow_other:
@@ -99,7 +102,10 @@ class Trust:
         return roots, f"lies not beneath {' or '.join(roots)} (-o allow_path=DIR)"
 
     def given(self, url: str, redirected: bool = False) -> Given:
-        """Return the options for `url` (no chain); `redirected`: another server redirected there. ReadError."""
+        """Return the options for `url` (not a chain). `redirected`: another server has redirected to it.
+
+        Raise ReadError if `url` is invalid.
+        """
         protocol = url.partition("://")[0].lower()
         family = urls.names(protocol)[0]
         wide: dict[str, Any] = {}
@@ -122,7 +128,8 @@ class Trust:
         from zarrfs.net.addresses import literal
 
         at = urls.place_of(scheme, name, port)
-        # A name of the origin's own may be pointed to another address once the document has been read.
+        # The origin's name may resolve to another address after the document has been read. So its server may have a
+        # private address only if the document came from one, or if the URL of the origin has an address for a name.
         own = at == self._own and (self._private or literal(name) is not None)
         return not own and at != self._base
 
@@ -141,7 +148,7 @@ class Trust:
 
     @functools.cached_property
     def _named(self) -> dict[str, dict[str, Any]]:
-        """Options by place, for those that have some of their own."""
+        """The storage options by place, for the places that have options of their own."""
         found: dict[str, dict[str, Any]] = {}
         for name, options in self._options.storage.items():
             if "://" in name and (at := _place(name)):
@@ -150,7 +157,7 @@ class Trust:
 
 
 def _place(url: str) -> str:
-    """As urls.place(), "" where there is none."""
+    """Return urls.place(url); "" for a path, a chain or an invalid URL."""
     try:
         return urls.place(url) if "://" in url and len(links(url)) == 1 else ""
     except ValueError:

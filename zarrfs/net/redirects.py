@@ -1,8 +1,8 @@
-"""Permanent redirects, remembered: later requests for the same names go to the new place at once.
+"""A memory of permanent redirects: later requests for the same names go to the new place directly.
 
 Source: RFC 9110, sections 15.4.2 and 15.4.9 (301 and 308). A redirect of one name is applied to all names that it
-would change in the same way: all of the server if the path stays the same, else those below the prefix that it
-replaces. Either is a guess, so a name that is denied or not found there is requested at its original place.
+would change in the same way: all names of the server if the path stays the same, else those below the prefix that it
+replaces. Both are guesses, so a name that is denied or not found at the new place is requested at its original place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from urllib.parse import urljoin, urlsplit
 from zarrfs.concurrency.lru import LRU
 
 PERMANENT = (301, 308)
-_HOPS = 4  # one after the other that are remembered for a name
+_HOPS = 4  # remembered redirects that are applied to a URL one after the other
 _MOST = 64  # prefixes that are remembered
-_EXCEPTIONS = 65_536  # names that are requested at their original place
+_EXCEPTIONS = 65_536  # URLs that are requested at their original place
 
 
 class PermanentRedirects:
@@ -25,7 +25,7 @@ class PermanentRedirects:
         self._exceptions: set[str] = set()
 
     def learn(self, url: str, location: str) -> None:
-        """Note that `url` is redirected for good to `location`."""
+        """Note that `url` is permanently redirected to `location`."""
         try:
             here, there = urlsplit(url), urlsplit(urljoin(url, location))
         except ValueError:
@@ -50,7 +50,7 @@ class PermanentRedirects:
             self._prefixes.put(prefix, there_prefix)
 
     def onward(self, url: str) -> str:
-        """Return where to request `url`: a guess, unless it is `url` itself."""
+        """Return the URL at which to request `url`. It is a guess, unless it is `url` itself."""
         found = url
         for _ in range(_HOPS):
             prefix = self._prefix(found)
@@ -60,7 +60,7 @@ class PermanentRedirects:
         return found
 
     def stays(self, url: str) -> None:
-        """Ask for `url` at its first place from now on."""
+        """Request `url` at its original place from now on."""
         if len(self._exceptions) >= _EXCEPTIONS:
             self._exceptions.clear()
         self._exceptions.add(url)

@@ -4,8 +4,8 @@ A range waits in the queue of its server. When a request may be sent, the first 
 with it: ranges of the same target with at most coalesce_gap= between them, up to coalesce_size= in all. Reads have
 priority over read-ahead.
 
-A failed request is repeated up to retries= times if its server answers others, or answers this one with an error of
-its own. If the server answers nothing, that is an outage (outages.py), which is waited for until read_timeout=.
+A failed request is repeated up to retries= times if its server answers other requests, or itself answers this one with
+an error. If the server answers nothing, that is an outage (outages.py), whose end is awaited until read_timeout=.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
-_LAST_ATTEMPT = 1.0  # seconds for a read that comes again just after it has failed
-_SAME, _LATE = 1.0, 1024  # seconds after which it is another read; places that were not reached and are remembered
-TINY = 64 << 10  # bytes: wants below are not worth a file each
-_NAMED = 32  # servers that stats name, the busiest ones: an extended attribute has 64 KiB
-_SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
+_LAST_ATTEMPT = 1.0  # seconds for a read that the kernel repeats just after it has failed
+_SAME, _LATE = 1.0, 1024  # seconds within which a read counts as such a repetition; remembered unreachable places
+TINY = 64 << 10  # bytes: smaller wants are not worth a file each
+_NAMED = 32  # servers in stats, the busiest ones: an extended attribute has at most 64 KiB
+_SMALL = 1 << 20  # bytes: as long as there are free slots, wants are coalesced only up to this size
 
 
 class _Want:
-    """Somebody wants a range, or a request of another kind made: `request` then makes it."""
+    """A caller waiting for a byte range, or for a request of another kind, which `request` makes."""
 
     __slots__ = ("ahead", "done", "error", "found", "outage", "path", "request", "start", "stop", "system", "task")
 
@@ -55,7 +55,7 @@ class _Want:
         self.done = trio.Event()
         self.found: Any = None
         self.error: Exception | None = None
-        self.outage: Outage | None = None  # the last one that it has waited for
+        self.outage: Outage | None = None  # the last outage in which it was counted as waiting
         self.task: _Request | None = None
 
     @property
@@ -75,7 +75,7 @@ class _Request:
 
 
 class _Host:
-    """The requests that wait for one server, and whether it answers."""
+    """One server: the wants in its queue, its requests in flight, and its outage, if any."""
 
     __slots__ = (
         "answers", "asked", "flying", "flying_bytes", "hedges", "name", "outage", "requests", "waiting",
@@ -87,8 +87,8 @@ class _Host:
         self.waiting: OrderedDict[_Want, None] = OrderedDict()
         self.waiting_ahead: OrderedDict[_Want, None] = OrderedDict()
         self.flying = self.flying_bytes = self.requests = 0
-        self.asked = False  # somebody will look at the queue soon
-        self.answers = 0  # so far, final errors included
+        self.asked = False  # whether a task has been started to send read-ahead
+        self.answers = 0  # number of answers so far, including final errors
         self.outage: Outage | None = None
         self.hedges: Hedges | None = None
 
@@ -100,7 +100,7 @@ class _Host:
             outage.end()
 
     def note_waiting(self, wants: Iterable[_Want]) -> None:
-        """Count those of `wants` that readers wait for among what has waited for this outage."""
+        """Count the `wants` of readers as having waited for the present outage, each want once."""
         for want in wants:
             if not want.ahead and want.outage is not self.outage and self.outage is not None:
                 want.outage = self.outage
@@ -110,8 +110,8 @@ class _Host:
 class RequestQueue:
     """Fetches ranges for one RemoteFiles.
 
-    `on_merged` is called with each range that was fetched for many small wants, `on_outage` with the name of a server
-    when an outage of it begins.
+    `on_merged` is called with each range that was fetched for several wants, if some of them are smaller than TINY.
+    `on_outage` is called with the name of a server when an outage of it begins.
     """
 
     def __init__(
@@ -123,13 +123,14 @@ class RequestQueue:
         self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
         self._late: LRU[str, float] = LRU(_LATE)  # when connect() has failed to reach a place
-        self.beneath: RequestQueue | None = None  # those for the archives that values here lie in
-        self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges under way that came ahead of readers
+        self.beneath: RequestQueue | None = None  # the queue for archives whose members are read here
+        self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges of read-ahead in flight
 
     async def fetch(self, system: System, path: str, start: int, stop: int, ahead: bool = False) -> Fetched:
-        """Return the bytes [start, stop) of a target, cut at its end. ReadError; cancelling does not affect others.
+        """Return the bytes [start, stop) of a target, cut at its end. Raise ReadError if they cannot be fetched.
 
-        `ahead`: nobody waits for them yet, so that more of the kind may come at once, and readers go first.
+        Cancelling does not affect other callers. `ahead`: the range is read-ahead, for which no reader waits yet.
+        Readers have priority, and neighbouring ranges of read-ahead are collected before they are sent.
         """
         host = self._host(system, path)
         want = _Want(system, path, start, stop, ahead)
@@ -139,7 +140,7 @@ class RequestQueue:
         if ahead or host.waiting or not self._may_send(host, want):
             found = await self._wait(host, want)
             return found
-        host.flying += 1  # nothing to wait for, and nobody to take along: no task of its own
+        host.flying += 1  # neither a wait nor coalescing: send without another task
         host.flying_bytes += stop - start
         try:
             await self._fetch(host, [want])
@@ -149,7 +150,7 @@ class RequestQueue:
         return found
 
     async def _last_attempt(self, host: _Host, want: _Want, reason: str) -> Fetched:
-        """Fetch a range whose reader has just failed for `reason` by one attempt, without a turn to probe."""
+        """Make one attempt to fetch a range whose last read has just failed for `reason`, without waiting to probe."""
         size = want.stop - want.start
         self._requests += 1
         host.requests += 1
@@ -176,9 +177,10 @@ class RequestQueue:
         return await self._wait(self._host(system, path), want)
 
     async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
-        """Return what `connect` returns, which connects to `where`; a failure is repeated as that of any request.
+        """Return the result of `connect`, which connects to `where`; retry failures as those of any request.
 
-        Raises ReadError after read_timeout=. The kernel asks again at once for what fails: that read is tried once.
+        Raises ReadError after read_timeout=. The kernel repeats a failed read immediately: the repetition gets only
+        _LAST_ATTEMPT seconds.
         """
         attempt, pause, reason = 0, _FIRST_PAUSE, ""
         began = trio.current_time()
@@ -201,19 +203,19 @@ class RequestQueue:
         raise ReadError(where, f"not reached within {self._options.read_timeout:g} s (-o read_timeout=){reason}")
 
     def adjust(self, options: Options) -> None:
-        """Take over what may change of the options: what waits may be sent now."""
+        """Apply new options, and send the waiting requests that they admit."""
         self._options = options
         for host in self._hosts.values():
             self._send(host)
 
     def usual(self) -> float | None:
-        """Return the seconds that nine of ten requests took at most; None before the first one."""
+        """Return the 90th percentile of the times of requests, in seconds; None before the first one."""
         return self._latency.quantiles().get("p90")
 
     def too_late(self, system: System, path: str, start: int, stop: int) -> str:
-        """Return the reason of a read of [start, stop) that read_timeout= has ended: what is known of the server.
+        """Return the reason, for the error message, of a read of [start, stop) that was ended by read_timeout=.
 
-        The kernel asks again at once for what fails: that read is tried once, and does not wait as long again.
+        The kernel repeats a failed read immediately. So note the read: its repetition makes one short attempt only.
         """
         host = self._host(system, path)
         reason = self._too_late(host)
@@ -240,7 +242,7 @@ class RequestQueue:
         return f"{late}: {reason}" if reason else late
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
+        """Return counters for statistics and the log."""
         hosts = self._hosts.items()
         named = heapq.nlargest(_NAMED, hosts, key=lambda item: (item[1].outage is not None, item[1].requests))
         hedges = [host.hedges for host in self._hosts.values() if host.hedges is not None]
@@ -271,7 +273,7 @@ class RequestQueue:
         host = self._hosts.get(name)
         if host is None:
             host = self._hosts[name] = _Host(name)
-            if not (system.immutable or isinstance(system, ThreadSystem)):  # no thread can be cancelled
+            if not (system.immutable or isinstance(system, ThreadSystem)):  # a thread cannot be cancelled
                 host.hedges = Hedges(functools.partial(self._take, host), functools.partial(self._leave_slot, host))
         return host
 
@@ -328,11 +330,11 @@ class RequestQueue:
             if not want.task.wants:
                 want.task.scope.cancel()
             elif not want.ahead and all(other.ahead for other in want.task.wants):
-                # the rest have no deadline of their own, and _limit() gave the request none
+                # read-ahead, which alone is left, has no deadline, and _limit() set none because there was a reader
                 want.task.scope.deadline = trio.current_time() + self._options.read_timeout
 
     def _send(self, host: _Host) -> None:
-        """Send what may be sent."""
+        """Send requests for waiting wants, as long as the limits of the server admit them."""
         while host.waiting or host.waiting_ahead:
             first = next(iter(host.waiting or host.waiting_ahead))
             if not self._may_send(host, first):
@@ -364,7 +366,7 @@ class RequestQueue:
             first = beside[0]
         most = self._options.coalesce_size
         if host.flying + len(beside) <= self._options.host_requests:
-            most = min(most, _SMALL)  # nobody has to wait: many requests are faster than one
+            most = min(most, _SMALL)  # all fit: many requests are faster than one
         at = beside.index(first)
         low = high = at
         start, stop = first.start, first.stop
@@ -383,7 +385,7 @@ class RequestQueue:
     # -- requests
 
     async def _carry_out(self, host: _Host, request: _Request, size: int) -> None:
-        wants = list(request.wants)  # none: all have left before this was begun
+        wants = list(request.wants)  # empty if all waiters were cancelled before this started
         with request.scope:
             try:
                 if wants and wants[0].request is not None:
@@ -405,7 +407,7 @@ class RequestQueue:
         self._leave_slot(host, size)
 
     async def _fetch(self, host: _Host, wants: list[_Want]) -> None:
-        """Fetch the range of all `wants`, and give each its own."""
+        """Fetch the range that contains all `wants`, and give each want its part."""
         first = wants[0]
         system, path, start = first.system, first.path, first.start
         stop = max(want.stop for want in wants)
@@ -420,7 +422,7 @@ class RequestQueue:
         self._merged += len(wants) - 1
         data, tiny = memoryview(found.data), False
         for want in wants:
-            # a copy: a slice would keep the whole range in memory for as long as one of them is kept
+            # a copy, because a slice would keep the whole range in memory
             piece = bytes(data[want.start - start : want.stop - start])
             want.found = found._replace(data=piece, part=len(piece) < TINY)
             tiny = tiny or want.found.part
@@ -428,7 +430,7 @@ class RequestQueue:
             self._on_merged(system, path, start, found)
 
     async def _once(self, system: System, path: str, start: int, stop: int) -> Fetched:
-        """One attempt at [start, stop); bytes that are missing are either beyond the end or were cut off."""
+        """Make one attempt to fetch [start, stop). Raise Transient if the answer was cut off."""
         found = await system.fetch(path, start, stop)
         self._bytes += len(found.data)
         if found.total is not None and len(found.data) < min(stop, found.total) - start:
@@ -442,7 +444,7 @@ class RequestQueue:
     ) -> Any:
         """Send `request`, which is for [start, start + length), and retry while its failures may be transient.
 
-        A reader has a deadline of its own; a request that no reader waits for tries for as long as one would.
+        A reader has a deadline of its own. A request for which no reader waits is retried until read_timeout=.
         """
         attempt, counted, pause, began, answers = 0, 0, _FIRST_PAUSE, trio.current_time(), host.answers
         while True:
@@ -510,7 +512,7 @@ class RequestQueue:
         return error
 
     async def _await_probe(self, host: _Host, wants: list[_Want]) -> Outage | None:
-        """Wait until the outage is over, or it is the turn of these to probe: returns the outage then."""
+        """Wait until the outage is over (return None), or it is the turn of `wants` to probe (return the outage)."""
         host.note_waiting(wants)
         readers = sum(not want.ahead for want in wants)
         while (outage := host.outage) is not None:
@@ -525,7 +527,7 @@ class RequestQueue:
         return None
 
     async def _probe(self, outage: Outage, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Send `request` to a server that is out; it has less time than others, as it may be lost."""
+        """Send `request` to a server with an outage. It has a shorter timeout than others, as it may get no answer."""
         try:
             patience = min(outage.patience, self._options.request_timeout)
             with trio.CancelScope(deadline=trio.current_time() + patience):
@@ -536,7 +538,7 @@ class RequestQueue:
             outage.pass_on()
 
     def _note_outage(self, host: _Host, failure: Transient, path: str, probed: Outage | None) -> None:
-        """Take a failure for one of the server, not of the request."""
+        """Record a failure as one of the server, not of the request: begin an outage, or add it to the present one."""
         if host.outage is None:
             host.outage = Outage(host.name, failure.reason, path, failure.after)
             host.note_waiting(host.waiting)
@@ -545,7 +547,7 @@ class RequestQueue:
             self._outages += 1
 
     def _waits_for_server(self, host: _Host, failure: Transient) -> bool:
-        """Return whether an outage of this server is waited for, rather than repeated `retries=` times."""
+        """Return whether requests wait for the end of an outage of this server, rather than retry `retries=` times."""
         if not self._options.retries or self._options.patience == "none":
             return False
         if host.answers:
@@ -562,9 +564,9 @@ def _tell_attempt(want: _Want, start: int, length: int, attempt: int, reason: st
 
 
 def _is_unknown(failure: BaseException) -> bool:
-    """Return whether the name of the server does not exist, as far as DNS says."""
+    """Return whether, according to DNS, the name of the server does not exist."""
     at: BaseException | None = failure
-    seen: set[int] = set()  # causes and contexts may go round in a circle
+    seen: set[int] = set()  # the chain of causes and contexts may be circular
     while at is not None and id(at) not in seen:
         seen.add(id(at))
         found = getattr(at, "os_error", at)  # of aiohttp

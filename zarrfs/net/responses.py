@@ -1,4 +1,4 @@
-"""System, one place where values are, and its responses: entries, bytes, and failures that a retry may cure."""
+"""System, the interface to servers and archives, and its results: entries, bytes, and failures that may be retried."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ log = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
-    """Attributes of one name, as a server gives them."""
+    """Attributes of one name, as a server reports them."""
 
     name: str
     directory: bool
     size: int | None = None  # bytes; None: not reported
     mtime_ns: int | None = None
     tag: str | None = None  # changes with the value: an ETag, a checksum, a time
-    html: bool = False  # an HTML page: it may be a directory's listing
+    html: bool = False  # an HTML page, which may be the listing of a directory
     strong: bool = False  # the tag is a strong ETag: it changes whenever any byte does
-    rough: bool = False  # from an HTML listing: exact enough for stat(2), but no version
+    rough: bool = False  # from an HTML listing: exact enough for stat(2), but not usable as a version
 
 
 class Fetched(NamedTuple):
-    """Bytes of a value, cut at its end, and what came with them."""
+    """Bytes of a value, cut at its end, and the facts that came with them."""
 
     data: Buffer
     tag: str | None = None
-    total: int | None = None  # size of the value where it is known
+    total: int | None = None  # size of the value in bytes, if known
     ranged: bool = True  # whether the server sent only the requested bytes
-    part: bool = False  # these are a small part of what was fetched for many
+    part: bool = False  # a small part of a range that was fetched for many readers
     mtime_ns: int | None = None
     html: bool = False  # the answer is an HTML page
 
 
 class Page(NamedTuple):
-    """A page of a flat listing: keys in the order of their UTF-8 bytes, relative to what is listed."""
+    """A page of a flat listing: keys in the order of their UTF-8 bytes, relative to the listed path."""
 
     entries: list[tuple[str, Entry]]
     last: str  # the last key that the page covers: the next page begins after it
-    more: bool  # no: there are none after these,
-    within: str = ""  # in this directory, where it is one
+    more: bool  # whether there may be keys after these
+    within: str = ""  # if not "", the page and `more` are about this directory only
 
 
 class System(abc.ABC):
-    """One place where values are: web servers, an object store, an archive, ...
+    """The interface to one place that has values: web servers, an object store, an archive, ...
 
-    It names values by paths of its own (whole URLs for HTTP). Its methods make one attempt each; they raise a
-    ReadError that is final, or Transient. RemoteFiles repeats, caches and checks.
+    A system names values by paths of its own, which are whole URLs for HTTP. A method makes one attempt, and raises
+    Transient if a retry may help, else ReadError. RemoteFiles retries, caches and checks.
     """
 
     immutable: bool = False  # its values never change
@@ -65,12 +65,12 @@ class System(abc.ABC):
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """Return the bytes [start, stop) of a value, cut at its end.
 
-        stop None: to its end; a ReadError where that takes more bytes than -o document_limit=.
+        If `stop` is None, return all bytes to the end; raise ReadError if they exceed -o document_limit=.
         """
 
     @abc.abstractmethod
     async def stat(self, path: str) -> Entry:
-        """Return the entry at `path`; TargetMissing if nothing is there."""
+        """Return the entry at `path`. Raise TargetMissing if there is none."""
 
     @abc.abstractmethod
     async def listing(self, path: str) -> list[Entry] | None:
@@ -78,7 +78,7 @@ class System(abc.ABC):
 
     @property
     def flat(self) -> bool:
-        """Return whether page() serves."""
+        """Return whether page() is supported."""
         return False
 
     async def page(self, path: str, after: str) -> Page:
@@ -95,7 +95,7 @@ class System(abc.ABC):
 
     @abc.abstractmethod
     def host(self, path: str) -> str:
-        """Return the server or bucket whose requests are bounded together."""
+        """Return the name of the server or bucket; limits on requests apply to each name."""
 
     @abc.abstractmethod
     def identity(self, path: str) -> str:
@@ -106,7 +106,7 @@ class System(abc.ABC):
 
 
 def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where: str, within: str = "") -> Page:
-    """Return the page of these keys; ReadError unless they are in order and follow `after`."""
+    """Return the page of these keys. Raise ReadError unless they are in order and follow `after`."""
     before = after.encode("utf-8", "surrogateescape")
     for key, _ in entries:
         at = key.encode("utf-8", "surrogateescape")
@@ -117,18 +117,18 @@ def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where
 
 
 def too_large(where: str, limit: int) -> ReadError:
-    """Return the error of a value that is too large to be fetched whole; no retry helps."""
+    """Return the error for a value that is too large to be fetched as a whole."""
     return ReadError(where, f"more than {limit} bytes (-o document_limit=)")
 
 
-_OUT = (429, 502, 503, 504, *range(520, 528))  # of gateways, and of servers that are starting, stopping or too busy
+_OUT = (429, 502, 503, 504, *range(520, 528))  # from gateways, or servers that are starting, stopping or too busy
 
 
 class Transient(Exception):
-    """A failure that a repetition may cure.
+    """A failure after which a retry may succeed.
 
-    `after`: seconds that the server asked to wait. `status`: of HTTP, if there was a response. `begun`: a response had
-    begun, and was cut off or is wrong.
+    `after`: seconds that the server asked to wait. `status`: the HTTP status, if there was a response. `begun`: a
+    response had begun, and was cut off or is wrong.
     """
 
     def __init__(self, reason: str, after: float = 0.0, status: int | None = None, begun: bool = False) -> None:
@@ -137,18 +137,18 @@ class Transient(Exception):
 
     @property
     def of_value(self) -> bool:
-        """Return whether it concerns this value only: the server answered with an error of its own, or half a body."""
+        """Return whether only this value is affected: the server itself answered with an error or part of a body."""
         return self.begun or (self.status is not None and self.status not in _OUT)
 
     @property
     def asks_for_patience(self) -> bool:
-        """Return whether the server asks to come again later."""
+        """Return whether the server asks to repeat the request later."""
         return self.status == 429 or (self.status == 503 and self.after > 0)
 
 
 @functools.lru_cache(256)  # many values have the same time
 def http_date(text: str | None) -> float | None:
-    """Return a date of a header in seconds since 1970; None where it is none. Source: RFC 9110, section 5.6.7."""
+    """Return the date in a header in seconds since 1970; None if it is invalid. Source: RFC 9110, section 5.6.7."""
     if not text:
         return None
     import email.utils

@@ -1,8 +1,8 @@
-"""Translation of options of fsspec's object stores for obstore: anything not fully understood is refused.
+"""Translation of options of fsspec's object stores for obstore: options that are not fully understood are refused.
 
-Leaving out an option could mean other bytes, another server, or other credentials, so fsspec's own client then
-serves the URL, and the reason is logged. Sources: the parameters of s3fs, gcsfs and adlfs; the configuration
-keys of obstore; botocore's order of credentials and its configuration file.
+Ignoring an option could mean other bytes, another server or other credentials. So fsspec's client serves the URL then,
+and the reason is logged. Sources: the parameters of s3fs, gcsfs and adlfs; the configuration keys of obstore;
+botocore's order of credentials and its configuration file.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from zarrfs.config.urls import BUCKETS
 from zarrfs.net.identity import aws_profile, connection_string
 
-# Environment variables that redirect requests, in ways that differ between clients.
+# Environment variables that name proxies; clients interpret them differently.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-# Of fsspec's file systems: how they list, write and buffer, which no read of a range depends on.
+# Options about how fsspec's file systems list, write and buffer, which do not affect the read of a range.
 _INDIFFERENT = frozenset(
     (
         "asynchronous", "batch_size", "blocksize", "cache_regions", "cache_timeout", "check_connection", "consistency",
@@ -34,7 +34,7 @@ _AWS_CLIENT = {
     "aws_secret_access_key": "secret", "aws_session_token": "token", "use_ssl": "use_ssl",
 }  # fmt: skip
 _AWS_FILE = ("endpoint_url", "services", "s3", "use_dualstack_endpoint", "use_fips_endpoint", "ca_bundle")
-# Variables that obstore and botocore read in the same way, or that only one of them reads.
+# Variables that obstore and botocore interpret in the same way, or that only one of them reads.
 _AWS_HARMLESS = frozenset(
     (
         "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
@@ -47,11 +47,11 @@ _AWS_HARMLESS = frozenset(
     )
 )  # fmt: skip
 _GOOGLE_HARMLESS = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"))
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # one that can be part of a host name
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # a bucket that can be part of a host name
 
 
 class Unserved(Exception):
-    """Why obstore cannot serve a URL as fsspec's client would."""
+    """obstore cannot serve a URL in the way in which fsspec's client would; the text is the reason."""
 
 
 class ObstoreConfig(NamedTuple):
@@ -68,10 +68,10 @@ def proxied() -> str:
 
 def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
     """Return the options that fsspec's configuration files and environment variables set for these protocols."""
-    directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as fsspec.config
+    directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as in fsspec.config
     given = os.path.isdir(directory) or any(name.startswith("FSSPEC") for name in os.environ)
     if not given and "fsspec.config" not in sys.modules:
-        return {}  # to import fsspec takes longer than a request
+        return {}  # importing fsspec takes longer than a request
 
     import fsspec.config
 
@@ -82,7 +82,7 @@ def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
 
 
 def bucket(family: str, options: Mapping[str, Any], name: str) -> ObstoreConfig:
-    """Translate options of fsspec for the bucket `name` into those of obstore; Unserved if that is not possible."""
+    """Translate fsspec's options for the bucket `name` to those of obstore. Raise Unserved if that is not possible."""
     if (variable := proxied()) and family in BUCKETS:
         raise Unserved(f"{variable} is set")
     known = {name: value for name, value in options.items() if name not in _INDIFFERENT}
@@ -97,7 +97,7 @@ def bucket(family: str, options: Mapping[str, Any], name: str) -> ObstoreConfig:
 
 
 def _s3(options: dict[str, Any], name: str) -> ObstoreConfig:
-    """Remove from `options` what it understands."""
+    """Translate `options` of s3fs, and remove those that were translated."""
     _merge_client(options)
     if options.pop("s3_additional_kwargs", None) not in (None, {}):
         raise Unserved("option s3.s3_additional_kwargs is for fsspec's client")
@@ -105,7 +105,7 @@ def _s3(options: dict[str, Any], name: str) -> ObstoreConfig:
     profile = _profile(options.pop("profile", None))
     endpoint = str(options.pop("endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
                    or os.environ.get("AWS_ENDPOINT_URL") or "")  # fmt: skip
-    plain = endpoint.startswith("http:")  # no certificates are checked then
+    plain = endpoint.startswith("http:")  # then no certificates are checked
     _check_environment("AWS_", _AWS_HARMLESS | ({"AWS_CA_BUNDLE"} if plain else set()))
     if os.environ.get("REQUESTS_CA_BUNDLE") and not plain:
         raise Unserved("REQUESTS_CA_BUNDLE is set")
@@ -128,7 +128,7 @@ def _s3(options: dict[str, Any], name: str) -> ObstoreConfig:
 
 
 def _merge_client(options: dict[str, Any]) -> None:
-    """Return the options in client_kwargs=, by their names in s3fs."""
+    """Merge client_kwargs= and aliases into `options`, under their names in s3fs."""
     client = options.pop("client_kwargs", None) or {}
     for name, value in client.items():
         if name not in _AWS_CLIENT:
@@ -151,7 +151,7 @@ def _addressing(config: Mapping[str, Any]) -> str:
 
 
 def _profile(name: object) -> dict[str, str]:
-    """Return the settings in botocore's files; {} without any."""
+    """Return the settings of an AWS profile in botocore's files; {} if there are none."""
     chosen = aws_profile(name) or "default"
     found: dict[str, str] = {}
     for variable, usual, prefix in (
@@ -174,7 +174,7 @@ def _profile(name: object) -> dict[str, str]:
 
 
 def _s3_credentials(options: dict[str, Any], profile: Mapping[str, str]) -> dict[str, Any]:
-    """Return keys from options, environment or files; other credentials (a role, a machine service) are fsspec's."""
+    """Return keys from options, environment or files. Raise Unserved for other credentials (a role, ...)."""
     given = {name: options.pop(name, None) for name in ("key", "secret", "token")}
     if options.pop("anon", False):
         return {"skip_signature": True}
@@ -187,7 +187,7 @@ def _s3_credentials(options: dict[str, Any], profile: Mapping[str, str]) -> dict
     for keys in (given, {} if "named" in profile else environment, file):
         if keys.get("key") and keys.get("secret"):
             found: dict[str, Any] = {"access_key_id": keys["key"], "secret_access_key": keys["secret"]}
-            # without one, obstore would take that of the environment, which belongs to other keys
+            # without a token, obstore would take that of the environment, which belongs to other keys
             if not keys.get("token") and os.environ.get("AWS_SESSION_TOKEN"):
                 raise Unserved("AWS_SESSION_TOKEN is set, and belongs to other keys")
             if keys.get("token"):
@@ -222,7 +222,7 @@ def _gcs(options: dict[str, Any], name: str) -> ObstoreConfig:
 
 
 def _service_account(token: object) -> str:
-    """Return the file of a service account; Unserved for other kinds of credentials."""
+    """Return the file of a service account. Raise Unserved for other kinds of credentials."""
     file = token if isinstance(token, str) and "/" in token else ""
     if token in (None, "google_default"):
         file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
@@ -258,7 +258,7 @@ def _azure(options: dict[str, Any], name: str) -> ObstoreConfig:
         config["sas_key"] = str(sas).lstrip("?")
     elif anonymous:
         config["skip_signature"] = True
-    else:  # adlfs asks in turn what the machine knows, and goes on without
+    else:  # adlfs tries the credentials of the machine in turn, and works without any if there are none
         raise Unserved("neither a key is written down nor anon: fsspec's client finds what else grants access")
     if endpoint:
         config["endpoint"] = _endpoint(endpoint)

@@ -1,4 +1,4 @@
-"""Systems of fsspec: a file system with coroutines serves on fsspec's loop, any other in worker threads."""
+"""Systems based on fsspec: asynchronous file systems run on fsspec's loop, all others in worker threads."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from zarrfs.net.responses import Entry, Fetched, Page, System, Transient, checke
 
 T = TypeVar("T")
 
-_REQUESTS = 64  # of one system in flight at once; the deadline of others starts when they are sent
-_THREADS = 16  # the same where each takes a thread; waiting for one is bounded by a deadline of its own
+_REQUESTS = 64  # requests of one system in flight; the deadline of the others starts when they are sent
+_THREADS = 16  # threads of one system, each with one request; the wait for a thread has a deadline of its own
 SSH = ("sftp", "ssh")  # names of one protocol
 PAGE = 1000  # keys of a flat listing in one request
-_CHUNK = 1 << 20  # bytes of a body that are read at once
+_CHUNK = 1 << 20  # bytes of a body that are read in one step
 
 
 class OnLoop:
-    """Calls on fsspec's loop: a bounded number at once, each with a deadline."""
+    """Calls on fsspec's loop: a bounded number at a time, each with a deadline."""
 
     def __init__(self, timeout: float, hint: str = "") -> None:
-        self._timeout, self._hint = timeout, hint  # what may be done where access is denied
+        self._timeout, self._hint = timeout, hint  # hint: added to the message if access is denied
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def call(self, where: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Return `function(*args)`; report its failures as those of `where`."""
+        """Return the result of `await function(*args)`; raise its failures as a ReadError or Transient of `where`."""
         try:
             async with self._slots:
                 return await bridge.call(function, *args, timeout=self._timeout)
@@ -48,13 +48,13 @@ class OnLoop:
 
 
 class CoroutineSystem(System):
-    """An fsspec file system with coroutines: object stores."""
+    """An asynchronous file system of fsspec: an object store, SFTP, ..."""
 
     def __init__(
         self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "",
         connect: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:  # fmt: skip
-        """Read by `fs`; `connect` makes another one where `fs` has a connection that may be lost."""
+        """Read with `fs`. If `fs` has a connection that may be lost, `connect` returns a new file system for it."""
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
         self._family = urls.names(protocol)[0]
         self._loop = OnLoop(timeout, hint)
@@ -103,9 +103,9 @@ class CoroutineSystem(System):
         return identity.of_other(self._family, path, self._fs.storage_options)
 
     async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Return `function(*args)`, a method of this object; after one that lost the connection, first make another.
+        """Return the result of `function(*args)`, a method of this object; first reconnect if the connection was lost.
 
-        A connection that cannot be made is Transient, too: the queue waits for the end of the outage.
+        A failure to connect is Transient, too, so that the request queue waits for the end of the outage.
         """
         if self._lost:
             await self._reconnect(path)
@@ -144,19 +144,19 @@ class CoroutineSystem(System):
         return found
 
     async def _is_there(self, path: str) -> bool:
-        """Return whether an SFTP server has a name, even if that is a symbolic link to nothing."""
+        """Return whether an SFTP server has a name, even if that is a dangling symbolic link."""
         async with self._fs._pool.get() as channel:
             try:
                 await channel.lstat(path)
-            except Exception:  # what stat(2) has said holds
+            except Exception:  # the answer to stat(), not found, holds
                 return False
         return True
 
     async def _followed(self, path: str, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Replace symbolic links in an SFTP listing by what they lead to.
+        """Replace the symbolic links in an SFTP listing of the directory `path` by their targets.
 
-        A link to a directory that it lies in, or that leads to it, is left out, as a walk would never end. One that
-        cannot be followed stays as a file of unknown size, whose reader gets the error.
+        A link to `path` itself or to a directory above it is left out, because a walk would never end. A link that
+        cannot be followed is kept as a file of unknown size; its reader gets the error.
         """
         import asyncio
 
@@ -188,7 +188,7 @@ class CoroutineSystem(System):
         return data
 
     async def _page(self, path: str, after: str) -> Page:
-        """ListObjectsV2 of S3, without a delimiter."""
+        """Return a page of a flat listing by ListObjectsV2 of S3, without a delimiter."""
         bucket, key, _ = self._fs.split_path(path.rstrip("/"))
         prefix = f"{key}/" if key else ""
         begin = {"StartAfter": prefix + after} if after else {}
@@ -196,13 +196,16 @@ class CoroutineSystem(System):
         found = []
         for one in answer.get("Contents", ()):
             name = one["Key"][len(prefix) :]
-            if name:  # else it marks the directory
+            if name:  # else it is the marker of the directory
                 about = {"name": name, "size": one["Size"], "ETag": one["ETag"], "LastModified": one["LastModified"]}
                 found.append((name, entry({**about, "type": "directory" if name.endswith("/") else "file"})))
         return checked_page(found, after, bool(answer.get("IsTruncated")), self.shown(path))
 
     async def _page_gcs(self, path: str, after: str) -> Page:
-        """Objects: list of Google's JSON API, whose startOffset= is listed itself; without tags, as listings are."""
+        """Return a page of a flat listing by "Objects: list" of Google's JSON API, without tags.
+
+        The API lists the key startOffset= itself, which is left out.
+        """
         bucket, key, _ = self._fs.split_path(path.rstrip("/"))
         prefix = f"{key}/" if key else ""
         begin = {"startOffset": prefix + after} if after else {}
@@ -224,7 +227,7 @@ class CoroutineSystem(System):
             return Fetched(await file.read(stop - start, start))
 
     async def _fetch_s3(self, path: str, start: int, stop: int | None) -> Fetched:
-        """GetObject itself, for the ETag and the size that come with the bytes."""
+        """Fetch a range by GetObject itself, for the ETag and the size that come with the bytes."""
         bucket, key, version = self._fs.split_path(path)
         wanted = {"Bucket": bucket, "Key": key}
         if start or stop is not None:
@@ -251,7 +254,7 @@ class CoroutineSystem(System):
         if "Range" in wanted and not ranged.startswith(f"bytes {start}-"):
             if start:
                 raise ReadError(self.shown(path), "the server answers with another range than requested")
-            if stop is not None and answer.get("ContentLength") is None and len(data) > stop:  # Google, of gzip
+            if stop is not None and answer.get("ContentLength") is None and len(data) > stop:  # Google, for gzip
                 raise ReadError(self.shown(path), "the server answers with more than the range, and without a size")
             data = data if stop is None else data[:stop]
         total = ranged.rpartition("/")[2]
@@ -262,7 +265,7 @@ _NO_CONNECTION = ("DisconnectError", "ChannelOpenError", "SFTPNoConnection", "SF
 
 
 def _is_lost(exc: BaseException) -> bool:
-    """Return whether a failure of sshfs means that its connection, or the channel that it goes on using, is gone."""
+    """Return whether a failure of sshfs means that its connection, or the channel that it keeps using, is lost."""
     kinds = {kind.__name__ for kind in type(exc).__mro__}
     if isinstance(exc, ConnectionError) or kinds.intersection(_NO_CONNECTION):
         return True
@@ -270,7 +273,7 @@ def _is_lost(exc: BaseException) -> bool:
 
 
 class ThreadSystem(System):
-    """An fsspec file system without coroutines: its calls run in worker threads."""
+    """A synchronous file system of fsspec, whose calls run in worker threads."""
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, threads: int = _THREADS) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
@@ -320,10 +323,11 @@ class ThreadSystem(System):
 
 
 class _Slot:
-    """A limiter for one call: a slot of `threads`, kept until its thread ends; the deadline of `scope` begins with it.
+    """A limiter for one call, which takes a slot of `threads` until its thread ends.
 
-    A thread whose caller has timed out goes on, so it counts for as long as it runs. The scopes of `waiting` calls
-    have a full `timeout` again whenever a thread ends: only calls without an answer are a reason to fail others.
+    The deadline of `scope` starts again when the call gets its slot. A thread whose caller has timed out runs on, and
+    counts until it ends. Whenever a thread ends, all calls in `waiting` get the full `timeout` again, so that they
+    fail only if no thread ends within that time.
     """
 
     def __init__(
@@ -333,7 +337,7 @@ class _Slot:
         self.taken = False
 
     async def acquire_on_behalf_of(self, thread: object) -> None:
-        """As trio.CapacityLimiter's."""
+        """Take the slot, as trio.CapacityLimiter does."""
         self._waiting.add(self._scope)
         try:
             await self._threads.acquire_on_behalf_of(thread)
@@ -343,20 +347,20 @@ class _Slot:
         self._scope.deadline = trio.current_time() + self._timeout
 
     def release_on_behalf_of(self, thread: object) -> None:
-        """As trio.CapacityLimiter's."""
+        """Release the slot, as trio.CapacityLimiter does."""
         self._threads.release_on_behalf_of(thread)
         for scope in self._waiting:
             scope.deadline = trio.current_time() + self._timeout
 
 
 def other_host(protocol: str, options: Mapping[str, Any]) -> str:
-    """Return the server of a file system with these options."""
+    """Return the name of the server of a file system with these options."""
     port = f":{options['port']}" if options.get("port") else ""
     return f"{protocol}://{options.get('host') or ''}{port}"
 
 
 def store_host(protocol: str, path: str, endpoint: str) -> str:
-    """Return a bucket without user and password, and its endpoint if that is not the provider's."""
+    """Return the name of a bucket, without user and password, with its endpoint if that is not the provider's."""
     bucket = path.lstrip("/").partition("/")[0]
     user, _, host = bucket.rpartition("@")
     bucket = host if ":" in user else bucket
@@ -364,7 +368,7 @@ def store_host(protocol: str, path: str, endpoint: str) -> str:
 
 
 async def _read_body(body: Any, most: int) -> bytearray:
-    """Read a body of botocore to its end, or, if it is longer, to some place after `most`."""
+    """Read a body of botocore to its end, or, if it is longer than `most` bytes, somewhat more than these."""
     data = bytearray()
     while len(data) <= most and (chunk := await body.read(_CHUNK)):
         data += chunk
@@ -383,17 +387,17 @@ def entry(info: dict[str, Any]) -> Entry:
         return Entry(name, True)
     tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
     mtime_ns = _time_ns(info)
-    link = info.get("type", "file") != "file" or str(info.get("unix.mode")).startswith("l")  # the latter from FTP
-    size = None if link else info.get("size")  # that of a link is not that of its file
+    link = info.get("type", "file") != "file" or str(info.get("unix.mode")).startswith("l")  # unix.mode: FTP
+    size = None if link else info.get("size")  # the size of a link is not the size of its target
     strong = tag is not None and "CRC" not in info
     return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
 
 
 def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
-    """Convert the result of fsspec's ls() to entries; NotADirectoryError if it lists a file as itself.
+    """Convert the result of fsspec's ls() to entries. Raise NotADirectoryError if it lists a file as itself.
 
-    What is neither a file nor a directory (a symbolic link, a FIFO) is listed as a file of unknown size: left out, it
-    would be absent, and a chunk of that name the fill value.
+    Names that are neither files nor directories (symbolic links, FIFOs) are listed as files of unknown size. If they
+    were left out, a chunk of that name would be absent, and a reader would use the fill value.
     """
     whole = path.strip("/")
     found = []
@@ -402,7 +406,7 @@ def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
         if at == whole:
             if info.get("type") != "directory" and len(infos) == 1:
                 raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
-            continue  # an object that marks the directory
+            continue  # the marker of the directory
         if at.startswith(whole + "/") and "/" in at[len(whole) + 1 :]:
             raise ReadError(path, f"its listing names something outside of it: {at[:200]!r}")
         found.append(entry(info))
@@ -413,7 +417,7 @@ def _time_ns(info: dict[str, Any]) -> int | None:
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
         value = info.get(name)
         if isinstance(value, datetime.datetime):
-            # to the second: a float of this size is no exact number of nanoseconds
+            # whole seconds, because a float of this size cannot hold nanoseconds exactly
             return calendar.timegm(value.utctimetuple()) * 1_000_000_000 + value.microsecond * 1000
         if isinstance(value, int | float) and not isinstance(value, bool):
             return int(value * 1_000_000_000)

@@ -1,4 +1,4 @@
-"""TLS of connections that never block: contexts, handshakes, errors, and TLS within TLS."""
+"""TLS on non-blocking sockets: contexts, handshakes, errors, and TLS within TLS."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from zarrfs.net.responses import Transient
 T = TypeVar("T")
 Resumable = tuple[ssl.SSLContext, ssl.SSLSession | None]  # OpenSSL resumes a session in its own context only
 
-WAITS = (BlockingIOError, ssl.SSLWantReadError)  # nothing to be received yet
-_AT_ONCE = 64 << 10  # bytes of the outer connection that are decrypted at once
-# What a server says in TLS if it does not like the certificate of the client, or misses one.
+WAITS = (BlockingIOError, ssl.SSLWantReadError)  # raised if there is nothing to receive yet
+_AT_ONCE = 64 << 10  # bytes that are received from the outer connection in one call
+# Reasons in OpenSSL's errors if the server rejects the certificate of the client, or wants one.
 _ABOUT_CLIENT = (
     "CERTIFICATE_REQUIRED", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE", "ALERT_UNKNOWN_CA", "ACCESS_DENIED",
     "ALERT_HANDSHAKE_FAILURE",
@@ -39,10 +39,10 @@ class Tls(NamedTuple):
 
 
 class TlsInTls:
-    """TLS over a connection that has TLS already, as to a server behind an https:// proxy.
+    """TLS over a connection that has TLS already, such as one to a server through an https:// proxy.
 
-    It has what Connection needs of a socket that never blocks: each method raises the exceptions of the outer socket,
-    and its caller waits for that and calls again.
+    It has the methods of a non-blocking socket that Connection needs. They raise the exceptions of the outer socket,
+    such as ssl.SSLWantReadError: the caller then waits for that socket and calls the method again.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TlsInTls:
         self.outer, self.context = outer, context
         self._received, self._made = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._inner = context.wrap_bio(self._received, self._made, server_hostname=server_hostname, session=session)
-        self._unsent = b""  # encrypted by the inner TLS
+        self._unsent = b""  # encrypted by the inner TLS, not sent yet
 
     @property
     def session(self) -> ssl.SSLSession | None:
@@ -67,12 +67,12 @@ class TlsInTls:
         self.outer.close()
 
     def do_handshake(self) -> None:
-        """As ssl.SSLSocket.do_handshake."""
+        """Do the handshake, as ssl.SSLSocket.do_handshake()."""
         self._received_by(self._inner.do_handshake)
         self._flush()
 
     def send(self, data: bytes) -> int:
-        """As ssl.SSLSocket.send; what the outer socket does not take at once goes out before the next bytes."""
+        """Send bytes, as ssl.SSLSocket.send(). Those that the outer socket does not take are sent before the next."""
         self._flush()
         count = self._inner.write(data)
         with contextlib.suppress(*WAITS, ssl.SSLWantWriteError):
@@ -80,18 +80,18 @@ class TlsInTls:
         return count
 
     def recv(self, most: int, _flags: int = 0) -> bytes:
-        """As ssl.SSLSocket.recv."""
+        """Receive bytes, as ssl.SSLSocket.recv()."""
         return self._received_by(lambda: self._inner.read(most))
 
     def recv_into(self, view: memoryview) -> int:
-        """As ssl.SSLSocket.recv_into."""
+        """Receive bytes into `view`, as ssl.SSLSocket.recv_into()."""
         return self._received_by(lambda: self._inner.read(len(view), view))  # type: ignore[return-value]
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """Do nothing: how many bytes of the outer connection stand for those that are wanted is unknown."""
+        """Do nothing: it is unknown how many bytes of the outer connection make up the bytes to wait for."""
 
     def _received_by(self, step: Callable[[], T]) -> T:
-        """Return the result of `step` once the outer connection has brought what it needs."""
+        """Return the result of `step`, after receiving the bytes that it needs from the outer connection."""
         while True:
             try:
                 return step()
@@ -112,10 +112,10 @@ class TlsInTls:
 async def encrypted(
     sock: socket.socket | TlsInTls, tls: Tls, name: str, where: str, earlier: Resumable | None = None
 ) -> ssl.SSLSocket | TlsInTls:
-    """Return TLS to the server `name` over a socket, which it owns from now on; at most the second layer.
+    """Return a TLS connection to the server `name` over `sock`, which is closed with it, or if this fails.
 
-    The `earlier` session is resumed unless certificates have been read again since. Raises ReadError, and OSError, as
-    ssl.SSLError is.
+    `sock` may have one layer of TLS, but not two. The `earlier` session is resumed unless certificates have been read
+    again since. Raises ReadError and OSError, which includes ssl.SSLError.
     """
     with contextlib.ExitStack() as closing:
         closing.callback(sock.close)
@@ -144,9 +144,9 @@ async def encrypted(
 
 
 def tls_error(exc: ssl.SSLError, where: str) -> Exception:
-    """Return the error of the URL `where` that a failure of OpenSSL stands for."""
+    """Translate an exception of OpenSSL into an error of the URL `where`."""
     if isinstance(exc, ssl.SSLCertVerificationError):
-        return exc  # final, and translated where all exceptions are
+        return exc  # failures.failure() translates it
     reason = str(exc.reason or exc)
     if any(text in reason for text in _ABOUT_CLIENT):
         rule = f"the server refuses the connection: {reason}; it may want another certificate of the client"
@@ -155,13 +155,13 @@ def tls_error(exc: ssl.SSLError, where: str) -> Exception:
 
 
 def tls_reason(exc: ssl.SSLError, whose: str) -> str:
-    """Return what a failure of OpenSSL says of the other side."""
+    """Return the message of an exception of OpenSSL; `whose` names the other side of the connection."""
     reason = str(exc.reason or exc)
     return f"{whose} does not speak TLS" if "WRONG_VERSION" in reason else f"TLS failed: {reason}"
 
 
 async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
-    """Return the context of `tls`; files that have changed are read again."""
+    """Return the context for `tls`; read its files again if they have changed. Raise ReadError if that fails."""
     named = [path for path in (tls.authorities, tls.certificate, tls.key) if path]
     if not named and tls in _plain_contexts:
         return _plain_contexts[tls]
@@ -173,7 +173,7 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
 
     try:
         found = await trio.to_thread.run_sync(make)
-    except OSError as exc:  # as ssl.SSLError is
+    except OSError as exc:  # includes ssl.SSLError
         rule = f"{' or '.join(named) or 'certificates'}: cannot be used: {exc.strerror or exc}"
         raise ReadError(where, rule) from exc
     if not named:
@@ -181,7 +181,7 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
     return found
 
 
-_plain_contexts: dict[Tls, ssl.SSLContext] = {}  # those without files of their own: two at most
+_plain_contexts: dict[Tls, ssl.SSLContext] = {}  # contexts without files of their own: at most two
 
 
 @functools.lru_cache(32)

@@ -1,7 +1,7 @@
-"""One connection to a web server, on trio: requests that are sent, heads and bodies that are received.
+"""A connection to a web server, on trio: sends requests, and receives the heads and bodies of answers.
 
-A socket never blocks, and a TLS socket decrypts straight into the memory that the reader gets: no task, thread or copy
-lies between.
+Sockets are non-blocking, and a TLS socket decrypts directly into the memory that the reader gets, without another
+task, thread or copy.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from zarrfs.net.responses import Transient
 from zarrfs.net.tls import WAITS, TlsInTls
 from zarrfs.system.buffers import Buffer, unfilled
 
-_FIRST = 16 << 10  # bytes that are received at once until the body begins
-_LOW = 1 << 20  # bytes that are waited for at once, of a long body
-_RECORD = 17 << 10  # bytes of a TLS record at most, of which OpenSSL may hold a part already
-_DRAIN = 16 << 10  # bytes of a body that nobody wants which are received so that the connection can be used again
+_FIRST = 16 << 10  # bytes that are received in one call until the body begins
+_LOW = 1 << 20  # bytes of a long body that the kernel gathers before it wakes the reader
+_RECORD = 17 << 10  # bytes of the longest TLS record, of which OpenSSL may hold a part already
+_DRAIN = 16 << 10  # bytes: a shorter rest of an unwanted body is received, so that the connection can be used again
 _RANGE = b"HTTP/1.1 206 "
 _STEPS = 64  # steps before a connection yields to other tasks
 _RECEIVE = 8  # steps that one receive() counts as
 
 
 class Cut(Transient):
-    """A body that ended too early; `data` has come of what was to be read."""
+    """A body that ended too early; `data` has the bytes that were received before."""
 
     def __init__(self, reason: str, data: Buffer) -> None:
         super().__init__(reason, begun=True)
@@ -40,17 +40,17 @@ class Cut(Transient):
 
 
 class Connection:
-    """A connection; it serves one request after the other."""
+    """A connection, for one request after the other."""
 
     __slots__ = ("ahead", "sock", "steps", "tls")
 
     def __init__(self, sock: socket.socket | TlsInTls, tls: bool) -> None:
         self.sock, self.tls = sock, tls
-        self.ahead = b""  # received behind the head
-        self.steps = 0  # since it has last waited
+        self.ahead = b""  # bytes that were received after the head
+        self.steps = 0  # since the connection last waited
 
     def close(self) -> None:
-        """Close the socket at once; TLS sends no close_notify, as the server would have to be waited for."""
+        """Close the socket immediately. TLS sends no close_notify, because that may have to wait for the server."""
         self.sock.close()
 
     async def send(self, data: bytes) -> None:
@@ -64,7 +64,7 @@ class Connection:
                 await trio.lowlevel.wait_readable(self.sock)
 
     async def receive(self, most: int, flags: int = 0) -> bytes:
-        """Return what comes next, up to `most` bytes; b"" at the end. `flags` are for connections without TLS."""
+        """Wait for bytes and return them, up to `most`; b"" at the end. `flags` are for connections without TLS."""
         await self.step(_RECEIVE)
         while True:
             try:
@@ -76,21 +76,21 @@ class Connection:
                 await trio.lowlevel.wait_writable(self.sock)
 
     async def step(self, weight: int = 1) -> None:
-        """Yield to other tasks after many steps without a wait: no server may hold them up, however fast it is."""
+        """Yield to other tasks after many steps without a wait, so that a fast server does not hold them up."""
         self.steps += weight
         if self.steps >= _STEPS:
             self.steps = 0
             await trio.lowlevel.checkpoint()
 
     async def receive_of_body(self, most: int) -> bytes:
-        """As receive(), after the head of an answer has come. Raises Cut."""
+        """Wait for bytes of a body and return them, as receive() does. Raises Cut if the connection fails."""
         try:
             return await self.receive(most)
         except OSError as exc:
             raise Cut(f"the answer was cut off: {exc.strerror or exc}", b"") from exc
 
     async def head(self) -> Head | None:
-        """Receive the head of an answer; None if the connection ends before anything has come.
+        """Receive the head of an answer; return None if the connection ends before any byte of it.
 
         Raises BadAnswer, Transient, OSError. Interim answers (RFC 9110, 15.2) are skipped.
         """
@@ -111,7 +111,7 @@ class Connection:
             self.steps = 0
             await trio.lowlevel.wait_readable(self.sock)
             seen = await self.receive(_FIRST, socket.MSG_PEEK)
-            # of a range the head alone, if it has come: the body is then received at once, into memory of its own
+            # for a range, receive only the head if it is complete, and then the body into memory of its own
             end = seen.find(b"\r\n\r\n") + 4 if seen.startswith(_RANGE) else 0
             data = await self.receive(end if end > 3 else _FIRST)
         elif not data:
@@ -136,7 +136,7 @@ class Connection:
             return begun
         low = 1
         try:
-            if not got and not self.tls and size <= _LOW:  # memory that is not filled with zeros first
+            if not got and not self.tls and size <= _LOW:  # recv() does not fill its memory with zeros first
                 if _available(self.sock) < size:
                     low = self._wait_for(size, low)
                     await trio.lowlevel.wait_readable(self.sock)
@@ -164,7 +164,7 @@ class Connection:
                         raise Cut("the answer was cut off", bytes(view[:got]))
                     got += count
                     round_ += count
-                    if round_ >= _LOW:  # a server that is faster than we are may not keep the loop from others
+                    if round_ >= _LOW:  # let other tasks run, even if the server sends faster than this receives
                         round_ = 0
                         await trio.lowlevel.checkpoint()
             return data
@@ -173,8 +173,11 @@ class Connection:
                 self._set_low(1)
 
     def _wait_for(self, wanted: int, low: int) -> int:
-        """Have the kernel gather `wanted` bytes, or _LOW, before the socket is readable; `low` is so by now."""
-        if self.tls:  # what is encrypted is longer, but OpenSSL may hold the beginning of a record
+        """Make the kernel gather `wanted` bytes, at most _LOW, before the socket is readable; return their number.
+
+        `low` is the present value of SO_RCVLOWAT.
+        """
+        if self.tls:  # encrypted data is longer, but OpenSSL may hold the beginning of a record already
             wanted -= _RECORD
         wanted = max(1, min(_LOW, wanted))
         if wanted != low:
@@ -182,14 +185,14 @@ class Connection:
         return wanted
 
     def _set_low(self, low: int) -> None:
-        with contextlib.suppress(OSError):  # reset by the server
+        with contextlib.suppress(OSError):  # the server has reset the connection
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
 
     def is_quiet(self) -> bool:
-        """Return whether the server has neither sent anything nor closed the connection, so that it can be used."""
+        """Return whether the server has neither sent data nor closed the connection, so that it can be used again."""
         beneath = self.sock.outer if isinstance(self.sock, TlsInTls) else self.sock
         try:
-            socket.socket.recv(beneath, 1, socket.MSG_PEEK)  # also beneath TLS
+            socket.socket.recv(beneath, 1, socket.MSG_PEEK)  # for TLS, peek at the encrypted bytes
         except BlockingIOError:
             return True
         except OSError:
@@ -197,7 +200,7 @@ class Connection:
         if not self.tls:
             return False
         try:
-            self.sock.recv(1)  # there may be but a ticket for the next session
+            self.sock.recv(1)  # the bytes may be just a TLS session ticket
         except ssl.SSLWantReadError:
             return True
         except (OSError, ValueError):
@@ -206,9 +209,9 @@ class Connection:
 
 
 class Body:
-    """The body of an answer; its bytes come in order, once.
+    """The body of an answer, whose bytes can be read once, in order.
 
-    `left` is the number of bytes that follow, CHUNKED or TO_THE_END; 0 at its end.
+    `left` is the number of bytes that follow, CHUNKED or TO_THE_END; 0 at the end of the body.
     """
 
     __slots__ = ("_chunk", "_connection", "left")
@@ -234,7 +237,7 @@ class Body:
         return pieces
 
     async def piece(self, most: int = _LOW) -> bytes:
-        """Return what comes next, up to `most` bytes; b"" at the end of the body. Raises Cut, BadAnswer."""
+        """Wait for bytes and return them, up to `most`; b"" at the end of the body. Raises Cut, BadAnswer."""
         if self.left == CHUNKED:
             most = min(most, self._chunk or await self._next_chunk())
         elif self.left >= 0:
@@ -255,9 +258,9 @@ class Body:
         return data
 
     async def drain(self) -> bool:
-        """Take the rest if that is short and has come already; return whether the body is at its end."""
+        """Receive the rest if it is short and has already arrived; return whether the body is at its end."""
         had = self._connection.steps = 0
-        with trio.CancelScope(deadline=-math.inf):  # nothing is waited for
+        with trio.CancelScope(deadline=-math.inf):  # do not wait for anything
             while self.left and self.left <= _DRAIN and self.left != TO_THE_END and had <= _DRAIN:
                 had += len(await self.piece(_DRAIN))
         return self.left == 0
@@ -274,7 +277,7 @@ class Body:
         return self._chunk
 
     async def _line(self) -> bytes:
-        """Receive a line; return it without its end."""
+        """Receive a line; return it without its line end."""
         connection = self._connection
         await connection.step()
         while (end := connection.ahead.find(b"\r\n")) < 0:

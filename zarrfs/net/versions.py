@@ -1,4 +1,4 @@
-"""Versions of targets: what distinguishes one content from another."""
+"""Versions of targets: tag and size, which distinguish one content of a target from another."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from zarrfs.net.responses import Entry, Fetched
 
 log = logging.getLogger(__name__)
 
-_HOSTS = 1024  # that are noted
+_HOSTS = 1024  # number of hosts that are noted
 _unversioned: dict[str, None] = {}  # hosts, in the order of their first responses
 
 
 class TargetVersion(NamedTuple):
-    """The version of a target: what differs between two contents of it."""
+    """The version of a target, which differs between two contents of it."""
 
     tag: str  # ETag, Last-Modified or mtime, as the server gave it; never empty
     size: int  # bytes
@@ -28,16 +28,16 @@ def version_from(tag: str | None, size: int | None) -> TargetVersion | None:
 
 @dataclasses.dataclass(slots=True)
 class Pin:
-    """The version of a target that is being read: that of its first bytes received, or found on disk."""
+    """The version of a target that is being read: the one of the first bytes received, or the one found on disk."""
 
     tag: str | None
     size: int | None
-    certain: bool = True  # no: from the disk, and no reader has got bytes of it yet
-    noted: bool = False  # on the disk
-    kept: bool = True  # no: its server sends no version, so it is not cached on disk
-    head: Fetched | None = None  # what came with its first bytes, without these
+    certain: bool = True  # False: from the disk, and no reader has received bytes of it yet
+    noted: bool = False  # recorded on disk
+    kept: bool = True  # False: its server sends no version, so it is not cached on disk
+    head: Fetched | None = None  # the facts that came with its first bytes, without the bytes
     asked: float | None = None  # trio's time at which its attributes were last requested
-    agreed: bool = False  # they had this very version
+    agreed: bool = False  # those attributes had this version
 
     @property
     def version(self) -> TargetVersion | None:

@@ -1,8 +1,8 @@
-"""Web: one HTTP request with its redirects: which credentials each server gets, and which addresses are allowed.
+"""Web: HTTP requests with their redirects, the credentials that each server gets, and the addresses that are allowed.
 
-Headers, cookies and passwords of the user go to a server as security.md says, decided again at every redirect. The
-address is checked when a connection is made, so neither the spelling of a host nor what a name resolves to at another
-time matters. Source: RFC 9110 (15.4 redirects), RFC 6265 (cookies).
+docs/security.md says which servers get headers, cookies and passwords of the user; this is decided again at every
+redirect. Addresses are checked when a connection is made, so that neither the spelling of a host nor a change of its
+address matters. Source: RFC 9110 (15.4 redirects), RFC 6265 (cookies).
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
     import yarl
 
 _STATUSES = (301, 302, 303, 307, 308)
-_SITES = 256  # places that are remembered
-_FOLLOWED = 60.0  # seconds for which the redirect of a value is followed without asking
-_REMEMBERED = 65_536  # such redirects
-# What a place answers when a remembered redirect is over, or does not hold for a name; a bucket answers 400 to an
-# expired token in a signed URL.
+_SITES = 256  # places whose options and connections are kept
+_FOLLOWED = 60.0  # seconds for which a redirect is applied without a request to the original place
+_REMEMBERED = 65_536  # redirects that are remembered for this time
+# Statuses of answers if a remembered redirect has expired, or is wrong for a name. A bucket answers 400 if a token
+# in a signed URL has expired.
 _DENIALS = (400, 401, 403, 404, 410)
-_COOKIES = 1024  # that are remembered
-_OURS = ("Accept-Encoding", "Range", "If-Range", "Connection", "Content-Length", "Transfer-Encoding")  # not the user's
-# URLs that are sent as they are written; yarl reads all others.
+_COOKIES = 1024  # cookies that are remembered
+# Headers that are never taken from options.
+_OURS = ("Accept-Encoding", "Range", "If-Range", "Connection", "Content-Length", "Transfer-Encoding")
+# URLs that are sent as they are written; all others are parsed by yarl.
 _LEGAL = r"(?:[A-Za-z0-9._~!$'()*,+&=;:@-]|%[0-9A-Fa-f]{2})"
 _PLAIN = re.compile(
     r"(https?)://([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::([0-9]{1,5}))?"
@@ -52,12 +53,12 @@ _PLAIN = re.compile(
 
 
 class _Site(NamedTuple):
-    """The options and the client of one place."""
+    """One place: its server and the options of requests to it."""
 
     server: Server
     options: WebOptions
     lines: str  # the headers of every request
-    personal: bool  # the place may know who the user is
+    personal: bool  # whether the place may get credentials of the user
 
 
 class Hop(NamedTuple):
@@ -75,7 +76,7 @@ class Hop(NamedTuple):
         return self.target.partition("?")[0]
 
     def is_directory_of(self, first: Hop) -> bool:
-        """Return whether the path is that of `first` with "/" at its end; they may be percent-encoded otherwise."""
+        """Return whether the path is that of `first` with "/" at its end; percent-encoding may differ."""
         path, asked = self.path, first.path
         if not path.endswith("/") or asked.endswith("/"):
             return False
@@ -85,7 +86,7 @@ class Hop(NamedTuple):
 
 
 class Response:
-    """An answer whose body is still to be received; `async with` ends it, or release() or close()."""
+    """An answer whose body has not been received yet. The caller ends it by `async with`, release() or close()."""
 
     __slots__ = ("_connection", "_pool", "_server", "body", "headers", "hops", "persistent", "reason", "status")
 
@@ -124,22 +125,22 @@ class Response:
 
 
 class Web:
-    """The requests of one RemoteFiles. `anonymous`: no credentials are sent, except those in the URL."""
+    """The HTTP client of one RemoteFiles. `anonymous`: send no credentials, except those in the URL."""
 
     def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
         self._trust, self._moved, self._anonymous = trust, moved, anonymous
         self._authorities, self._timeout = options.ca_bundle or "", options.request_timeout
         self._pool = Pool()
         self._sites: LRU[object, _Site] = LRU(_SITES, lambda site: self._pool.forget(site.server))
-        self._redirects: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # where to, until when
+        self._redirects: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # by URL: (target, when to forget it)
         self._jar: http.cookiejar.CookieJar | None = None
         self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
 
     async def request(self, method: str, url: str, more: str = "", slash: bool = False) -> Response:
-        """Return the answer to a request; `more` are headers with line ends.
+        """Send a request, follow redirects, and return the last answer; `more` has further headers with line ends.
 
-        `slash`: a redirect to the same name with "/" means a directory, and is not followed: the last
-        hop is its destination. Raises ReadError, Transient, OSError.
+        `slash`: do not follow a redirect to the same name with "/", which means that the name is a directory. Its
+        destination is then the last hop of the answer. Raises ReadError, Transient, OSError.
         """
         where = without_secrets(url)
         first = self._hop(url, None, where)
@@ -153,13 +154,13 @@ class Web:
             short = None
         else:
             short = None
-        remembered = len(hops) > 1  # a guess: that redirect may be over, or may never have been one of this name
-        redirected, lasting = False, True  # no redirect was followed that must not be remembered
+        remembered = len(hops) > 1  # a guess: the redirect may have expired, or be wrong for this name
+        redirected, lasting = False, True  # lasting: all redirects that were followed may be remembered
         began = time.monotonic()
         while True:
             try:
                 response = await self._send(method, hops, more, where)
-            except BaseException as exc:  # of cancellations, only late ones are timeouts
+            except BaseException as exc:  # a cancellation is a timeout only if it is late
                 if short and (isinstance(exc, Exception) or time.monotonic() - began > self._timeout / 2):
                     self._redirects.pop(url, None)
                 raise
@@ -207,7 +208,7 @@ class Web:
     # -- places
 
     def _hop(self, url: str, first: Hop | None, where: str) -> Hop:
-        """Return the hop of a URL as a user writes it; `first` has led to it."""
+        """Return the hop for a URL as a user writes it. `first` is the hop that led to it by redirects, else None."""
         match = _PLAIN.fullmatch(url)
         if match is None:
             return self._hop_of(self._parsed(url, where), first, where)
@@ -259,15 +260,15 @@ class Web:
         headers = {header: value for header, value in headers.items() if header.title() not in _OURS}
         headers["Accept-Encoding"] = "identity"
         authorized = any(header.title() == "Authorization" for header in headers)
-        # A host in ~/.netrc gets its password also if a server that the user named has redirected to it: Earthdata's
-        # login works so.
+        # A host in ~/.netrc also gets its password if a server that may get the user's credentials has redirected to
+        # it, because the login of Earthdata works like this.
         if not authorized and (personal or key[2]) and (credentials := from_netrc(name)):
             headers["Authorization"] = credentials
         made = lines(headers) + (proxy.lines if proxy and server.forwarded else "")
         return self._sites.put(key, _Site(server, options, made, personal))
 
     def _parsed(self, url: str, where: str) -> yarl.URL:
-        """Parse a URL that is not plain."""
+        """Parse a URL that _PLAIN does not match. Raise ReadError if it is invalid or ambiguous."""
         import yarl
 
         try:
@@ -281,15 +282,15 @@ class Web:
         return found
 
     def _onward(self, response: Response, hops: list[Hop], where: str) -> Hop | None:
-        """Return where the answer redirects to; None for any other answer."""
+        """Return the hop to which the answer redirects; None if it is not a redirect."""
         location = response.headers.get("Location")
         if response.status not in _STATUSES or not location:
             return None
-        if not location.isascii():  # headers are read as Latin-1, and what is sent is UTF-8
+        if not location.isascii():  # decoded as Latin-1, although servers send UTF-8
             location = location.encode("latin-1").decode("utf-8", "replace")
         import yarl
 
-        legal = re.fullmatch(rf"(?:{_LEGAL}|[/?\[\]#])*", location) is not None  # a signature holds of what is written
+        legal = re.fullmatch(rf"(?:{_LEGAL}|[/?\[\]#])*", location) is not None  # a signature covers it as written
         try:
             base = yarl.URL(hops[-1].url)
             onward = base.join(yarl.URL(location, encoded=legal))
@@ -328,7 +329,7 @@ class Web:
                 if head is None:
                     if not used:
                         raise Transient("the connection was closed before an answer came")  # noqa: TRY301
-                    connection.close()  # it was closed while it waited
+                    connection.close()  # the server has closed it while it was idle
                     continue
                 body = Body(connection, body_length(head, method))
             except (ConnectionError, ssl.SSLError) as exc:
@@ -367,18 +368,18 @@ class Web:
 
 
 class _Answer:
-    """A response, as http.cookiejar reads it."""
+    """A response with the method that http.cookiejar needs."""
 
     def __init__(self, message: Any) -> None:
         self._message = message
 
     def info(self) -> Any:
-        """Return its headers."""
+        """Return the headers."""
         return self._message
 
 
 def _request(hop: Hop) -> Any:
-    """Return what http.cookiejar asks of a request."""
+    """Return a request in the form that http.cookiejar needs."""
     import urllib.request
 
     return urllib.request.Request(f"{hop.place}{hop.target}")

@@ -1,7 +1,7 @@
-"""Options of HTTP servers: from fsspec's names (and ours) to what is sent, and through which proxy.
+"""Options of HTTP servers: translated from those of fsspec, and some of zarrfs, to headers, TLS and proxies.
 
-Sources: the parameters of fsspec's HTTPFileSystem, and those of aiohttp that users give it; curl(1) for the variables
-that name proxies and for ~/.netrc.
+Sources: the parameters of fsspec's HTTPFileSystem, and those of aiohttp that users pass through it; curl(1) for the
+variables that name proxies and for ~/.netrc.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from zarrfs.net.tls import Tls
 log = logging.getLogger(__name__)
 
 _REDIRECTS = 10
-# How fsspec lists and buffers, which does not matter here; trust_env= always holds, and -o request_timeout= bounds.
+# Options about fsspec's listings and buffers, which have no effect here. trust_env= is always on, and timeout= is
+# replaced by -o request_timeout=.
 _INDIFFERENT = frozenset(
     (
         "asynchronous", "block_size", "cache_options", "cache_type", "listings_expiry_time", "max_paths",
@@ -47,14 +48,14 @@ _TEXT = re.compile(r"[\t -~\x80-\xff]*")
 class WebOptions(NamedTuple):
     """Options of the requests to one place."""
 
-    headers: dict[str, str]  # beside those of every request; names as given
-    cookies: str  # of a Cookie header; "": none
-    params: dict[str, str]  # of the first URL's query
-    proxy: str | None  # its URL; None: as the environment says
-    proxy_lines: str  # headers for it
-    proxy_user: tuple[str, str] | None  # with password; None: those in its URL
+    headers: dict[str, str]  # in addition to the usual headers of requests; names as given
+    cookies: str  # value of the Cookie header; "": none
+    params: dict[str, str]  # added to the query of the first URL
+    proxy: str | None  # its URL; "": none; None: the one that the environment names
+    proxy_lines: str  # headers for the proxy, each with its line end
+    proxy_user: tuple[str, str] | None  # user and password of the proxy; None: those in its URL
     tls: Tls
-    redirects: int  # to be followed at most
+    redirects: int  # the greatest number that is followed
 
 
 def check_web_options(options: Options) -> None:
@@ -82,7 +83,7 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
 
     def given(name: str) -> Any:
         found = options[name] if options.get(name) is not None else client.get(name)
-        return "" if found is True and name == "proxy" else found  # -o http.proxy: without a value
+        return "" if found is True and name == "proxy" else found  # -o http.proxy without a value
 
     headers = {**(client.get("headers") or {}), **(options.get("headers") or {})}
     if options.get("token"):
@@ -92,7 +93,7 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
     cookies = {**(client.get("cookies") or {}), **(options.get("cookies") or {})}
     proxy_user = _pair("proxy_auth", given("proxy_auth")) if given("proxy_auth") else None
     if given("proxy"):
-        _parsed_proxy(str(given("proxy")), "http.proxy=", proxy_user)  # an error before anything is mounted
+        _parsed_proxy(str(given("proxy")), "http.proxy=", proxy_user)  # fail before anything is mounted
     verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
     tls = Tls(authorities, verify, _path(options.get("client_cert")), _path(options.get("client_key")))
     most = options.get("max_redirects", _REDIRECTS)
@@ -107,12 +108,12 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
 
 
 def lines(headers: Mapping[str, str]) -> str:
-    """Return headers as they are sent, each with its line end."""
+    """Format headers for a request, each with its line end."""
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
 def basic(user: str, password: str) -> str:
-    """Return the value of an Authorization header. Source: RFC 7617."""
+    """Return the value of an Authorization header for basic authentication. Source: RFC 7617."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
@@ -130,7 +131,7 @@ def _checked(headers: Mapping[str, object]) -> dict[str, str]:
     found = {str(name): str(value) for name, value in headers.items()}
     for name, value in found.items():
         if not _TOKEN.fullmatch(name) or not _TEXT.fullmatch(value):
-            name = name.partition(":")[0][:80]  # a value behind it may be secret
+            name = name.partition(":")[0][:80]  # do not show a value, which may be secret
             raise ValueError(f"{name!r} is not a header, or its value has characters that no header has")
     return found
 
@@ -143,7 +144,10 @@ def _path(value: object) -> str:
 
 
 def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy | None:
-    """Return the proxy for a server, as options or the environment say; None without one. Raises ReadError."""
+    """Return the proxy for a server, from options or else the environment; None if there is none.
+
+    Raises ReadError if the proxy cannot be used.
+    """
     url, named = options.proxy, "http.proxy="
     if url is None:
         url, named = proxy_of_environment(scheme, host)
@@ -162,14 +166,14 @@ def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy |
 
 
 def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) -> Proxy:
-    """Return the proxy of a URL, with its user and password or those of `login`.
+    """Parse the URL of a proxy, with the user and password in it or those of `login`.
 
-    Raises ValueError, which shows no password; `named` is what gives the URL.
+    Raises ValueError, whose text does not show the password; `named` is the option or variable with the URL.
     """
     rule = "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        if "@" in parts.path + parts.query + parts.fragment:  # the password would be taken for a port, or for nothing
+        if "@" in parts.path + parts.query + parts.fragment:  # else taken for a port, or ignored
             rule = "/, ? and # in its user and password must be written as %2F, %3F and %23"
         elif parts.scheme in PORTS and parts.hostname:
             user, password = login or (unquote(parts.username or ""), unquote(parts.password or ""))
@@ -183,13 +187,13 @@ def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) ->
 
 
 def shown_proxy(url: str) -> str:
-    """Return the URL of a proxy without user and password, even if characters in them end its host for a parser."""
+    """Return the URL of a proxy without user and password, even if these contain characters such as "/" or "?"."""
     scheme, mark, rest = url.partition("://") if "://" in url else ("", "", url)
     return without_secrets(scheme + mark + rest.rpartition("@")[2])
 
 
 def proxy_of_environment(scheme: str, host: str) -> tuple[str, str]:
-    """Return (the proxy that environment variables name, as curl(1) reads them, "" for none; the variable)."""
+    """Return (URL of the proxy that the environment names, as for curl(1), "" if none; "$VARIABLE=" for messages)."""
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return "", ""
     import urllib.request
@@ -206,9 +210,9 @@ def proxy_of_environment(scheme: str, host: str) -> tuple[str, str]:
 
 
 def from_netrc(host: str) -> str:
-    """Return the value of an Authorization header for `host` from $NETRC or ~/.netrc; "" where it is not named.
+    """Return the value of an Authorization header for `host` from $NETRC or ~/.netrc; "" if it has no entry there.
 
-    Its `default` entry is not used: it would tell everybody a password.
+    The `default` entry is not used, because any server would get its password.
     """
     path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if not os.path.exists(path) or literal(host) == "169.254.169.254":

@@ -1,4 +1,4 @@
-"""Pages with links that web servers show of a directory."""
+"""A parser of the HTML pages with which web servers list a directory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from zarrfs.net.responses import Entry
 
-# What nginx shows beside a name: the time in UTC, to the minute, and the size, unless that is rounded (12K).
+# The text that follows a link in a listing by nginx: the time in UTC, to the minute, and the size in bytes. A rounded
+# size (12K) does not match.
 _BESIDE = re.compile(r"\s+(\d\d-[A-Z][a-z]{2}-\d{4} \d\d:\d\d)\s+(\d{1,18})\s*")
 _TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 _ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+""")
 _CLOSE = re.compile(r"[\s/]*+>")
-_RAW = {tag: re.compile(f"</{tag}", re.IGNORECASE) for tag in ("script", "style")}  # they have no tags
-_HEAD = 16 << 10  # characters of a page in which its title is
+_RAW = {tag: re.compile(f"</{tag}", re.IGNORECASE) for tag in ("script", "style")}  # elements without tags in them
+_HEAD = 16 << 10  # characters at the beginning of a page in which to look for its title
 _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 
 
 def listed(text: str, base: str) -> list[Entry] | None:
     """Return the entries that a page at the URL `base` lists; None for another kind of page, such as an index.html.
 
-    A listing has a title that says so, or names something; and it has a link to the directory above, or no links but
-    to what is in it, unless it has both title and names. Without names, links to other places may be those of the
-    entries, if a proxy has changed the path. A page that a server shows for every name may have a link to its home.
+    A page is a listing if its title says so and it has links to names in the directory. If only one of these is true,
+    it is a listing if it also links to the parent directory, or has no links to other places. (Without names, links to
+    other places may be those of the entries, if a proxy has changed the path; and a page that a server shows for every
+    name may have a link to its home page.)
     """
     page = _LinkParser(text)
     found: dict[str, Entry] = {}
@@ -44,14 +46,14 @@ def listed(text: str, base: str) -> list[Entry] | None:
         elif there.netloc == here.netloc and prefix.startswith(path) and not there.query:
             up = up or path in (above, above.rstrip("/"))
         else:
-            elsewhere = elsewhere or not inside or bool(rest)  # not what sorts the same listing: ?C=N
+            elsewhere = elsewhere or not inside or bool(rest)  # but not links that sort the listing: ?C=N
     titled = _TITLE.search(page.title) is not None
     listing = (titled and found) or ((titled or found) and (up or not elsewhere))
     return list(found.values()) if listing else None
 
 
 def in_one_spelling(path: str) -> str:
-    """Return the path of a URL with all reserved characters percent-encoded, to compare it; "%2F" stays encoded."""
+    """Return the path of a URL in a form to be compared: reserved characters are percent-encoded ("%2F" stays so)."""
     if path.isascii() and path.replace("/", "").replace(".", "").isalnum():
         return path
     parts = (unquote_to_bytes(part.encode("utf-8", "surrogateescape")) for part in path.split("/"))
@@ -59,23 +61,23 @@ def in_one_spelling(path: str) -> str:
 
 
 def is_titled(text: str) -> bool:
-    """Return whether a page says in its title that it is a listing."""
+    """Return whether the title of a page says that it is a listing."""
     return _TITLE.search(_LinkParser(text[:_HEAD]).title) is not None
 
 
 class _LinkParser:
     """The targets of the <a> elements of a page, and its title.
 
-    Tags are those of HTML's tokeniser (html.spec.whatwg.org, 13.2.5). No character is read again after what it begins
-    has turned out to be unfinished, as html.parser does, whose time grows with the square of a hostile page's length.
+    Tags are recognised as by the HTML tokeniser (html.spec.whatwg.org, 13.2.5). An unfinished tag or comment is not
+    scanned again from its second character: html.parser does so, and takes quadratic time for a hostile page.
     """
 
     def __init__(self, text: str) -> None:
-        self.links: list[tuple[str, str]] = []  # and the text that follows each
+        self.links: list[tuple[str, str]] = []  # (link, text that follows it)
         self._title: list[str] = []
         self._in_title = False
         self._link = ""
-        self._text: list[str] | None = None  # what follows the last link
+        self._text: list[str] | None = None  # that follows the last link
         at = 0
         while at >= 0:
             begin = text.find("<", at)
@@ -89,7 +91,10 @@ class _LinkParser:
         return "".join(self._title)
 
     def _markup(self, text: str, begin: int) -> int:
-        """Read what begins with "<"; return where it ends, -1 for the end of the page."""
+        """Read the tag or comment, or the text, that begins with the "<" at `begin`.
+
+        Return the offset of its end, -1 for the end of the page.
+        """
         if text.startswith("<!--", begin):
             last = text.find("-->", begin + 2)
             return last if last < 0 else last + 3
@@ -111,7 +116,7 @@ class _LinkParser:
                 link = html.unescape(value[1:-1] if value[:1] in ("'", '"') else value).strip()
         end = _CLOSE.match(text, at)
         if end is None:
-            return -1  # of the page, in a tag
+            return -1  # the page ends within a tag
         self._start_tag(tag, link)
         if end[0].endswith("/>"):
             self._end_tag(tag)
@@ -126,7 +131,7 @@ class _LinkParser:
             self._end()
             self._link = link
         elif self._text is not None:
-            self._text.append("<")  # a page of another kind
+            self._text.append("<")  # not the text of a listing by nginx
 
     def _end_tag(self, tag: str) -> None:
         self._in_title = False
@@ -142,7 +147,7 @@ class _LinkParser:
             self._text.append(html.unescape(data))
 
     def _end(self) -> None:
-        """Finish the last link."""
+        """Finish the last link and store it."""
         if self._link:
             self.links.append((self._link, "".join(self._text or ())))
         self._link, self._text = "", None
@@ -155,6 +160,6 @@ def _value(name: str, beside: str) -> Entry:
         return Entry(name, False)
     try:
         when = datetime.datetime.strptime(f"{match[1]} +0000", "%d-%b-%Y %H:%M %z")
-    except ValueError:  # months are not in English here, or there is no such day
+    except ValueError:  # months are not in English in this locale, or there is no such day
         return Entry(name, False)
     return Entry(name, False, int(match[2]), calendar.timegm(when.timetuple()) * 1_000_000_000, rough=True)

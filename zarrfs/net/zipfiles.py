@@ -1,8 +1,8 @@
-"""ZipSystem: the members of a zip file, wherever that is.
+"""ZipSystem: the members of a local or remote zip file.
 
-The index is read once. A member's bytes are fetched as one value, from its header to the next; stored
-members (as Zarr writes them) are sliced, compressed ones are decompressed in worker threads, and stay open
-so that reading on does not begin anew. Source: PKWARE APPNOTE 6.3 (local file header, 4.3.7).
+The index is read once. A member is fetched as one value, which reaches from its header to the next one. Stored members
+(as Zarr writes them) are sliced. Compressed members are decompressed in worker threads, and kept open so that a reader
+that continues does not begin again. Source: PKWARE APPNOTE 6.3 (local file header, 4.3.7).
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOCAL_HEADER = 30  # bytes, before the name and the extra field
-_UTF_8 = 1 << 11  # of the flags: how the name is written
+_UTF_8 = 1 << 11  # flag of a member whose name is in UTF-8
 _IDLE = 8  # compressed members kept open
 _THREADS = 8
 _BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError, UnicodeError)
-_BUFFER = 256 << 10  # bytes that zipfile reads at once
-_END = 128 << 10  # bytes: more than what follows the index, its comment included
-_MEMORY_OF_INDEX = 8  # bytes that each byte of the index takes in memory: zipfile has an object for each member
-_LEAST = 256 << 20  # bytes: a process may have a small share of memory_limit=, and stores many members
-_MEMORY_OF_DIRECTORY = 300  # bytes, beside its name
-_AHEAD = 8 << 20  # bytes: what RemoteFiles fetches whole
+_BUFFER = 256 << 10  # bytes that zipfile reads in one call
+_END = 128 << 10  # bytes: more than the records after the index, including the comment of the archive
+_MEMORY_OF_INDEX = 8  # bytes of memory for each byte of the index: zipfile has an object for each member
+_LEAST = 256 << 20  # bytes that the index may always take: a process may have only a small share of memory_limit=
+_MEMORY_OF_DIRECTORY = 300  # bytes of memory for a directory, without its name
+_AHEAD = 8 << 20  # bytes: a compressed member up to this size is fetched into the cache as a whole
 
 
 class UrlReader(Protocol):
-    """Reads URLs through the block cache (store.remotefiles.RemoteFiles): what archives behind URLs are read with."""
+    """The reader of remote archives, which reads URLs through the block cache (store.remotefiles.RemoteFiles)."""
 
     local: LocalFiles
 
     def below(self) -> UrlReader:
-        """Return the reader of what archives lie in."""
+        """Return the reader for the archives themselves, as opposed to their members."""
         ...
 
     async def find(self, url: str) -> tuple[System, str]:
-        """Return the system that serves `url`, and the path of it there."""
+        """Return (the system that serves `url`, the path of `url` in it)."""
         ...
 
     async def size(self, url: str) -> int:
-        """Return the size of `url` in bytes, or raise ReadError."""
+        """Return the size of `url` in bytes. Raise ReadError if that fails."""
         ...
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
-        """Read a range of `url`; [low, high) is the extent of the value that it is part of."""
+        """Read a range of `url`; [low, high) is the extent (a member, or the index) that contains the range."""
         ...
 
 
 class LocalArchive:
-    """An archive that is a local file; the LocalFiles belongs to its owner."""
+    """An archive that is a local file. `files` is closed by its owner."""
 
     def __init__(self, files: LocalFiles, path: str, version: str) -> None:
-        """`version`: of the file, so that a cache on disk tells its members from those of another file at `path`."""
+        """Open nothing yet. `version` identifies the file, so that its cached members are not used for another one."""
         self.shown, self.identity, self._files = path, f"file://{path}#{version}", files
 
     async def size(self) -> int:
@@ -79,7 +79,7 @@ class LocalArchive:
 
 
 class RemoteArchive:
-    """An archive behind a URL; the reader of URLs belongs to its owner."""
+    """An archive at a URL. `files` is closed by its owner."""
 
     def __init__(self, files: UrlReader, url: str, identity: str) -> None:
         self.shown, self.identity, self._files, self._url = without_secrets(url), identity, files, url
@@ -97,12 +97,12 @@ class ZipSystem(System):
     immutable = True
 
     def __init__(self, archive: LocalArchive | RemoteArchive, limit: int, memory: int) -> None:
-        """Read whole members up to `limit` bytes; the index may take about `memory` bytes, or _LEAST."""
+        """Read whole members up to `limit` bytes. The index may take about max(`memory`, _LEAST) bytes of memory."""
         self._archive, self._limit, self._memory = archive, limit, max(memory, _LEAST)
         self._lock = trio.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
         self._zip: zipfile.ZipFile | None = None
-        self._starts: list[int] = []  # where members begin, and where the index does
+        self._starts: list[int] = []  # sorted offsets of all members, of the index and of the end
         self._directories: dict[str, set[str]] = {"": set()}
         self._room = 0  # bytes that more directories may take
         self._idle: list[tuple[str, Any]] = []
@@ -120,7 +120,7 @@ class ZipSystem(System):
             data = await self._stored(path, info, start, stop)
         else:
             low, high = self._extent(self._header_at(path, info))
-            if high - low <= _AHEAD:  # zipfile reads under a lock: let it find the bytes in the cache
+            if high - low <= _AHEAD:  # fetch the member before zipfile reads it, which holds a lock
                 await self._archive.read(low, 1, low, high)
             data = await self._thread(path, self._decompressed, path, start, stop)
         return Fetched(data, None, info.file_size)
@@ -143,7 +143,8 @@ class ZipSystem(System):
         return f"zip://{path}::{self._archive.shown}"
 
     def host(self, path: str) -> str:
-        return self.shown("")  # not the archive's own, whose requests are made while one for a member waits
+        # not the host of the archive, because a request for a member waits for requests to that host
+        return self.shown("")
 
     def identity(self, path: str) -> str:
         return f"zip://{path}::{self._archive.identity}"
@@ -178,7 +179,7 @@ class ZipSystem(System):
             if not (info.flag_bits & _UTF_8 or info.filename.isascii()):
                 _read_as_utf8(found, info)
             name = info.filename.rstrip("/")
-            if {"", ".", ".."}.isdisjoint(name.split("/")):  # other names are nobody's key
+            if {"", ".", ".."}.isdisjoint(name.split("/")):  # other names are not valid keys
                 self._add(name, info.is_dir())
         offsets = {info.header_offset for info in found.infolist() if 0 <= info.header_offset < found.start_dir}
         self._starts = sorted({0, found.start_dir, *offsets, size})
@@ -200,7 +201,7 @@ class ZipSystem(System):
             name = parent
 
     def _directory(self, name: str) -> set[str]:
-        """Return the names in a directory; ReadError if there is no memory for a new one."""
+        """Return the names in a directory; make it if it is new. Raise ReadError if there is no memory for it."""
         found = self._directories.get(name)
         if found is None:
             self._room -= _MEMORY_OF_DIRECTORY + len(name)
@@ -229,7 +230,7 @@ class ZipSystem(System):
         return at
 
     def _read_blocking(self, offset: int, length: int) -> Buffer:
-        """For zipfile, in a worker thread: up to `length` bytes, of one extent."""
+        """Read up to `length` bytes within one extent, for zipfile in a worker thread."""
         low, high = self._extent(offset)
         length = min(length, high - offset)
         return trio.from_thread.run(self._archive.read, offset, length, low, high)
@@ -268,7 +269,7 @@ class ZipSystem(System):
     def _take(self, path: str, start: int) -> Any:
         """Return the open file of the member with the nearest position before `start`, or a new one."""
         assert self._zip is not None
-        # several threads share the list; what remove() has removed is used by one
+        # several threads share the list: only the one whose remove() succeeds uses the file
         for at in sorted(range(len(self._idle)), reverse=True):
             try:
                 name, file = self._idle[at]
@@ -288,7 +289,7 @@ class ZipSystem(System):
 
 
 def _read_as_utf8(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-    """Give a member the name that its bytes are in UTF-8, if they are: Info-ZIP writes such names without the flag."""
+    """Decode the name of a member as UTF-8 if that is possible, because Info-ZIP writes UTF-8 without the flag."""
     with contextlib.suppress(UnicodeError):
         name = info.filename.encode("cp437").decode()
         archive.NameToInfo.pop(info.filename, None)
@@ -297,7 +298,7 @@ def _read_as_utf8(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
 
 
 def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
-    """Convert a date to UTC, as zip has no time zone; None if invalid (writers without a clock leave zeros)."""
+    """Return the time of a member, read as UTC because zip has no time zone; None if it is invalid, such as zeros."""
     try:
         return calendar.timegm(info.date_time) * 1_000_000_000
     except ValueError:
@@ -305,16 +306,16 @@ def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
 
 
 class _TooLong(Exception):
-    """A read of more bytes than a _BoundedReader gives; str() is how many."""
+    """A read of more bytes than a _BoundedReader allows; str() is their number."""
 
 
 class _BoundedReader(io.BufferedReader):
-    """A file that reads no more than `most` bytes at once."""
+    """A file that refuses to read more than `most` bytes in one call."""
 
     most: int | None = None
 
     def read(self, size: int | None = -1) -> bytes:
-        """As io.BufferedReader's. _TooLong, before anything is read or allocated."""
+        """Read as io.BufferedReader does. Raise _TooLong before anything is read or allocated."""
         if self.most is not None and size is not None and size > self.most:
             raise _TooLong(size)
         return super().read(size)
