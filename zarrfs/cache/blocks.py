@@ -1,6 +1,6 @@
-"""Blocks: ranges of targets by way of the cache in memory, the one on disk (diskblocks.py), and requests to servers.
+"""Blocks: ranges of targets, from the cache in memory, the one on disk (diskblocks.py), or requests to servers.
 
-Which version of a target is read: pins.py.
+The version of a target that is read is decided in pins.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
+_LARGE = 128 << 10  # bytes of blocks that make the heap grow
 
 
 class Blocks:
@@ -95,7 +95,7 @@ class Blocks:
             self._hit_bytes += taken
             return found
         if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
-            found = self._disk.at_once(wanted)  # and not kept: the kernel does that, and fresh memory is slow
+            found = self._disk.at_once(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
             if found is not None:
                 return found
         # what fail_after() does, at a third of its cost
@@ -163,7 +163,7 @@ class Blocks:
         return size
 
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
-        """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
+        """Fetch blocks into the cache, and return when they have arrived. If cancelled, drop the remaining ones."""
         wanted = list({one.key: one for one in wanted if not self.cache.has(one.key)}.values())
         found: dict[Hashable, Block] = {}
         leases: dict[Hashable, Lease] = {}
@@ -182,11 +182,11 @@ class Blocks:
         finally:
             for ahead in started:
                 ahead.drop()
-            for one in wanted if leases else ():  # those of what was cancelled before it began
+            for one in wanted if leases else ():  # leases of fetches that were cancelled before they began
                 self._leave(leases.pop(one.key, None))
 
     def adjust(self, options: Options) -> None:
-        """Take over what may change of the options; a smaller bound on the disk holds from the next block on."""
+        """Apply changed options. A smaller bound on the disk takes effect with the next block that is written."""
         self._options = self._pins.options = options
         self.ranges.adjust(options)
         self.cache.resize(memory_limit(options) - self._queue)
@@ -212,11 +212,11 @@ class Blocks:
         return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
 
     async def aclose(self) -> None:
-        """Wait a little for blocks that are on their way to the disk."""
+        """Write the blocks that wait for the disk, for at most a few seconds."""
         if self._disk is not None:
             await self._disk.aclose()
 
-    # -- from where it is nearest
+    # -- a block from the nearest place
 
     def _given(self, wanted: BlockRequest, data: Block | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
         async def give() -> Block:
@@ -228,7 +228,7 @@ class Blocks:
         in_order = not ahead and wanted.expected is None and not wanted.alone
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
         if covering == [(wanted.start, wanted.stop)]:
-            covering = []  # the run has the key of this very block, and is gone: it would wait for itself
+            covering = []  # the run has the same key as this block, so this fetch would wait for itself
         if covering:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
             found = await self._from_runs(wanted, covering)
@@ -262,7 +262,7 @@ class Blocks:
         except ReadError as exc:
             log.debug("%s", exc)
             return None
-        return found if self._pins.get(wanted.at) is pin else None  # else they may be of two versions
+        return found if self._pins.get(wanted.at) is pin else None  # the runs may be of different versions
 
     async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
         pins = self._pins
@@ -279,7 +279,7 @@ class Blocks:
             version = await pins.version(wanted, found, before)
             shown = found.tag is not None or wanted.expected is not None
             if shown or pin is None or pins.get(wanted.at) is pin:
-                break  # else it was replaced meanwhile (stale=reread), by what may not be the version of these bytes
+                break  # otherwise another version was pinned meanwhile (stale=reread), perhaps not that of these bytes
         alone = not (found.part and found.data) or pins.is_blind(wanted, found)
         if self._disk is not None and alone and await pins.is_still(wanted, found):
             self._disk.write(wanted, found, version, wanted.run)
@@ -295,11 +295,11 @@ class Blocks:
             return
         pin = self._pins.put(wanted.at, Pin(found.tag, found.total))
         if differs(pin.tag, pin.size, found) or self._pins.is_blind(wanted, found):
-            return  # those who wanted its parts compare the versions, and report a change
+            return  # the readers of its parts compare the versions, and report a change
         if found.tag is not None or pin.agreed:
             self._disk.write(wanted, found, pin.version, run=True)
 
-    # -- whose turn it is to fetch
+    # -- leases
 
     async def _in_turn(self, wanted: BlockRequest, ahead: bool, lease: Lease | None) -> Block:
         """Fetch the block, or wait for the lease holder and read it from the disk."""

@@ -26,7 +26,7 @@ _GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the
 
 
 class _Fetch(Generic[V]):
-    """A fetch that goes on, and how many wait for it."""
+    """A fetch in progress, and the number of tasks that wait for it."""
 
     __slots__ = ("__weakref__", "ahead", "block", "done", "error", "roomy", "scope", "waiters")
 
@@ -123,7 +123,8 @@ class BlockCache(Generic[V]):
     async def join(self, key: Hashable) -> V | None:
         """Return the block `key` if it is cached or being fetched, else None. Raises what its fetch raises.
 
-        For a fetch of its own: what waits for room, perhaps for that of this very fetch, is not about to come.
+        Call it within another fetch: a fetch that waits for room is not joined, because it may wait until the calling
+        one ends.
         """
         block = self.peek(key)
         flight = self._flights.get(key)
@@ -264,7 +265,7 @@ class BlockCache(Generic[V]):
         return flight.block
 
     def _leave(self, key: Hashable, flight: _Fetch[V]) -> None:
-        """One who waited for a flight does so no more."""
+        """Deregister a waiter. If it was the last one, cancel the fetch, unless its request was already sent."""
         flight.waiters -= 1
         if not flight.waiters and not flight.done.is_set() and not self._is_paid(key):
             flight.scope.cancel()
@@ -290,7 +291,7 @@ class BlockCache(Generic[V]):
             self._dropped += 1
 
     def _again(self, key: Hashable) -> V:
-        """Note a read of a block in the queue: of its parts in order, or again after other blocks."""
+        """Note another read of a block in the queue. If it is in the older half, keep it by recency from then on."""
         block, number = self._once[key]
         if self._number - number > len(self._once) // 2:
             del self._once[key]
@@ -300,7 +301,7 @@ class BlockCache(Generic[V]):
 
     def _keep(self, key: Hashable, block: V) -> None:
         if key in self._once or key in self._often or key in self._fresh:
-            return  # of a fetch that was cancelled and came through all the same
+            return  # a cancelled fetch has completed all the same
         self._kept += len(block)
         if key in self._unused:
             self._fresh[key] = block
