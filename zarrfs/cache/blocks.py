@@ -57,8 +57,8 @@ class Blocks:
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
         """Return the bytes [offset, offset + length) of a target, all of them in the block `wanted`.
 
-        `read`: offset and length of the whole read, for errors. ReadError and its kinds: OutOfRange where the target
-        ends before, TargetChanged for another version.
+        `read`: offset and length of the whole read, for errors. Raise ReadError or a subclass: OutOfRange if the
+        target is shorter, TargetChanged if it has another version.
         """
         at = offset - wanted.start
         block = await self._get(wanted, length)
@@ -87,7 +87,7 @@ class Blocks:
     async def _get(self, wanted: BlockRequest, taken: int, whole: bool = False) -> Block:
         """Return the block, cut at the end of the target; the caller uses `taken` bytes of it.
 
-        `whole`: not one that stays on the disk.
+        `whole`: return no BlockOnDisk.
         """
         key = wanted.key
         found = self.cache.peek(key)
@@ -105,12 +105,12 @@ class Blocks:
         raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
 
     async def look(self, wanted: BlockRequest) -> Entry | None:
-        """Stat a value by a request for its first block, `wanted`, which is kept for its reader.
+        """Stat a value by a request for its first block, `wanted`, which is cached for its reader.
 
-        None if the response does not contain its attributes: request them. ReadError.
+        None if the response does not contain its attributes: the caller must request them. Raise ReadError.
         """
         if self._disk is not None and await self._disk.known(wanted, valid=False) is not None:
-            return None  # the bytes may be there
+            return None  # the block may be on disk
         self._pins.pop(wanted.at)
         await self._get(wanted._replace(alone=True), 0)
         pin = self._pins.pop(wanted.at)
@@ -127,11 +127,14 @@ class Blocks:
         return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
 
     def note_size(self, system: System, path: str, size: int) -> None:
-        """Note the size that readers were told: a version that is longer is TargetChanged to them."""
+        """Note the size that readers were shown: for them, a longer version is TargetChanged."""
         self._pins.note_size((id(system), path), size)
 
     async def begin(self, wanted: BlockRequest) -> int | None:
-        """Return the size of a target by fetching its first block, `wanted`; None: request it alone. ReadError."""
+        """Return the size of a target by fetching its first block, `wanted`; None if the caller must request it.
+
+        Raise ReadError.
+        """
         if self._disk is not None:
             return await self._begin_on_disk(self._disk, wanted)
         most = wanted.stop

@@ -1,10 +1,10 @@
-"""BlockCache: blocks in memory, bounded in bytes, each fetched by one task however many want it.
+"""BlockCache: blocks in memory, bounded in bytes. Each is fetched by one task, for any number of readers.
 
-What is kept follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only
-those that are wanted again in its older half, or soon after they left it, are kept by recency. A scan of everything
-passes through the queue and takes nothing from what is read again and again. The queue is short because the kernel
-keeps what was read, too, and because memory that is used again at once is several times faster than fresh memory: a
-large file over https came at 480 MB/s with the short queue, and at 345 MB/s with one as long as the whole cache.
+The cache follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only those
+that are read again in its older half, or soon after they left it, are kept by recency. A scan passes through the queue
+and does not displace blocks that are read repeatedly. The queue is short because the page cache also keeps what was
+read, and because memory that is soon reused is several times faster than fresh memory: a large file over https came at
+480 MB/s with the short queue, and at 345 MB/s with one as long as the whole cache.
 """
 
 from __future__ import annotations

@@ -669,7 +669,7 @@ class Operations(pyfuse3.Operations):
             await version.values.prefetch([key])
 
     def _held(self, inode: int) -> Info:
-        """Stat a file without a name by one of its handles; NotFound if it is not open."""
+        """Stat a file without a name by one of its handles. Raise NotFound if it is not open."""
         for file in self._files.values():
             if file.inode == inode and file.value is not None and file.descriptor is None:
                 return file.value.info
