@@ -112,7 +112,7 @@ class Load(trio.abc.Instrument):
 
 
 async def begin(front: Front) -> None:
-    """Answer INIT, the first request of the session, and no other. Later ones wait until all processes are started."""
+    """Answer INIT, the first request of the session, and no other. Later requests wait for the session loops."""
     waiting = pyfuse3.trio = _Beginning(front)  # type: ignore[attr-defined]
     try:
         async with trio.open_nursery() as nursery:
