@@ -1,4 +1,4 @@
 """Blocks of remote values: in memory, on disk, and shared between processes.
 
-Knows ranges of URLs. Knows neither stores nor documents.
+It knows ranges of URLs, but neither stores nor documents.
 """

@@ -11,7 +11,7 @@ from zarrfs.system.buffers import Buffer
 if TYPE_CHECKING:
     from zarrfs.cache.diskindex import IndexRow
 
-_ON_DISK = 16 << 10  # bytes that a BlockOnDisk counts as in the cache in memory
+_ON_DISK = 16 << 10  # bytes as which the cache in memory counts a BlockOnDisk
 
 
 class BlockRequest(NamedTuple):
@@ -22,12 +22,12 @@ class BlockRequest(NamedTuple):
     start: int
     stop: int
     expected: Entry | None = None
-    run: bool = False  # a stretch of many values, whatever they are
-    alone: bool = False  # it says nothing of what is read next of the target
+    run: bool = False  # the range is a run, which may contain many values (runs.py)
+    alone: bool = False  # the request does not show in which order the target is read
 
     @property
     def at(self) -> tuple[int, str]:
-        """The target."""
+        """The target: its system and path."""
         return id(self.system), self.path
 
     @property
@@ -37,17 +37,17 @@ class BlockRequest(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """Its key in the cache."""
+        """The key of the block in the cache in memory."""
         entry = self.expected
         version = entry and (entry.size, entry.tag or entry.mtime_ns)
         return id(self.system), self.path, version, self.start, self.stop
 
 
 class BlockOnDisk:
-    """A large block that was verified and stays on the disk: what is read of it is in the page cache.
+    """A large, verified block that stays on the disk: its parts are read from the page cache when they are wanted.
 
-    A copy of it in memory would be fresh memory, which costs more than to read the parts of the block as they are
-    wanted. It counts as _ON_DISK bytes, so that the bound of the cache in memory also bounds how many it knows.
+    A copy of the block would need fresh memory, which costs more than reading the parts. A BlockOnDisk counts as
+    _ON_DISK bytes, so that the bound of the cache in memory also bounds the number of such blocks.
     """
 
     __slots__ = ("row",)

@@ -1,6 +1,6 @@
-"""Blocks: ranges of targets by way of the cache in memory, the one on disk (diskblocks.py), and requests to servers.
+"""Blocks: ranges of targets, from the cache in memory, the one on disk (diskblocks.py), or requests to servers.
 
-Which version of a target is read: pins.py.
+The version of a target that is read is decided in pins.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
+_LARGE = 128 << 10  # bytes of blocks that make the heap grow
 
 
 class Blocks:
@@ -59,8 +59,8 @@ class Blocks:
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
         """Return the bytes [offset, offset + length) of a target, all of them in the block `wanted`.
 
-        `read`: offset and length of the whole read, for errors. ReadError and its kinds: OutOfRange where the target
-        ends before, TargetChanged for another version.
+        `read`: offset and length of the whole read, for errors. Raise ReadError or a subclass: OutOfRange if the
+        target is shorter, TargetChanged if it has another version.
         """
         at = offset - wanted.start
         block = await self._get(wanted, length)
@@ -89,7 +89,7 @@ class Blocks:
     async def _get(self, wanted: BlockRequest, taken: int, whole: bool = False) -> Block:
         """Return the block, cut at the end of the target; the caller uses `taken` bytes of it.
 
-        `whole`: not one that stays on the disk.
+        `whole`: return no BlockOnDisk.
         """
         key = wanted.key
         found = self.cache.peek(key)
@@ -97,7 +97,7 @@ class Blocks:
             self._hit_bytes += taken
             return found
         if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
-            found = self._disk.at_once(wanted)  # and not kept: the kernel does that, and fresh memory is slow
+            found = self._disk.at_once(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
             if found is not None:
                 return found
         # what fail_after() does, at a third of its cost
@@ -110,12 +110,12 @@ class Blocks:
         raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
 
     async def look(self, wanted: BlockRequest) -> Entry | None:
-        """Stat a value by a request for its first block, `wanted`, which is kept for its reader.
+        """Stat a value by a request for its first block, `wanted`, which is cached for its reader.
 
-        None if the response does not contain its attributes: request them. ReadError.
+        None if the response does not contain its attributes: the caller must request them. Raise ReadError.
         """
         if self._disk is not None and await self._disk.known(wanted, valid=False) is not None:
-            return None  # the bytes may be there
+            return None  # the block may be on disk
         self._pins.pop(wanted.at)
         await self._get(wanted._replace(alone=True), 0)
         pin = self._pins.pop(wanted.at)
@@ -135,11 +135,14 @@ class Blocks:
         )
 
     def note_size(self, system: System, path: str, size: int) -> None:
-        """Note the size that readers were told: a version that is longer is TargetChanged to them."""
+        """Note the size that readers were shown: for them, a longer version is TargetChanged."""
         self._pins.note_size((id(system), path), size)
 
     async def begin(self, wanted: BlockRequest) -> int | None:
-        """Return the size of a target by fetching its first block, `wanted`; None: request it alone. ReadError."""
+        """Return the size of a target by fetching its first block, `wanted`; None if the caller must request it.
+
+        Raise ReadError.
+        """
         if self._disk is not None:
             return await self._begin_on_disk(self._disk, wanted)
         most = wanted.stop
@@ -171,7 +174,7 @@ class Blocks:
         return size
 
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
-        """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
+        """Fetch blocks into the cache, and return when they have arrived. If cancelled, drop the remaining ones."""
         wanted = list({one.key: one for one in wanted if not self.cache.has(one.key)}.values())
         found: dict[Hashable, Block] = {}
         leases: dict[Hashable, Lease] = {}
@@ -191,11 +194,11 @@ class Blocks:
         finally:
             for ahead in started:
                 ahead.drop()
-            for one in wanted if leases else ():  # those of what was cancelled before it began
+            for one in wanted if leases else ():  # leases of fetches that were cancelled before they began
                 self._leave(leases.pop(one.key, None))
 
     def adjust(self, options: Options) -> None:
-        """Take over what may change of the options; a smaller bound on the disk holds from the next block on."""
+        """Apply changed options. A smaller bound on the disk takes effect with the next block that is written."""
         self._options = self._pins.options = options
         self.ranges.adjust(options)
         self.cache.resize(memory_limit(options) - self._queue)
@@ -221,11 +224,11 @@ class Blocks:
         return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
 
     async def aclose(self) -> None:
-        """Wait a little for blocks that are on their way to the disk."""
+        """Write the blocks that wait for the disk, for at most a few seconds."""
         if self._disk is not None:
             await self._disk.aclose()
 
-    # -- from where it is nearest
+    # -- a block from the nearest place
 
     def _given(self, wanted: BlockRequest, data: Block | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
         async def give() -> Block:
@@ -237,7 +240,7 @@ class Blocks:
         in_order = not ahead and wanted.expected is None and not wanted.alone
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
         if covering == [(wanted.start, wanted.stop)]:
-            covering = []  # the run has the key of this very block, and is gone: it would wait for itself
+            covering = []  # the run has the same key as this block, so this fetch would wait for itself
         if covering:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
             found = await self._from_runs(wanted, covering)
@@ -271,7 +274,7 @@ class Blocks:
         except ReadError as exc:
             log.debug("%s", exc)
             return None
-        return found if self._pins.get(wanted.at) is pin else None  # else they may be of two versions
+        return found if self._pins.get(wanted.at) is pin else None  # the runs may be of different versions
 
     async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
         pins = self._pins
@@ -288,7 +291,7 @@ class Blocks:
             version = await pins.version(wanted, found, before)
             shown = found.tag is not None or wanted.expected is not None
             if shown or pin is None or pins.get(wanted.at) is pin:
-                break  # else it was replaced meanwhile (stale=reread), by what may not be the version of these bytes
+                break  # otherwise another version was pinned meanwhile (stale=reread), perhaps not that of these bytes
         alone = not (found.part and found.data) or pins.is_blind(wanted, found)
         if self._disk is not None and alone and await pins.is_still(wanted, found):
             self._disk.write(wanted, found, version, wanted.run)
@@ -304,11 +307,11 @@ class Blocks:
             return
         pin = self._pins.put(wanted.at, Pin(found.tag, found.total))
         if differs(pin.tag, pin.size, found) or self._pins.is_blind(wanted, found):
-            return  # those who wanted its parts compare the versions, and report a change
+            return  # the readers of its parts compare the versions, and report a change
         if found.tag is not None or pin.agreed:
             self._disk.write(wanted, found, pin.version, run=True)
 
-    # -- whose turn it is to fetch
+    # -- leases
 
     async def _in_turn(self, wanted: BlockRequest, ahead: bool, lease: Lease | None) -> Block:
         """Fetch the block, or wait for the lease holder and read it from the disk."""

@@ -1,7 +1,7 @@
 """DiskCache: blocks of targets in a directory that any number of processes and nodes share.
 
-A block is appended to a segment, and a row of the index says where it lies. Files: diskfiles.py. Index: diskindex.py.
-Space: diskspace.py. Who fetches a block: fetchlocks.py. For users: docs/disk-cache.md.
+A block is appended to a segment, and a row of the index has its place there. Files: diskfiles.py. Index: diskindex.py.
+Space: diskspace.py. Leases on blocks to fetch: fetchlocks.py. For users: docs/disk-cache.md.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ from zarrfs.system.localfiles import read_cached
 
 log = logging.getLogger(__name__)
 
-QUEUE = 64 << 20  # bytes that wait to be written at most
-UNIT = 1 << 20  # bytes: where runs of tiny values are cut
-PIECES = 32  # of a unit that do not touch each other
-PIECES_HELD = 8  # in memory, as reading a tiny value from the disk means reading and verifying its whole piece
-BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
-CROWDED = 1.0  # seconds after a block found no room, in which no leases are taken: the block may not be kept
-REPORT_AGAIN = 3600.0  # seconds after which the same warning is worth another line
-SKEW = 300.0  # seconds that the clocks of nodes may differ
-_NOW = 1 << 20  # bytes that are read on the loop at most
-_SCAN = 512 << 10  # bytes that are read at once to verify them
-_BATCH = 16 << 20  # bytes that are written before other processes see them, at most
+QUEUE = 64 << 20  # bytes that may wait to be written
+UNIT = 1 << 20  # bytes: runs of tiny values are cut at multiples of this offset
+PIECES = 32  # separate pieces of a unit that are kept
+PIECES_HELD = 8  # pieces in memory, because a tiny value on disk is read and verified with its whole piece
+BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writes after a failure; doubled as long as writes fail
+# Seconds without leases after blocks were dropped because the write lock was busy: the next ones may be dropped, too.
+CROWDED = 1.0
+REPORT_AGAIN = 3600.0  # seconds after which the same warning is logged again
+SKEW = 300.0  # seconds by which the clocks of nodes may differ
+_NOW = 1 << 20  # bytes of the largest block that is read on the event loop
+_SCAN = 512 << 10  # bytes that are read and verified at a time
+_BATCH = 16 << 20  # bytes that are written before the index is, from which other processes see them
 _IDLE = 5.0  # seconds without a write after which a segment is closed
-_INDEX_SHARE = 16  # of the bound: what the index may take
-_RECORD_MAX = 64 << 10  # bytes
+_INDEX_SHARE = 16  # the index does not grow by more than 1/16 of the bound
+_RECORD_MAX = 64 << 10  # bytes of a version record
 
 _WRONG = "wrong checksum"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Damaged(Exception):
-    """Bytes that are not what their row says; str() is why."""
+    """The bytes of a row are not those that were written; str() is the reason."""
 
 
 class _Put(NamedTuple):
-    """A block that waits to be written; of `pieces`, it may be joined to others of its unit."""
+    """A block that waits to be written. A `piece` may be joined to other pieces of its unit."""
 
     key: bytes
     target: bytes
@@ -68,27 +69,27 @@ class _Put(NamedTuple):
 
 _Found = TypeVar("_Found", bound=tuple[object, bool])
 
-_Job = _Put | Lease | IndexRow | int  # write it, release it, free it (it is damaged), or mark that segment as used
+_Job = _Put | Lease | IndexRow | int  # write a block, release a lease, free a damaged row, mark a segment as used
 
 
 class DiskCache:
-    """Blocks in a directory. Thread-safe; none of its methods raises for what the disk does.
+    """Blocks in a directory. Thread-safe; methods do not raise errors of the disk.
 
-    write(), remember() and release() hand work to a thread and return at once; what waits there is found like what is
-    on the disk. All others block; with `now` they raise BlockingIOError instead of waiting.
+    write(), remember() and release() queue work for a thread and do not wait; version() and read() also find queued
+    blocks. These two may wait for the disk; with `now` they raise BlockingIOError instead.
 
-    Every read verifies a checksum. That finds damage only: any user who may write in the directory can also forge
-    blocks, so share it only with trusted users. A failing or full disk is reported once in the
-    log; then nothing is written for a while, and reading goes on.
+    Every block is verified by a checksum. This only detects damage: users who may write to the directory can forge
+    blocks, so share it only with trusted users. A failing or full disk is reported once in the log. Then nothing is
+    written for a while, but blocks are still read.
     """
 
     def __init__(
         self, directory: str, size: int, min_free: int, queue: int = QUEUE, bounded: bool = True
     ) -> None:  # fmt: skip
-        """Keep at most `size` bytes, let `min_free` bytes of the disk be free, and `queue` bytes wait for it.
+        """Keep at most `size` bytes, leave `min_free` bytes of the disk free, and queue at most `queue` bytes.
 
-        Unless `bounded`, more may wait, and the caller slows down while is_behind(). Nothing on the disk is touched
-        yet.
+        Unless `bounded`, more bytes may be queued, and the caller should wait while is_behind(). Nothing on the disk
+        is accessed yet.
         """
         self._bounded = bounded
         self._layout = Layout(directory)
@@ -100,14 +101,14 @@ class DiskCache:
         )
         self._queue_max, self._queued = queue, 0  # bytes
         self._queue: deque[_Job] = deque()
-        self._waiting: dict[bytes, list[_Put]] = {}  # what is queued or being written: by key, or of a unit
+        self._waiting: dict[bytes, list[_Put]] = {}  # queued or being written; by key, pieces by that of their unit
         self._working = self._closed = False
         self._worker: threading.Thread | None = None
         self._segment: Segment | None = None  # the worker's
         self._held: LRU[tuple[int, int], bytes] = LRU(PIECES_HELD)  # pieces read last, by segment and offset
-        self._pause = 0.0  # seconds, of the back-off that goes on or the last one
+        self._pause = 0.0  # seconds of the present or latest back-off; 0 after a successful write
         self._until = 0.0  # monotonic; nothing is written before
-        self._crowded = 0.0  # monotonic, as _until
+        self._crowded = 0.0  # monotonic; no leases are taken before
         self._reported: dict[str, float] = {}
         self.leases = FetchLocks(self._layout, self._keeps)
 
@@ -117,7 +118,7 @@ class DiskCache:
         return self._layout.local
 
     def version(self, target: str, newer_than: float, now: bool = False) -> TargetVersion | None:
-        """Return the version of `target` that its server last gave, if after `newer_than` (seconds since 1970)."""
+        """Return the version of `target` that its server last reported, if after `newer_than` (seconds since 1970)."""
         key = hash_of(target)
         queued = self._waiting.get(key)
         if queued:
@@ -136,7 +137,7 @@ class DiskCache:
             return None
 
     def remember(self, target: str, version: TargetVersion) -> None:
-        """Note that the server of `target` has just said that this is its version."""
+        """Record that the server of `target` has just reported this version."""
         about = {"tag": version.tag, "size": version.size, "target": without_secrets(target)}
         key = hash_of(target)
         self._enqueue(_Put(key, key[:8], time.time_ns(), memoryview(json.dumps(about).encode())))
@@ -145,22 +146,22 @@ class DiskCache:
         self, target: str, version: TargetVersion, start: int, stop: int, again: bool = False, now: bool = False,
         allow: Callable[[int], bool] = lambda size: True, stays: bool = False,
     ) -> Buffer | IndexRow | None:  # fmt: skip
-        """Return exactly the bytes [start, stop) of `target`, verified; None where they are not kept.
+        """Return exactly the bytes [start, stop) of `target`, verified; None if they are not cached.
 
-        `again`: that they were not a moment ago has been counted. `now`: BlockingIOError also for more bytes than it
-        is good to copy on the loop, or than `allow` says. `stays`: of a large block that part() can read, return the
-        row instead of the bytes.
+        `again`: the caller has tried before, so do not count a miss. `now`: raise BlockingIOError instead of waiting,
+        and also for more bytes than should be copied on the event loop, or than `allow` permits. `stays`: for a large
+        block that part() can read, return its row instead of its bytes.
         """
         data: Buffer | IndexRow | None = None
         if not self._closed and start < stop:
             if now and stop - start > _NOW:
                 raise BlockingIOError(errno.EAGAIN, "too long")
             data = self._block(_block_key(target, version, start, stop), now, allow, stays)
-            if data is None:  # large ones, too: they may have been cut out of what came for many tiny ones
+            if data is None:  # also for large ranges, which may have come in one request with tiny values
                 data = self._from_units(target, version, start, stop, now, allow)
         size = data.length if isinstance(data, IndexRow) else len(data or b"")
         if size != stop - start:
-            data, size = None, 0  # of a row that somebody has made up
+            data, size = None, 0  # from a forged row
         with self._lock:
             if data is not None or not again:
                 self._counts["misses" if data is None else "hits"] += 1
@@ -168,9 +169,9 @@ class DiskCache:
         return data
 
     def part(self, row: IndexRow, at: int, length: int) -> Buffer | None:
-        """Return bytes of a verified block, from `at` on; None if not all of them are in the page cache.
+        """Return `length` bytes of a verified block from `at` on; None if not all of them are in the page cache.
 
-        Then they would come from the disk again, unverified. Never waits for the disk.
+        Those that are not would be read from the disk again, unverified. Never waits for the disk.
         """
         try:
             with _opened(self._layout, row, now=True) as (fd, due):
@@ -182,10 +183,10 @@ class DiskCache:
         return data if len(data) == length else None
 
     def write(self, target: str, version: TargetVersion, start: int, data: Buffer, run: bool = False) -> None:
-        """Keep `data`, the bytes of `target` from `start` on, if there is room; later, unless much waits already.
+        """Queue `data`, the bytes of `target` from `start` on, for writing. Drop it if there is no room.
 
-        One block is found again under its exact (start, stop). A `run`, many tiny values that came in one request,
-        is cut into units, and any range within what is kept of one or two neighbouring units is found again.
+        A block is found again only by its exact (start, stop). A `run`, many tiny values that came in one request, is
+        cut into units; any range is found again of which each unit has its part in one piece.
         """
         view = memoryview(data).cast("B")
         if not view:
@@ -200,26 +201,26 @@ class DiskCache:
             self._enqueue(_Put(_unit_key(target, version, unit), of, low, part, piece=True))
 
     def release(self, lease: Lease) -> None:
-        """Release a lease once everything that was to be written before is visible to others, or dropped."""
+        """Release a lease when all blocks queued before are visible to other processes, or dropped."""
         if not lease.held or self._closed or not self._enqueue(lease):
             self.leases.release(lease)
 
     def is_behind(self) -> bool:
-        """Return whether more than half of the queue is taken."""
+        """Return whether more than half of the bytes that may be queued are queued."""
         return 2 * self._queued > self._queue_max
 
     def stats(self) -> dict[str, int]:
-        """Return counts since the start: "dropped" blocks were not written for lack of room, "evicted" are files."""
+        """Return counts since the start: "dropped" blocks were not written; "evicted" are files."""
         with self._lock:
             counts = {**self._counts, "evicted": self._space.evicted, "queued": self._queued}
         return {**counts, **self.leases.stats()}
 
     def resize(self, size: int, min_free: int) -> None:
-        """Set other bounds."""
+        """Set new bounds."""
         self._space.resize(size, min_free)
 
     def close(self, seconds: float = 60.0) -> None:
-        """Write what waits, for `seconds` at most; from now on nothing is found and nothing kept."""
+        """Close the cache: find and accept no blocks any more, and write the queued ones, for at most `seconds`."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -233,7 +234,7 @@ class DiskCache:
     # -- reading
 
     def _open(self) -> Index:
-        """Return the present index on the disk. OSError."""
+        """Return the present index on the disk. Raise OSError."""
         self._layout.is_gone()
         file, index = self._layout.index(), self._index
         if index is None or index.file is not file:
@@ -267,7 +268,7 @@ class DiskCache:
         return None if found is None else found[0]
 
     def _try(self, row: IndexRow, read: Callable[[Layout, IndexRow], _Found]) -> _Found | None:
-        """Return what `read`, which is load() or verify(), does; None if it fails."""
+        """Return the result of `read` (load() or verify()); None if the bytes are damaged or cannot be read."""
         try:
             found = read(self._layout, row)
         except BlockingIOError:
@@ -297,7 +298,7 @@ class DiskCache:
         if now and not allow(row.length):
             raise BlockingIOError(errno.EAGAIN, "others have their turn")
         if stays and row.length > _NOW:
-            with contextlib.suppress(BlockingIOError):  # not on every kernel and file system can part() open segments
+            with contextlib.suppress(BlockingIOError):  # part() cannot open segments on this kernel or file system
                 return row if self._try(row, verify) else None
         return self._load(row, now)
 
@@ -334,14 +335,17 @@ class DiskCache:
         return None
 
     def _unreadable(self, exc: OSError) -> None:
-        if exc.errno not in (errno.ESTALE, errno.ENOTDIR):  # removed by another node, or there is nothing yet
+        if exc.errno not in (errno.ESTALE, errno.ENOTDIR):  # removed by another node, or no directory yet
             self._count("errors")
             self._report(exc, "cannot be read")
 
-    # -- what waits to be written
+    # -- the queue of the worker
 
     def _enqueue(self, job: _Job) -> bool:
-        """Hand something to the worker; False if it is dropped: a block that is too much, and all after a failure."""
+        """Queue a job for the worker. Return False if it is dropped.
+
+        Blocks are dropped for lack of room, after a failure and after close(); any job if no thread can be started.
+        """
         size = len(job.data) if isinstance(job, _Put) else 0
         with self._lock:
             if isinstance(job, _Put):
@@ -412,7 +416,7 @@ class DiskCache:
         puts = [job for job in batch if isinstance(job, _Put)]
         for job in batch:
             if isinstance(job, int):
-                with contextlib.suppress(OSError):  # read-only, of somebody else, or gone
+                with contextlib.suppress(OSError):  # read-only, another user's, or evicted
                     self._layout.touch("", segment_name(job))
             elif isinstance(job, IndexRow):
                 with contextlib.suppress(OSError, Busy), self._space.locked():
@@ -420,7 +424,7 @@ class DiskCache:
         if not puts:
             return
         try:
-            if time.monotonic() < self._until:  # a batch before has failed
+            if time.monotonic() < self._until:  # an earlier batch has failed
                 raise Busy  # noqa: TRY301
             self._layout.is_gone()
             self._layout.index(make=True)
@@ -442,20 +446,20 @@ class DiskCache:
     # -- writing, by the worker
 
     def _keep(self, puts: Sequence[_Put]) -> int:
-        """Write blocks and records unless they are there, from another process; return how many bytes. OSError."""
+        """Write blocks and records that are not cached yet; return the number of bytes. Raise OSError or Busy."""
         puts = [put for put in {put.key: put for put in puts}.values() if not self._is_kept(put)]
         try:
             rows = self._append(puts)
         except OSError as exc:
             if exc.errno not in _NO_ROOM:
                 raise
-            self._space.full()  # others, who write too, were faster: make room, if that helps
+            self._space.full()  # other writers have filled the disk: make room, and try once more
             self._close_segment()
             rows = self._append(puts)
         return self._put_rows(rows)
 
     def _append(self, puts: Sequence[_Put]) -> list[IndexRow]:
-        """Write blocks to segments; return their rows. OSError, Busy."""
+        """Write blocks to segments; return their rows. Raise OSError or Busy."""
         rows: list[IndexRow] = []
         while puts:
             segment = self._segment_for(len(puts[0].data))
@@ -472,7 +476,10 @@ class DiskCache:
         return rows
 
     def _keep_piece(self, put: _Put) -> int:
-        """Join a piece to the kept ones of its unit that it touches, or keep it beside them. OSError."""
+        """Write a piece, joined with the kept pieces of its unit that it touches; return the number of bytes.
+
+        Raise OSError or Busy.
+        """
         start, data = put.start, put.data
         rows = self._search(lambda index: index.pieces(put.key), False)
         gone: list[IndexRow] = []
@@ -495,7 +502,7 @@ class DiskCache:
             lengths = {row: row.length if self._size_of(row.segment) else 0 for row in rows}
             shortest = min(rows, key=lengths.__getitem__)
             if lengths[shortest]:
-                self._count("dropped")  # the shorter one of the two
+                self._count("dropped")  # this piece or the shortest one, whichever is shorter
                 if lengths[shortest] >= len(data):
                     return 0
             key = shortest.key
@@ -507,21 +514,21 @@ class DiskCache:
         return kept
 
     def _is_kept(self, put: _Put) -> bool:
-        """Return whether a block is there already; a record is confirmed by its row alone, where it lies well."""
+        """Return whether a block is cached already. An unchanged record in the current segment gets a new row only."""
         row = self._find(put.key, False)
         if row is None or row.length != len(put.data) or not self._size_of(row.segment):
             return False
         if put.key[:8] != put.target:
             return row.start == put.start
         if self._segment is None or row.segment != self._segment.number:
-            return False  # it is as old as its segment, so it would be evicted before the blocks that need it
+            return False  # with its older segment, the record would be evicted before the blocks that need it
         if self._load(row, False) != put.data:
             return False
         self._put_rows([row._replace(start=put.start)])
         return True
 
     def _segment_for(self, least: int) -> Segment:
-        """Return the segment to which `least` bytes can be appended. OSError, Busy."""
+        """Return the segment to which `least` bytes can be appended. Raise OSError or Busy."""
         segment = self._segment
         if segment is not None and segment.at + least <= segment.size and not segment.is_gone():
             return segment
@@ -537,7 +544,7 @@ class DiskCache:
                 segment.close()
 
     def _put_rows(self, rows: list[IndexRow]) -> int:
-        """Note where blocks lie; return how many bytes they have. OSError, Busy."""
+        """Write rows to the index; return the number of bytes in their blocks. Raise OSError or Busy."""
         if not rows:
             return 0
         alive: dict[int, bool] = {}
@@ -612,9 +619,9 @@ class DiskCache:
 
 
 def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool]:
-    """Return (the bytes that a row leads to, whether its segment is to be marked as used). OSError, Damaged.
+    """Return (the verified bytes of a row, whether to mark its segment as used). Raise OSError or Damaged.
 
-    `now`: BlockingIOError where that means waiting for the disk.
+    `now`: raise BlockingIOError instead of waiting for the disk.
     """
     with _opened(layout, row, now) as (fd, due):
         data = read_cached(fd, row.offset, row.length) if now else read_all(fd, row.length, row.offset)
@@ -626,9 +633,9 @@ def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool
 
 
 def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
-    """Verify the bytes that a row leads to; return (their number, as load()). OSError, Damaged.
+    """Verify the bytes of a row; return (their number, whether to mark its segment as used). Raise OSError or Damaged.
 
-    BlockingIOError where the segment cannot be opened without waiting.
+    Raise BlockingIOError if the segment cannot be opened without waiting. Reading its bytes may wait.
     """
     digest, buffer = xxhash.xxh3_64(), memoryview(unfilled(min(_SCAN, row.length)))
     with _opened(layout, row, now=True) as (fd, due):
@@ -646,7 +653,7 @@ def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
 
 @contextlib.contextmanager
 def _opened(layout: Layout, row: IndexRow, now: bool = False) -> Iterator[tuple[int, bool]]:
-    """Open the segment of a row: (descriptor, whether it is to be marked as used). OSError, Damaged."""
+    """Open the segment of a row; yield (descriptor, whether to mark it as used). Raise OSError or Damaged."""
     name = segment_name(row.segment)
     try:
         fd = layout.open_now(name) if now else layout.open("", name, os.O_RDONLY)
@@ -664,7 +671,7 @@ def _opened(layout: Layout, row: IndexRow, now: bool = False) -> Iterator[tuple[
 
 
 def parse_record(text: bytes) -> tuple[TargetVersion, str]:
-    """Return (version, target without secrets) of a version record. Damaged if it is none."""
+    """Return (version, target without secrets) of a version record. Raise Damaged if it is not one."""
     try:
         about = json.loads(text)
         return TargetVersion(about["tag"], about["size"]), about["target"]
@@ -677,5 +684,5 @@ def _block_key(target: str, version: TargetVersion, start: int, stop: int) -> by
 
 
 def _unit_key(target: str, version: TargetVersion, unit: int) -> bytes:
-    """Return the key of the waiting pieces of a unit; in the index, its last bytes are the number of the piece."""
+    """Return the key of the queued pieces of a unit. In the index, its last four bytes are the number of a piece."""
     return hash_of(target, version.tag, version.size, "u", unit)[:PIECE_KEY] + bytes(4)

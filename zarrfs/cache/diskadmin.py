@@ -1,4 +1,4 @@
-"""`zarrfs cache` on blocks: list them by target, prune, clear, verify. Safe while mounts use them."""
+"""The commands of `zarrfs cache` for blocks: list by target, prune, clear, verify. Safe while mounts use them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from zarrfs.cache.diskspace import Busy, Space, size_of
 from zarrfs.errors import UsageError, reason_of
 
 LOCK_PATIENCE = 5.0  # seconds to wait for a writer
-BLOBS_SOURCE = "archives"  # what blobs are of
-UNKNOWN = "unknown"  # the source of blocks whose version record has gone
+BLOBS_SOURCE = "archives"  # the source under which blobs are listed
+UNKNOWN = "unknown"  # the source of blocks whose version record was lost
 OLD_SOURCE = "an earlier version of zarrfs"
 
 
 @dataclasses.dataclass
 class Target:
-    """The cached blocks of one target, all its versions; times in seconds since 1970."""
+    """The cached blocks of one target, in all versions; times in seconds since 1970."""
 
     source: str = UNKNOWN  # its URL without secrets
     blocks: int = 0
     size: int = 0  # bytes
-    used: float = 0.0  # when a segment with blocks of it was last read or written, within a minute
-    seen: float = 0.0  # when its server was last asked for its version; 0.0 if nobody knows
+    used: float = 0.0  # when a segment with its blocks was last read or written, to within a minute
+    seen: float = 0.0  # when its server last reported its version; 0.0 if unknown
 
 
 @dataclasses.dataclass
@@ -41,23 +41,23 @@ class Verified:
     checked: int = 0
     bytes: int = 0
     bad: int = 0  # removed
-    unreadable: int = 0  # the disk or its permissions refuse them
+    unreadable: int = 0  # the disk or permissions do not allow reading them
 
 
-_File = tuple[float, int, str, str]  # when it was used, bytes, directory, name
+_File = tuple[float, int, str, str]  # time of last use, bytes, directory, name
 
 
 def targets(directory: str) -> list[Target]:
-    """Return the contents of `directory` by target, most recently used first. UsageError if it cannot be read."""
+    """Return the contents of `directory` by target, most recently used first. Raise UsageError if it is unreadable."""
     with _opened(directory) as layout:
         return _by_target(layout, lambda file: True) + _old(layout)
 
 
 def prune(directory: str, older_than: float, size_max: int | None, dry_run: bool) -> list[Target]:
-    """Remove what was not used for `older_than` seconds, and then the least used over `size_max` bytes.
+    """Remove files not used for `older_than` seconds, then the least recently used ones down to `size_max` bytes.
 
-    Segments go as a whole. Returns what is (with `dry_run`: would be) removed, by target. UsageError if `directory`
-    cannot be read.
+    Segments are removed as a whole. Return the removed blocks (with `dry_run`, those that would be removed) by target.
+    Raise UsageError if `directory` cannot be read.
     """
     with _opened(directory) as layout:
         oldest, left = time.time() - older_than, sum(size for _, size, _, _ in _files(layout))
@@ -70,11 +70,11 @@ def prune(directory: str, older_than: float, size_max: int | None, dry_run: bool
 
 
 def clear(directory: str) -> list[Target]:
-    """Remove everything; returns what that was, by target. UsageError if `directory` cannot be read."""
+    """Remove everything; return the removed blocks by target. Raise UsageError if `directory` cannot be read."""
     with _opened(directory) as layout:
         gone = _by_target(layout, lambda file: True, remove=True)
         with contextlib.suppress(FileNotFoundError):
-            os.ftruncate(layout.index(), 0)  # in place: locks are on it
+            os.ftruncate(layout.index(), 0)  # not removed, because locks are on it
         for name in layout.old():
             gone += _old(layout)
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
@@ -82,9 +82,9 @@ def clear(directory: str) -> list[Target]:
 
 
 def verify(directory: str, found: Verified | None = None) -> Verified:
-    """Read every block and every version record, and remove the bad ones. UsageError if `directory` cannot be read.
+    """Read every block, version record and blob, and remove the bad ones. Return the counts.
 
-    The counts are added to `found` meanwhile.
+    The counts are added to `found` during the work. Raise UsageError if `directory` cannot be read.
     """
     found = Verified() if found is None else found
     with _opened(directory) as layout:
@@ -127,7 +127,7 @@ def _opened(directory: str) -> Iterator[Layout]:
 
 
 def _files(layout: Layout) -> Iterator[_File]:
-    """Every segment and every blob."""
+    """Yield every segment and every blob."""
     for number, status in layout.segments():
         yield status.st_mtime, size_of(status), "", segment_name(number)
     for name, status in layout.blobs():
@@ -140,7 +140,7 @@ def _rows(layout: Layout) -> Iterator[IndexRow | bytes]:
 
 
 def _verified(layout: Layout, row: IndexRow | bytes) -> int:
-    """Verify the block of a row, and return its length. OSError, Damaged."""
+    """Verify the block of a row, and return its length. Raise OSError or Damaged."""
     if isinstance(row, bytes):
         raise Damaged("wrong checksum")
     data, _ = load(layout, row)
@@ -156,7 +156,7 @@ def _drop(layout: Layout, row: IndexRow | bytes) -> None:
 
 
 def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = False) -> list[Target]:
-    """Sum up the content of the files that are `chosen`, by target; remove them with `remove`."""
+    """Add up the contents of the `chosen` files by target; with `remove`, remove those files."""
     files = {file[3]: file for file in _files(layout) if chosen(file)}
     found: dict[bytes, Target] = {}
     records: dict[bytes, IndexRow] = {}
@@ -199,7 +199,7 @@ def _is_there(layout: Layout, folder: str, name: str) -> bool:
 
 
 def _old(layout: Layout) -> list[Target]:
-    """Return the files of earlier layouts."""
+    """Return the files of earlier layouts as one target; [] if there are none."""
     found = Target(OLD_SOURCE)
     for name in layout.old():
         for above, _, names in os.walk(os.path.join(layout.directory, name)):
@@ -211,7 +211,7 @@ def _old(layout: Layout) -> list[Target]:
 
 
 def _blob(layout: Layout, name: str) -> int:
-    """Compare the hash of a blob with its name, and return its size. OSError, Damaged."""
+    """Compare the hash of a blob with its name, and return its size. Raise OSError or Damaged."""
     try:
         fd = layout.open(BLOBS, name, os.O_RDONLY)
     except OSError as exc:

@@ -1,7 +1,7 @@
-"""Blocks on the disk: what is there of a target's pinned version, and which process fetches what is not.
+"""Blocks on the disk: find those of a target's pinned version, and take leases on the others before fetching them.
 
-The key of a block contains the version of its target. Blocks that another process with the same cache directory is
-fetching are waited for (fetchlocks.py).
+The key of a block contains the version of its target. If another process with the same cache directory is fetching a
+block, wait for it (fetchlocks.py).
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from zarrfs.net.versions import Pin, TargetVersion, version_from, version_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
 
-_UNIT = 1 << 20  # bytes: what one lease is taken on for many tiny values
+_UNIT = 1 << 20  # bytes of a target in which all tiny values share a lease
 _TARGETS = 4096  # targets whose identity in the cache is remembered
 _AT_ONCE = 4 << 20  # bytes that are read in one round of the loop
 _READERS = 16  # threads that read blocks
-_QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
-_BEHIND = 0.02  # seconds between looks at a disk that is slower than the server
-_PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
-_USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
+_QUEUE_SHARE = 8  # blocks that wait for the disk may take 1/8 of the memory
+_BEHIND = 0.02  # seconds between checks of a disk that is slower than the server
+_PATIENCE = 4.0  # seconds for writing queued blocks when the process ends; less than a daemon has for its end
+# A lease holder is too slow after _SLOW times the usual duration of a request (_USUAL seconds before one is known),
+# and at least _SLOW_LEAST seconds.
+_USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0
 
 
 def queue_size(options: Options) -> int:
-    """Return how many bytes may wait for the disk: a part of memory_limit=."""
+    """Return the number of bytes that may wait for the disk, a part of memory_limit=."""
     return min(QUEUE, memory_limit(options) // _QUEUE_SHARE)
 
 
 class DiskBlocks:
     """The blocks of one RemoteFiles in its cache directory.
 
-    `usual` returns how many seconds a request to a server takes, None before the first one.
+    `usual` returns the usual duration of a request to a server in seconds; None before the first one.
     """
 
     def __init__(self, options: Options, pins: Pins, usual: Callable[[], float | None]) -> None:
@@ -57,10 +59,10 @@ class DiskBlocks:
         self._targets: LRU[Target, str] = LRU(_TARGETS)
         self._readers = trio.CapacityLimiter(_READERS)
         self._round = Round(_AT_ONCE)
-        self._slow = trio.Lock()  # one waits for all
+        self._slow = trio.Lock()  # held by the one task that polls the disk
 
     def adjust(self, options: Options) -> None:
-        """Take over what may change of the options; a smaller bound holds from the next block on."""
+        """Apply changed options. A smaller bound takes effect with the next block that is written."""
         self.options = options
         self._cache.resize(options.cache_size, options.cache_min_free)
 
@@ -69,13 +71,13 @@ class DiskBlocks:
         return self._cache.stats()
 
     async def aclose(self) -> None:
-        """Wait a little for blocks that are on their way to the disk."""
+        """Write queued blocks, for at most a few seconds, and close the cache."""
         await trio.to_thread.run_sync(self._cache.close, _PATIENCE)
 
     # -- reading
 
     async def part(self, block: BlockOnDisk, at: int, length: int) -> Buffer | None:
-        """Return bytes of a block; None if they left the page cache, and are to be verified again."""
+        """Return bytes of a block; None if they are no longer in the page cache, so that it must be verified again."""
         if length > _AT_ONCE:
             return await trio.to_thread.run_sync(self._cache.part, block.row, at, length, limiter=self._readers)
         while not self._round.take(length):
@@ -83,10 +85,7 @@ class DiskBlocks:
         return self._cache.part(block.row, at, length)
 
     async def known(self, wanted: BlockRequest, valid: bool = True) -> TargetVersion | None:
-        """Return the version of a target that its server has last given; None if that is unknown, or too long ago.
-
-        With `valid=False`, of any age.
-        """
+        """Return the version of a target that its server last reported; None if unknown or, with `valid`, too old."""
         newer_than = self._oldest() if valid else 0.0
         try:
             return self._cache.version(self._target(wanted), newer_than, now=True)
@@ -95,16 +94,17 @@ class DiskBlocks:
             return await trio.to_thread.run_sync(self._cache.version, target, newer_than, limiter=self._readers)
 
     def at_once(self, wanted: BlockRequest) -> Block | None:
-        """Return the block if it is there and in the page cache."""
+        """Return the block if it is on disk and in the page cache; otherwise None. Does not wait."""
         try:
             return self._find(wanted, True, True)[0]
         except BlockingIOError:
             return None
 
     async def find_or_lease(self, wanted: BlockRequest, stays: bool) -> tuple[Block | None, Lease | None]:
-        """Return the block, or None and the lease on it (None: fetch without). TargetChanged.
+        """Return (the block, None), or (None, the lease on it); the lease is None if it must be fetched without one.
 
-        `stays`: as BlockOnDisk, if it can be one. Where its version was verified too long ago, the server is asked.
+        `stays`: return a BlockOnDisk if possible. If the version of the block was confirmed too long ago, ask the
+        server. Raise TargetChanged.
         """
         if not self._keeps(wanted):
             return None, None
@@ -116,26 +116,26 @@ class DiskBlocks:
         return self._still(block, changes), lease
 
     async def all(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Block], dict[Hashable, Lease]]:
-        """Return (blocks of `wanted` that are there, leases on the rest), by key."""
-        # one thread for all: neighbours that are missing stay together
+        """Return (blocks of `wanted` that are on disk, leases on the others), by key."""
+        # one thread for all blocks, so that requests for missing neighbours begin together
         changes = self._pins.changes
         found, leases = await trio.to_thread.run_sync(self._all, wanted, limiter=self._readers)
         return found if changes == self._pins.changes else {}, leases
 
     def _still(self, block: Block | None, changes: int) -> Block | None:
-        """Return a block, if no target has got another version since it was looked for: a thread may have read it."""
+        """Return a block, or None if a target has got another version while a thread was reading the block."""
         return block if changes == self._pins.changes else None
 
     def _oldest(self) -> float:
-        """Return the earliest time of a valid version, in seconds since 1970."""
+        """Return the time, in seconds since 1970, at or before which a version was confirmed too long ago."""
         return max(time.time() - self.options.cache_validity, self.options.asked_since)
 
     def _target(self, wanted: BlockRequest) -> str:
-        """Return the remembered identity of a target: computing it costs more than a lookup."""
+        """Return the identity of a target, from a table because computing it costs more."""
         return self._targets.get(wanted.at) or self._targets.put(wanted.at, wanted.target)
 
     def _all(self, wanted: Sequence[BlockRequest]) -> tuple[dict[Hashable, Block], dict[Hashable, Lease]]:
-        """Return (blocks of `wanted` that are there, leases on the rest); runs in a worker thread."""
+        """Do the work of all() in a worker thread."""
         found, leases = {}, {}
         units: dict[tuple[str, int], list[BlockRequest]] = {}  # tiny values: one lease for all of a unit
         for one in wanted:
@@ -155,7 +155,7 @@ class DiskBlocks:
         return found, leases
 
     async def _look_or_lease_soon(self, wanted: BlockRequest, stays: bool) -> tuple[Block | None, bool, Lease | None]:
-        """Run _look_or_lease(): at once if the kernel has all of it in memory, else in a thread."""
+        """Run _look_or_lease(): here if everything is in the page cache, otherwise in a thread."""
         if self._cache.local:
             try:
                 return self._look_or_lease(wanted, now=True)
@@ -166,7 +166,7 @@ class DiskBlocks:
     def _look_or_lease(
         self, wanted: BlockRequest, now: bool = False, stays: bool = False
     ) -> tuple[Block | None, bool, Lease | None]:
-        """Return what _find() finds; on a miss, the lease on the block (None: fetch without).
+        """Return the two results of _find() and, on a miss, the lease on the block (None: fetch without one).
 
         `now`, `stays`: as for _find().
         """
@@ -174,7 +174,7 @@ class DiskBlocks:
         if data is not None or old or not self._keeps(wanted):
             return data, old, None
         lease = self._cache.leases.take(self._target(wanted), wanted.start, wanted.stop)
-        if lease is not None and lease.held:  # somebody else may have finished since we looked
+        if lease is not None and lease.held:  # its last holder may have written the block since _find()
             try:
                 data, _ = self._find(wanted, True, now)
             except BlockingIOError:
@@ -190,10 +190,10 @@ class DiskBlocks:
     def _find(
         self, wanted: BlockRequest, again: bool = False, now: bool = False, stays: bool = False
     ) -> tuple[Block | None, bool]:
-        """Return (the block or None, whether there may be one of a version that was verified too long ago).
+        """Return (the block or None, whether there may be one of a version that was confirmed too long ago).
 
-        `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk. `stays`:
-        as BlockOnDisk, if it can be one.
+        `again`: the caller has tried before. `now`: raise BlockingIOError instead of waiting for the disk. `stays`:
+        return a BlockOnDisk if possible.
         """
         at, target = wanted.at, self._target(wanted)
         pin, version = None, version_of(wanted.expected) if wanted.expected is not None else None
@@ -203,9 +203,9 @@ class DiskBlocks:
                 known = self._cache.version(target, self._oldest(), now)
                 if known is None:
                     return None, self._cache.version(target, 0.0, now) is not None
-                if self._pins.is_longer(at, known.size):  # its server has told another size since
+                if self._pins.is_longer(at, known.size):  # readers were shown a smaller size
                     return None, True
-                since = self.options.targets_since  # another process of this mount may have read that version
+                since = self.options.targets_since  # another process of this mount may have read this version
                 certain = bool(since) and self._cache.version(target, since, now) is not None
                 pin = self._pins.put(at, Pin(known.tag, known.size, certain, noted=True))
             version = pin.version
@@ -220,7 +220,7 @@ class DiskBlocks:
     # -- writing
 
     def _keeps(self, wanted: BlockRequest) -> bool:
-        """Return whether a block is kept once it has come, as far as that is known."""
+        """Return whether a block will be written to the disk when it is fetched, as far as that is known."""
         if wanted.expected is not None and version_of(wanted.expected) is None:
             return False
         pin = self._pins.get(wanted.at)
@@ -232,7 +232,7 @@ class DiskBlocks:
     def write(
         self, wanted: BlockRequest, found: Fetched, pinned: TargetVersion | None, run: bool = False
     ) -> None:  # fmt: skip
-        """Keep a block, later; not where its version is unknown. `pinned`: its version if it came without."""
+        """Queue a block for writing, unless its version is unknown. `pinned`: its version if it came without one."""
         pin = None
         if wanted.expected is not None:
             version = version_of(wanted.expected)
@@ -248,19 +248,19 @@ class DiskBlocks:
             self._pins.note(wanted, pin, version)
 
     async def catch_up(self) -> None:
-        """Wait while the disk is slower than the server, for what is to fill the cache (Options.fills)."""
+        """With Options.fills, wait as long as the disk is slower than the server, so that no block is dropped."""
         if self.options.fills and self._cache.is_behind():
             async with self._slow:
                 while self._cache.is_behind():  # noqa: ASYNC110  # it is a thread's, and a wait for it has no other end
                     await trio.sleep(_BEHIND)
 
-    # -- whose turn it is to fetch
+    # -- leases
 
     async def wait(self, wanted: BlockRequest, lease: Lease) -> Block | None:
-        """Wait for another process to fetch the block, and return it; None: fetch it."""
+        """Wait for the lease holder to fetch the block, and return the block; None if the caller must fetch it."""
         leases, patience, turn = self._cache.leases, self._patience(), Turn.WAIT
         while turn is Turn.WAIT:
-            async with lease.lock:  # many blocks may lie in the range: one after the other looks
+            async with lease.lock:  # many blocks may share the lease: their tasks try one after the other
                 if lease.held:
                     break
                 await trio.sleep(lease.pause())
@@ -278,7 +278,7 @@ class DiskBlocks:
         return min(max(_SLOW * usual, _SLOW_LEAST), self.options.read_timeout / 4)
 
     def leave(self, lease: Lease) -> None:
-        """Let go of a lease; the last of its users releases it, once what came is on the disk."""
+        """End the use of a lease. The last user releases it, as soon as the fetched blocks are on the disk."""
         lease.users -= 1
         if not lease.users:
             self._cache.release(lease)

@@ -1,10 +1,10 @@
-"""The files of the disk cache: where they lie, who may use them, and how they are opened.
+"""The files of the disk cache: their names, their permissions, and how they are opened.
 
-    cache_dir/zarrfs-blocks-2/          LAYOUT; what another version made has another name and is left alone
-      index                             where every block lies (diskindex.py), and the bytes that locks are on
-      8c1f09a2b4d7e653.segment          blocks, one behind the other; never changed but at its end
-    cache_dir/blobs/sha1-9f3c...        a blob of an archive (RFC 10), as a directory of blobs has it: no header
-    cache_dir/blobs/.zarrfs-cache       made by us: what anybody else has called blobs is left alone
+    cache_dir/zarrfs-blocks-2/          LAYOUT; directories of other versions have other names and are left alone
+      index                             the place of every block (diskindex.py); locks are on bytes of this file
+      8c1f09a2b4d7e653.segment          blocks, one after the other; only its end ever changes
+    cache_dir/blobs/sha1-9f3c...        a blob of an archive (RFC 10), as in a directory of blobs: without a header
+    cache_dir/blobs/.zarrfs-cache       a mark: zarrfs has made this directory; any other one is left alone
 
 Nothing here follows a symbolic link below the cache directory.
 """
@@ -27,27 +27,27 @@ from zarrfs.system.beneath import is_local, is_shared, open_cached
 LAYOUT = "zarrfs-blocks-2"
 OLD_LAYOUTS = ("zarrfs-blocks-1",)  # a file for each block
 INDEX = "index"
-_READ_ONLY = "index, read-only"  # no name of a file
+_READ_ONLY = "index, read-only"  # a key of Layout._open, not the name of a file
 SEGMENT = re.compile(r"[0-9a-f]{16}\.segment")
 BLOB = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
 BLOBS = "../blobs"  # from LAYOUT
 BLOBS_MARK = ".zarrfs-cache"
 TEMPORARY = re.compile(r"\..*\.tmp")
-_SLOW = 0.25  # seconds: what opens no faster is for threads alone
-TOUCH = 60.0  # seconds: how exactly the time of the last use is known
+_SLOW = 0.25  # seconds: if an open takes longer, only threads open files from then on
+TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
 
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO in a file's place must not stop us
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK: do not wait at a FIFO
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def hash_of(*parts: str | int) -> bytes:
-    """Return 16 bytes that stand for `parts`, in that order."""
+    """Return a hash of `parts`, in this order; 16 bytes."""
     text = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else b"%d" % part for part in parts]
     return hashlib.blake2b(b"".join(b"%d:%s" % (len(part), part) for part in text), digest_size=16).digest()
 
 
 def is_removed(file: int) -> bool:
-    """Return whether an open file or directory has been removed: on NFS, what another node has removed is stale."""
+    """Return whether an open file or directory was removed. On NFS, one that another node has removed is stale."""
     try:
         return not os.fstat(file).st_nlink
     except OSError as exc:
@@ -62,9 +62,9 @@ def segment_name(number: int) -> str:
 
 
 class Handle(int):
-    """A descriptor that is closed when nobody refers to it any more, so never under a thread that uses it.
+    """A descriptor that is closed when no reference to it is left, so never while a thread uses it.
 
-    As an argument of a call it lives as long as that, whatever forget() lets go of in another thread.
+    As the argument of a call it stays open until the call returns, even if Layout.forget() runs in another thread.
     """
 
     __slots__ = ()
@@ -74,7 +74,7 @@ class Handle(int):
 
 
 def make_directories(path: str) -> None:
-    """Make a directory of mode 0700, and those above it of mode 0755: os.makedirs() has only the umask for these."""
+    """Create a directory with mode 0700, and missing ones above it with mode 0755, which os.makedirs() cannot set."""
     path = os.path.abspath(path)
     missing, above = [path], os.path.dirname(path)
     while not os.path.isdir(above):
@@ -86,18 +86,18 @@ def make_directories(path: str) -> None:
 
 
 class Layout:
-    """The directory LAYOUT in a cache directory, that of blobs, and the index, each held open once it was used.
+    """The directory LAYOUT in a cache directory, that of blobs, and the index, each kept open after its first use.
 
-    Methods raise OSError: FileNotFoundError where there is nothing yet, PermissionError for a directory
-    private to another user, unless `foreign`: root would trust data that this user can change.
+    Methods raise OSError: FileNotFoundError if a file or directory does not exist yet; PermissionError, unless
+    `foreign`, for a directory private to another user, because root would trust data that this user can change.
     """
 
     def __init__(self, directory: str, foreign: bool = False) -> None:
         self.directory, self._foreign = directory, foreign
         self._open: dict[str, Handle] = {}  # by name; "" is LAYOUT itself
-        self._mode = 0o700  # of directories: who may write the cache directory may do so below it, and nobody else
+        self._mode = 0o700  # of directories: the users who may write to the cache directory may also write below it
         self.local = False  # on a file system that never waits for a server
-        self.shared = True  # with other nodes, which see what was written once it is synced
+        self.shared = True  # with other nodes, which see written data only after a sync
         self._scratch = f".{secrets.token_hex(6)}"
         self._numbers = itertools.count()
 
@@ -106,11 +106,11 @@ class Layout:
         found = self._open.get(name)
         if found is None:
             found = self._open_blobs(make) if name else self._open_root(make)
-            found = self._open.setdefault(name, found)  # never in place of one that another thread uses
+            found = self._open.setdefault(name, found)  # another thread may have opened it meanwhile
         return found
 
     def index(self, make: bool = False) -> Handle:
-        """Open the index for reading and writing; without `make`, for reading if writing is refused."""
+        """Return the index, open for reading and writing; without `make`, only for reading if writing is refused."""
         found = self._open.get(INDEX)
         if found is not None:
             return found
@@ -123,7 +123,7 @@ class Layout:
         return found or self._open.setdefault(_READ_ONLY, self._open_index(os.O_RDONLY))
 
     def is_gone(self) -> bool:
-        """Return whether somebody has removed what is open, and forget it all then."""
+        """Return whether an open file or directory was removed. If so, forget all open ones."""
         if not any(is_removed(handle) for handle in list(self._open.values())):
             return False
         self.forget()
@@ -138,19 +138,19 @@ class Layout:
         directory = self.folder(folder, make)
         fd = os.open(name, flags | _FILE, self._mode & 0o600, dir_fd=directory)
         if flags & os.O_CREAT and self._mode & 0o077:
-            with contextlib.suppress(PermissionError):  # somebody else has made it
+            with contextlib.suppress(PermissionError):  # another user has created it
                 os.fchmod(fd, self._mode & 0o666)
         return fd
 
     def open_now(self, name: str) -> int:
-        """Open a file in LAYOUT for reading; BlockingIOError if that would wait."""
+        """Open a file in LAYOUT for reading. Raise BlockingIOError if that would wait."""
         root = self._open.get("")
         if root is None or not self.local:
             raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
         began = time.monotonic()
         try:
             return open_cached(name, os.O_RDONLY | _FILE, root)
-        finally:  # a scanner of viruses, say, that is asked before a file opens
+        finally:  # a virus scanner, for example, may delay each open
             self.local = time.monotonic() - began < _SLOW
 
     def scratch(self) -> str:
@@ -162,7 +162,7 @@ class Layout:
         os.utime(name, dir_fd=self.folder(folder), follow_symlinks=False)
 
     def remove(self, folder: str, name: str) -> bool:
-        """Remove a file, or an empty directory in its place; False where that fails. Never raises."""
+        """Remove a file, or an empty directory in its place. Return False if that fails; never raise."""
         try:
             try:
                 os.unlink(name, dir_fd=self.folder(folder))
@@ -173,10 +173,10 @@ class Layout:
         return True
 
     def entries(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield (name, lstat) of everything in a directory, its own as "."; what vanishes is left out."""
+        """Yield (name, lstat) of a directory as ".", and of its entries, except those removed meanwhile."""
         with contextlib.suppress(FileNotFoundError):
-            directory = self.folder(folder)  # of blobs only if it is ours
-            own = Handle(os.open(".", _DIRECTORY, dir_fd=directory))  # its own offset
+            directory = self.folder(folder)  # a directory of blobs only if zarrfs has made it
+            own = Handle(os.open(".", _DIRECTORY, dir_fd=directory))  # a descriptor with its own offset
             yield ".", os.fstat(own)
             with os.scandir(own) as entries:
                 for entry in entries:
@@ -196,7 +196,7 @@ class Layout:
                 yield name, status
 
     def old(self) -> list[str]:
-        """Return which directories of earlier layouts lie beside this one."""
+        """Return the names of the directories of earlier layouts in the cache directory."""
         return [name for name in OLD_LAYOUTS if os.path.isdir(os.path.join(self.directory, name))]
 
     def _open_index(self, flags: int, make: bool = False) -> Handle:
@@ -227,9 +227,9 @@ class Layout:
         return root
 
     def _open_blobs(self, make: bool) -> Handle:
-        """Return the directory of blobs if zarrfs made it; else FileNotFoundError, with `make` FileExistsError."""
+        """Return the directory of blobs. FileNotFoundError, with `make` FileExistsError, if zarrfs has not made it."""
         root = self.folder("", make)
-        scratch = f"../{self._scratch}{next(self._numbers):x}.blobs"  # a name of its own: threads may come at once
+        scratch = f"../{self._scratch}{next(self._numbers):x}.blobs"  # unique, as several threads may make one
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(scratch, self._mode, dir_fd=root)
@@ -254,5 +254,5 @@ class Layout:
 
 
 def _set_mode(made: Handle, mode: int) -> None:
-    """Permission bits of a new directory, whatever the umask; the bit that hands on its group stays."""
+    """Set the permission bits of a new directory, regardless of the umask. Keep its set-group-ID bit."""
     os.fchmod(made, mode | os.fstat(made).st_mode & stat.S_ISGID)

@@ -1,12 +1,13 @@
 """The index of the disk cache: one file that maps keys of blocks to places in segments.
 
-The file is a hash table of buckets of 4 KiB, each with 64 rows of 64 bytes. A row carries its own checksum and is
-written by one pwrite(2), so a reader sees a whole row or none, whenever a writer is killed. A row that is lost is a
-block that is fetched again: a row is never needed for the truth, because the bytes that it leads to are verified, too.
+The file is a hash table of buckets of 4 KiB, each with 64 rows of 64 bytes. A row has its own checksum and is written
+by one pwrite(2), so that a reader sees a whole row or none, whenever a writer is killed. If a row is lost, its block
+is fetched again. Data do not depend on rows being correct, because the bytes that a row leads to are verified, too.
 
-A full bucket makes the table four times as large. The bucket of a key is a residue of its hash, so the larger table is
-the old one written four times: rows whose residue is another now are found nowhere, and are overwritten first. A
-process that still counts with the old size finds what was there before; a copy that was cut short is not counted.
+If a bucket is full, the table becomes four times as large. The bucket of a key is a residue of its hash, so the larger
+table is the old one repeated four times. Copies of a row outside the bucket of its key are never found, and are
+overwritten first. A process that still uses the old size finds the rows that were there before. A copy that is not
+complete does not count as part of the table.
 
 Writers hold the write lock (diskspace.py). Without locks two writers may take the same row, and one block is lost.
 """
@@ -29,7 +30,7 @@ from zarrfs.system.localfiles import read_cached
 BUCKET = 4096  # bytes
 FIRST = 4 * BUCKET  # bytes of a new index
 GROWTH = 4
-PIECE_KEY = 12  # bytes that the keys of all pieces of a unit begin with
+PIECE_KEY = 12  # bytes at the beginning of a key that all pieces of a unit have in common
 _ROW = struct.Struct("<16s8sQQIIQQ")  # the fields of IndexRow, and XXH3-64 of them
 _ROWS = BUCKET // _ROW.size
 _NOBODY = bytes(16)  # the key of a free row
@@ -38,10 +39,10 @@ _NOBODY = bytes(16)  # the key of a free row
 class IndexRow(NamedTuple):
     """The place, length and checksum of a block."""
 
-    key: bytes  # 16 bytes; a version record's begins with its `target`
+    key: bytes  # 16 bytes; that of a version record begins with its `target`
     target: bytes  # the first 8 bytes of the hash of the target
     segment: int
-    start: int  # of its first byte in the target; of a version record: when it was confirmed, ns since 1970
+    start: int  # offset of the block in the target; for a version record, when it was confirmed (ns since 1970)
     offset: int  # in the segment
     length: int
     check: int  # XXH3-64 of the bytes
@@ -58,24 +59,24 @@ class IndexRow(NamedTuple):
 
 
 class Index:
-    """The table in `file`, which is held open. Reads are thread-safe. Methods raise OSError."""
+    """The table in `file`, an open descriptor. Reads are thread-safe. Methods raise OSError."""
 
     def __init__(self, file: Handle) -> None:
         self.file = file
-        self._mask = -1  # buckets - 1; -1: nothing is known of the file, or it has no bucket
+        self._mask = -1  # number of buckets - 1; -1: not known yet, or the file has no bucket
 
     def find(self, key: bytes, now: bool = False) -> IndexRow | None:
-        """Return the row of `key`. `now`: raise BlockingIOError where that means waiting for the disk."""
+        """Return the row of `key`, if any. `now`: raise BlockingIOError instead of waiting for the disk."""
         return next(self._search(key, now), None)
 
     def pieces(self, key: bytes, now: bool = False) -> list[IndexRow]:
-        """Return the rows whose key begins with PIECE_KEY bytes of `key`; as find()."""
+        """Return the rows whose key begins with the first PIECE_KEY bytes of `key`. `now` as for find()."""
         return list(self._search(key[:PIECE_KEY], now))
 
     def put(self, row: IndexRow, is_dead: Callable[[int], bool], force: bool = False) -> bool:
-        """Write a row over the one of its key, or a free one, or one whose segment `is_dead`. Hold the write lock.
+        """Write a row over that with its key, a free row, or one whose segment `is_dead`. Hold the write lock.
 
-        False if the bucket has none of these; with `force` any row goes.
+        Return False if the bucket has no such row; with `force`, overwrite any row then.
         """
         self.refresh()
         if self._mask < 0:
@@ -86,7 +87,7 @@ class Index:
         page = os.pread(self.file, BUCKET, bucket * BUCKET)
         at = next((at for key in (row.key, _NOBODY) for at in _places(page, key)), -1)
         if at < 0:
-            first = random.randrange(_ROWS)  # in a table that has grown most are free
+            first = random.randrange(_ROWS)  # in a table that has grown, most rows can be overwritten
             places = (number % _ROWS * _ROW.size for number in range(first, first + _ROWS))
             at = next((at for at in places if self._is_free(page, at, bucket, is_dead)), -1)
         if at < 0:
@@ -98,7 +99,7 @@ class Index:
         return True
 
     def drop(self, row: IndexRow | bytes) -> None:
-        """Free a row, if it is still there, or the damaged rows of a key. Hold the write lock."""
+        """Free a row that has not changed, or the damaged rows of a key. Hold the write lock."""
         self.refresh()
         key = row if isinstance(row, bytes) else row.key
         bucket = _bucket(key, self._mask)
@@ -121,7 +122,7 @@ class Index:
         self.refresh()
 
     def rows(self) -> Iterator[IndexRow | bytes]:
-        """Yield every row of the table, and the key of each that is damaged."""
+        """Yield every row of the table; for a damaged row, its key."""
         self.refresh()
         mask = self._mask
         for bucket in range(mask + 1):
@@ -132,14 +133,14 @@ class Index:
                     yield _row(page, at) or key
 
     def refresh(self) -> None:
-        """Look how large the table is."""
+        """Find out how large the table is now."""
         size, buckets = os.fstat(self.file).st_size // BUCKET, FIRST // BUCKET
         while buckets * GROWTH <= size:
             buckets *= GROWTH
         self._mask = buckets - 1 if buckets <= size else -1
 
     def _search(self, key: bytes, now: bool) -> Iterator[IndexRow]:
-        """Yield the rows whose key begins with `key`; where there is none, look whether the table has grown."""
+        """Yield the rows whose key begins with `key`. If there are none, search again if the table has grown."""
         found = False
         while not found:
             mask = self._mask  # another thread may change it at any time
@@ -159,7 +160,7 @@ class Index:
                     return
 
     def _is_free(self, page: bytes, at: int, bucket: int, is_dead: Callable[[int], bool]) -> bool:
-        """Return whether a row is damaged, or of another bucket, or leads to nothing."""
+        """Return whether a row is damaged, belongs to another bucket, or leads to a dead segment."""
         if _bucket(page[at : at + 16], self._mask) != bucket:
             return True
         row = _row(page, at)
@@ -171,7 +172,7 @@ def _bucket(key: bytes, mask: int) -> int:
 
 
 def _places(page: bytes | bytearray, key: bytes) -> Iterator[int]:
-    """Yield where rows begin with `key`."""
+    """Yield the offsets of the rows that begin with `key`."""
     at = page.find(key)
     while at >= 0:
         if at % _ROW.size == 0:

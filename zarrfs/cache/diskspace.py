@@ -1,11 +1,13 @@
-"""Space in the disk cache: a bound that all processes share, and eviction of what was not used for longest.
+"""Space in the disk cache: a bound that all processes share, and eviction of the least recently used files.
 
-Space is taken a segment at a time: under the write lock, a lock on a byte of the index, a writer sums up the segments
-and adds one of full size, so that what is reserved is what stat(2) says, and a process that is killed leaves nothing
-to settle. Blobs are files of their own; the mark in their directory holds a sum that is never below theirs.
+Space is reserved one segment at a time. Under the write lock, which is a lock on a byte of the index, a writer adds up
+the sizes of all segments and creates one of full size. So stat(2) shows the reserved space, and a process that is
+killed leaves nothing to undo. Blobs are separate files; the mark file in their directory records the sum of their
+sizes, or more.
 
-Where the bound would be exceeded, or less than the free space to be left would be left, segments and blobs that were
-not used for longest go, down to a low-water mark. Other processes find out when they open a segment or look at theirs.
+If the bound would be exceeded, or less free space would be left on the disk than must be, the least recently used
+segments and blobs are removed, down to a low-water mark. Other processes notice that when they open a segment, or
+check the one that they write to.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from zarrfs.system.buffers import Buffer, write_parts
 from zarrfs.system.rangelocks import UNSUPPORTED, try_lock, unlock
 
 SEGMENT_MAX, SEGMENT_LEAST = 64 << 20, 256 << 10  # bytes
-SEGMENTS, SEGMENT_LARGEST = 4096, 1 << 30  # a new segment takes stats of all: rather larger ones than more of them
-SHARE = 64  # segments that the bound is made of, at least
-SIZE_LEAST = 1 << 20  # bytes: nothing is kept where the bound is less
-LOCKS = 1 << 62  # the byte of the index that the write lock is on; others lie behind it (fetchlocks.py)
-PATIENCE = 0.5  # seconds that a writer waits for the write lock; a reader never does
-LOW_WATER = 0.9  # of the bound: what eviction leaves, at most
-FREES_MAX = 1 << 30  # bytes that are evicted at a time at most where another's files fill the disk
-ABANDONED = 3600.0  # seconds after which a temporary file has no writer any more
-BOOKKEEPING = 32_768  # bytes that directories may grow by
+# Creating a segment takes a stat of every other one, so a cache that would have more than SEGMENTS has larger ones.
+SEGMENTS, SEGMENT_LARGEST = 4096, 1 << 30
+SHARE = 64  # a segment takes at most 1/64 of the bound, unless that is less than SEGMENT_LEAST
+SIZE_LEAST = 1 << 20  # bytes: with a smaller bound nothing is cached
+LOCKS = 1 << 62  # the byte of the index that the write lock is on; leases are on later bytes (fetchlocks.py)
+PATIENCE = 0.5  # seconds for which a writer waits for the write lock; readers do not need it
+LOW_WATER = 0.9  # the fraction of the bound that eviction leaves at most
+FREES_MAX = 1 << 30  # bytes that are evicted at a time at most when other data fill the disk
+ABANDONED = 3600.0  # the age (seconds) at which a temporary file counts as left behind by a killed writer
+BOOKKEEPING = 32_768  # bytes by which directories may grow
 
 
 def cost(size: int) -> int:
@@ -45,11 +48,11 @@ def size_of(status: os.stat_result) -> int:
 
 
 class Busy(Exception):
-    """Another process has held the write lock for longer than one waits for it."""
+    """Another process holds the write lock, and has not released it within the time to wait."""
 
 
 class Segment:
-    """A segment that this process appends to; nobody else does while it is open."""
+    """A segment that this process appends to. No other process does while it is open."""
 
     def __init__(self, number: int, file: Handle, at: int, size: int) -> None:
         self.number, self.file, self.at, self.size = number, file, at, size
@@ -58,24 +61,27 @@ class Segment:
         """Write `parts`, which fit, at the end, and `sync` them; return the offset of the first. Raise OSError."""
         at = self.at
         os.lseek(self.file, at, os.SEEK_SET)
-        self.at += sum(map(len, parts))  # also if it fails: what was written is not written over
+        self.at += sum(map(len, parts))  # even if the write fails, so that no written bytes are overwritten
         write_parts(self.file, parts)
         if sync:
             os.fdatasync(self.file)
         return at
 
     def is_gone(self) -> bool:
-        """Return whether it was evicted."""
+        """Return whether the segment was evicted."""
         return is_removed(self.file)
 
     def close(self) -> None:
-        """Give back what is reserved and not used. Raise OSError."""
-        if self.at < self.size:  # not for nothing: it would count as a use
+        """Give back the reserved space that is not used. Raise OSError."""
+        if self.at < self.size:  # not otherwise, because ftruncate(2) renews the mtime, which counts as a use
             os.ftruncate(self.file, self.at)
 
 
 class Space:
-    """The space in a cache directory. Methods but locked() are called under the write lock; they raise OSError."""
+    """The space in a cache directory. Methods raise OSError.
+
+    Call segment(), blob(), make_room() and count_blobs() under the write lock, that is, within locked().
+    """
 
     def __init__(self, layout: Layout, limit: int, min_free: int) -> None:
         self._layout, self.limit, self._min_free = layout, limit, min_free
@@ -83,12 +89,12 @@ class Space:
         self.evicted = 0  # files
 
     def resize(self, limit: int, min_free: int) -> None:
-        """Set other bounds; what is over them goes when space is needed next."""
+        """Set new bounds. Files beyond them are evicted when space is needed next."""
         self.limit, self._min_free = limit, min_free
 
     @contextlib.contextmanager
     def locked(self, patience: float = PATIENCE) -> Iterator[None]:
-        """Hold the write lock; without it where the file system has none. Busy after `patience` seconds; OSError."""
+        """Hold the write lock, or none if the file system has no locks. Raise Busy after `patience` seconds."""
         self._layout.is_gone()
         file, end = self._layout.index(make=True), time.monotonic() + patience
         try:
@@ -99,7 +105,7 @@ class Space:
         except OSError as exc:
             if exc.errno not in UNSUPPORTED:
                 raise
-            locked = False  # the bound may be exceeded by a segment for each process, and rows may be lost
+            locked = False  # each process may exceed the bound by a segment, and rows may be lost
         try:
             yield
         finally:
@@ -115,11 +121,11 @@ class Space:
         return self._full or self._free() < self._min_free
 
     def full(self) -> None:
-        """Note that the system refuses to write more, a quota perhaps: make_room() evicts something first."""
+        """Note that the system refuses to write more, perhaps because of a quota: make_room() then evicts a file."""
         self._full = True
 
     def segment(self, least: int) -> Segment:
-        """Open a segment with room for `least` bytes: one that was closed half empty, or a new one."""
+        """Open a segment with room for `least` bytes: one that is less than half full, or a new one."""
         could_have = min(self.limit, self._total() + self._free() - self._min_free)
         most = max(SEGMENT_MAX, min(could_have // SEGMENTS // 4096 * 4096, SEGMENT_LARGEST))
         size = max(least, min(most, max(SEGMENT_LEAST, could_have // SHARE // 4096 * 4096)))
@@ -153,11 +159,11 @@ class Space:
     def _reserve(self, file: Handle, size: int) -> None:
         if self._layout.local:
             os.posix_fallocate(file, 0, size)
-        else:  # a file system that has no fallocate(2) would have every block written
+        else:  # without fallocate(2) in the file system, posix_fallocate(3) would write to every block
             os.ftruncate(file, size)
 
     def blob(self, size: int) -> tuple[str, int]:
-        """Make a file for a blob of `size` bytes in the directory of blobs; return (name, descriptor)."""
+        """Create a file for a blob of `size` bytes in the directory of blobs; return (name, descriptor)."""
         count = cost(size)
         self._layout.folder(BLOBS, make=True)
         self.make_room(count)
@@ -168,7 +174,7 @@ class Space:
         return name, file
 
     def make_room(self, count: int) -> None:
-        """Evict until `count` more bytes are within the bounds. OSError (ENOSPC) if even so they are not."""
+        """Evict files until `count` more bytes fit the bounds. Raise OSError (ENOSPC) if they do not fit even then."""
         total, free = self._total(), self._free()
         short = self._min_free + count - free
         if total + count <= self.limit and short <= 0 and not self._full:
@@ -200,7 +206,7 @@ class Space:
         return about.f_bavail * about.f_frsize
 
     def _evict(self, excess: int) -> int:
-        """Remove what was not used for longest until `excess` bytes are free; return how many are."""
+        """Remove the least recently used files until `excess` bytes are freed; return the number of freed bytes."""
         if excess <= 0:
             return 0
         kept = [(status.st_mtime_ns, size_of(status), "", segment_name(number))
@@ -221,7 +227,7 @@ class Space:
     # -- the sum of the blobs
 
     def count_blobs(self) -> int:
-        """Sum up the blobs, remove what killed writers have left, and note the sum."""
+        """Add up the sizes of blobs, and record and return the sum. Remove files that killed writers have left."""
         total, now, found = 0, time.time(), False
         for name, status in self._layout.entries(BLOBS):
             found = True
@@ -249,7 +255,7 @@ class Space:
 
 
 def _lock(file: Handle) -> bool:
-    """Lock a segment for appending, until it is closed; False where another holds the lock, or there are no locks."""
+    """Lock a segment for appending, until it is closed; False if another process has it, or if there are no locks."""
     try:
         return try_lock(file, 0)
     except OSError:

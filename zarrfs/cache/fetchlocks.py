@@ -1,11 +1,12 @@
-"""Leases: which of the processes that share a cache directory fetches a block, while the others wait for it there.
+"""Leases: one of the processes that share a cache directory fetches a block, and the others wait to read it there.
 
-A lease is a lock on a byte of the index, at an offset that is hashed from the block (system/rangelocks.py). The kernel
-drops it with the process that holds it. Waiting costs a request more than need be at worst:
+A lease is a lock on a byte of the index, at an offset that is a hash of the block (system/rangelocks.py). The kernel
+releases it when its holder ends. If a lease does not help, the only harm is an unnecessary request:
 
-- A waiter whose lease holder takes far longer than requests usually do tries for the lease of the next generation, on
-  the next byte, so that one of all who lost patience fetches.
-- After that everybody fetches for himself, and so does everybody where the file system has no locks.
+- A waiter whose lease holder takes much longer than requests usually do tries to take the lease of the next
+  generation, on the next byte. So only one of the waiters that time out fetches the block.
+- If that one is too slow as well, each process fetches for itself. So does each process if the file system has no
+  locks.
 """
 
 from __future__ import annotations
@@ -21,35 +22,36 @@ from zarrfs.cache.diskfiles import Layout, hash_of
 from zarrfs.cache.diskspace import LOCKS
 from zarrfs.system.rangelocks import UNSUPPORTED, try_lock, unlock
 
-OFF = 30.0  # seconds without leases after the disk has refused one
-_GENERATIONS = 2  # leases on a block that are waited for, one after the other
+OFF = 30.0  # seconds without leases after the file system has refused one
+_GENERATIONS = 2  # leases on a block for which processes wait, one after the other
 _SHORTEST, _LONGEST = 0.005, 0.25  # seconds between attempts to take a lease
-_SHARE = 0.3  # of the time waited so far: the next pause
+_SHARE = 0.3  # the next pause, as a fraction of the time waited so far
 
 
 class Turn(enum.Enum):
     """The outcome of another attempt at a lease."""
 
     WAIT = 1
-    OURS = 2  # the lease is ours now: the block may be on the disk
-    FREE = 3  # nobody is waited for any more
+    OURS = 2  # this process has the lease now; the block may already be on the disk
+    FREE = 3  # do not wait any longer
 
 
 class Lease:
-    """A block, or a stretch of a target, that is to be fetched: by this process if `held`, else by another.
+    """The lease on a block, or on a range of a target: this process holds it if `held`, otherwise another one does.
 
-    `users` fetches need it; it is released after the last. `lock`: one of them looks, for all.
+    `users` is the number of fetches that use it; the last one releases it. The holder of `lock` makes attempts for
+    all of them.
     """
 
     __slots__ = ("at", "began", "file", "generation", "held", "lock", "since", "users")
 
     def __init__(self, target: str, start: int, stop: int, file: int) -> None:
         self.at = LOCKS + 8 + (int.from_bytes(hash_of(target, "lease", start, stop)[:8], "little") >> 4 << 2)
-        self.file = file  # the one that it was taken on: the index may be another one soon
+        self.file = file  # the index that the lock is on; it may be removed, and replaced by another one
         self.held = False
         self.generation = self.users = 0
         self.lock = trio.Lock()
-        self.began = self.since = time.monotonic()  # of: all waiting, waiting for this generation
+        self.began = self.since = time.monotonic()  # start of the whole wait; of the wait for this generation
 
     def pause(self) -> float:
         """Return the seconds until the next attempt."""
@@ -57,10 +59,10 @@ class Lease:
 
 
 class FetchLocks:
-    """The leases of one DiskCache. Thread-safe; none raises for what the disk does.
+    """The leases of one DiskCache. Thread-safe; methods raise nothing if the disk fails.
 
-    Methods block where the directory is not local. `usable` says whether blocks can be kept at the moment: where they
-    cannot, waiting for one would be in vain.
+    Methods may block unless the directory is on a local file system. `usable` returns whether blocks are cached at the
+    moment; if not, waiting for a block would be in vain.
     """
 
     def __init__(self, layout: Layout, usable: Callable[[], bool]) -> None:
@@ -70,7 +72,7 @@ class FetchLocks:
         self._lock = threading.Lock()
 
     def take(self, target: str, start: int, stop: int) -> Lease | None:
-        """Return the lease on [start, stop) of `target`, ours or another's; None: fetch without."""
+        """Return the lease on [start, stop) of `target`, held or not; None if the caller must fetch without one."""
         if not self._usable() or time.monotonic() < self._off:
             return None
         try:
@@ -85,7 +87,7 @@ class FetchLocks:
         return lease
 
     def look(self, lease: Lease, patience: float) -> Turn:
-        """Try again for a lease that another holds; wait up to `patience` seconds for a generation of it."""
+        """Try again to take a lease of another process; after `patience` seconds, that of the next generation."""
         if not self._usable() or not self._attempt(lease):
             return Turn.FREE
         now = time.monotonic()
@@ -98,7 +100,7 @@ class FetchLocks:
         return Turn.OURS if lease.held else Turn.WAIT
 
     def release(self, lease: Lease) -> None:
-        """Let another process have it."""
+        """Release a lease if this process holds it, so that another process can take it."""
         if lease.held:
             lease.held = False
             try:
@@ -112,7 +114,7 @@ class FetchLocks:
             return dict(self._counts)
 
     def _attempt(self, lease: Lease) -> bool:
-        """Set `lease.held`; False where there are no locks."""
+        """Try to take a lease, and set `lease.held`. Return False if locks do not work."""
         try:
             lease.held = try_lock(lease.file, lease.at + lease.generation)
         except OSError as exc:

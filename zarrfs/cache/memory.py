@@ -1,10 +1,10 @@
-"""BlockCache: blocks in memory, bounded in bytes, each fetched by one task however many want it.
+"""BlockCache: blocks in memory, bounded in bytes. Each is fetched by one task, for any number of readers.
 
-What is kept follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only
-those that are wanted again in its older half, or soon after they left it, are kept by recency. A scan of everything
-passes through the queue and takes nothing from what is read again and again. The queue is short because the kernel
-keeps what was read, too, and because memory that is used again at once is several times faster than fresh memory: a
-large file over https came at 480 MB/s with the short queue, and at 345 MB/s with one as long as the whole cache.
+The cache follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only those
+that are read again in its older half, or soon after they left it, are kept by recency. A scan passes through the queue
+and does not displace blocks that are read repeatedly. The queue is short because the page cache also keeps what was
+read, and because memory that is soon reused is several times faster than fresh memory: a large file over https came at
+480 MB/s with the short queue, and at 345 MB/s with one as long as the whole cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the
 
 
 class _Fetch(Generic[V]):
-    """A fetch that goes on, and how many wait for it."""
+    """A fetch in progress, and the number of tasks that wait for it."""
 
     __slots__ = ("__weakref__", "ahead", "block", "done", "error", "held", "roomy", "scope", "server", "waiters")
 
@@ -135,7 +135,8 @@ class BlockCache(Generic[V]):
     async def join(self, key: Hashable) -> V | None:
         """Return the block `key` if it is cached or being fetched, else None. Raises what its fetch raises.
 
-        For a fetch of its own: what waits for room, perhaps for that of this very fetch, is not about to come.
+        Call it within another fetch: a fetch that waits for room is not joined, because it may wait until the calling
+        one ends.
         """
         block = self.peek(key)
         flight = self._flights.get(key)
@@ -300,7 +301,7 @@ class BlockCache(Generic[V]):
         return flight.block
 
     def _leave(self, key: Hashable, flight: _Fetch[V]) -> None:
-        """One who waited for a flight does so no more."""
+        """Deregister a waiter. If it was the last one, cancel the fetch, unless its request was already sent."""
         flight.waiters -= 1
         if not flight.waiters and not flight.done.is_set() and not self._is_paid(key):
             flight.scope.cancel()
@@ -326,7 +327,7 @@ class BlockCache(Generic[V]):
             self._dropped += 1
 
     def _again(self, key: Hashable) -> V:
-        """Note a read of a block in the queue: of its parts in order, or again after other blocks."""
+        """Note another read of a block in the queue. If it is in the older half, keep it by recency from then on."""
         block, number = self._once[key]
         if self._number - number > len(self._once) // 2:
             del self._once[key]
@@ -336,7 +337,7 @@ class BlockCache(Generic[V]):
 
     def _keep(self, key: Hashable, block: V) -> None:
         if key in self._once or key in self._often or key in self._fresh:
-            return  # of a fetch that was cancelled and came through all the same
+            return  # a cancelled fetch has completed all the same
         self._kept += len(block)
         if key in self._unused:
             self._fresh[key] = block

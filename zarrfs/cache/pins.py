@@ -1,8 +1,8 @@
-"""The versions of the targets that are read.
+"""The pinned versions of the targets that are read.
 
 The first bytes received of a target determine its version, by tag and size. From then on, bytes of another version are
-an error, or with stale=reread the target is read again. Where bytes come without tag and size (SFTP, some object
-stores), the attributes of the target are requested: once a second, and before and after what is kept on disk.
+an error, or with stale=reread the target is read again. If bytes come without tag and size (SFTP, some object stores),
+the attributes of the target are requested: once a second, and before and after bytes that are cached on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zarrfs.net.versions import Pin, TargetVersion, differs, note_unversioned, t
 log = logging.getLogger(__name__)
 
 _PINS = 65_536  # targets whose version is remembered
-_STATED = 1024  # targets whose attributes are remembered for those who wait for them
+_STATED = 1024  # targets whose attributes are remembered for tasks that wait for them
 _FRESH = 1.0  # seconds for which a target is assumed unchanged, if its bytes come without a version
 
 Target: TypeAlias = tuple[int, str]  # BlockRequest.at
@@ -37,42 +37,45 @@ class Pins:
 
     def __init__(self, options: Options, queue: RequestQueue, forget: Callable[[Target], None]) -> None:
         self.options = options
-        self.remember: Callable[[BlockRequest, TargetVersion], None] | None = None  # that of a cache on disk
+        self.remember: Callable[[BlockRequest, TargetVersion], None] | None = None  # set by a cache on disk
         self._queue, self._forget = queue, forget
         self._pins: LRU[Target, Pin] = LRU(_PINS)
-        self._shown: LRU[Target, int] = LRU(_PINS)  # sizes that were told before any bytes came
-        self.changes = 0  # versions that have given way to others
+        self._shown: LRU[Target, int] = LRU(_PINS)  # sizes that readers were shown before any bytes came
+        self.changes = 0  # pinned versions that were replaced by others
         self._asking: SingleFlight[Target] = SingleFlight()
         self._stating: SingleFlight[Target] = SingleFlight()
         self._stated: LRU[Target, tuple[float, Entry]] = LRU(_STATED)  # when is_still() asked last; the answer
 
     def get(self, target: Target) -> Pin | None:
-        """Return what is known of the version of a target."""
+        """Return the pin of a target; None if it has none."""
         return self._pins.get(target)
 
     def put(self, target: Target, pin: Pin) -> Pin:
-        """Pin a version, unless there is one; return the one that holds."""
+        """Pin a version, unless the target has a pin; return its pin."""
         return self._pins.get(target) or self._pins.put(target, pin)
 
     def pop(self, target: Target) -> Pin | None:
-        """Forget the version of a target: return what was known of it."""
+        """Remove and return the pin of a target."""
         return self._pins.pop(target, None)
 
     def note_size(self, target: Target, size: int) -> None:
-        """Note the size that readers were told before any bytes of a target came."""
+        """Note the size that readers were shown before any bytes of a target came."""
         self._shown.put(target, size)
 
     def is_longer(self, target: Target, size: int | None) -> bool:
-        """Return whether a version of `size` bytes is longer than readers were told, who would read a part of it."""
+        """Return whether a version of `size` bytes is longer than readers were shown: they would read only a part."""
         return size is not None and size > self._shown.get(target, size)
 
     def size(self, target: Target) -> int | None:
-        """Return the size of a target in bytes; None if no answer has shown it."""
+        """Return the size of a target in bytes; None if no response has contained it."""
         pin = self._pins.get(target)
         return None if pin is None else pin.size
 
     def check(self, wanted: BlockRequest, found: Fetched) -> None:
-        """Compare bytes with the version to read, or pin theirs. TargetChanged where they are of another one."""
+        """Compare the version of received bytes with the expected or pinned one. If there is none, pin it.
+
+        Raise TargetChanged if they are of another version.
+        """
         expected = wanted.expected
         if expected is not None:
             if differs(expected.tag, expected.size, found):
@@ -94,13 +97,14 @@ class Pins:
         else:
             pin.certain = True
             pin.size = found.total if pin.size is None else pin.size
-            pin.tag = pin.tag or found.tag  # a Last-Modified of the last second is no version, and becomes one later
+            pin.tag = pin.tag or found.tag  # a Last-Modified within the last second is no tag, but a later one is
 
     def _change(self, wanted: BlockRequest, found: Fetched, pin: Pin) -> None:
-        """Let a target have another version than its pin, or raise TargetChanged."""
+        """Accept that a target has another version than its pin, or raise TargetChanged."""
         version = version_from(found.tag, found.total)
         if self.remember is not None and version is not None and not self.options.targets_since:
-            # the next process to open the target begins with it; with targets_since, all read what the disk keeps
+            # The next process that opens the target starts with the new version. Not with targets_since: then all
+            # processes of the mount read the version that is on disk.
             self.remember(wanted, version)
         if pin.certain and self.options.stale == "error":
             raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
@@ -109,7 +113,10 @@ class Pins:
         self._forget(wanted.at)
 
     async def begin(self, wanted: BlockRequest) -> None:
-        """Learn a version before bytes come that show none, if they are to be kept on disk. TargetChanged."""
+        """Request the version of a target before bytes that come without one, if they are to be cached on disk.
+
+        Raise TargetChanged.
+        """
         if self.remember is None or wanted.expected is not None or wanted.system.sends_versions:
             return
         pin = self._pins.get(wanted.at)
@@ -119,9 +126,10 @@ class Pins:
     async def version(
         self, wanted: BlockRequest, found: Fetched, before: TargetVersion | None
     ) -> TargetVersion | None:  # fmt: skip
-        """Return the version of bytes that check() has accepted; None if nothing shows it. TargetChanged.
+        """Return the version of bytes that check() has accepted; None if it is unknown. Raise TargetChanged.
 
-        `before`: the pinned version when they were requested. One that is learned later may be that of other bytes.
+        `before`: the pinned version when they were requested. A version that is learned later may be that of other
+        bytes.
         """
         if found.tag is not None or wanted.expected is not None:
             pin = self._pins.get(wanted.at)
@@ -129,9 +137,9 @@ class Pins:
         return before if await self._is_same(wanted, found) else None
 
     async def is_still(self, wanted: BlockRequest, found: Fetched) -> bool:
-        """Return whether bytes have the expected version, as far as their value's attributes show it after they came.
+        """Return whether bytes have the expected version, as far as attributes show it that are requested afterwards.
 
-        True if none is expected, or if it comes with the bytes: then check() has compared it.
+        True if no version is expected, or if it came with the bytes, because check() has then compared it.
         """
         system, path, expected = wanted.system, wanted.path, wanted.expected
         if expected is None or found.tag is not None or system.immutable or system.sends_versions:
@@ -150,7 +158,7 @@ class Pins:
             known = self._stated.get(wanted.at)
             return None if known is None or known[0] < began else known[1]
 
-        try:  # blocks that come at the same time share a request that begins after all of them have come
+        try:  # blocks that arrive at the same time share a request that begins after they have arrived
             entry = await self._stating.run(wanted.at, stat, answered)
         except ReadError as exc:
             log.debug("%s", exc)
@@ -159,13 +167,13 @@ class Pins:
         return version_of(expected) == version_of(entry if expected.tag else entry._replace(tag=None))
 
     def is_blind(self, wanted: BlockRequest, found: Fetched) -> bool:
-        """Return whether only attributes show the version of bytes that may have changed."""
+        """Return whether the version of received bytes can be found only by requesting attributes."""
         known = found.tag is not None or found.total is not None or wanted.expected is not None
-        refused = wanted.system.sends_versions and not found.data  # beyond the end: such an answer has no version
+        refused = wanted.system.sends_versions and not found.data  # beyond the end: such a response has no version
         return not (known or refused or wanted.system.immutable)
 
     async def _is_same(self, wanted: BlockRequest, found: Fetched) -> bool:
-        """Return whether the target has the pinned version after bytes have come without a tag. TargetChanged."""
+        """Return whether the target still has the pinned version, after bytes without a tag. Raise TargetChanged."""
         pin = self._pins.get(wanted.at)
         on_disk = self.remember is not None
         if not self.is_blind(wanted, found):  # its size comes with the bytes, or it never changes
@@ -177,9 +185,10 @@ class Pins:
         return pin is not None and pin.agreed
 
     async def ask(self, wanted: BlockRequest) -> bool:
-        """Compare a target with its pin, or pin it, by its attributes; False if they show no version. TargetChanged.
+        """Request a target's attributes, and compare their version with the pin, or pin it.
 
-        Simultaneous callers share a request that begins after they have called.
+        Return whether they have the pinned version; False also if they have none. Raise TargetChanged. Simultaneous
+        callers share a request that begins after their calls.
         """
         began = trio.current_time()
 
@@ -199,7 +208,7 @@ class Pins:
         return False
 
     async def _stat(self, wanted: BlockRequest) -> bool:
-        """Do as ask(). ReadError."""
+        """Make the request of ask(). Raise ReadError if it fails."""
         system, path, began = wanted.system, wanted.path, trio.current_time()
         entry: Entry = await self._queue.call(system, path, lambda: system.stat(path))
         version = version_of(entry)
@@ -215,7 +224,7 @@ class Pins:
         return pin.agreed
 
     def note(self, wanted: BlockRequest, pin: Pin, version: TargetVersion) -> None:
-        """Tell the cache on disk of a version, once."""
+        """Record the version of a pin in the cache on disk, once."""
         if self.remember is not None and not pin.noted:
             pin.noted = True
             self.remember(wanted, version)

@@ -1,7 +1,7 @@
 """Runs: read-ahead along targets whose values are read in the order of their offsets.
 
-A reader may take the keys of a set in an order that their names do not show, and still go through a target from one
-end to the other. A run is a stretch of the target after the last value; values that lie in runs are cut out of them.
+The names of keys need not show the order in which a reader goes through a target from its beginning to its end. A run
+is a range of the target after the last value that was read. Values within runs are cut out of them.
 """
 
 from __future__ import annotations
@@ -12,29 +12,32 @@ from collections.abc import Callable
 from zarrfs.cache.memory import Ahead
 from zarrfs.concurrency.lru import LRU
 
-_TARGETS = 256  # whose order is remembered
-_IN_ORDER = 4  # values one after the other before anything is fetched ahead
+_TARGETS = 256  # targets whose order is remembered
+_IN_ORDER = 4  # values that must be read in order before runs are fetched ahead
 _FIRST = 256 << 10  # bytes of the first run; each is twice as long as the one before
-_AT_ONCE = 4  # runs beyond the last value
+_AT_ONCE = 4  # runs at a time, beyond the last value
 
 
 @dataclasses.dataclass(slots=True)
 class _Order:
-    at: int  # where the last value ended
-    values: int = 0  # one after the other
+    at: int  # the end of the last value
+    values: int = 0  # values read in order
     size: int = _FIRST  # bytes of the next run
     runs: list[tuple[int, int, Ahead]] = dataclasses.field(default_factory=list)  # (start, stop, run), by offset
 
 
 class Runs:
-    """The runs of many targets. `gap`: bytes between values in order; `most`: bytes of a run."""
+    """The runs of many targets. `gap`: most bytes between values in order; `most`: bytes of the longest run.
+
+    `ahead`: bytes after the last value in which runs begin.
+    """
 
     def __init__(self, gap: int, most: int, ahead: int) -> None:
         self._gap, self._most, self.ahead = gap, most, ahead
         self._orders: LRU[tuple[int, str], _Order] = LRU(_TARGETS, self._end)
 
     def covering(self, target: tuple[int, str], start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the (start, stop) of the runs that contain a value; [] if they do not contain all of it."""
+        """Return (start, stop) of the runs that contain a value; [] if they do not contain all of it."""
         order = self._orders.get(target)
         found: list[tuple[int, int]] = []
         for low, high, _ in order.runs if order is not None else ():
@@ -48,7 +51,7 @@ class Runs:
     def read(
         self, target: tuple[int, str], start: int, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]
     ) -> None:
-        """Note a read of a value outside runs; `fetch` starts a run and returns its end, or None without room."""
+        """Note a read of a value. `fetch` starts a run and returns (its end, the run), or None if there is no room."""
         order = self._orders.use(target)
         if order is None or not 0 <= start - order.at <= self._gap:
             if order is not None:
@@ -63,7 +66,8 @@ class Runs:
     def _extend(self, order: _Order, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]) -> None:
         low = max(stop, order.runs[-1][1] if order.runs else 0)
         while len(order.runs) < _AT_ONCE and low - stop < self.ahead:
-            found = fetch(low, low + order.size - low % order.size)  # processes that share a disk want the same runs
+            # end at a multiple of the size, so that processes that share a cache on disk request the same runs
+            found = fetch(low, low + order.size - low % order.size)
             if found is None:
                 return
             high, run = found
@@ -75,6 +79,6 @@ class Runs:
 
     @staticmethod
     def _drop_before(order: _Order, start: int) -> None:
-        """Cancel the runs that end by `start`."""
+        """Drop the runs that end at or before `start`."""
         while order.runs and order.runs[0][1] <= start:
             order.runs.pop(0)[2].drop()

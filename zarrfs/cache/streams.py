@@ -9,23 +9,23 @@ from zarrfs.cache.memory import Ahead
 from zarrfs.concurrency.lru import LRU
 
 _VALUES = 256  # values whose readers are remembered
-_READERS = 8  # of one value
-_TRUST = 16  # the window is so many times what its reader has read in order
-_SLACK = 4 << 20  # bytes by which requests of one reader may be out of order, or skip some
+_READERS = 8  # readers of one value
+_TRUST = 16  # the window is this many times the bytes that its reader has read in order
+_SLACK = 4 << 20  # bytes by which the requests of one reader may be out of order, or skip ahead
 
 
 @dataclasses.dataclass(slots=True)
 class Stream:
     """One reader of a value; offsets in bytes."""
 
-    began: int  # where it has read first
-    at: int  # where it is
-    window: int = 0  # how much to have ahead of it; 0: it has read but once
-    started: int = 0  # up to where parts were started
+    began: int  # start of its first read
+    at: int  # end of the furthest read
+    window: int = 0  # bytes to fetch ahead of it; 0: it has read only once
+    started: int = 0  # end of the last part that was started
     parts: list[tuple[int, Ahead]] = dataclasses.field(default_factory=list)  # (end, part), by end
 
     def drop(self) -> None:
-        """Cancel the parts that no reader has read."""
+        """Drop the parts that are fetched ahead; a fetch is cancelled unless a reader waits for it."""
         for _, part in self.parts:
             part.drop()
         self.parts.clear()
@@ -52,12 +52,13 @@ class Streams:
     def _go_on(self, stream: Stream, start: int, stop: int) -> None:
         stream.at = max(stream.at, stop)
         stream.window = min(max(self.first, stream.window, _TRUST * (stream.at - stream.began)), self.most)
-        # not up to `stop`: a reader of these bytes, in this request or an earlier one, may not yet wait for their part
+        # Drop no parts up to `stop`: a reader of their bytes, in this request or an earlier one, may not wait for them
+        # yet.
         while stream.parts and stream.parts[0][0] <= start - _SLACK:
             stream.parts.pop(0)[1].drop()
 
     def _begin(self, streams: list[Stream], start: int, stop: int) -> Stream:
-        """Begin after a seek, or for another reader: cancel what is fetched ahead for the last one."""
+        """Begin a stream, after a seek or for another reader. Cancel the read-ahead of the stream begun before it."""
         if streams:
             streams[-1].drop()
             streams[-1].window = streams[-1].started = 0

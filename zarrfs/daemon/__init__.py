@@ -1,4 +1,4 @@
 """The life of a mount: start, readiness, signals, refresh, changes of its options, end.
 
-Knows which store it serves only by its abstract class; what a file operation does is in fuse/.
+It knows the store that it serves only by its abstract class. File operations are in fuse/.
 """

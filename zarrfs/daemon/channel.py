@@ -15,17 +15,20 @@ import trio
 from zarrfs.errors import MountError, ZarrfsError, internal_error
 
 _LENGTH = struct.Struct("<I")
-Answers = Callable[..., Awaitable[Any]]  # of what is asked and its arguments
+Answers = Callable[..., Awaitable[Any]]  # called with the name of a question and its arguments
 
 
 def announce(sock: socket.socket, what: str, *arguments: Any) -> None:
-    """Ask something at the other end of a socket that has no Channel yet, without waiting for the answer."""
+    """Send a question over a socket that has no Channel yet, without waiting for the answer."""
     data = pickle.dumps((0, what, arguments))
     sock.sendall(_LENGTH.pack(len(data)) + data)
 
 
 class Channel:
-    """One end. Both ask and answer, any number at a time; `answers` is called for each question of the other end."""
+    """One end of a connection. Both ends ask and answer any number of questions at a time.
+
+    `answers` is called for each question of the other end.
+    """
 
     def __init__(self, sock: socket.socket, answers: Answers) -> None:
         sock.setblocking(False)
@@ -37,7 +40,10 @@ class Channel:
         self.closed = False
 
     async def ask(self, what: str, *arguments: Any) -> Any:
-        """Return the answer to a question. Raise MountError if the other process ends, or what its answer raised."""
+        """Return the answer of the other process to a question.
+
+        Raise FUSEError if its answer raised that; MountError if its answer raised another exception, or if it ends.
+        """
         self._next += 1
         number, arrived, answer = self._next, trio.Event(), list[Any]()
         self._asked[number] = arrived, answer
@@ -56,11 +62,11 @@ class Channel:
         return value
 
     def close(self) -> None:
-        """End run()."""
+        """Close the socket, which ends run()."""
         self._stream.socket.close()
 
     async def run(self) -> None:
-        """Answer and receive answers until the other process ends."""
+        """Answer questions and receive answers until the other process ends."""
         try:
             async with trio.open_nursery() as nursery:
                 while (message := await self._receive()) is not None:
@@ -87,9 +93,9 @@ class Channel:
             failure = exc.errno
         except ZarrfsError as exc:
             failure = str(exc)
-        except Exception as exc:  # one question failed: the mount goes on
+        except Exception as exc:  # a failed question must not end the mount
             failure = internal_error(exc)
-        with contextlib.suppress(MountError):  # nobody waits for it
+        with contextlib.suppress(MountError):  # the other process has ended
             await self._send((number, "", (value, failure)))
 
     async def _send(self, message: tuple[Any, ...]) -> None:

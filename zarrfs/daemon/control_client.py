@@ -15,12 +15,12 @@ from zarrfs.fuse.xattrs import PART, REFRESH, SET
 from zarrfs.metrics.statistics import why
 from zarrfs.system import mounts
 
-_ANSWER = 10.0  # seconds that a daemon under load has to answer
+_ANSWER = 10.0  # seconds for a daemon under load to answer
 _FIRST, _LONGEST = 0.01, 0.5  # seconds between polls
 
 
 def refresh(mountpoint: str, force: bool = False) -> dict[str, Any]:
-    """Refresh a mount and wait for the end; return {"result": "refreshed" or "unchanged", "seconds"}.
+    """Refresh a mount and wait until that is done; return {"result": "refreshed" or "unchanged", "seconds"}.
 
     Raise MountError if the refresh fails or the mount does not answer.
     """
@@ -33,8 +33,8 @@ def refresh(mountpoint: str, force: bool = False) -> dict[str, Any]:
 def change(mountpoint: str, items: Iterable[str]) -> dict[str, Any]:
     """Change options of a mount, given as items of -o; return {"changed": {name: value}}.
 
-    Raise UsageError for a value or an option that cannot change; then nothing has changed. Raise MountError if the
-    mount does not answer.
+    Raise UsageError, with nothing changed, for an invalid value or an option that cannot change. Raise MountError if
+    the mount does not answer.
     """
     token, text = secrets.token_hex(8), ",".join(re.sub(r"([,\\])", r"\\\1", item) for item in items)
     parts = [text[at : at + PART // 4] for at in range(0, len(text), PART // 4)]  # a character is up to four bytes
@@ -47,7 +47,7 @@ def change(mountpoint: str, items: Iterable[str]) -> dict[str, Any]:
 
 
 def _poll(mountpoint: str, name: str) -> dict[str, Any]:
-    """Repeat a request, with growing pauses, until it is no longer running; return its answer."""
+    """Repeat a request, with increasing pauses, until the mount has finished the work; return its answer."""
     pause = _FIRST
     while (answer := _request(mountpoint, name)).get("state") == "running":
         time.sleep(pause)

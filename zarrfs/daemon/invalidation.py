@@ -1,10 +1,12 @@
 """Invalidation of the kernel's dentries and attributes after a refresh.
 
-Pages need none: files get new inodes (fuse/inodes.py, renew()), so no name leads to the pages of an old version.
+Pages need no invalidation: files get new inodes (fuse/inodes.py, renew()), so no name leads to the pages of an old
+version.
 
-Since Linux 6.16 one message covers all dentries, also negative ones: each belongs to an epoch, and is looked up again
-in the next one. Directories that keep their inode stay valid, so no process loses its working directory. For older
-kernels every name is invalidated by itself, in a thread; negative entries are recorded for that.
+Since Linux 6.16 one message covers all dentries, also negative ones: a dentry belongs to an epoch, and the kernel
+looks its name up again in the next epoch. Directories that keep their inode stay valid, so no process loses its
+working directory. On older kernels each name is invalidated separately, in a thread; for this, negative entries are
+recorded.
 
 Source: FUSE_NOTIFY_INC_EPOCH, FUSE_NOTIFY_INVAL_ENTRY and FUSE_NOTIFY_INVAL_INODE of linux/fuse.h (protocol 7.44).
 """
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _INC_EPOCH = 8
 _DEVICE = os.makedev(10, 229)  # /dev/fuse: Documentation/admin-guide/devices.txt
-_SETTLES = 0.05  # seconds: by then the kernel has entered the answers that were sent before
+_SETTLES = 0.05  # seconds after which the kernel has processed the replies that were sent before
 _BATCH = 256  # lookups in the store between checkpoints
 
 
@@ -47,7 +49,7 @@ def devices() -> set[int]:
 
 
 def has_epochs(device: int) -> bool:
-    """Begin the next epoch; return False if the kernel has none. Does not block: a counter is incremented."""
+    """Begin the next epoch; return False if the kernel has no epochs. Does not block: it only increments a counter."""
     try:
         os.write(device, struct.pack("=IiQ", 16, _INC_EPOCH, 0))  # struct fuse_out_header
     except OSError as exc:
@@ -57,7 +59,10 @@ def has_epochs(device: int) -> bool:
 
 
 class Invalidation:
-    """Invalidates what the kernel has cached of a mount. `device` is the mount's descriptor of /dev/fuse, if known."""
+    """Invalidation of the names and attributes of a mount in the kernel's caches.
+
+    `device` is the mount's descriptor of /dev/fuse, if known.
+    """
 
     def __init__(self, operations: Operations, device: int | None) -> None:
         self._operations, self._device = operations, device
@@ -65,7 +70,7 @@ class Invalidation:
             operations.absent = OrderedDict()
 
     async def names(self, known: dict[str, int]) -> None:
-        """Invalidate all names and attributes after show(). `known` has the inodes by key from before it."""
+        """Invalidate all names and attributes after a refresh. `known` has the inodes of the old version by key."""
         operations = self._operations
         directories = operations.inodes.directories()
         if self._next_epoch():
@@ -82,7 +87,7 @@ class Invalidation:
         await trio.to_thread.run_sync(_attributes, directories)
 
     async def _lost_directories(self, known: dict[str, int], were: set[int]) -> list[str]:
-        """Return the keys of former directories `were` that are not directories now."""
+        """Return the keys in `known` that were directories (inodes in `were`) and are none now."""
         found = []
         for number, (key, inode) in enumerate(known.items()):
             if key and inode in were:
@@ -101,7 +106,7 @@ class Invalidation:
 
 
 def _entries(names: list[tuple[int, bytes]]) -> None:
-    """Invalidate dentries. Runs in a thread, as the kernel waits for lookups in progress in the same directory."""
+    """Invalidate dentries. Call it in a thread, because the kernel waits for lookups in progress in a directory."""
     time.sleep(_SETTLES)
     for inode, name in names:
         with contextlib.suppress(OSError):  # the kernel has dropped it already

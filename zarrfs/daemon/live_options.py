@@ -27,7 +27,7 @@ _NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
 
 
 class LiveOptions:
-    """The options in force of one mount."""
+    """The current options of one mount."""
 
     def __init__(
         self, operations: Operations, refresher: Refresher, options: Options, team: Team | None = None
@@ -36,9 +36,9 @@ class LiveOptions:
         self._operations, self._refresher = operations, refresher
 
     async def apply(self, text: str) -> dict[str, Any]:
-        """Apply `text`, options as of -o; return {"changed": {name: value}}, or {"error"} with nothing changed."""
+        """Apply `text`, options as for -o; return {"changed": {name: value}}, or {"error"} with nothing changed."""
         try:
-            # in a thread: a value may be the name of a file, on a disk that hangs
+            # in a thread, because a value may name a file on a disk that hangs
             changes = await trio.to_thread.run_sync(changed, self.options, split_commas(text), abandon_on_cancel=True)
         except UsageError as exc:
             return {"error": str(exc)}
@@ -62,7 +62,7 @@ class LiveOptions:
 def changed(options: Options, items: list[str]) -> dict[str, Any]:
     """Return the values that `items` change in `options`.
 
-    Raise UsageError for an option that cannot change while mounted, unless its value is the one in force.
+    Raise UsageError for an option that cannot change while mounted, unless its value is the current one.
     """
     changes: dict[str, Any] = {}
     for item in items:
@@ -70,7 +70,7 @@ def changed(options: Options, items: list[str]) -> dict[str, Any]:
         name = name if "." in name else name.replace("-", "_")
         if name in _NOT_OURS or name.startswith(("x-", "X-", "x_", "X_")):
             continue
-        new = absolute_options(parse([item]).options)  # as a mount has them
+        new = absolute_options(parse([item]).options)  # absolute paths, as in the options of a mount
         if name not in TABLE:
             for protocol, values in new.storage.items():  # s3.anon=true
                 known = options.storage.get(protocol, {})

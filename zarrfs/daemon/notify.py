@@ -15,12 +15,13 @@ from zarrfs.fuse.operations import Operations
 log = logging.getLogger(__name__)
 
 _EVERY = 30.0  # seconds between two updates of the status
-# seconds for which a manager that does not read may block the event loop: for a status, and for what it waits for
+# seconds for which a manager that does not read may block the event loop: with a status, and with all other messages,
+# for which the manager waits
 _PATIENCE, _PATIENCE_READY = 0.2, 5.0
 
 
 def notify_manager(*assignments: str) -> None:
-    """Send lines such as "READY=1" and "STATUS=..." to the service manager that started us, if any. Never raises."""
+    """Send lines such as "READY=1" and "STATUS=..." to the service manager that started us, if any. Never raise."""
     address = _address()
     if address is None:
         return
@@ -28,7 +29,7 @@ def notify_manager(*assignments: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.settimeout(_PATIENCE if assignments[0].startswith("STATUS=") else _PATIENCE_READY)
             lines = "\n".join(map(_line, assignments))
-            # connected: of a socket without a peer, poll() says at once that it can send, and the wait would be busy
+            # connected, because poll() always reports a socket without a peer as writable, which would be a busy wait
             sock.connect("\0" + address[1:] if address.startswith("@") else address)
             sock.send(lines.encode())
     except OSError as exc:
@@ -42,7 +43,7 @@ def status(source: str, mountpoint: str, opened: int) -> str:
 
 
 async def report_use(operations: Operations, source: str, mountpoint: str) -> None:
-    """Report the number of open files to the service manager once the mount answers and at each change, forever."""
+    """Report the number of open files to the service manager when the mount is up and whenever it changes, forever."""
     if _address() is None:
         return
     await operations.started.wait()
@@ -56,10 +57,10 @@ async def report_use(operations: Operations, source: str, mountpoint: str) -> No
 
 
 def _line(assignment: str) -> str:
-    """Replace control characters: a line feed in a name would begin another assignment."""
+    """Replace control characters, because a line feed in a name would begin another assignment."""
     return "".join(letter if letter.isprintable() else "?" for letter in assignment)
 
 
 @functools.cache
 def _address() -> str | None:
-    return os.environ.pop("NOTIFY_SOCKET", None)  # removed, as the programs that we start are no services
+    return os.environ.pop("NOTIFY_SOCKET", None)  # removed, because programs that we start must not notify the manager

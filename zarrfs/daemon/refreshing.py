@@ -1,6 +1,6 @@
-"""Refresh of a mount: plan the source again, open its present version, and show that from then on.
+"""Refresh of a mount: plan the source again, open its present version, and make that the visible one.
 
-An open file keeps the version that it was opened in (fuse/operations.py). If the source cannot be used any more,
+Open files keep the version in which they were opened (fuse/operations.py). If the source cannot be opened any more,
 nothing changes. See docs/running-changes.md.
 """
 
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class Refresher:
-    """Refreshes one mount, one refresh at a time. `options` are those for opening a new version."""
+    """The refreshes of one mount, one at a time. `options` are those with which a new version is opened."""
 
     def __init__(
         self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None,
         team: Team | None = None,
     ) -> None:  # fmt: skip
-        """`device` is the st_dev of the mount, `team` its other processes."""
+        """`device` is the st_dev of the mount, `team` its workers, if it has any."""
         self.options = options
         self._operations, self._plan = operations, plan
         self._kernel, self.device = kernel, device
@@ -63,9 +63,9 @@ class Refresher:
                 "are those of one version; unmount it and mount it again")  # fmt: skip
 
     async def refresh(self, force: bool = False) -> dict[str, Any]:
-        """Refresh; return {"result": "refreshed" or "unchanged", "seconds"}, or {"error"}. Never raises.
+        """Refresh the mount; return {"result": "refreshed" or "unchanged", "seconds"}, or {"error"}. Never raise.
 
-        An unchanged document is opened again only with `force`, or if one of its targets has changed.
+        An unchanged document is opened again only with `force`, or if a read has found a changed target.
         """
         refusal = self.refusal
         if refusal is not None:
@@ -108,13 +108,13 @@ class Refresher:
                 store.forbid_device(self.device)
             version = StoreVersion(store, options)
             version.pusher = Pusher(store) if old.pusher is not None else None
-            version.adjust(self.options)  # they may have changed meanwhile
+            version.adjust(self.options)  # options may have changed meanwhile
             if self._team is not None:
                 options = dataclasses.replace(
                     self.options, asked_since=options.asked_since, targets_since=options.targets_since
                 )
                 await self._team.show(plan, options, version)
-                known = self._known_names()  # after it: until then clients have looked up more of the old version
+                known = self._known_names()  # only now, as clients looked up names of the old version until then
                 version.adjust(self.options)
             else:
                 known = self._known_names()
@@ -123,25 +123,25 @@ class Refresher:
             shown = True
         finally:
             if self._team is None or not shown:
-                discard(plan)  # the store that has it open keeps it
-        if self._team is None:  # else a worker that starts may have to open the old version
+                discard(plan)  # the store keeps the removed index open
+        if self._team is None:  # with a team, a new worker may still have to open the old version
             self.discard_plan()
         self._plan = plan
         await self._kernel.names(known)
         return True
 
     def discard_plan(self) -> None:
-        """Remove the temporary indexes that a process that starts could still have opened."""
+        """Remove temporary indexes. Afterwards no new worker can open the source."""
         discard(self._plan)
         if self._team is not None:
             self._team.discard_older()
 
     def _known_names(self) -> dict[str, int]:
-        """Return the inodes by key of what the kernel may know, if each has to be invalidated by itself."""
+        """Return the inodes that the kernel may know, by key, if each name must be invalidated separately; else {}."""
         return self._operations.inodes.known() if self._operations.absent is not None else {}
 
     def _check_place(self, plan: Plan) -> None:
-        """Raise SourceError if this very mount lies over the source, of which it then cannot see more."""
+        """Raise SourceError if this mount is mounted over its own source, which it then cannot read again."""
         if plan.path is not None and os.stat(plan.path).st_dev == self.device:
             rule = "is hidden by this mount, which lies over it: unmount it and mount it again"
             raise SourceError(plan.source, rule)
@@ -164,7 +164,7 @@ class Refresher:
 
 
 def _same(plan: Plan, other: Plan) -> bool:
-    """Return whether two plans are known to be of the same document."""
+    """Return whether two plans are known to describe the same version of a document."""
     if not fingerprint(plan) or fingerprint(plan) != fingerprint(other):
         return False
     return plan == dataclasses.replace(

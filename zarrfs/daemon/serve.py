@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_IDLE_LEAST, _IDLE_MOST = 0.05, 5.0  # seconds between looks whether the mount is idle
-_NICE = -5  # the daemon, where it may: with 64 readers on 2 cores it would have a share of a thirtieth
+_IDLE_LEAST, _IDLE_MOST = 0.05, 5.0  # seconds between checks whether the mount is idle
+# The daemon's niceness, if permitted: with 64 readers on 2 cores, it would otherwise get a thirtieth of the CPU time.
+_NICE = -5
 
 
 def serve(
@@ -57,12 +58,12 @@ def serve(
 ) -> None:
     """Mount and serve until the mount is gone; call `ready` once it answers. Raise MountError or SourceError.
 
-    Threads, sockets and the event loop are made only from here on: this runs after the fork.
+    Threads, sockets and the event loop are created only here and later, because they do not survive the fork.
     """
     allow_descriptors()  # a directory source needs one per open file
     _set_priority(options.nice)
     check_view(plan, options)
-    # a listing is followed by lookups: those are soon enough to ask the server for each chunk
+    # grid=list: listings need not ask the server whether each chunk exists, because lookups follow that do
     of_store = dataclasses.replace(options, grid=options.grid or "list", patience="all")
     records = records_to_warm(options)
     writable = options.upperdir is not None and not options.ro
@@ -84,14 +85,14 @@ def serve(
         if place is not None:
             OTHER_MOUNTS.note(place)
     others = invalidation.devices()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals(): they would leave a dead mount
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
         with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
             device_file = fusemount.attach(options.fsname or plan.source, mountpoint, options, kernel, writable)
         try:
             pyfuse3.init(served, f"/dev/fd/{device_file}", {"allow_root"} if options.allow_root else set())
         except BaseException:
-            os.close(device_file)  # the mount is dead then, and the caller unmounts it
+            os.close(device_file)  # so that the mount is dead, and the caller unmounts it
             raise
     except BaseException:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -102,7 +103,7 @@ def serve(
         device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
         OTHER_MOUNTS.device = device
         if detach:
-            os.setsid()  # after the mount: autofs does not trigger on its own process group
+            os.setsid()  # only after the mount: autofs lets accesses of the mounting process group pass
         if several:
             from zarrfs.daemon import workers
 
@@ -126,16 +127,16 @@ def serve(
         trio.run(_main, operations, refresher, *arguments)
     except BaseException:
         if team is not None:
-            team.kill()  # its processes would keep the mount from being dead, which the caller unmounts
+            team.kill()  # workers would keep the mount alive, but the caller unmounts only a dead mount
         raise
     finally:
         pyfuse3.close(unmount=False)
-        if several and refresher is not None:  # any of them may have had to open its index until now
+        if several and refresher is not None:  # until now, a new worker might have had to open its index
             refresher.discard_plan()
 
 
 def _set_priority(nice: int | None) -> None:
-    """Raise the priority before any thread starts, as threads inherit it: many readers would starve their daemon."""
+    """Raise the priority of the daemon, which many readers would starve. Call it before any thread starts."""
     if nice is None and os.getpriority(os.PRIO_PROCESS, 0) != 0:
         return  # our parent has chosen a priority
     try:
@@ -146,7 +147,7 @@ def _set_priority(nice: int | None) -> None:
 
 
 def _operations(store: Store, options: Options, about: dict[str, Any], ready: Callable[[], None]) -> Operations:
-    """Make the handlers for a store, and lock its upper directory. Raise SourceError if another mount uses that."""
+    """Return the handlers for a store; lock its upper directory. Raise SourceError if another mount uses that."""
     if options.upperdir is None:
         return Operations(store, options, about, ready)
     from zarrfs.fuse.writable import WritableOperations
@@ -156,8 +157,8 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     store.upper.lock(exclusive=not options.ro)
     if options.ro:
         return Operations(store, options, about, ready)
-    os.umask(0)  # the kernel has applied the umask of the process that creates a file
-    sys.dont_write_bytecode = True  # importing would make directories that everybody may write to
+    os.umask(0)  # the kernel has already applied the umask of the client that creates a file
+    sys.dont_write_bytecode = True  # with this umask, imports would create world-writable directories
     return WritableOperations(store, options, about, ready)
 
 
@@ -165,13 +166,13 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
 def _guarded(mountpoint: str) -> Iterator[None]:
     """Leave the directory beneath the mount with mode 000; restore its mode if the mount fails.
 
-    A user can mount only on a directory that he may write to, so an earlier guard is lifted meanwhile.
+    A user can mount only on a directory that he may write to, so the mode 000 of an earlier mount is lifted meanwhile.
     """
     descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
     try:
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         may_mount = os.access(f"/proc/self/fd/{descriptor}", os.W_OK | os.X_OK)
-        _set_mode(descriptor, mode if may_mount else 0o700)  # also finds a missing permission before the mount
+        _set_mode(descriptor, mode if may_mount else 0o700)  # also fails before the mount if chmod is not permitted
         try:
             yield
             mode = 0
@@ -189,11 +190,11 @@ def _set_mode(directory: int, mode: int) -> None:
 
 
 def _for_all_to_read(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o644)  # of a writable mount, the umask is 0
+    return os.open(path, flags, 0o644)  # in a writable mount the umask is 0
 
 
 def _announce(options: Options, ready: Callable[[], None]) -> None:
-    """Write the pid file and notify all that wait for the mount. Must not raise."""
+    """Write the pid file and notify all processes that wait for the mount. Must not raise."""
     if options.pid_file is not None:
         try:
             with open(options.pid_file, "w", opener=_for_all_to_read) as file:
@@ -204,9 +205,9 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
         try:
             try:
                 os.write(options.notify_pipe, b"\n")
-            finally:  # else its reader would wait for as long as the mount lives
+            finally:  # close it, because its reader may wait for the end of the pipe
                 given = options.notify_pipe
-                if given < 3:  # no other file may become a standard stream
+                if given < 3:  # keep a standard stream open, so that no other file gets its number
                     given = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                     os.dup2(given, options.notify_pipe)
                 os.close(given)
@@ -222,7 +223,7 @@ async def _main(
     waiting: sessionloop.Waiting | None, begun: bool,
 ) -> None:  # fmt: skip
     live, began = LiveOptions(operations, refresher, options, team), time.monotonic()
-    owner = _owner(options.owner)  # before the mount is announced: a thread of the owner may end then
+    owner = _owner(options.owner)  # before the mount is announced, because a thread of the owner may end after that
     try:
         async with trio.open_nursery() as nursery:
             operations.background = nursery
@@ -261,21 +262,21 @@ async def _main(
 
 
 def _owner(pid: int | None) -> int | None:
-    """Return a descriptor of the process that the mount ends with; -1 if it has ended, None if there is none."""
+    """Return a pidfd of the process with whose end the mount ends; -1 if it has ended, None for no such process."""
     if not pid:
         return None
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return -1
-    end_with_parent(None)  # that would come with the end of a thread of the owner
+    end_with_parent(None)  # its signal would also come when only a thread of the owner ends
     return descriptor
 
 
 async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> None:
-    """Unmount when the process `owner` (a descriptor) ends.
+    """Unmount when the process `owner` (a pidfd, or -1) ends.
 
-    Lazily if files are open: those stay readable until they are closed.
+    If the mount is busy, unmount it lazily: open files stay readable until they are closed.
     """
     if owner >= 0:
         try:
@@ -295,8 +296,8 @@ async def _unmount_when_idle(
     """Unmount after idle_timeout= without an open file and without a request. An automount mounts at the next use.
 
     A process that has its working directory in the mount makes it busy; the unmount is then retried after another
-    timeout. Requests that the kernel answers from its caches are not seen, and statfs and extended attributes, which
-    monitoring reads, do not count as use.
+    timeout. Requests that the kernel answers from its caches do not reach the daemon, so they do not count as use. Nor
+    do statfs and extended attributes, which monitoring reads.
     """
     uses, since = operations.all_uses, trio.current_time()
     while True:
@@ -326,12 +327,12 @@ def _remove_pid_file(options: Options) -> None:
 
 
 async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
-    """Raise the kernel's read-ahead, for large requests; if that is not permitted, push pages into its cache."""
+    """Raise the kernel's read-ahead window, for large requests; if that is not permitted, push pages instead."""
     await operations.started.wait()
     try:
         await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
         raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead)
-    except (OSError, RuntimeError) as exc:  # out of descriptors or threads: the mount is slower
+    except (OSError, RuntimeError) as exc:  # out of descriptors or threads: the mount works, but slower
         log.warning("%s: the kernel's read-ahead stays as it is: %s", mountpoint, reason_of(exc))
         return
     if not raised and operations.store.immutable and operations.may_push:
@@ -367,7 +368,7 @@ async def _signals(
                         log.info("tasks: %s", line)
                 else:
                     await _stop(mountpoint, options, refresher.device)
-            except Exception:  # such as out of threads: the mount goes on
+            except Exception:  # out of threads, for example: it must not end the mount
                 log.exception("%s has failed", signal.Signals(number).name)
 
 

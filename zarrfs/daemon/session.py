@@ -1,7 +1,7 @@
 """The start of a mount: checks, the plan of the source, the fork of the daemon, and errors back to the terminal.
 
-The order of the steps matters; other orders hang (docs/design.md, "Starting"). This module is imported before the
-fork and must stay light: everything that needs pyfuse3 and trio is in serve.py.
+The order of the steps matters: other orders hang (docs/design.md, "Starting"). This module is imported before the
+fork and must stay light, so all code that needs pyfuse3 and trio is in serve.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 READY = b"\n"
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_UNMOUNTS = 10.0  # seconds that the daemon has to unmount when the command that started it is interrupted
+_UNMOUNTS = 10.0  # seconds for the daemon to unmount when the command that started it is interrupted
 
 
 def mount(
@@ -47,14 +47,14 @@ def mount(
     """
     options = parsed.options
     encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8":  # names of stores are UTF-8, and those that the kernel asks for would be others
+    if encoding != "utf-8":  # names in stores are UTF-8, and would not match the decoded names of requests
         raise UsageError(f"this Python reads file names as {encoding}: start it with PYTHONUTF8=1, or LC_ALL=C.UTF-8")
     _check_workers(options, parsed.writable)
     if parsed.writable and options.view is not None and options.upperdir is None:
         raise UsageError("option view: views are read-only; with upperdir=DIR changes are stored in DIR")
     if options.foreground:
         with contextlib.suppress(ValueError):  # not the main thread, in a program that uses the library
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means a refresh
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until serve() handles it as a refresh
     _check_order(source, mountpoint)
     mountpoint = mounts.canonical(mountpoint)
     note = mounts.check_mountpoint(mountpoint)
@@ -75,7 +75,7 @@ def mount(
 
 
 def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None]) -> None:
-    """Check what mount() can only check with a plan, and mount that. After an error the caller discards the plan."""
+    """Make the checks that need a plan, and mount that plan. After an error the caller discards the plan."""
     options = parsed.options
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}: the mount would contain itself")
@@ -83,12 +83,12 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
         tell(f"warning: {plan.source}: {warning}")
     if options.workers != 1 and (why := one_process(plan, options)):
         tell(f"warning: workers={written('workers', options.workers)}: {why}: one process answers the mount")
-        plan = dataclasses.replace(plan, alone=True)  # options stay as given: a remount compares fstab's with them
+        plan = dataclasses.replace(plan, alone=True)  # not in the options, which a remount compares with fstab
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
         tell(f"warning: {plan.source}: local targets are refused, as root mounts for others: give allow_path=")
     if parsed.writable and options.upperdir is None and plan.path is not None and plan.kind == "zarr":
-        options = dataclasses.replace(options, upperdir=os.path.realpath(plan.path))  # its own upper
+        options = dataclasses.replace(options, upperdir=os.path.realpath(plan.path))  # the source is its own upper
     if options.upperdir is not None:
         _check_upper(options.upperdir, plan, mountpoint)
     elif parsed.writable:
@@ -97,17 +97,17 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
     run(plan, mountpoint, options, parsed.kernel)
-    if options.workers == 1 or plan.alone:  # of several processes the first one discards it
+    if options.workers == 1 or plan.alone:  # with several processes, serve() discards it
         discard(plan)
 
 
 def _check_order(source: str, mountpoint: str) -> None:
-    """Raise MountError where MOUNTPOINT looks like a source, and SOURCE like a directory to mount it on."""
+    """Raise MountError if the arguments seem to be swapped: MOUNTPOINT looks like a source."""
     swapped = "the source comes first, then the mount point"
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", mountpoint) and not os.path.lexists(mountpoint):
         raise MountError(f"{without_secrets(mountpoint)}: a URL is no mount point: {swapped}")
     if not os.path.isdir(source) or mounts.mount_at(mounts.canonical(mountpoint)) is not None:
-        return  # a mount there is an error of its own, and may not answer
+        return  # other checks report an existing mount, which may not answer
     if os.path.isfile(mountpoint):
         raise MountError(f"{mountpoint}: not a directory: {swapped}")
     try:
@@ -115,7 +115,7 @@ def _check_order(source: str, mountpoint: str) -> None:
             if os.path.samefile(source, mountpoint) or next(entries, None) is not None:
                 return
     except OSError:
-        return  # what is wrong with it is found later
+        return  # later checks report the error
     from zarrfs.sources.zarrstore import is_zarr
 
     if is_zarr(mountpoint):
@@ -123,7 +123,7 @@ def _check_order(source: str, mountpoint: str) -> None:
 
 
 def _check_workers(options: Options, writable: bool) -> None:
-    """Raise UsageError for options that need a mount with one process."""
+    """Raise UsageError for options that require a mount with one process."""
     if options.workers == 1:
         return
     for name, given in ("rw", writable), ("upperdir", options.upperdir), ("record", options.record):
@@ -146,7 +146,7 @@ def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
 
 
 def _check_files(options: Options) -> None:
-    """Raise UsageError for a log file, pid file, record or descriptor that the daemon could not write to."""
+    """Raise UsageError for a log file, pid file, record or descriptor that the daemon cannot use."""
     for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
         try:
             if path is not None:
@@ -167,19 +167,19 @@ def _check_files(options: Options) -> None:
 
 
 def _is_pid_file(path: str) -> bool:
-    """Return whether a file is absent, empty or a pid file, and so may be overwritten and later removed."""
+    """Return whether a file is absent, empty or a pid file, so that it may be overwritten and later removed."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             return regular and re.fullmatch(rb"\s*|[0-9]{1,10}\n?", file.read(100)) is not None
     except OSError:
-        return True  # there is none
+        return True  # absent, or not readable: _try_file() has checked that it can be written to
 
 
 def _try_file(path: str) -> None:
-    """Raise OSError if a file could not be written to. The file is not created, as the mount may yet fail."""
+    """Raise OSError if a file cannot be written to. Do not create it, because the mount may still fail."""
     try:
-        # O_NONBLOCK: a FIFO without a reader is an error, not a wait
+        # O_NONBLOCK, so that a FIFO without a reader is an error and does not block
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK))
     except FileNotFoundError:
         directory = os.path.dirname(os.path.realpath(path) if os.path.islink(path) else path) or "."
@@ -191,7 +191,7 @@ def _try_file(path: str) -> None:
 def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
     """Fork a daemon that mounts; return once the mount answers. Raise MountError with the daemon's reason.
 
-    Whatever else is raised here, as by Ctrl-C, ends the daemon first, and its mount.
+    Before any other exception, as from Ctrl-C, is raised, the daemon and its mount are ended.
     """
     read_end, write_end = os.pipe()
     parent = os.getpid()
@@ -221,7 +221,7 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
 
 
 def _end_daemon(pid: int, mountpoint: str, patience: float) -> None:
-    """End a daemon that is not ready, and its mount; it has `patience` seconds to unmount in order."""
+    """End a daemon that is not ready, and its mount. After `patience` seconds kill the daemon and unmount lazily."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if not mounts.wait_for_end(pid, patience):
@@ -236,7 +236,7 @@ def _end_daemon(pid: int, mountpoint: str, patience: float) -> None:
 
 
 def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
-    """Mount in this process and serve until unmounted, SIGTERM or SIGINT."""
+    """Mount in this process and serve until the unmount, SIGTERM or SIGINT."""
     from zarrfs.daemon.serve import serve
 
     logs.configure(options, True, mountpoint, plan.source)
@@ -276,18 +276,18 @@ def _daemon(
         nonlocal reported
         reported = True
         end_with_parent(None)
-        os.dup2(1, 2)  # closes stderr, for whose end a shell's $(mount ...) waits
-        with contextlib.suppress(OSError):  # our parent was interrupted, and ends this process by a signal
+        os.dup2(1, 2)  # closes stderr, because a shell's $(mount ...) waits until it is closed
+        with contextlib.suppress(OSError):  # our parent was interrupted and ends this process with a signal
             os.write(pipe, READY)
         os.close(pipe)
 
     status = 1
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until serve() blocks it, which then unmounts
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until serve() blocks it, to unmount when it comes
         end_with_parent(parent, signal.SIGTERM)  # until the mount is ready
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         leave_directory()
-        if options.notify_pipe is not None and options.notify_pipe < 3:  # standard streams lead nowhere from here on
+        if options.notify_pipe is not None and options.notify_pipe < 3:  # standard streams are redirected next
             options = dataclasses.replace(options, notify_pipe=os.dup(options.notify_pipe))
         close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
         logs.configure(options, False, mountpoint, plan.source)

@@ -1,8 +1,8 @@
 """Start, replace, query and stop the other processes that answer a mount (workers=).
 
-A process without threads and databases, the starter, is forked while the first process has neither. It forks a worker
-for each order of the first process. The kernel kills the starter with the first process, and the workers with the
-starter.
+The first process forks another one, the starter, while it has neither threads nor databases. The starter, which never
+has any, forks a worker for each order of the first process. The kernel kills the starter when the first process ends,
+and the workers when the starter ends.
 """
 
 from __future__ import annotations
@@ -50,25 +50,26 @@ from zarrfs.views import MODULES
 log = logging.getLogger(__name__)
 
 _CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE of linux/fuse.h
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the first process answers these
-_ORDER = 1 << 20  # bytes
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # only the first process handles these
+_ORDER = 1 << 20  # bytes of the largest order
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-_ANSWER = 5.0  # seconds for a worker's counters
-_OBEYING = 60.0  # seconds for a worker to apply what all are told
+_ANSWER = 5.0  # seconds for a worker to answer a question
+_OBEYING = 60.0  # seconds for a worker to carry out an order to all workers
 _ENDING = 5.0  # seconds for workers to end after the unmount
-_COUNTERS = 5.0  # seconds between two looks at the workers' counters
-_MOST = 32  # processes that auto starts
-_BUSY, _BUSY_FOR = 2, 3  # auto: times a second that nobody is there to help, and seconds until another one is started
-_IDLE_FOR = 60.0  # seconds for which nobody has woken a worker, after which auto ends it
+_COUNTERS = 5.0  # seconds between two updates of the workers' counters
+_MOST = 32  # processes that auto starts at most
+# auto starts another worker after _BUSY_FOR seconds in each of which a busy process found no parked one _BUSY times
+_BUSY, _BUSY_FOR = 2, 3
+_IDLE_FOR = 60.0  # auto ends a worker that no process has woken for so many seconds
 _LEAST_MEMORY = 64 << 10  # bytes: the least memory_limit=
-_SOON, _LATE = 0.1, 30.0  # seconds before a worker that has died is replaced
+_SOON, _LATE = 0.1, 30.0  # shortest and longest pause (seconds) before a dead worker is replaced
 
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """How a version of the source is opened."""
+    """The parameters with which a process opens a version of the source."""
 
-    plan: Plan  # if its index is temporary, the team removes it
+    plan: Plan  # if its index is temporary, class Team removes it
     options: Options
 
 
@@ -77,12 +78,12 @@ class Order:
     """The start parameters of a worker."""
 
     process: int
-    generations: dict[int, Opening]  # the last one is visible; the others have open files
+    generations: dict[int, Opening]  # replaced versions that may have open files; the last one is the visible version
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """State that all processes of a mount inherit."""
+    """Parameters of a mount that all its processes inherit."""
 
     front: Front
     device: int  # the descriptor of /dev/fuse
@@ -91,12 +92,12 @@ class Session:
     about: dict[str, Any]
     options: Options  # of the mount
     shared: Shared
-    epochs: bool  # the kernel forgets all names at once
+    epochs: bool  # the kernel can invalidate all names with one message
 
 
 @contextlib.contextmanager
 def _cloned(device: int) -> Iterator[int]:
-    """Yield another descriptor of a session, with a queue of its own. Raise OSError."""
+    """Yield another descriptor of a FUSE session, with its own processing queue. Raise OSError if that fails."""
     new = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(new, _CLONE, struct.pack("I", device))
@@ -106,13 +107,13 @@ def _cloned(device: int) -> Iterator[int]:
 
 
 def clone(device: int) -> None:
-    """Put a descriptor of the same session with a queue of its own in place of `device`. Raise OSError."""
+    """Replace the file behind `device` by a clone with its own processing queue. Raise OSError if that fails."""
     with _cloned(device) as new:
         os.dup2(new, device, inheritable=False)
 
 
 def may_clone(device: int) -> str | None:
-    """Return why the session of a descriptor cannot have another process; None if it can."""
+    """Return why the session of a descriptor cannot be cloned for another process; None if it can."""
     try:
         with _cloned(device):
             return None
@@ -121,7 +122,7 @@ def may_clone(device: int) -> str | None:
 
 
 def share(options: Options, processes: int) -> Options:
-    """Return the options for opening the source in one of several processes: each has a part of the memory."""
+    """Return the options with which each of several processes opens the source: each gets a part of the memory."""
     most = max(_LEAST_MEMORY, memory_limit(options) // processes)
     return dataclasses.replace(options, memory_limit=most, array_cache=options.array_cache // processes)
 
@@ -130,7 +131,7 @@ def share(options: Options, processes: int) -> Options:
 
 
 def start(session: Session) -> Starter:
-    """Fork the starter. Call it before this process has threads, databases, or a loop."""
+    """Fork the starter. Call it before this process has threads, databases, or an event loop."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     first = os.getpid()
     pid = os.fork()
@@ -142,7 +143,7 @@ def start(session: Session) -> Starter:
             kept |= fusemount.descriptors()
             close_descriptors(kept | ({2} if session.options.foreground else set()))
             if not session.options.foreground:
-                os.dup2(1, 2)  # a shell's $(mount ...) waits for the end of stderr
+                os.dup2(1, 2)  # closes stderr, because a shell's $(mount ...) waits until it is closed
             _import_for_workers(session.options)
             _take_orders(theirs, session)
         except BaseException as exc:
@@ -156,9 +157,12 @@ def start(session: Session) -> Starter:
 
 
 def _import_for_workers(options: Options) -> None:
-    """Import what workers need, which then share its memory: a garbage collection would write to all of it."""
+    """Import the modules that workers need, so that they share their memory.
+
+    That memory is exempted from garbage collection, which would write to all of it.
+    """
     threads = os.environ.get(_BLAS_THREADS)
-    os.environ[_BLAS_THREADS] = "1"  # numpy's library starts some, which a fork loses, and nothing here needs them
+    os.environ[_BLAS_THREADS] = "1"  # numpy's BLAS would start threads, which nothing needs and a fork does not copy
     try:
         for name in ("zarrfs.store.index", *MODULES[options.view]):
             importlib.import_module(name)
@@ -171,14 +175,14 @@ def _import_for_workers(options: Options) -> None:
 
 
 class Starter:
-    """The starter, as the first process sees it."""
+    """The first process's connection to the starter."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self._socket, self.pid = sock, pid
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ORDER)
 
     def fork(self, order: Order) -> socket.socket:
-        """Start a worker; return our end of the sockets between us. Raise OSError if the starter is gone."""
+        """Start a worker; return a socket that is connected to it. Raise OSError if the starter has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -189,7 +193,7 @@ class Starter:
         return ours
 
     def close(self) -> None:
-        """End the starter, and with it all workers that are left."""
+        """Kill the starter, and with it all remaining workers."""
         self._socket.close()
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
@@ -210,7 +214,7 @@ def _take_orders(orders: socket.socket, session: Session) -> NoReturn:
         starter = os.getpid()
         try:
             child = os.fork()
-        except OSError:  # the first process sees the end of the socket, and tries again later
+        except OSError:  # the first process finds its socket closed, and tries again later
             os.close(descriptors[0])
             continue
         if child == 0:
@@ -230,10 +234,10 @@ def _nothing(_number: int, _frame: object) -> None:
 
 
 def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
-    """Answer requests until the mount is gone, in a process of its own."""
+    """Answer requests until the unmount, as the main function of a worker process."""
     *older, generation = order.generations
     visible = order.generations[generation]
-    options = visible.options  # those of the mount, with what was changed since
+    options = visible.options  # the options of the mount, with later changes
     logs.configure(options, options.foreground, session.mountpoint, visible.plan.source)
     try:
         announce(sock, "forked", os.getpid())
@@ -289,7 +293,7 @@ async def _serve(
         for generation, opening in held.items():
             try:
                 operations.hold(generation, StoreVersion(_opened(opening, session), opening.options))
-            except (ZarrfsError, OSError) as exc:  # the files that are open in it are ESTALE for this process
+            except (ZarrfsError, OSError) as exc:  # for files that are open in it, this process answers ESTALE
                 log.warning("a version from before a refresh cannot be opened any more: %s", exc)
         async with trio.open_nursery() as serving:
 
@@ -308,7 +312,7 @@ async def _serve(
 
 
 class _Worker:
-    """The answers of a worker to questions of the first process."""
+    """A worker's answers to questions of the first process."""
 
     def __init__(self, operations: WorkerOperations, session: Session, waiting: SharedWaiting) -> None:
         self._operations, self._session, self._waiting = operations, session, waiting
@@ -336,7 +340,7 @@ class _Worker:
         logs.reopen()
 
     async def _end(self) -> bool:
-        """End this worker if it has nothing to do and holds nothing open; return whether it does."""
+        """End this worker if it has no requests and nothing open; return whether it ends."""
         if not self._operations.idle:
             return False
         self._waiting.stop()
@@ -348,7 +352,7 @@ class _Worker:
 
 
 class _Member:
-    """A worker, as the first process sees it."""
+    """The first process's record of a worker."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -364,7 +368,7 @@ class _Member:
             self._descriptor = os.pidfd_open(pid)
 
     def kill(self) -> None:
-        if self._descriptor is None:  # it has not announced itself yet, and ends when it sees that
+        if self._descriptor is None:  # its pid is not known yet; it ends when it finds its socket closed
             self.channel.close()
         else:
             with contextlib.suppress(OSError):
@@ -377,14 +381,14 @@ class _Member:
 
 
 class Team:
-    """All workers of a mount, in its first process."""
+    """The workers of a mount, as its first process manages them."""
 
     def __init__(self, starter: Starter, session: Session, plan: Plan, options: Options, count: int) -> None:
         self._starter, self._session = starter, session
         self._opening = Opening(plan, options)  # of the visible version
         self._older: dict[int, Opening] = {}  # of replaced versions that may have open files
         self._changing = trio.Lock()  # held while a worker is forked, and while the visible version changes
-        self._count = count  # processes, with the first one
+        self._count = count  # processes, including the first one
         self._members: dict[int, _Member] = {}
         self._ended, self._errors = CounterTotals(), dict[str, Any]()  # counters of workers that have ended
         self._closing = self._alone = False
@@ -392,12 +396,12 @@ class Team:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the visible version, for opening it: that does not remove its index."""
+        """The plan of the visible version. Opening it does not remove its index."""
         return dataclasses.replace(self._opening.plan, temporary=False)
 
     @property
     def options(self) -> Options:
-        """The options for opening it, in each process."""
+        """The options with which each process opens the visible version."""
         return self._opening.options
 
     @classmethod
@@ -405,7 +409,7 @@ class Team:
         cls, front: Front, device: int, st_dev: int | None, mountpoint: str, about: dict[str, Any], options: Options,
         plan: Plan, of_store: Options,
     ) -> Team | None:  # fmt: skip
-        """Begin the session, and fork the starter of its workers; None where the kernel permits no more processes.
+        """Begin the FUSE session and fork the starter; return None if only one process can or should answer the mount.
 
         Call it before this process has threads or databases.
         """
@@ -414,7 +418,7 @@ class Team:
         if why is not None:
             log.warning("workers=: one process answers the mount, as /dev/fuse cannot be cloned: %s", why)
             return None
-        count = options.workers if options.workers != AUTO else min(_MOST, usable() // 2)  # readers need the others
+        count = options.workers if options.workers != AUTO else min(_MOST, usable() // 2)  # leave cores to readers
         if count <= 1:
             return None
         shared = Shared(count)
@@ -423,7 +427,7 @@ class Team:
         return cls(start(session), session, plan, of_store, count)
 
     def first(self, store: Store, on_ready: Callable[[], None]) -> tuple[WorkerOperations, SharedWaiting]:
-        """Return the handlers and the waiting of the first process."""
+        """Return the handlers of the first process, and its way of waiting for requests."""
         session = self._session
         operations = WorkerOperations(store, self.options, session.about, on_ready, session.shared, 0)
         operations.gather, operations.totals, operations.entered = self.gather, self._totals, self.entered
@@ -451,12 +455,13 @@ class Team:
                     self._use_indexes()
 
     async def _keep(self, process: int) -> None:
-        """Run the worker with a number; start another one whenever it dies."""
+        """Run the worker with the number `process`; replace it whenever it dies."""
         pause = _SOON
         while not self._closing:
             try:
                 async with self._changing:
-                    # before it can take a request that this process has seen, whose read then has to be interrupted
+                    # Set before the fork: as soon as the worker runs, it may take a request that this process has
+                    # polled, and then a timer must interrupt the read(2) of this process.
                     self._session.shared.put(process, RUNS, 1)
                     sock = self._starter.fork(Order(process, self._generations()))
                     member = _Member(Channel(sock, functools.partial(self._answer, process)))
@@ -481,9 +486,9 @@ class Team:
             await trio.sleep(pause)
 
     async def _adapt(self, nursery: trio.Nursery) -> None:
-        """Start a worker when those that run cannot keep up with the requests for some seconds; end idle ones."""
+        """Start a worker when the running ones cannot keep up with the requests for some seconds; end idle ones."""
         shared, busy, wanted = self._session.shared, 0, 0
-        used = [(0, time.monotonic())] * self._count  # by process: how often it was woken, and since when no more
+        used = [(0, time.monotonic())] * self._count  # by process: how often it was woken, and when it was last in use
         while True:
             await trio.sleep(1)
             now, before, wanted = time.monotonic(), wanted, shared.total(WANTED)
@@ -515,13 +520,13 @@ class Team:
         return await self._operations.control_answer(*arguments)
 
     def _generations(self) -> dict[int, Opening]:
-        """Return how to open the versions that a new worker needs; the visible one is the last."""
+        """Return the versions that a new worker opens, by generation; the visible one is the last."""
         assert self._operations is not None
         self._forget_closed()
         return {**self._older, self._operations.inodes.generation: self._opening}
 
     def _forget_closed(self) -> None:
-        """Forget replaced versions without open files; remove their temporary indexes."""
+        """Drop replaced versions without open files; remove their temporary indexes."""
         assert self._operations is not None
         for generation, opening in list(self._older.items()):
             if not self._operations.holds(generation):
@@ -529,7 +534,7 @@ class Team:
                 discard(opening.plan)
 
     def _use_indexes(self) -> None:
-        """Renew the times of temporary indexes: one without use for an hour counts as left by a killed process."""
+        """Renew the times of temporary indexes: one that is an hour old counts as left behind by a killed process."""
         for opening in (self._opening, *self._older.values()):
             if opening.plan.temporary and opening.plan.index is not None:
                 with contextlib.suppress(OSError):
@@ -543,7 +548,7 @@ class Team:
     # -- counters
 
     async def gather(self) -> None:
-        """Bring the counters of the workers up to date."""
+        """Update the counters of the workers."""
         async with trio.open_nursery() as nursery:
             for member in list(self._members.values()):
                 nursery.start_soon(self._ask_counters, member)
@@ -567,7 +572,7 @@ class Team:
 
         async def ask(member: _Member) -> None:
             nonlocal silent
-            with trio.move_on_after(_ANSWER) as scope, contextlib.suppress(MountError):  # it has ended
+            with trio.move_on_after(_ANSWER) as scope, contextlib.suppress(MountError):  # the worker has ended
                 found.update(await member.channel.ask("entered"))
             silent |= scope.cancelled_caught
 
@@ -579,13 +584,14 @@ class Team:
     # -- orders to all
 
     def share(self, options: Options) -> Options:
-        """Return the options for opening the source, of which each process has a part of the memory."""
+        """Return the options with which each process opens the source: each gets a part of the memory."""
         return share(options, self._count)
 
     async def show(self, plan: Plan, options: Options, version: StoreVersion) -> None:
-        """Show another version, from one request on: all processes open it before a shared number makes it visible.
+        """Make another version visible in all processes at the same time.
 
-        A worker that does not open it is killed, and replaced by one that does. `version` is that of this process.
+        All processes open it before a shared number makes it visible. A worker that fails to open it is killed and
+        replaced. `version` is the version as this process has opened it.
         """
         assert self._operations is not None
         opening = Opening(plan, options)
@@ -598,7 +604,7 @@ class Team:
             self._older[generation], self._opening = self._opening, opening
 
     async def adjust(self, options: Options) -> None:
-        """Let all workers apply options that were changed; a version that they are preparing becomes visible first."""
+        """Make all workers apply changed options. If they are opening a new version, wait until that is visible."""
         async with self._changing:
             known = self._opening.options
             options = dataclasses.replace(options, asked_since=known.asked_since, targets_since=known.targets_since)
@@ -606,14 +612,14 @@ class Team:
             await self._tell("adjust", options)
 
     async def reopen_logs(self) -> None:
-        """Let all workers reopen their log."""
+        """Make all workers reopen their log files."""
         await self._tell("reopen")
 
     async def _tell(self, what: str, *arguments: Any) -> None:
-        """Ask something of all workers; kill those that do not do it.
+        """Send an order to all workers; kill those that fail to carry it out.
 
-        A killed worker may be stuck in a system call. It answers no request any more, so nothing waits for its end but
-        its successor.
+        A killed worker may be stuck in a system call and end much later. It answers no request any more, so only its
+        successor waits for its end.
         """
 
         async def tell(member: _Member) -> None:
@@ -646,7 +652,7 @@ class Team:
         self._starter.close()
 
     def kill(self) -> None:
-        """End the workers at once, without a loop."""
+        """Kill all workers immediately. Needs no event loop."""
         self._starter.close()
 
 

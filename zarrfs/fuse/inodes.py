@@ -1,4 +1,4 @@
-"""Inode numbers, the keys they stand for, and the kernel's lookup counts; of read-only and of writable mounts."""
+"""Inode tables of read-only and writable mounts: the key of each inode, and the kernel's lookup counts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _MANY = 10_000
 
 
 class InodeTable:
-    """Every inode that the kernel knows, until it forgets the last lookup of it.
+    """Every inode that the kernel knows. An inode is dropped when the kernel has forgotten the last lookup of it.
 
-    A key keeps its inode while it is the same file: the kernel refuses an inode that changes type, and would mix the
-    pages of two files that share one. After renew() only directories keep theirs.
+    A key keeps its inode as long as it names the same file: the kernel refuses an inode that changes type, and would
+    mix the pages of two files that share an inode. After renew() only directories keep their inodes.
     """
 
     def __init__(self) -> None:
         root = int(pyfuse3.ROOT_INODE)
         self._keys: dict[int, str] = {root: ""}
         self._inodes: dict[str, int] = {"": root}
-        self._more: dict[int, int] = {}  # lookup counts, less one
-        self._kinds: dict[int, Kind] = {}  # by inode, without regular files
+        self._more: dict[int, int] = {}  # lookup counts minus one
+        self._kinds: dict[int, Kind] = {}  # by inode, except regular files
         self._kinds[root] = Kind.DIRECTORY
         self._identities: dict[int, int] = {}
         self.unsized: set[int] = set()  # sent to the kernel without a size, and not opened since
         self.sizes: dict[int, int] = {}  # bytes, as sent to the kernel last
-        # the first inode of the visible version; another one in each mount, so that a client of NFS with an inode of
-        # an earlier mount gets ESTALE, and not another file
+        # The first inode of the visible version. It is random, so that an NFS client that still has an inode number of
+        # an earlier mount gets ESTALE and not another file.
         self._next = self._first = root + 1 + (secrets.randbits(40) << 20)
         self._orphans: set[int] = set()  # handed out by listings of replaced versions
         self._gone = 0  # inodes dropped since the last _shrink()
@@ -76,7 +76,7 @@ class InodeTable:
         return self._kinds.get(inode, _FILE) is not Kind.DIRECTORY
 
     def survives(self, inode: int) -> bool:
-        """Return whether an inode is a directory from before renew(): it now stands for the new directory."""
+        """Return whether an inode is a directory from before renew(), now used for the new version's directory."""
         return inode < self._first and self._kinds.get(inode) is Kind.DIRECTORY
 
     def orphan(self, key: str, kind: Kind) -> int:
@@ -96,7 +96,7 @@ class InodeTable:
         return dict(self._inodes)
 
     def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
-        """Return the inode of `key`, new if another file has taken the name; counts one lookup."""
+        """Return the inode of `key`, a new one if another file has taken the name. Count one lookup."""
         inode = self._inodes.get(key)
         if inode is not None and self._kinds.get(inode, _FILE) is kind:
             old = inode < self._first  # from before renew()
@@ -115,11 +115,11 @@ class InodeTable:
         return inode
 
     def may_be_sized(self, inode: int) -> bool:
-        """Return whether the kernel may have got a size of an inode that is not in `sizes`."""
+        """Return whether the kernel may have received a size for an inode that is not in `sizes`."""
         return inode in self._more and inode not in self.unsized
 
     def peek(self, key: str) -> int | None:
-        """Return the inode of `key` if the kernel knows one; counts no lookup."""
+        """Return the inode of `key` if the kernel knows one. Count no lookup."""
         return self._inodes.get(key)
 
     def forget(self, inode: int, lookups: int) -> bool:
@@ -159,7 +159,7 @@ FileId = tuple[int, int, int]  # st_dev, st_ino and the type of a file of the up
 
 
 def file_of(status: os.stat_result) -> FileId:
-    """Return what identifies a file of the upper directory as long as it exists."""
+    """Return the identity of a file of the upper directory. It is unique as long as the file exists."""
     return status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode)
 
 
@@ -173,12 +173,15 @@ class WritableInodeTable(InodeTable):
     def __init__(self) -> None:
         super().__init__()
         self._inode_of: dict[FileId, int] = {}
-        self._files: dict[int, FileId] = {}  # by inode, of those in the upper directory
-        self._names: dict[int, set[str]] = {}  # all names, of inodes with more than one
+        self._files: dict[int, FileId] = {}  # by inode, for inodes in the upper directory
+        self._names: dict[int, set[str]] = {}  # all names of an inode, for inodes with more than one name
         self._nameless: set[int] = set()
 
     def key(self, inode: int) -> str:
-        """Return the last looked up key of an inode; NotFound if it has none, or the kernel does not know it."""
+        """Return the most recently looked up key of an inode.
+
+        Raise NotFound if the inode has no name, or if the kernel does not know it.
+        """
         if inode in self._nameless:
             raise NotFound(f"inode {inode}")
         return super().key(inode)
@@ -205,13 +208,13 @@ class WritableInodeTable(InodeTable):
         self._inode_of[file] = inode
 
     def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
-        """Return the inode of `key`, an entry of the lower store; counts one lookup."""
+        """Return the inode of `key`, an entry of the lower store. Count one lookup."""
         if self._inodes.get(key) in self._files:
             self.unlink(key)
         return super().lookup(key, kind, identity)
 
     def lookup_file(self, key: str, file: FileId) -> int:
-        """Return the inode of `file`, which `key` names; counts one lookup."""
+        """Return the inode of `file`, which `key` names. Count one lookup."""
         known = self._inodes.get(key)
         inode = self._inode_of.get(file)
         if inode is None and known is not None and known not in self._files and self._may_become(known, file):
@@ -226,12 +229,12 @@ class WritableInodeTable(InodeTable):
         if known != inode:
             self._add_name(key, inode)
         else:
-            self._keys[inode] = key  # the name last seen: another one may be gone, by a change from outside
+            self._keys[inode] = key  # the most recent name: others may have been removed beneath the mount
         self._more[inode] = self._more.get(inode, 0) + 1
         return inode
 
     def unlink(self, key: str) -> None:
-        """Take the name `key` from its inode."""
+        """Remove the name `key` of its inode."""
         inode = self._inodes.pop(key, None)
         if inode is None:
             return
@@ -245,18 +248,18 @@ class WritableInodeTable(InodeTable):
             self._nameless.add(inode)
 
     def rename(self, old: str, new: str) -> None:
-        """Move `old` and all below it to `new`; the inode that was at `new` loses that name."""
+        """Move `old` and everything below it to `new`; the inode that was at `new` loses that name."""
         self.unlink(new)
         self._put(self._take(old), old, new)
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap `one` and `other`, with all below them."""
+        """Swap `one` and `other`, with everything below them."""
         ones, others = self._take(one), self._take(other)
         self._put(ones, one, other)
         self._put(others, other, one)
 
     def forget(self, inode: int, lookups: int) -> bool:
-        """Do as InodeTable.forget(), and drop all names of an inode with it."""
+        """Lower the lookup count as InodeTable.forget() does. A dropped inode also loses all its names."""
         names = self._names.get(inode, ())
         if not super().forget(inode, lookups):
             return False
@@ -287,7 +290,7 @@ class WritableInodeTable(InodeTable):
         self._keys[inode] = key
 
     def _take(self, key: str) -> list[tuple[str, int]]:
-        """Remove the names `key` and all below it; return them as (key, inode)."""
+        """Remove the name `key` and all names below it; return them as (key, inode)."""
         taken = []
         inode = self._inodes.pop(key, None)
         if inode is not None:
@@ -300,7 +303,7 @@ class WritableInodeTable(InodeTable):
         return taken
 
     def _put(self, taken: list[tuple[str, int]], old: str, new: str) -> None:
-        """Add names that _take() removed below `old` again, below `new`."""
+        """Add the names that _take() removed at and below `old` again at and below `new`."""
         for key, inode in taken:
             moved = new + key[len(old) :]
             self._inodes[moved] = inode

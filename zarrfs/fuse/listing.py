@@ -11,11 +11,11 @@ from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.store.api import Info
 
-_PIECE = 512  # entries fetched at a time; the name before each batch is kept for seekdir
+_PIECE = 512  # entries fetched at a time; the last name before each piece is kept for seekdir
 
 
 class Listed(NamedTuple):
-    """An entry ready for the reply. Its inode has one lookup counted, which the kernel will forget."""
+    """An entry ready for the reply. One lookup of its inode is counted; the kernel sends a FORGET for it later."""
 
     name: bytes
     info: Info
@@ -23,7 +23,7 @@ class Listed(NamedTuple):
 
 
 class DirectoryHandle:
-    """An open directory: the current batch of its listing, and the names at which it can be resumed.
+    """An open directory: the current piece of its listing, and the names at which the listing can resume.
 
     Positions count entries from 0, without "." and "..".
     """
@@ -41,14 +41,14 @@ class DirectoryHandle:
         self._prepared: list[Listed] | None = None  # the piece after this one
         self._failure: Exception | None = None  # raised by the listing after the entries fetched so far
         self._lock = trio.Lock()  # a generator can run only once at a time
-        self._reached = 0, ""  # a position, and the name before it, that another process has reached
+        self._reached = 0, ""  # the position that another process has reached, and the name before it
 
     async def entries(self, position: int, more: bool = False) -> list[Listed]:
         """Return some entries from `position` on; [] at the end. Position 0 restarts the listing.
 
-        An error that ended the listing is raised for every position from there on, until the listing is restarted.
-        `more`: the reply already holds entries, which an error would discard: return [] instead. The caller reports
-        to sent() how far the kernel got.
+        An error that ended the listing is raised for every position after the entries fetched before it, until the
+        listing is restarted. With `more`, the reply already holds entries that an error would discard, so return []
+        instead of raising it. The caller reports with sent() which entries the kernel has received.
         """
         async with self._lock:
             if position == 0 or position != self._sent or position > self._start + len(self._piece):
@@ -60,18 +60,18 @@ class DirectoryHandle:
             return self._piece[position - self._start :]
 
     def sent(self, position: int) -> None:
-        """Note that the kernel has the entries before `position`, and will forget their inodes itself."""
+        """Note that the kernel has received the entries before `position`. It sends FORGETs for their inodes."""
         self._sent = position
 
     def resume(self, position: int, name: str) -> None:
         """Note that another process has sent the entries before `position`, the last of which is `name`."""
         self._reached = position, name
-        if self._sent == position and self.place != self._reached:  # after a rewinddir, of another listing
+        if self._sent == position and self.place != self._reached:  # the client has called rewinddir meanwhile
             self._sent = -1  # so that entries() seeks
 
     @property
     def place(self) -> tuple[int, str] | None:
-        """The position that was sent last, and the name before it; None if that is not known."""
+        """The position up to which entries were sent, and the name before it; None if the name is not known."""
         if self._sent == 0:
             return 0, ""
         at = self._sent - self._start
@@ -83,7 +83,7 @@ class DirectoryHandle:
         return self._prepared is None and self._listing is not None and len(self._piece) == _PIECE
 
     async def prepare(self) -> None:
-        """Fetch the next entries while the kernel processes the last ones; entries() raises a failure."""
+        """Fetch the next entries while the kernel processes the last ones. A failure is raised by entries()."""
         async with self._lock:
             if self.wants_more:
                 self._prepared = await self._take()
@@ -103,7 +103,7 @@ class DirectoryHandle:
             self._listing = None
 
     async def _seek(self, position: int) -> None:
-        """Load the piece that holds `position`, from the nearest name to resume at."""
+        """Load the piece that holds `position`, resuming the listing at the nearest known name before it."""
         await self._end()
         if position == 0:
             del self._before[1:]
@@ -132,7 +132,7 @@ class DirectoryHandle:
             self._before.append(self._piece[-1].info.name)
 
     async def _take(self) -> list[Listed]:
-        """Fetch the next _PIECE entries, fewer at the end or before a failure, which is kept in _failure."""
+        """Fetch the next _PIECE entries; fewer at the end, or before a failure, which is stored in _failure."""
         piece: list[Listed] = []
         if self._listing is None:
             return piece

@@ -1,7 +1,7 @@
 """The adapter between pyfuse3 and a Store: every request of the kernel becomes a call on the store.
 
-A refresh replaces the visible version of the source. Files and directories that are open stay in theirs, and a version
-is closed when its last user is gone.
+A refresh replaces the visible version of the source. Open files and directories keep the version in which they were
+opened. A replaced version is closed when no request and no handle uses it any more.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _CACHING = 4  # replaced versions that may cache blocks in memory: the most recently read
-_MONITORING = ("statfs", "getxattr", "listxattr")  # requests that do not count as use of the mount
+_MONITORING = ("statfs", "getxattr", "listxattr")  # sent by monitoring tools: do not count as use of the mount
 _NEGATIVE_MAX = 65_536  # negative entries to remember
 _DAY = 86_400.0
-_ASKING = 8  # threads that ask other mounts whether they wait for one
+_ASKING = 8  # threads that ask other mounts which mounts they wait for
 _WAITS_XATTR = os.fsencode(WAITS_XATTR)
 _BLOCK = 512  # the unit of st_blocks
-_SETTLED_NS = 2 * 10**9  # ns: file systems with times in seconds
+_SETTLED_NS = 2 * 10**9  # ns; some file systems record times in whole seconds
 
 
 def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -111,10 +111,10 @@ class OpenFile:
 
     key: str
     inode: int
-    descriptor: int | None  # of a local file with these bytes, read in place of the value
-    begun: bool = False  # it was read at least once
+    descriptor: int | None  # of a local file with the same bytes, read instead of the value
+    begun: bool = False  # the file was read at least once
     upper: bool = False  # writable mounts: the descriptor belongs to a file of the upper directory
-    version: StoreVersion | None = None  # the one it was opened in; None: the mount has only one
+    version: StoreVersion | None = None  # the version it was opened in; None: the mount has only one
     value: Value | None = None  # None: a file of the upper directory
 
 
@@ -123,13 +123,14 @@ async def _refused(*_: Any) -> Any:
     raise pyfuse3.FUSEError(errno.EROFS)
 
 
-_refuse: Any = _refused  # in place of methods with other parameters
+_refuse: Any = _refused  # Any, because the methods that it replaces have other parameters
 
 
 def is_settled(changed: int) -> bool:
-    """Return whether any further change of a file has another time (ns since 1970) than this one.
+    """Return whether any later change of a file gets another time than `changed` (ns since 1970).
 
-    Two that follow within a clock tick may have the same; a time far in the future was set by hand.
+    Two changes within one clock tick may have the same time. A time a minute or more in the future was set explicitly,
+    so the next change gets another one.
     """
     return not -60 * 10**9 < time.time_ns() - changed <= _SETTLED_NS
 
@@ -137,12 +138,12 @@ def is_settled(changed: int) -> bool:
 class Operations(pyfuse3.Operations):
     """The request handlers of one read-only mount.
 
-    Attributes come from Store.info() and Store.list_dir(), bytes from the Value that open() keeps. The owner of every
-    file is the user who mounts, or uid= and gid=; permissions.py computes the permission bits.
+    Attributes come from Store.info() and Store.list_dir(), bytes from the Value that open() opened. The owner of every
+    file is the user who mounts, or uid= and gid=. permissions.py computes the permission bits.
     """
 
     supports_dot_lookup = True
-    may_push = True  # store pages in the page cache unasked: no client can change them meanwhile
+    may_push = True  # pages may be stored in the page cache before a read, because no client can change them
     create = link = mkdir = mknod = removexattr = rename = rmdir = setattr = setxattr = symlink = unlink = _refuse
 
     def __init__(
@@ -153,22 +154,22 @@ class Operations(pyfuse3.Operations):
         on_ready: Callable[[], None],
         values: Store | None = None,
     ) -> None:
-        """`values`: the store that open files are read from, if not `store`."""
+        """`values` is the store that open files are read from; default: `store`."""
         super().__init__()
         self.current = StoreVersion(store, options, values)
         self._retired: list[StoreVersion] = []  # replaced, but still in use
-        self._caching: list[StoreVersion] = []  # those of _retired that may cache blocks, most recently read last
+        self._caching: list[StoreVersion] = []  # retired versions that may cache blocks, most recently read last
         self._closed_totals = CounterTotals()
-        self.uses = 0  # requests, without those of monitoring
+        self.uses = 0  # requests, except those in _MONITORING
         self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
         self.background: trio.Nursery | None = None  # runs work that no request waits for
         self.inodes = InodeTable()
-        self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of what the page cache may hold
+        self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of the pages the kernel may have
         self._files: dict[int, OpenFile] = {}
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
-        self._filled: tuple[object, ...] = ()  # contents of readdir's entry, but inode and size
-        self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # negative entries of the kernel
+        self._filled: tuple[object, ...] = ()  # contents of readdir's entry, except inode and size
+        self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # the kernel's negative entries, if recorded
         self.control: Control | None = None
         self._stats = StatAhead()
         self.started = trio.Event()
@@ -186,16 +187,16 @@ class Operations(pyfuse3.Operations):
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
         self._asking = trio.CapacityLimiter(_ASKING)
-        self.recorder: Recorder | None = None  # set where reads are recorded
-        self._entry = self._new_entry()  # reused by readdir: pyfuse3 copies it into the reply at once
+        self.recorder: Recorder | None = None  # set if reads are recorded
+        self._entry = self._new_entry()  # reused by readdir, because pyfuse3 immediately copies it into the reply
 
     def init(self) -> None:
-        """Note that the mount is up: the kernel is about to send requests."""
+        """Note that the mount is up: the kernel begins to send requests."""
         self.started.set()
         self._on_ready()
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
-        """Return the key that a request is about, for the log; `number` is its inode or handle."""
+        """Return the key that a request refers to, for the log; `number` is its inode or handle."""
         if operation == "lookup":
             return join_key(self.inodes.key(number), os.fsdecode(name))
         if operation in ("read", "release"):
@@ -211,11 +212,11 @@ class Operations(pyfuse3.Operations):
 
     @property
     def all_uses(self) -> int:
-        """The number of requests so far, without those of monitoring, of all processes that answer the mount."""
+        """The number of requests so far, except those in _MONITORING, to all processes that answer the mount."""
         return self.uses
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of `zarrfs stats`, of requests and of the store; totals include closed versions."""
+        """Return the counters of requests and of the store for `zarrfs stats`. Totals include closed versions."""
         own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
         older = [version.stats() for version in self._retired]
         return {**own, **process.stats(), **self._closed_totals.added_to(self.current.stats(), older)}
@@ -239,7 +240,8 @@ class Operations(pyfuse3.Operations):
         else:
             key = check_key(join_key(prefix, os.fsdecode(name)))
         try:
-            # unsized: the kernel holds the directory's lock meanwhile, and a target may lie in that directory
+            # not sized: the kernel holds the directory's lock during a lookup, and a target whose size is requested
+            # may itself be in that directory
             info = await self._info(key, sized=False)
         except NotFound:
             entry = EntryAttributes()
@@ -250,7 +252,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """Stat an inode. ESTALE where another file or directory has its name, and no client has it open."""
+        """Stat an inode. ESTALE if another file or directory has its name, and no client has the inode open."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             if version is not self.current:
@@ -263,7 +265,7 @@ class Operations(pyfuse3.Operations):
             with contextlib.suppress(NotFound):
                 return self._fill(self._new_entry(), self._held(inode), inode)
             raise
-        # refreshed meanwhile, or something else has the name
+        # a refresh has replaced the version meanwhile, or another file has taken the name
         gone = self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode)
         if gone or (self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode)):
             with contextlib.suppress(NotFound):
@@ -306,14 +308,14 @@ class Operations(pyfuse3.Operations):
         while start_id < 2:
             name = b"." if start_id == 0 else b".."
             key = directory.key if start_id == 0 else split_key(directory.key)[0]
-            # the kernel counts no lookup for . and ..
+            # peek(), because the kernel counts no lookup for . and ..
             inode = self.inodes.peek(key) or pyfuse3.ROOT_INODE
             entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
             if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
                 return
             start_id += 1
         while piece := await directory.entries(start_id - 2, start_id > first):
-            self.visible()  # a refresh may have come in between
+            self.visible()  # a refresh may have replaced the version meanwhile
             for name, info, inode in piece:
                 if self._forgot_size(info, inode) and not directory.old:
                     await self._recall_size(self.store, join_key(directory.key, info.name), inode)
@@ -343,7 +345,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file for reading; the kernel keeps cached pages that came from the same version."""
+        """Open a file for reading. The kernel keeps cached pages if they are of the same version of the value."""
         self.counters["open"] += 1
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
@@ -352,12 +354,14 @@ class Operations(pyfuse3.Operations):
         if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
             self._keep_size(inode, file.value.size)
         self.visible()
-        if self.inodes.is_old(inode):  # a refresh may have come in between
+        if self.inodes.is_old(inode):  # a refresh may have replaced the version meanwhile
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
         immutable = version.store.immutable
         keep = pages is not None and (immutable or self._page_versions.get(inode, pages) == pages)
-        if not immutable:  # the times of two changes that follow at once may be equal: such pages are read again
+        if not immutable:
+            # Two changes in quick succession may have the same time, so the pages of a value that has just changed
+            # are dropped at its next open.
             changed = 0 if file.value is None else file.value.info.mtime_ns or 0
             self._page_versions[inode] = pages if is_settled(changed) else None
         version.users += 1
@@ -383,7 +387,7 @@ class Operations(pyfuse3.Operations):
                 data = await file.value.read(off, size)
                 if off == 0 and self._options.stale == "reread" and file.value.info.identity is None:
                     await self._grown(version, file.key, file.inode, file.value)
-        except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
+        except NotFound:  # the file existed when it was opened; for ENOENT a Zarr reader would return fill values
             raise ReadError(file.key, "removed while open") from None
         if version.pusher is not None and off == 0 and size >= READ_AHEAD:
             info = await version.store.info(file.key)
@@ -400,11 +404,11 @@ class Operations(pyfuse3.Operations):
         """Close a file."""
         self._released(self._files.pop(fh))
 
-    # -- the rest
+    # -- statfs and extended attributes
 
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Report bytes and entries of the source; a read-only mount has nothing free but what the store says."""
+        """Report the numbers of bytes and entries, and the free space, as Store.usage() returns them."""
         usage = await self.current.store.usage()
         data = StatvfsData()
         data.f_bsize = data.f_frsize = 4096
@@ -417,11 +421,15 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """Answer source of a file, left_out, mount and stats of the root, and control requests."""
+        """Return user.zarrfs.source, left_out, mount or stats, or answer a control request.
+
+        Only files have source; only the root has mount and stats.
+        """
         if name.startswith(_WAITS_XATTR):
             return await self._waits_for(os.fsdecode(name[len(_WAITS_XATTR) :]))
         if not name.startswith(b"user."):
-            # EOPNOTSUPP, not ENODATA: ls then stops asking for the whole mount, in place of twice a file
+            # EOPNOTSUPP, not ENODATA: after EOPNOTSUPP, ls requests no more attributes in this mount; after ENODATA,
+            # it would request two for each file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         if self.control is not None and name.startswith((REFRESH_XATTR, SET_XATTR)):
             if ctx.uid not in (0, os.getuid()):
@@ -443,7 +451,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """List the attributes that `cp -a` may copy; control and statistics are not among them."""
+        """List the attributes that `cp -a` may copy. Those of control and statistics are not listed."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             left_out = [LEFT_OUT_XATTR] if await version.store.left_out(key) else []
@@ -456,7 +464,7 @@ class Operations(pyfuse3.Operations):
 
     @property
     def unsynced(self) -> int | None:
-        """The number of files written to and not synced since; None for a read-only mount."""
+        """The number of files that were written to and not synced since; None for a read-only mount."""
         return None
 
     @property
@@ -465,16 +473,16 @@ class Operations(pyfuse3.Operations):
         return [self.current, *self._retired]
 
     def visible(self) -> StoreVersion:
-        """Return the version that requests are answered from which begin now."""
+        """Return the version that answers a request that begins now."""
         return self.current
 
     def note_change(self, version: StoreVersion) -> None:
-        """Note that a read found a changed target: a refresh then opens the same document again."""
+        """Note that a read found a changed target. The next refresh then also reopens an unchanged document."""
         version.changed = True
 
     @property
     def changed(self) -> bool:
-        """Return whether a read of the visible version has found that a target has changed."""
+        """Return whether a read of the visible version has found a changed target."""
         return self.current.changed
 
     @property
@@ -483,7 +491,7 @@ class Operations(pyfuse3.Operations):
         return self.current.store
 
     def show(self, version: StoreVersion) -> None:
-        """Make `version` the visible one; open files and directories stay in theirs."""
+        """Make `version` the visible one. Open files and directories keep their versions."""
         old, self.current = self.current, version
         self.inodes.renew()
         self._page_versions, self._filled = {}, ()
@@ -495,7 +503,7 @@ class Operations(pyfuse3.Operations):
         self.leave(old)
 
     def _read_old(self, version: StoreVersion) -> None:
-        """Let a replaced version that is read cache blocks; the least recently read one beyond _CACHING stops."""
+        """Let a replaced version cache blocks because it is read; only the _CACHING most recently read ones do so."""
         if version.may_cache:
             self._caching.remove(version)
         else:
@@ -505,13 +513,13 @@ class Operations(pyfuse3.Operations):
             self._caching.pop(0).let_cache(False)
 
     def leave(self, version: StoreVersion) -> None:
-        """Release one use of a version (a request, a handle); a replaced version is closed with its last one."""
+        """Release one use of a version (a request or a handle). The last release closes a replaced version."""
         version.users -= 1
         if version.retired and not version.users and self.background is not None:
             self.background.start_soon(self._close, version)
 
     def begin(self, version: StoreVersion, work: Callable[[], Awaitable[None]]) -> None:
-        """Start `work` in the background; it keeps `version` open until it ends."""
+        """Start `work` in the background. `version` stays open until it ends."""
         if self.background is not None:
             version.users += 1
             self.background.start_soon(self._within, version, work)
@@ -519,7 +527,7 @@ class Operations(pyfuse3.Operations):
     async def _within(self, version: StoreVersion, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except Exception as exc:  # nobody waits for it, and the mount goes on: a damaged index, say
+        except Exception as exc:  # no request waits for it, so it must not end the mount: a damaged index, say
             log.warning("work in the background: %s", internal_error(exc))
             log.debug("where it came from:", exc_info=exc)
         finally:
@@ -532,13 +540,13 @@ class Operations(pyfuse3.Operations):
             self._caching.remove(version)
         try:
             await version.aclose()
-        except Exception as exc:  # of a replaced version: the mount goes on
+        except Exception as exc:  # a failure in a replaced version must not end the mount
             log.warning("closing an older version: %s", exc)
         self._closed_totals.add(version.stats())
         self._retired.remove(version)
 
     async def _info(self, key: str, sized: bool = True) -> Info:
-        """Return Store.info() of the version that is visible when this returns: retried after a refresh."""
+        """Return Store.info() of the version that is visible when this returns: retry after a refresh."""
         while True:
             version = self.current
             version.users += 1
@@ -555,9 +563,9 @@ class Operations(pyfuse3.Operations):
 
     @contextlib.contextmanager
     def _version_of(self, inode: int) -> Iterator[StoreVersion]:
-        """Yield the version an inode belongs to, pinned: its last handle may be closed meanwhile.
+        """Yield the version an inode belongs to, and keep it open: the inode's last handle may be closed meanwhile.
 
-        ESTALE for a replaced version in which the file is not open: the kernel looks the name up again.
+        ESTALE if that version was replaced and the file is not open in it. The kernel then looks the name up again.
         """
         version = self._found_version(inode)
         version.users += 1
@@ -594,21 +602,21 @@ class Operations(pyfuse3.Operations):
     # -- parts
 
     async def _waits_for(self, question: str) -> bytes:
-        """Answer another mount, which asks whether this one waits for it before it reads from this one."""
+        """Answer a mount that is about to read from this one and asks whether this one waits for it in turn."""
         entered = await self._entered_mounts()
         if entered is None:
-            return othermounts.YES  # at worst one read is refused, and no two mounts wait for each other
+            return othermounts.YES  # may refuse one read for nothing, but no two mounts wait for each other
         answer = othermounts.answer(question, entered)
-        if answer is None:  # a limiter of its own: reads may occupy all other threads
+        if answer is None:  # with its own limiter, because reads may occupy all threads of the default one
             answer = await trio.to_thread.run_sync(othermounts.ask, question, entered, limiter=self._asking)
         return answer
 
     async def _entered_mounts(self) -> dict[int, str] | None:
-        """Return a path in each mount that this one reads from, by st_dev; None if that is not known."""
+        """Return a path in each mount that this mount reads from, by st_dev; None if these are not known."""
         return OTHER_MOUNTS.entered()
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
-        """Return the timeout (seconds) of a negative entry, remembered if a refresh has to invalidate it."""
+        """Return the timeout (seconds) of a negative entry; record it if a refresh must invalidate it by name."""
         if self.absent is None:
             return self._negative_timeout
         self.absent[parent_inode, name] = None
@@ -620,7 +628,7 @@ class Operations(pyfuse3.Operations):
     async def _open(self, version: StoreVersion, file: OpenFile) -> Hashable:
         """Open the value of `file`. Return its version, () if the store never changes.
 
-        ESTALE where another file has taken the inode's name: the kernel then looks the name up again.
+        ESTALE if another file has taken the inode's name. The kernel then looks the name up again.
         """
         value = file.value = await version.values.open(file.key)
         file.descriptor = value.fileno()
@@ -633,22 +641,22 @@ class Operations(pyfuse3.Operations):
         return value.version
 
     async def _begin(self, version: StoreVersion, key: str) -> None:
-        """Start read-ahead along the keys at the first read of a file, unless a refresh has replaced its version."""
+        """Start key read-ahead at the first read of a file, unless a refresh has replaced its version."""
         if self.background is not None and version.values.remote:
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
 
     async def _grown(self, version: StoreVersion, key: str, inode: int, value: Value) -> None:
-        """Tell the kernel of a larger size, with stale=reread: it would cut the new version at the end of the old."""
+        """With stale=reread, send the kernel a larger size. It would cut reads of the new version at the old size."""
         info = await version.values.info(key)
         if (info.size or 0) > value.size:
             value.info = info
-            with contextlib.suppress(OSError):  # forgotten meanwhile
+            with contextlib.suppress(OSError):  # the kernel has forgotten the inode meanwhile
                 pyfuse3.notify_store(InodeT(inode), info.size or 0, b"")
 
     async def _ask_size(self, key: str) -> None:
-        """Make the size of a value known: with those of its neighbours after a listing, else with its first bytes."""
+        """Find out the size of a value: after a listing with those of its neighbours, else with its first bytes."""
         if not self._stats.walks(key):
             await self._bring(self.current, key)
         elif self._stats.due(key):
@@ -656,12 +664,12 @@ class Operations(pyfuse3.Operations):
             self.begin(version, functools.partial(self._stats.advance, version.store, key))
 
     async def _bring(self, version: StoreVersion, key: str) -> None:
-        """Prefetch the beginning of a value of unknown size: the response also carries the size."""
+        """Prefetch the beginning of a value of unknown size: the response also contains the size."""
         if (await version.values.info(key, sized=False)).size is None:
             await version.values.prefetch([key])
 
     def _held(self, inode: int) -> Info:
-        """Stat a file without a name by one of its handles; NotFound if it is not open."""
+        """Stat a file without a name by one of its handles. Raise NotFound if it is not open."""
         for file in self._files.values():
             if file.inode == inode and file.value is not None and file.descriptor is None:
                 return file.value.info
@@ -672,7 +680,7 @@ class Operations(pyfuse3.Operations):
         raise NotFound(self.inodes.key(inode))
 
     def _new_entry(self) -> EntryAttributes:
-        """Return an entry filled with what all entries of this mount have in common."""
+        """Return an entry with the fields that all entries of this mount have in common."""
         entry = EntryAttributes()
         entry.st_uid = self._uid
         entry.st_gid = self._gid
@@ -687,7 +695,7 @@ class Operations(pyfuse3.Operations):
         return entry
 
     def _fill_next(self, info: Info, inode: int) -> EntryAttributes:
-        """Fill readdir's entry; where only inode and size differ from the last one, only those."""
+        """Fill the entry that readdir reuses. If only inode and size differ from its last use, set only those."""
         _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
         entry, others = self._entry, (kind, mode, mtime_ns, links)
         if size is None or allocated is not None or others != self._filled:
@@ -709,8 +717,8 @@ class Operations(pyfuse3.Operations):
 
         The kernel discards attributes from replies to requests that are older than the inode's last change. A
         notify_store() of zero bytes at the end of the file, past the size the kernel believes, counts as such a
-        change, so an older listing with size 0 no longer applies. It is done once an inode: a second time it would
-        discard the attributes a client is waiting for. Source: fuse_notify_store() in Linux.
+        change, so an older listing with size 0 no longer applies. It is done once for an inode: a second one would
+        discard the attributes that a client is waiting for. Source: fuse_notify_store() in Linux.
         """
         if inode not in self.inodes.unsized:
             return
@@ -720,7 +728,7 @@ class Operations(pyfuse3.Operations):
             pyfuse3.notify_store(InodeT(inode), size, b"")
 
     def _forgot_size(self, info: Info, inode: int) -> bool:
-        """Return whether the kernel may know a size for an unsized entry that this table does not remember."""
+        """Return whether the kernel may have a size for an unsized entry that the inode table does not know."""
         return info.size is None and inode not in self.inodes.sizes and self.inodes.may_be_sized(inode)
 
     async def _recall_size(self, store: Store, key: str, inode: int) -> None:
@@ -728,10 +736,10 @@ class Operations(pyfuse3.Operations):
             self.inodes.sizes.setdefault(inode, (await store.info(key, sized=False)).size or 0)
 
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
-        """Write every field that differs between entries: `entry` may be a reused one."""
+        """Set every field that differs between entries, because `entry` may be a reused one."""
         _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
-        if size is None:  # timeout 0: stat sends a getattr, and only that asks the target for the size
-            # a listing must not reset a size that getattr gave: a reader would hit the end of the file
+        if size is None:  # timeout 0, so that stat sends a getattr: only getattr requests the size of the target
+            # a listing must not reset a size that getattr has returned: readers would find the file shorter
             size, entry.attr_timeout = self.inodes.sizes.get(inode, 0), 0
             if not size:
                 self.inodes.unsized.add(inode)

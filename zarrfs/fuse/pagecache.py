@@ -1,6 +1,6 @@
-"""Tune the kernel's page cache for this mount: a larger read-ahead window, or pages stored ahead of requests.
+"""Tune the kernel's page cache for a mount: enlarge its read-ahead window, or store pages ahead of requests.
 
-What it has of a file is kept or dropped when the file is opened: open() of operations.py says which.
+Whether the cached pages of a file are kept or dropped is decided when it is opened, by open() in operations.py.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 READ_AHEAD = 128 << 10  # bytes: the kernel's default read-ahead window of a FUSE mount
 _CONNECTIONS = "/sys/fs/fuse/connections"
-_BACKGROUND = 128  # requests of read-ahead: others, of which the session loop has more, go on beside them
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # system calls, the same numbers on every architecture
+_BACKGROUND = 128  # read-ahead requests at a time; the session loop has more tasks, so other requests do not wait
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # system call numbers, the same on every architecture
 _CLOEXEC, _CREATE = 1, 6
 PUSHED = 8 << 20  # bytes of the largest value to push
 
 
 async def raise_read_ahead(mountpoint: str, size: int) -> bool:
-    """Set the mount's read-ahead window to `size` bytes; return False where that takes root.
+    """Set the mount's read-ahead window to `size` bytes; return False if that fails, as without root.
 
-    Call it once the mount is up: the INIT handshake resets the window to 128 KiB.
+    Call it only after the mount is up: the INIT handshake resets the window to 128 KiB.
     """
     mount = mounts.mount_at(mountpoint)
     if mount is None:
@@ -45,9 +45,9 @@ async def raise_read_ahead(mountpoint: str, size: int) -> bool:
 
 
 def raise_background(mountpoint: str) -> None:
-    """Raise the limit of background requests: beyond it (9) the kernel reads ahead one page at a time.
+    """Raise the limit of background requests. Above it (by default 9) the kernel reads ahead one page at a time.
 
-    The user who mounts may do this where the fusectl file system is mounted, root anywhere.
+    The user who mounts may do this if the fusectl file system is mounted; root may do it in any case.
     """
     mount = mounts.mount_at(mountpoint)
     if mount is None:
@@ -70,9 +70,10 @@ def raise_background(mountpoint: str) -> None:
 
 
 def _connections(connection: str) -> int:
-    """Open the fusectl file system; where it is not mounted (containers, virtual machines), mount it detached.
+    """Open the fusectl file system. If it is not mounted (containers, virtual machines), mount it detached.
 
-    The detached mount is invisible to other processes and ends with its descriptor. Source: fsopen(2), Linux 5.2.
+    A detached mount is invisible to other processes and ends when its descriptor is closed. Raise OSError if the user
+    may not mount. Source: fsopen(2), Linux 5.2.
     """
     if os.path.exists(f"{_CONNECTIONS}/{connection}"):
         return os.open(_CONNECTIONS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -95,18 +96,18 @@ def _connections(connection: str) -> int:
 class Pusher:
     """Store the rest of a small value in the page cache when its first bytes are read.
 
-    For mounts whose read-ahead cannot be raised: one notification replaces dozens of requests. Large files are left
-    to the kernel's own read-ahead, which a push would only disturb.
+    This is for mounts whose read-ahead window cannot be raised: one notification replaces dozens of requests. Large
+    files are left to the kernel's own read-ahead, which a push would only disturb.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def rest(self, key: str, inode: int, start: int, size: int) -> None:
-        """Push the bytes [start, size) of a value of `size` bytes; a failure is left to the read of those bytes.
+        """Push the bytes [start, size) of a value of `size` bytes. Raise nothing: the read of those bytes will fail.
 
         Call it before answering the request for the bytes before `start`, so that the kernel finds the rest cached.
-        Never push the pages of that request itself: the kernel holds their locks until it is answered.
+        Never push the pages of that request itself, because the kernel holds their locks until the reply.
         """
         try:
             data = await self._store.get(key, start, size - start)

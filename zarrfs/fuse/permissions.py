@@ -1,7 +1,7 @@
-"""Permission bits of a mount: those of the store, or file_mode= and dir_mode=, less umask=, fmask= and dmask=.
+"""Permission bits in a mount: those of the store, or file_mode= and dir_mode=, without umask=, fmask= and dmask=.
 
-A source's files never have set-user-ID or set-group-ID bits (store.api.ordinary_mode). Masks apply to what the mount
-shows, also of an upper directory, and change nothing that is stored there, as with vfat and ntfs.
+A source's files never have set-user-ID or set-group-ID bits (store.api.ordinary_mode). Masks apply to the bits that
+the mount shows, also for files of an upper directory. As with vfat and ntfs, they do not change the stored bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Permissions:
         self._unmasked_bits = {kind: ~(options.umask if mask is None else mask) for kind, mask in masks.items()}
 
     def unmasked(self, info: Info) -> int:
-        """Return the bits of a source entry before masks; copying up gives the copy the same."""
+        """Return the bits of a source entry before masks. Its copy in an upper directory gets the same bits."""
         fixed = self._fixed[info.kind]
         if fixed is not None:
             return ordinary_mode(info._replace(mode=fixed))

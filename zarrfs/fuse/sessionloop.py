@@ -1,8 +1,8 @@
 """pyfuse3's session loop with another way to wait for requests on /dev/fuse.
 
-pyfuse3 needs two or three scheduler passes a request, however many are pending: beside tasks that receive values,
-thirty readers waited 16 ms for their open(2). Here pending requests are read one after the other, and only then the
-scheduler runs. The replacement takes the place of the name `trio` in pyfuse3, as pyfuse3.asyncio does.
+pyfuse3 needs two or three scheduler passes for each request, even if many are pending. While other tasks received
+values, thirty readers waited 16 ms for their open(2). This loop reads up to AT_ONCE pending requests before the
+scheduler runs. As pyfuse3.asyncio does, it replaces the name `trio` in the module pyfuse3.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 import pyfuse3
 import trio
 
-AT_ONCE = 8  # requests between two scheduler passes: other tasks have to run, too
-_MOMENT = 2.0  # seconds that requests have to end after an unmount
-# Worker tasks: idle ones to keep, and at most. Each request that is under way has one, also if it waits for a server
-# that is out, and of a reader that was killed: with all of them taken, nobody reads /dev/fuse.
+AT_ONCE = 8  # requests between two scheduler passes; bounded, so that other tasks run, too
+_MOMENT = 2.0  # seconds for requests in flight to finish after an unmount
+# Worker tasks: idle ones to keep, and the maximum. Each request in flight has a task, even if it waits for an
+# unreachable server or if its reader was killed. When all tasks are busy, none reads /dev/fuse.
 _TASKS = 64, 1024
 
 
 async def run(waiting: Waiting | None = None) -> None:
     """Serve requests until the file system is unmounted, as pyfuse3.main() does.
 
-    Requests that are under way then are given a moment: nobody gets their answers, and one may wait for a server that
-    is out.
+    Requests in flight are cancelled a moment after the unmount: no client receives their replies, and they may be
+    waiting for an unreachable server.
     """
     waiting = pyfuse3.trio = waiting or Waiting()  # type: ignore[attr-defined]
     waiting.open()
@@ -41,7 +41,7 @@ async def run(waiting: Waiting | None = None) -> None:
 
 
 def _most_tasks() -> int:
-    """Return how many tasks may run: each has a buffer of 1 MiB, and the mount ends if there is no space for one."""
+    """Return the maximum number of tasks. Each allocates a buffer of 1 MiB, and the mount ends if that fails."""
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     return _TASKS[1] if space == resource.RLIM_INFINITY else max(128, min(_TASKS[1], space >> 23))
 
@@ -83,7 +83,7 @@ class Lock:
 
 
 class Waiting:
-    """A stand-in for the module trio in pyfuse3, with another Lock and wait_readable()."""
+    """A replacement for the module trio in pyfuse3, with another Lock and another wait_readable()."""
 
     def __init__(self) -> None:
         self.lowlevel = self
@@ -92,17 +92,20 @@ class Waiting:
         self._polls: dict[int, select.poll] = {}
 
     def open(self) -> None:
-        """Begin, in the loop."""
+        """Begin to wait for requests; called in the trio loop."""
 
     def close(self) -> None:
-        """Release what the waiting holds."""
+        """Undo open()."""
 
     def Lock(self) -> Lock:
-        """Return a lock with as much of trio.Lock as pyfuse3 uses."""
+        """Return a lock with the part of trio.Lock's interface that pyfuse3 uses."""
         return Lock(self)
 
     async def wait_readable(self, descriptor: int) -> None:
-        """Wait as trio.lowlevel.wait_readable(), but return at once for a pending request, AT_ONCE times in a row."""
+        """Wait like trio.lowlevel.wait_readable(), but without a scheduler pass if a request is already pending.
+
+        After AT_ONCE pending requests in a row the scheduler runs once.
+        """
         poll = self.poll_of(descriptor)
         if self.taken < AT_ONCE and (found := poll.poll(0)):
             self.look(found)
@@ -113,7 +116,7 @@ class Waiting:
         self.look(poll.poll(0))
 
     def poll_of(self, descriptor: int) -> select.poll:
-        """Return the poll of a descriptor."""
+        """Return the poll object for a descriptor."""
         poll = self._polls.get(descriptor)
         if poll is None:
             poll = self._polls[descriptor] = select.poll()
@@ -121,7 +124,7 @@ class Waiting:
         return poll
 
     def look(self, found: list[tuple[int, int]]) -> None:
-        """Note what poll() has found, an unmount or a request."""
+        """Set `unmounted` if poll() has reported the unmount and not a request."""
         if found and found[0][1] & select.POLLERR:
             self.unmounted.set()
 

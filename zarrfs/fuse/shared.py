@@ -1,7 +1,7 @@
-"""Memory that the processes of one mount share: inode numbers, open handles, versions of cached pages, who is parked.
+"""Memory that the processes of one mount share: inode numbers, open handles, versions of cached pages, process states.
 
-All of it lies in memory that is mapped before the fork. A process writes only cells of its own, or cells of eight
-bytes of which any value is safe, so there are no locks that a killed process could hold.
+All of it is mapped before the fork. A process writes only its own cells, or cells of at most eight bytes in which any
+value is safe. So there are no locks, which a killed process could hold forever.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from zarrfs.store.api import Kind, Store
 from zarrfs.system.sharedtable import SharedTable
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of mmap(2): untouched pages need no memory
-_HINTS = 1 << 17  # cells that say which process has the record of a number
-_PAGES = 1 << 16  # versions of cached pages
-_LOOKS = 1 << 16  # versions of documents and chunks that were seen last
-_SIZED = 1 << 22  # cells that say whether a size was sent of any inode with such a number
+_HINTS = 1 << 17  # cells with the process whose table has the record of an inode
+_PAGES = 1 << 16  # cells with versions of cached pages
+_LOOKS = 1 << 16  # cells with the versions of documents and chunks that were seen last
+_SIZED = 1 << 22  # cells that say whether a size was sent for an inode; several inodes share a cell
 _HANDLES = 1 << 16  # open handles of one process
 _NAME = 256
-_PLACE = struct.Struct(f"<QH{_NAME}s")  # of a directory: position, length of the name before it, that name
+_PLACE = struct.Struct(f"<QH{_NAME}s")  # state of a listing: position, length of the name before it, that name
 _DIRECTORIES = 1 << 13  # open directories of one process
-# sequence number and, above it, generation (both 0: free); inode, version, pid, descriptor, st_dev, st_ino
+# a slot: sequence number and, in the upper half, generation (both 0: free); inode, version, pid, descriptor, st_dev,
+# st_ino
 _SLOT = struct.Struct("=QQQIiQQ")
 _SEQUENCE = (1 << 32) - 1
 _WORDS, _SLOT_SIZE, _PLACE_SIZE = 8, 64, 512  # words and bytes of a slot, bytes of a place
-_SLOTS = (1 << 40) - 1  # of a handle: its slot; above it the sequence number
+_SLOTS = (1 << 40) - 1  # the bits of a handle with its slot; those above have the sequence number
 _IDENTITY = 9  # bytes: st_ino has 64 bits, and other identities may be negative
-# of a name: kind, has an identity, generation, identity, length of the key, which follows, then the store's own bytes
+# the record of an inode: kind, whether it has an identity, generation, identity, length of the key; then follow the
+# key and the bytes of Store.export_entry()
 _RECORD = struct.Struct(f"<BBI{_IDENTITY}sH")
-_KNOWN = 32_768  # names kept in a process
+_KNOWN = 32_768  # names kept in the memory of a process
 _M64 = (1 << 64) - 1
 _INODES = (1 << 62) - 1
 _NO_IDENTITY = 0x5851F42D4C957F2D
 
-# cells of a process: handles opened and released, requests, whether it waits to be woken, how often it would have
-# woken another, how many slots for directories and files it has used, whether it runs, how often it was woken, the
-# last generation in which it read a target that had changed, and the handle whose number may not have been sent to the
-# kernel yet
+# Cells of a process: numbers of handles opened and released, and of requests; whether it is parked; how often it would
+# have woken another process but none was parked; how many slots for directories and for files it has used; whether it
+# runs; how often it was woken; the last generation in which it found a changed target; and the newest handle, as long
+# as its number may not have been sent to the kernel yet.
 OPENED, RELEASED, USES, PARKED, WANTED, DIRECTORIES, FILES, RUNS, WOKEN, CHANGED, NEW = range(11)
 _CELLS = 11
 
@@ -56,31 +58,31 @@ def _shared(size: int) -> mmap.mmap:
 
 
 def digest(version: Hashable) -> int:
-    """Return a number of 64 bits that is the same in all processes of a mount for equal versions of a value."""
+    """Return a 64-bit number that is the same in all processes of a mount for equal versions of a value."""
     return xxhash.xxh3_64_intdigest(repr(version).encode("utf-8", "surrogateescape"))
 
 
 class Shared:
-    """The shared memory of a mount with up to `processes` processes; made before the fork."""
+    """The shared memory of a mount with up to `processes` processes. Create it before the fork."""
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
         self.cells = memoryview(_shared(processes * _CELLS * 8)).cast("Q")
-        self.visible = memoryview(_shared(8)).cast("Q")  # the generation of names that requests are answered from
+        self.visible = memoryview(_shared(8)).cast("Q")  # the generation of the version that answers requests
         self.visible[0] = 1
         self.hints = memoryview(_shared(_HINTS * 2)).cast("H")
         self.pages = memoryview(_shared(_PAGES * 8)).cast("Q")
         self.looks = memoryview(_shared(_LOOKS * 8)).cast("Q")
         self.sized = memoryview(_shared(_SIZED))
         self.slots = _shared(processes * _HANDLES * _SLOT_SIZE)
-        self.words = memoryview(self.slots).cast("Q")  # the same, _WORDS for each slot
+        self.words = memoryview(self.slots).cast("Q")  # the same memory, _WORDS for each slot
         self.places = _shared(processes * _DIRECTORIES * _PLACE_SIZE)
         self.tables = [SharedTable() for _ in range(processes)]
-        self.secret = int.from_bytes(os.urandom(8), "little")  # a document cannot choose keys with equal numbers
+        self.secret = int.from_bytes(os.urandom(8), "little")  # so that no document can have keys chosen to collide
         self.bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(processes)]
 
     def descriptors(self) -> set[int]:
-        """Return the descriptors that every process has to keep."""
+        """Return the descriptors that every process must keep open."""
         return {*self.bells, *(table.descriptor for table in self.tables)}
 
     def at(self, process: int, cell: int) -> int:
@@ -96,7 +98,7 @@ class Shared:
         self.cells[process * _CELLS + cell] += number
 
     def cell(self, process: int, cell: int) -> int:
-        """Return a cell of a process."""
+        """Return the value of a cell of a process."""
         return self.cells[process * _CELLS + cell]
 
     def put(self, process: int, cell: int, value: int) -> None:
@@ -110,7 +112,7 @@ class Shared:
             os.eventfd_write(self.bells[process], 1)
 
     def wake_one(self, own: int) -> None:
-        """Wake a parked process, as there are more requests than this one answers; note it if there is none."""
+        """Wake a parked process because requests queue up. If none is parked, count that in the cell WANTED."""
         cells = self.cells
         for process in range(self.processes):
             if cells[process * _CELLS + PARKED]:
@@ -120,17 +122,17 @@ class Shared:
         self.add(own, WANTED)
 
     def active(self) -> int:
-        """Return how many processes wait for requests: the first one, and those that run and are not parked."""
+        """Return how many processes take requests: the first one, and all others that run and are not parked."""
         cells = self.cells
         places = range(_CELLS, self.processes * _CELLS, _CELLS)
         return 1 + sum(1 for place in places if cells[place + RUNS] and not cells[place + PARKED])
 
     def sent_size(self, inode: int) -> None:
-        """Note, before the reply, that the kernel gets a size of an inode."""
+        """Note that the kernel is sent a size for an inode. Call this before the reply."""
         self.sized[inode & _SIZED - 1] = 1
 
     def release_new(self, process: int) -> None:
-        """Release the handle that a process was opening when it died: no client has it, or none that got an answer."""
+        """Release the handle that a process was opening when it died, because no client has received it."""
         handle = self.cell(process, NEW)
         at = (handle & _SLOTS) * _WORDS
         if handle and self.words[at] & _SEQUENCE == handle >> 40:
@@ -139,7 +141,7 @@ class Shared:
         self.put(process, NEW, 0)
 
     def others_run(self, own: int) -> bool:
-        """Return whether there is another process, which may read a request at any moment: a parked one looks, too."""
+        """Return whether another process runs. It may take a request at any moment, even if it is parked."""
         cells = self.cells
         return any(cells[process * _CELLS + RUNS] for process in range(self.processes) if process != own)
 
@@ -155,16 +157,16 @@ _ROOT = _Name("", Kind.DIRECTORY, None, 0)
 
 
 class SharedInodes(InodeTable):
-    """Inode numbers that all processes of a mount agree on: a hash of key, kind, identity, and generation for files.
+    """Inode numbers that all processes of a mount agree on: hashes of key, kind, identity and, for files, generation.
 
-    A number that a process has sent to the kernel is in its table, so that every process finds its key. Lookup counts
-    are not kept: a number means the same for good, so a lookup after a forget returns it again.
+    A process enters each number that it sends to the kernel in its own table, in which all processes find the key.
+    There are no lookup counts, because a number never changes its meaning: a lookup after a forget returns it again.
     """
 
     def __init__(self, shared: Shared, process: int, store: Store) -> None:
         super().__init__()
         self._shared, self._process = shared, process
-        self.store = store  # the one of the generation
+        self.store = store  # of the present generation
         self._table = shared.tables[process]
         self._names: dict[int, _Name] = {}
         self.generation = 1
@@ -180,7 +182,7 @@ class SharedInodes(InodeTable):
         return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape"), seed & _M64) & _INODES | 1 << 61
 
     def find(self, inode: int) -> _Name:
-        """Return what an inode stands for; NotFound if no process has sent it to the kernel."""
+        """Return key, kind, identity and generation of an inode; NotFound if no process has sent it to the kernel."""
         known = self._names.get(inode)
         if known is None:
             if inode == pyfuse3.ROOT_INODE:
@@ -202,7 +204,7 @@ class SharedInodes(InodeTable):
         return identity is not None and self.find(inode).identity not in (None, identity)
 
     def learn(self, inode: int, identity: int | None) -> None:
-        # for this process alone
+        # only for this process: the shared record does not change
         known = self._names.get(inode)
         if identity is not None and known is not None and known.identity is None:
             self._names[inode] = known._replace(identity=identity)
@@ -243,7 +245,7 @@ class SharedInodes(InodeTable):
         return self.number(key, Kind.DIRECTORY, None, 0) if key else int(pyfuse3.ROOT_INODE)
 
     def forget(self, inode: int, lookups: int) -> bool:
-        """Do nothing: a number stays that of its entry."""
+        """Do nothing: a number always belongs to the same entry."""
         return False
 
     def _enter(self, key: str, kind: Kind, identity: int | None, generation: int) -> int:
@@ -275,7 +277,7 @@ class SharedInodes(InodeTable):
         return name
 
     def _hinted(self, inode: int) -> bytes | None:
-        """Return the record of a number of this process, or of the one that has last entered such a number."""
+        """Return the record of an inode from the process that the hint cell names, or from this process, if any."""
         hint = self._shared.hints[inode & _HINTS - 1]
         if hint and hint != self._process + 1:
             found = self._shared.tables[hint - 1].get(inode)
@@ -301,9 +303,10 @@ def _decoded(record: bytes) -> _Name:
 
 
 class PageVersions(dict[int, Hashable]):
-    """The version of a value that the page cache may hold, by inode: a cell for each of many inodes.
+    """The versions of values whose pages the kernel may have, by inode, in a fixed number of shared cells.
 
-    get() returns the default only if that is the version; a cell that another inode has taken is a version unlike any.
+    get() returns the default only if it is the version in the inode's cell. If another inode has overwritten the cell,
+    no version is equal to it.
     """
 
     def __init__(self, pages: memoryview) -> None:
@@ -311,14 +314,14 @@ class PageVersions(dict[int, Hashable]):
         self._pages = pages
 
     def get(self, inode: int, default: Any = None) -> Any:
-        """Return `default` if it is the version of the cached pages, else another object."""
+        """Return `default` if it is the version of the cached pages; otherwise another object, equal to no version."""
         return default if self._pages[inode & _PAGES - 1] == _cell(inode, default) else self
 
     def __setitem__(self, inode: int, version: Hashable) -> None:
         self._pages[inode & _PAGES - 1] = _cell(inode, version)
 
     def pop(self, inode: int, default: Any = None) -> Any:
-        """Do nothing: a version is compared before it is believed."""
+        """Do nothing: get() never returns a version without comparing it."""
         return default
 
 
@@ -327,26 +330,27 @@ def _cell(inode: int, version: Hashable) -> int:
 
 
 class SharedLooks:
-    """The versions that any process has seen last of documents and chunks (store.api.Looks): a cell for each of many.
+    """The versions of documents and chunks that any process has seen last (store.api.Looks), in shared cells.
 
-    Of two things with the same cell neither is believed, but looked at again.
+    If two documents or chunks share a cell, it holds the version of the one noted later. The other must be looked at
+    again.
     """
 
     def __init__(self, cells: memoryview) -> None:
         self._cells = cells
 
     def begin(self, what: str) -> int:
-        """Return a number for ended()."""
+        """Return a number to pass to ended(). Call it before looking at the document or chunk."""
         return int(self._cells[_hash(what) % _LOOKS])
 
     def ended(self, what: str, version: Hashable, begun: int) -> None:
-        """Note the version that was seen, unless another process has noted one since begin()."""
+        """Note the version that was seen, unless the cell has changed since begin()."""
         number = _hash(what)
         if self._cells[number % _LOOKS] == begun:
             self._cells[number % _LOOKS] = digest(version) ^ number
 
     def holds(self, what: str, version: Hashable) -> bool:
-        """Return whether a version is the one that was seen last."""
+        """Return whether a version is the one that was seen last; False if that is not known."""
         number = _hash(what)
         return bool(self._cells[number % _LOOKS] == digest(version) ^ number)
 
@@ -356,19 +360,19 @@ def _hash(text: str) -> int:
 
 
 class Slot(NamedTuple):
-    """An open handle, as any process sees it."""
+    """The shared record of an open handle."""
 
     generation: int
     inode: int
-    version: int  # the digest of Value.version; 0: the store never changes
+    version: int  # the digest of Value.pinned; 0: the store never changes
     pid: int  # of the process that opened it
-    descriptor: int  # of the local file there; -1: none
-    device: int  # its st_dev and st_ino
+    descriptor: int  # of the local file in that process; -1: none
+    device: int  # st_dev and, in `number`, st_ino of that file
     number: int
 
 
 class _Range:
-    """The slots of one process for files, or for directories: those below `high` were used, `free` are free again."""
+    """The slots of one process for files, or for directories. The first `high` were used; those in `free` are free."""
 
     def __init__(self, first: int, most: int, high: int) -> None:
         self.first, self.most, self.high = first, most, high
@@ -384,9 +388,10 @@ class _Range:
 
 
 class Handles:
-    """The open handles of one process, in a part of the shared memory that any process reads, and may release.
+    """The open handles of one process, in a part of the shared memory. Any process may read and release them.
 
-    A handle's number has the place of its slot and a sequence number, so that it is never taken for a later one.
+    The number of a handle consists of its slot and a sequence number, so that it differs from the number of a later
+    handle in the same slot.
     """
 
     def __init__(self, shared: Shared, process: int) -> None:
@@ -398,7 +403,7 @@ class Handles:
         self._next = int.from_bytes(os.urandom(2), "little")
         self._new = shared.at(process, NEW)
         self._taken = set[int]()  # handles of this process whose slots are not free yet
-        self._inherited = [  # of a predecessor that was killed
+        self._inherited = [  # handles of a killed predecessor
             (self._words[_WORDS * slot] & _SEQUENCE) << 40 | slot for slots in _used(shared, process) for slot in slots
         ]
         self.reclaim()
@@ -410,7 +415,7 @@ class Handles:
             return None
         self._next = self._next % 0x3FFFFF + 1
         handle = self._next << 40 | slot
-        self._shared.cells[self._new] = handle  # until SharedWaiting knows that the reply is sent
+        self._shared.cells[self._new] = handle  # cleared when SharedWaiting knows that the reply was sent
         device = number = 0
         if descriptor is not None:
             status = os.fstat(descriptor)
@@ -428,27 +433,27 @@ class Handles:
         return handle
 
     def get(self, handle: int) -> Slot | None:
-        """Return the slot of a handle of any process; None if it was released."""
+        """Return the record of a handle of any process; None if it was released."""
         word, *others = _SLOT.unpack_from(self._slots, (handle & _SLOTS) * _SLOT_SIZE)
         return Slot(word >> 32, *others) if word & _SEQUENCE == handle >> 40 else None
 
     def is_open(self, handle: int) -> bool:
-        """Return whether a handle of any process was not released."""
+        """Return whether a handle of any process is still open."""
         return self._words[(handle & _SLOTS) * _WORDS] & _SEQUENCE == handle >> 40
 
     def release(self, handle: int) -> None:
-        """Release a handle of any process; its opener frees it later."""
+        """Release a handle of any process. The process that opened it frees its slot later."""
         if self.is_open(handle):
             self._words[(handle & _SLOTS) * _WORDS] = 0
 
     def free(self, handle: int) -> None:
-        """Make the slot of a released handle available, if this process took it: reclaim() has those of others."""
+        """Free the slot of a released handle if this process opened it. reclaim() frees those of a predecessor."""
         if handle in self._taken:
             self._taken.remove(handle)
             self._put_back(handle)
 
     def reclaim(self) -> None:
-        """Make slots available whose handles a predecessor opened and somebody has released."""
+        """Free the slots of a killed predecessor's handles that were released."""
         inherited, self._inherited = self._inherited, []
         for handle in inherited:
             if handle >> 40 and self.is_open(handle):
@@ -471,7 +476,7 @@ class Handles:
         _PLACE.pack_into(self._places, _place(handle), position, len(encoded), encoded)
 
     def of_inode(self, inode: int) -> Iterator[tuple[int, Slot]]:
-        """Yield (handle, slot) of the open handles of an inode, of all processes."""
+        """Yield (handle, slot) for the open handles of an inode in all processes."""
         for slots in self._used_slots():
             numbers = self._words[_WORDS * slots.start + 1 : _WORDS * slots.stop : _WORDS].tolist()
             for at in [at for at, number in enumerate(numbers, slots.start) if number == inode]:
@@ -480,7 +485,7 @@ class Handles:
                     yield handle, slot
 
     def holds(self, generation: int) -> bool:
-        """Return whether any process has an open handle of a generation, or of an earlier one."""
+        """Return whether any process has an open handle of a generation or of an earlier one."""
         for slots in self._used_slots():
             words = self._words[_WORDS * slots.start : _WORDS * slots.stop : _WORDS].tolist()
             if any(word and word >> 32 <= generation for word in words):

@@ -1,4 +1,4 @@
-"""Warn about a change of Zarr metadata that consolidated metadata repeats: readers would go on seeing the old copy.
+"""Warn about changed Zarr metadata of which consolidated metadata holds a copy: readers would still see the old copy.
 
 Source: `.zmetadata` of Zarr v2 (consolidated metadata, version 1), and `consolidated_metadata` in a group's zarr.json.
 """
@@ -19,12 +19,12 @@ _MOST = 64 << 20  # bytes of the largest document to read
 
 
 def is_metadata(key: str) -> bool:
-    """Return whether `key` is a metadata document, which a consolidated one may repeat."""
+    """Return whether `key` is a metadata document, of which consolidated metadata may hold a copy."""
     return key.endswith((*_V2, _V3)) and split_key(key)[1] in (*_V2, _V3)
 
 
 async def warn_of_stale(overlay: Overlay, key: str, reported: set[str]) -> None:
-    """Warn once of each consolidated document above the changed `key`; `reported` holds those already logged."""
+    """Warn once about each consolidated document above the changed `key`. `reported` holds those already logged."""
     directory, name = split_key(key)
     while True:
         document = join_key(directory, _V3 if name == _V3 else _CONSOLIDATED)

@@ -1,4 +1,4 @@
-"""Statahead: fetch the sizes that a listing left out, ahead of a client that stats one name after the other."""
+"""Statahead: fetch sizes that a listing did not include, ahead of a client that stats one name after the other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Kind, Store, join_key, split_key
 
-_RECENT = 60.0  # seconds for which a listing explains the stats that follow
-_DIRECTORIES = 64  # to remember
+_RECENT = 60.0  # seconds after a listing in which stats in its directory are attributed to it
+_DIRECTORIES = 64  # directories to remember
 _MOST = 128  # sizes to request ahead
-_NAMES = 8192  # to take from one listing: many stores read a whole directory for any part of it
+_NAMES = 8192  # names to take from one listing, because many stores read a whole directory for any part of it
 
 
 class _UnsizedDirectory:
@@ -24,13 +24,13 @@ class _UnsizedDirectory:
         self.listed = time.monotonic()
         self.asked: set[str] = set()  # names whose sizes were requested, and that no client has statted yet
         self.last = ""  # the last requested name
-        self.names: deque[str] = deque()  # without a size, to be requested next
-        self.ended = False  # no name comes after those
+        self.names: deque[str] = deque()  # names without a size, to be requested next
+        self.ended = False  # the directory has no names after those
         self.busy = False
-        self.store: Store | None = None  # that the names are from
+        self.store: Store | None = None  # the store that listed the names
 
     def skip(self) -> None:
-        """Drop the next names up to the last one that a client has statted."""
+        """Drop the next names up to the last requested one."""
         while self.names and self.names[0] <= self.last:
             self.names.popleft()
 
@@ -50,7 +50,7 @@ class StatAhead:
         state.listed, state.ended = time.monotonic(), False
 
     def walks(self, key: str) -> bool:
-        """Return whether a listing of the directory, and no read, is likely to be why a size is asked for."""
+        """Return whether a client that stats `key` has probably listed the directory before, and will not read it."""
         state = self._directories.get(split_key(key)[0])
         return state is not None and time.monotonic() - state.listed < _RECENT
 
@@ -63,7 +63,7 @@ class StatAhead:
         if name in state.asked:
             state.asked.discard(name)
         elif name > state.last or not state.asked:
-            if name <= state.last:  # the client begins again
+            if name <= state.last:  # the client has started again from the beginning
                 state.names, state.ended = deque(), False
             state.asked, state.last = set(), name
             state.skip()
@@ -80,7 +80,7 @@ class StatAhead:
         names: list[str] = []
 
         async def ask(name: str) -> None:
-            with contextlib.suppress(ZarrfsError):  # a client that stats the name gets the error
+            with contextlib.suppress(ZarrfsError):  # a client that stats the name will get the error
                 await store.info(join_key(directory, name))
 
         try:
@@ -108,7 +108,7 @@ async def _list(state: _UnsizedDirectory, store: Store, directory: str) -> None:
         if len(names) >= _NAMES:
             ended = False
             break
-    if state.last >= start:  # else the client has begun again meanwhile
+    if state.last >= start:  # otherwise the client has started again meanwhile
         state.names, state.ended = names, ended
         if state.last > start:
             state.skip()

@@ -1,4 +1,4 @@
-"""The versions of a source: a store that a mount serves, or served before a refresh, until its last user is gone."""
+"""Versions of a source: the store that a mount serves now, and those from before a refresh that are still in use."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _COUNTERS = (  # paths of counters that only grow; all other figures are those o
     ("remote", "hosts", _ANY, "requests"), ("remote", "latency_sum"), ("remote", "latency_count"), ("local", "waits"),
 )  # fmt: skip
 _HOSTS = 32  # servers to report, as many as for one version
-_SHARE = 16  # a replaced version that caches has 1/16 of memory_limit and array_cache,
-_SHARE_LEAST = 8 << 20  # bytes, or these: two parts of a large value
+_SHARE = 16  # a replaced version that may cache gets 1/16 of memory_limit and of array_cache
+_SHARE_LEAST = 8 << 20  # bytes of memory that it gets at least: two parts of a large value
 
 
 class StoreVersion:
     """One version of a source.
 
-    `users` counts requests under way and open handles. A `retired` version is closed when the count reaches zero.
-    Until then it caches no blocks in memory, or a few while `may_cache`.
+    `users` counts requests in flight, open handles and work in the background. A `retired` version is closed when the
+    count reaches zero. Until then it caches no blocks in memory, or a few while `may_cache` is set.
     """
 
     def __init__(self, store: Store, options: Options, values: Store | None = None) -> None:
-        """`values`: the store that open files are read from, if not `store`."""
+        """`values` is the store that open files are read from; default: `store`."""
         self.store = store
         self._options = options
         self.values = values or store
         self.ahead = KeyReadAhead(self.values, options.prefetch)
-        self.pusher: Pusher | None = None  # set where the kernel's read-ahead could not be raised
+        self.pusher: Pusher | None = None  # set if the kernel's read-ahead window could not be raised
         self.users = 0
         self.retired = False
         self.may_cache = False
@@ -53,14 +53,14 @@ class StoreVersion:
         self.closed = False
 
     async def get_ready(self) -> None:
-        """Start what the first read over a network needs; a failure is left to that read."""
+        """Prepare the store for its first read over a network, so that this read waits less."""
         try:
             await self.values.get_ready()
-        except (ZarrfsError, OSError) as exc:  # the first reader gets the error
+        except (ZarrfsError, OSError) as exc:  # the first read fails, too, and reports the error
             log.debug("get_ready: %s", exc)
 
     def adjust(self, options: Options) -> None:
-        """Apply new options; asked_since stays that of this version."""
+        """Apply new options, except asked_since, which this version keeps."""
         self._options = options = dataclasses.replace(options, asked_since=self._options.asked_since)
         if self.retired:
             whole = memory_limit(options)
@@ -128,7 +128,7 @@ class CounterTotals:
 
 
 def _values(part: Any, path: tuple[str, ...], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield (path, value) of each non-zero counter that `path`, with its wildcards, stands for."""
+    """Yield (path, value) for each non-zero counter that `path`, which may have wildcards, matches."""
     if not path:
         if isinstance(part, int | float) and part:
             yield above, part
@@ -138,6 +138,6 @@ def _values(part: Any, path: tuple[str, ...], above: tuple[str, ...] = ()) -> It
 
 
 def _busiest(hosts: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Keep the hosts with most requests; one that only closed versions contacted has nothing in flight."""
+    """Return the hosts with most requests. `in_flight` is 0 for a host that only closed versions have contacted."""
     most = heapq.nlargest(_HOSTS, hosts.items(), key=lambda item: item[1].get("requests", 0))
     return {name: {"in_flight": 0, **counts} for name, counts in most}

@@ -1,6 +1,7 @@
 """The handlers of one of several processes that answer the same mount (docs/design.md, "One mount, many processes").
 
-The kernel hands any request to any process: what one has opened, another may have to read, list or release.
+Any process may receive any request of the kernel, so a process may have to read, list or release a file or directory
+that another process has opened.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_SWEEP = 0.5  # seconds between looks for handles that other processes have released
-_OPENED = 256  # handles opened between them, at most
-_HELD = 1.0  # seconds between looks for handles of a replaced version
+_SWEEP = 0.5  # seconds between checks for handles that other processes have released
+_OPENED = 256  # the least number of handles that must be opened before such a check is made earlier
+_HELD = 1.0  # seconds between checks for open handles of a replaced version
 _FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
 
 _getattr, _read, _readdir, _getxattr = (
@@ -64,11 +65,10 @@ _getattr, _read, _readdir, _getxattr = (
 
 
 class WorkerOperations(Operations):
-    """The request handlers of one process of a read-only mount; the first one has the number 0.
+    """The request handlers of one process of a read-only mount. The first process has the number 0.
 
-    `ask` sends a request for an attribute of control to the first process, and is None there. `gather` brings the
-    counters of the other processes up to date, and is None in them; so is `entered`, which returns the mounts that
-    they read from.
+    `ask` forwards a request for a control attribute to the first process; it is None there. `gather` updates the
+    counters of the workers and `entered` returns the mounts that they read from; both are None in workers.
     """
 
     def __init__(
@@ -82,21 +82,21 @@ class WorkerOperations(Operations):
         self._page_versions = PageVersions(shared.pages)
         self._handles = Handles(shared, process)
         self._generations = {generation: self.current}
-        self._prepared: StoreVersion | None = None  # for the next generation
-        self._opened = 0  # handles since the last sweep
+        self._prepared: StoreVersion | None = None  # the version of the next generation
+        self._opened = 0  # handles opened since the last sweep
         self._looks = SharedLooks(shared.looks)
         store.share_looks(self._looks)
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
         self.entered: Callable[[], Awaitable[dict[int, str] | None]] | None = None
         self.totals: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own
-        self.brief_absences = False  # no process remembers the negative entries that others have sent
+        self.brief_absences = False  # limit negative entries to 1 s, because a refresh cannot invalidate them
 
     # -- counters
 
     @property
     def uses(self) -> int:
-        """The number of requests that this process has answered, without those of monitoring."""
+        """The number of requests that this process has received, except those that do not count as use."""
         return self._shared.cell(self.process, USES)
 
     @uses.setter
@@ -114,18 +114,18 @@ class WorkerOperations(Operations):
 
     @property
     def working(self) -> bool:
-        """Return whether requests, or work in the background of a version, are under way."""
+        """Return whether requests, or work of a version in the background, are in flight."""
         return bool(self._retired) or self.current.users > len(self._files) + len(self._directories)
 
     @property
     def idle(self) -> bool:
-        """Return whether this process is parked, with no request under way and nothing open."""
+        """Return whether this process is parked, with no request in flight and nothing open."""
         self._sweep()
         parked = self._shared.cell(self.process, PARKED)
         return bool(parked) and not (self.working or self._files or self._directories)
 
     def own_stats(self) -> dict[str, Any]:
-        """Return the counters of this process alone; the first one counts the open files of all."""
+        """Return the counters of this process alone, except open_files: the first process reports that of all."""
         found = super().stats()
         if self.process:
             found["open_files"] = 0
@@ -142,13 +142,13 @@ class WorkerOperations(Operations):
         try:
             return cast(EntryAttributes, await _getattr(self, inode, ctx))
         except (NotFound, NotDirectory, pyfuse3.FUSEError):
-            if not await self._fetch_handles(inode):  # without its name, it may be open in another process
+            if not await self._fetch_handles(inode):  # a file that lost its name may be open in another process
                 raise
         return cast(EntryAttributes, await _getattr(self, inode, ctx))
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        if name.startswith(_FORWARDED):  # the first process answers attributes of control
+        if name.startswith(_FORWARDED):  # the first process answers control attributes
             if self.ask is not None:
                 return await self.ask(os.fsdecode(name), ctx.uid)
             if name == STATS_XATTR and self.gather is not None:
@@ -156,7 +156,7 @@ class WorkerOperations(Operations):
         return cast(bytes, await _getxattr(self, inode, name, ctx))
 
     async def control_answer(self, name: str, uid: int) -> bytes:
-        """Answer an attribute of control for another process. Raise FUSEError as getxattr()."""
+        """Return the value of a control attribute for another process. Raise FUSEError as getxattr() does."""
         encoded = os.fsencode(name)
         if encoded == STATS_XATTR:
             if self.gather is not None:
@@ -180,7 +180,7 @@ class WorkerOperations(Operations):
             directory.old = version is not self.current
             version.users += 1
             self._directories[fh] = directory
-        directory.resume(*self._handles.place(fh))  # from where any process has left the listing
+        directory.resume(*self._handles.place(fh))  # where the process that answered last has stopped
         await _readdir(self, fh, start_id, token)
         if (place := directory.place) is not None:
             self._handles.put_place(fh, *place)
@@ -199,7 +199,7 @@ class WorkerOperations(Operations):
         if fh not in self._files:  # another process has opened it
             try:
                 await self._reopen(fh)
-            except StoreError as exc:  # it was there when it was opened: to a Zarr reader ENOENT is the fill value
+            except StoreError as exc:  # the file existed at open(); for ENOENT a Zarr reader would return fill values
                 raise ReadError(exc.key, "removed while open") from exc
         return cast(bytes, await _read(self, fh, off, size))
 
@@ -214,10 +214,13 @@ class WorkerOperations(Operations):
     # -- versions
 
     def visible(self) -> StoreVersion:
-        """Return the version of the generation that all processes of the mount show."""
+        """Return the visible version, which is the same in all processes of the mount.
+
+        Switch to the prepared version if a refresh has made it visible. End this process if it has none.
+        """
         if self._shared.visible[0] != self.inodes.generation:
             version, self._prepared = self._prepared, None
-            if version is None:  # not told of a refresh: this process must not answer any more
+            if version is None:  # the refresh did not wait for this process, which must not answer requests any more
                 log.error("worker %d (process %d) ends: it has not opened the version that a refresh shows",
                           self.process, os.getpid())  # fmt: skip
                 logs.finish()
@@ -228,18 +231,18 @@ class WorkerOperations(Operations):
 
     def note_change(self, version: StoreVersion) -> None:
         super().note_change(version)
-        if version is self.current:  # the first process, which refreshes, looks there
+        if version is self.current:  # the first process, which refreshes, reads this cell
             self._shared.put(self.process, CHANGED, self.inodes.generation)
 
     @property
     def changed(self) -> bool:
-        """Return whether any process has found, in a read of the visible version, that a target has changed."""
+        """Return whether a read of the visible version has found a changed target, in any process."""
         generation, processes = self.inodes.generation, range(self._shared.processes)
         return any(self._shared.cell(process, CHANGED) == generation for process in processes)
 
     def prepare(self, version: StoreVersion) -> None:
-        """Have a version ready for the next generation, in place of one that did not become visible."""
-        self.visible()  # the version before may have become so since the last request
+        """Store the version of the next generation; close an earlier one that did not become visible."""
+        self.visible()  # the earlier one may have become visible since the last request
         version.store.share_looks(self._looks)
         unused, self._prepared = self._prepared, version
         if unused is not None and self.background is not None:
@@ -252,36 +255,36 @@ class WorkerOperations(Operations):
         self.inodes.store = version.store
         self._page_versions = pages
         self._generations[generation + 1] = version
-        self.keep(generation, old)  # as long as any process has a handle of it
+        self.keep(generation, old)
         self.leave(old)
 
     def keep(self, generation: int, version: StoreVersion) -> None:
-        """Keep a replaced version as long as any process has a handle of it."""
+        """Keep a replaced version open as long as any process has an open handle of it."""
         self._generations[generation] = version
         self.begin(version, functools.partial(self._while_held, generation))
 
     def hold(self, generation: int, version: StoreVersion) -> None:
-        """Have a replaced version, of which other processes have handles."""
+        """Add a replaced version of which other processes have open handles, and keep it open."""
         version.store.share_looks(self._looks)
         version.retire()
         self._retired.append(version)
         self.keep(generation, version)
 
     async def _while_held(self, generation: int) -> None:
-        await trio.sleep(_HELD)  # by then every process has its last handle of it: see Operations.open()
+        await trio.sleep(_HELD)  # after that no process opens another handle of it: see Operations.open()
         while self.holds(generation):  # noqa: ASYNC110  (other processes close them)
             await trio.sleep(_HELD)
         del self._generations[generation]
 
     def holds(self, generation: int) -> bool:
-        """Return whether any process has a handle of a generation, or of an earlier one."""
+        """Return whether any process has an open handle of a generation or of an earlier one."""
         return self._handles.holds(generation)
 
     async def sweep(self) -> None:
-        """Close what other processes have released, for ever."""
+        """Close files and directories that other processes have released, again and again until cancelled."""
         while True:
             await trio.sleep(_SWEEP)
-            self.visible()  # without requests, too: the old version is closed
+            self.visible()  # so that a process without requests also closes a replaced version
             self._sweep()
 
     # -- parts
@@ -339,7 +342,7 @@ class WorkerOperations(Operations):
         return slot
 
     def _at(self, generation: int) -> StoreVersion:
-        """Return the version of a generation; ESTALE if this process has begun after it was replaced."""
+        """Return the version of a generation; ESTALE if this process does not have it open."""
         version = self._generations.get(generation)
         if version is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -369,7 +372,7 @@ class WorkerOperations(Operations):
         return None if own is None or others is None else {**others, **own}
 
     async def _fetch_handles(self, inode: int) -> bool:
-        """Open what other processes hold open of an inode; return whether there was anything."""
+        """Open the files of an inode that other processes have open; return whether there were any."""
         found = False
         for handle, _slot in list(self._handles.of_inode(inode)):
             if handle not in self._files and handle not in self._directories:
@@ -378,7 +381,10 @@ class WorkerOperations(Operations):
         return found
 
     async def _reopen(self, handle: int) -> None:
-        """Open here what another process has open: the same bytes, or an error."""
+        """Open the file of another process's handle in this process.
+
+        Raise StoreError if the file does not exist, and ReadError if the bytes of the handle are not available.
+        """
         slot = self._slot(handle)
         version = self._at(slot.generation)
         file = OpenFile(self.inodes.key(slot.inode), slot.inode, None)
@@ -396,7 +402,7 @@ class WorkerOperations(Operations):
             file.descriptor = _opened_elsewhere(slot)
             if file.descriptor is None:
                 raise ReadError(file.key, "was replaced since it was opened, by a worker that is gone")
-        if handle in self._files or not self._handles.is_open(handle):  # another read was faster
+        if handle in self._files or not self._handles.is_open(handle):  # opened by another read, or released
             self._released(file)
             return
         version.users += 1
@@ -404,7 +410,7 @@ class WorkerOperations(Operations):
         self._files[handle] = file
 
     def _is_same(self, slot: Slot, value: Value, immutable: bool) -> bool:
-        """Return whether a value is what a handle was opened for."""
+        """Return whether a value may be read for a handle: its reads return the same bytes, or stale=reread is set."""
         if immutable or self._options.stale == "reread" or slot.version == _known_version(value):
             return True
         if slot.descriptor < 0 or not os.path.exists(f"/proc/{slot.pid}/fd/{slot.descriptor}"):
@@ -412,18 +418,19 @@ class WorkerOperations(Operations):
         descriptor = value.fileno()
         if descriptor is None:
             return False
-        # changed in place: its opener sees that as well, and keeps its inode number from being used again
+        # The file was changed in place, and the process that opened it reads the new bytes, too. Its open descriptor
+        # keeps the inode number from being reused.
         status = os.fstat(descriptor)
         return (status.st_dev, status.st_ino) == (slot.device, slot.number)
 
 
 def _known_version(value: Value) -> int:
-    """Return the digest of what a value's reads depend on."""
+    """Return the digest of what a value's reads depend on (Value.pinned); never 0."""
     return digest(value.pinned) or 1
 
 
 def _opened_elsewhere(slot: Slot) -> int | None:
-    """Return a descriptor of the local file that another process has open for a handle; None if it is gone."""
+    """Return a new descriptor of the local file that another process has open for a handle; None if it has none."""
     if slot.descriptor < 0:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Writable mounts: create, mkdir, unlink, rename and all else that changes names.
+"""Writable mounts: create, mkdir, unlink, rename and all other requests that change names.
 
-Names change one at a time, under the overlay's lock. A whiteout hides the lower store's entry before the upper's entry
-of that name is removed, so that the lower one never reappears after a crash in between.
+Names change one at a time, under the overlay's lock. A whiteout hides the lower store's entry before the upper
+directory's entry of that name is removed, so that after a crash in between the lower entry does not reappear.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WritableOperations(HandleOperations):
     """All handlers of a writable mount. New files belong to their creator; the kernel checks permissions."""
 
     def describe(self, operation: str, number: object, name: object = b"") -> str:
-        """Return the key that a request is about, for the log."""
+        """Return the key that a request refers to, for the log."""
         key = super().describe(operation, number, name)
         return join_key(key, os.fsdecode(name)) if operation in _NAMED and isinstance(name, bytes) else key
 
@@ -59,7 +59,7 @@ class WritableOperations(HandleOperations):
                         os.unlink(entry, dir_fd=directory)
                         raise
                 inode = self._looked_up(key, found)
-        except FileExistsError:  # the kernel does not know of it yet
+        except FileExistsError:  # the kernel does not know this file yet
             if flags & os.O_EXCL:
                 raise
             key, found = await self._find(parent_inode, name)
@@ -84,7 +84,7 @@ class WritableOperations(HandleOperations):
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Create a directory. A whiteout beside it keeps hiding what the lower store has there."""
+        """Create a directory. A whiteout of that name stays, so the lower store's entry remains hidden."""
         return await self._make(parent_inode, name, ctx, lambda at, entry: os.mkdir(entry, mode & 0o7777, dir_fd=at))
 
     @handler
@@ -100,7 +100,7 @@ class WritableOperations(HandleOperations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Create a hard link; a file of the lower store is copied up."""
+        """Create a hard link. A file of the lower store is copied up first."""
         await self.copy_up(inode)
         async with self.overlay.lock:
             key = await self._new_key(new_parent_inode, new_name)
@@ -113,7 +113,7 @@ class WritableOperations(HandleOperations):
     @handler
     @changing
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        """Remove a name of a file; its open handles keep the file."""
+        """Remove a name of a file. Open handles keep the file."""
         async with self.overlay.lock:
             key, found = await self._find(parent_inode, name)
             if found.is_directory:
@@ -128,7 +128,7 @@ class WritableOperations(HandleOperations):
     @handler
     @changing
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        """Remove a directory without visible entries."""
+        """Remove a directory; ENOTEMPTY if it has visible entries."""
         async with self.overlay.lock:
             key, found = await self._find(parent_inode, name)
             await self._check_empty(key, found)
@@ -152,7 +152,7 @@ class WritableOperations(HandleOperations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        """Rename an entry, copied up first. EXDEV for a directory that is partly in the lower store."""
+        """Rename an entry; copy it up first. EXDEV for a directory that is at least partly in the lower store."""
         if flags not in (0, pyfuse3.RENAME_NOREPLACE, pyfuse3.RENAME_EXCHANGE):
             raise Refused("", errno.EINVAL)
         exchange = flags == pyfuse3.RENAME_EXCHANGE
@@ -199,7 +199,7 @@ class WritableOperations(HandleOperations):
         await self.overlay.make_parents(new)
         if not exchange or (target is not None and target.is_directory):
             await self.overlay.hide_lower(old)
-        if source.is_directory:  # the directory must not merge with the lower one of that name
+        if source.is_directory:  # the directory must not be merged with a lower one that has its new name
             await self.overlay.hide_lower(new)
         with self.upper.at(old) as (old_directory, old_entry), self.upper.at(new) as (new_directory, new_entry):
             if exchange:
@@ -218,7 +218,7 @@ class WritableOperations(HandleOperations):
     async def _make(
         self, parent_inode: int, name: bytes, ctx: RequestContext, make: Callable[[int, bytes], None], mode: int = 0
     ) -> EntryAttributes:
-        """Create an entry with `make`, in an open directory of the upper; `mode` is set again after chown."""
+        """Create an entry with make(directory descriptor, name). `mode` is set again after a chown."""
         async with self.overlay.lock:
             key = await self._new_key(parent_inode, name)
             with self.upper.at(key) as (directory, entry):
@@ -231,7 +231,7 @@ class WritableOperations(HandleOperations):
         key = self._key_in(parent_inode, name)
         self.overlay.check_name(split_key(key)[1])
         if self.overlay.lower is not None:
-            if not self.overlay.lacks(key):  # otherwise the system call itself finds an entry of the upper
+            if not self.overlay.lacks(key):  # an entry of the upper directory makes the system call itself fail
                 with contextlib.suppress(NotFound):
                     await self.overlay.find(key)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
@@ -240,7 +240,7 @@ class WritableOperations(HandleOperations):
         return key
 
     def _give(self, directory: int, entry: bytes, mode: int, ctx: RequestContext) -> None:
-        """Give a new entry to the calling user; a set-group-ID directory has already set its group."""
+        """Make the calling user the owner of a new entry. In a set-group-ID directory keep the directory's group."""
         if os.geteuid() or (ctx.uid, ctx.gid) == (0, os.getegid()):
             return
         gid = -1 if os.fstat(directory).st_mode & stat.S_ISGID else ctx.gid
@@ -261,7 +261,7 @@ class WritableOperations(HandleOperations):
             raise Refused(key, errno.ENOTEMPTY)
 
     def _remove_whiteouts(self, key: str) -> None:
-        """Delete the whiteouts in a directory of the upper, so that it can be removed."""
+        """Delete the whiteouts in a directory of the upper directory, so that it can be removed."""
         if self.upper.plain:
             return
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,7 +1,8 @@
 """Writable mounts: lookup, attributes, extended attributes, and copying files up.
 
-The upper directory lies on a local file system. Calls that mostly touch its caches (stat, pwrite, rename, ...) run on
-the event loop, as passing them to a thread costs more than most of them. Copy-up and fsync run in threads.
+The upper directory is on a local file system. System calls that its caches mostly answer (stat, pwrite, rename, ...)
+run on the event loop, because passing them to a thread would cost more than most of them. Copy-up and fsync run in
+threads.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ REFUSALS = frozenset(
 
 
 def answering(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Wrap a handler that makes system calls on the upper: a refusal becomes its answer, not a logged failure."""
+    """Wrap a handler that makes system calls on the upper directory: do not log errors that are regular answers."""
 
     @functools.wraps(method)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -69,7 +70,7 @@ def answering(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
 
 
 def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Wrap a handler that changes files, as answering(), and count the change: open listings then stat again."""
+    """Wrap a handler that changes files, as answering() does. Count the change, so that open listings stat again."""
     answered = answering(method)
 
     @functools.wraps(method)
@@ -99,10 +100,10 @@ class AttributeOperations(Operations):
         self.inodes: WritableInodeTable = WritableInodeTable()
         lower = overlay.lower
         # With a writeback cache the kernel owns sizes, so it needs correct ones from the first lookup on. A directory
-        # that is its own upper has other users, who must see writes at once.
+        # that is its own upper directory has other users, who must see writes immediately.
         self.enable_writeback_cache = lower is not None and lower.immutable and lower.sizes_known
         self.changes = 0  # changes made so far
-        self.under_way = 0  # changes that are under way
+        self.under_way = 0  # changes in progress
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
         self._gone: dict[int, int | Info] = {}  # nameless inodes: an O_PATH descriptor, or the lower store's Info
         self._stale: set[str] = set()  # consolidated documents already logged
@@ -132,7 +133,7 @@ class AttributeOperations(Operations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """Stat an inode, also one without a name."""
+        """Stat an inode, even if it has no name."""
         return await self._attributes(inode)
 
     @handler
@@ -157,7 +158,7 @@ class AttributeOperations(Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Set size, owner, permission bits and times, those that `fields` names; copies the file up."""
+        """Set those of size, owner, permission bits and times that `fields` names. Copy the file up."""
         gone, owner = self._gone.get(inode), fields.update_uid or fields.update_gid
         if isinstance(gone, Info) and not owner:  # visible to its open handles only
             mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else gone.mode
@@ -165,10 +166,10 @@ class AttributeOperations(Operations):
             self._gone[inode] = gone._replace(mode=mode, mtime_ns=mtime)
             return await self._attributes(inode)
         if not (owner or fields.update_size or fields.update_mode or fields.update_atime or fields.update_mtime):
-            return await self._attributes(inode)  # ctime alone, after link or unlink: the upper sets it itself
+            return await self._attributes(inode)  # ctime alone, after link or unlink: the upper file has it already
         await self.copy_up(inode, attr.st_size if fields.update_size else None)
         file = self._files.get(fh) if fh is not None else None
-        # by path to change the size: the descriptor may be open for reading only
+        # change the size by path, because a descriptor may be open for reading only
         with self._path(inode) if fields.update_size else self._reached(inode) as path:
             if fields.update_size:
                 self._truncate(path, file, attr.st_size)
@@ -186,7 +187,7 @@ class AttributeOperations(Operations):
         return await self._attributes(inode) if stat.S_ISDIR(status.st_mode) else self._fill_status(status, inode)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """Lower lookup counts; close the descriptors of nameless inodes that are dropped."""
+        """Lower lookup counts. Close the descriptors of nameless inodes that are dropped."""
         await super().forget(inode_list)
         for inode, _ in inode_list:
             if inode in self._gone and inode not in self.inodes:
@@ -198,7 +199,7 @@ class AttributeOperations(Operations):
 
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Report the file system that holds the upper directory."""
+        """Report the file system of the upper directory."""
         status, data = os.statvfs(self.upper.path), StatvfsData()
         for name in (
             "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax"
@@ -211,7 +212,7 @@ class AttributeOperations(Operations):
     @handler
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """Return an attribute of a file of the upper; user.zarrfs.* as a read-only mount does."""
+        """Return an attribute of a file in the upper directory; user.zarrfs.* as in a read-only mount."""
         if not name.startswith(_STORED) or name.startswith(_SYNTHETIC):
             return await super().getxattr(inode, name, ctx)
         if not self._in_upper(inode):
@@ -222,10 +223,10 @@ class AttributeOperations(Operations):
     @handler
     @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """List the attributes of a file of the upper, or those of a read-only mount."""
+        """List the attributes of a file in the upper directory, or those that a read-only mount lists."""
         if not self._in_upper(inode):
             return await super().listxattr(inode, ctx)
-        names = [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []  # cp -a would copy user.zarrfs.source for nothing
+        names = [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []  # no SOURCE_XATTR: cp -a need not copy it
         with self._path(inode) as path:
             found = (XAttrNameT(os.fsencode(name)) for name in os.listxattr(path))
             return names + [name for name in found if name.startswith(_STORED) and not name.startswith(_SYNTHETIC)]
@@ -233,7 +234,7 @@ class AttributeOperations(Operations):
     @handler
     @changing
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
-        """Set an extended attribute; copies the file up."""
+        """Set an extended attribute. Copy the file up."""
         await self._may_change(inode, name)
         with self._path(inode) as path:
             os.setxattr(path, name, value)
@@ -256,7 +257,10 @@ class AttributeOperations(Operations):
     # -- parts
 
     async def copy_up(self, inode: int, size: int | None = None) -> None:
-        """Copy an inode to the upper directory, with `size` only its first bytes; open handles move to the copy."""
+        """Copy an inode to the upper directory, with `size` only its first `size` bytes.
+
+        Open handles read the copy afterwards. Raise Refused (ESTALE) if another file has taken the inode's name.
+        """
         if self._in_upper(inode):
             return
         key = self.inodes.key(inode)
@@ -265,7 +269,7 @@ class AttributeOperations(Operations):
         if replaced or self.inodes.is_superseded(inode, key):
             raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
         if below is not None and os.geteuid() and not self.permissions.unmasked(below) & stat.S_IWUSR:
-            size = None  # the copy cannot be opened for writing, and the file must not lose its bytes by that
+            size = None  # opening the copy for writing will fail, so the file must keep its bytes
         try:
             status = await self.overlay.copy_up(key, size)
         except NotFound:
@@ -279,7 +283,7 @@ class AttributeOperations(Operations):
         self.inodes.bind(inode, file_of(status))
         self._copied.add(inode)
         for fh in self._opened.get(inode, ()):
-            with contextlib.suppress(OSError):  # no descriptor is left, for example: its next read tries again
+            with contextlib.suppress(OSError):  # out of descriptors, for example: the next read tries again
                 self._move_up(self._files[fh])
         with contextlib.suppress(OSError):  # owner, blocks and ctime may differ now
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
@@ -287,18 +291,18 @@ class AttributeOperations(Operations):
     async def copy_up_name(self, key: str) -> None:
         """Copy the lower entry `key` to the upper directory."""
         inode = self.inodes.peek(key)
-        if inode is None or self._in_upper(inode):  # the latter: somebody has removed its upper file
+        if inode is None or self._in_upper(inode):  # the latter: its upper file was removed beneath the mount
             await self.overlay.copy_up(key)
         else:
             await self.copy_up(inode)
 
     def _move_up(self, file: OpenFile) -> None:
-        """Let an open file that was copied up read the copy from now on. OSError if that cannot be opened."""
+        """Make an open file that was copied up read the copy. Raise OSError if the copy cannot be opened."""
         with self._path(file.inode) as path:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if file.descriptor is None:
             file.descriptor = descriptor
-        else:  # keep the number: a thread may be reading from it
+        else:  # keep the descriptor number, because a thread may be reading from it
             os.dup2(descriptor, file.descriptor, inheritable=False)
             os.close(descriptor)
         file.upper = True
@@ -327,7 +331,7 @@ class AttributeOperations(Operations):
 
     @contextlib.contextmanager
     def _path(self, inode: int) -> Iterator[str]:
-        """Yield a path to an inode's file in the upper that works for nameless files and symlinks, too."""
+        """Yield a path to an inode's file in the upper directory, also for nameless files and symbolic links."""
         gone = self._gone.get(inode)
         if isinstance(gone, Info):
             raise Refused(gone.name, errno.ESTALE)
@@ -355,7 +359,7 @@ class AttributeOperations(Operations):
             yield path
 
     def _held_open(self, inode: int) -> int | None:
-        """Return the descriptor of an open file of the upper: saves walking its path again."""
+        """Return a descriptor of an inode's open file in the upper directory, to save a walk of its path, or None."""
         for fh in self._opened.get(inode, ()):
             file = self._files[fh]
             if file.upper:
@@ -376,10 +380,10 @@ class AttributeOperations(Operations):
                     return key, found
 
     def _is_outdated(self, key: str, found: OverlayEntry | None, changes: int) -> bool:
-        """Return whether the upper has, or hides, the entry since the lower store was asked for it."""
+        """Return whether the upper directory now contains or hides an entry that was looked up in the lower store."""
         if (self.changes == changes and not self.under_way) or (found is not None and found.status is not None):
             return False
-        if found is None and self.overlay.hides(key):  # a file of the upper that is never found
+        if found is None and self.overlay.hides(key):  # an upper file with a reserved name, which find() never finds
             return False
         return self.upper.status(key) is not None or (found is not None and self.upper.covers(key))
 
@@ -390,7 +394,7 @@ class AttributeOperations(Operations):
         return split_key(key)[0] if name == b".." else join_key(key, check_key(os.fsdecode(name)))
 
     def _looked_up(self, key: str, found: OverlayEntry) -> int:
-        """Return the inode of what is at `key`, with one lookup counted."""
+        """Return the inode of the entry at `key`. Count one lookup."""
         if found.status is not None:
             return self.inodes.lookup_file(key, file_of(found.status)) if key else int(pyfuse3.ROOT_INODE)
         assert found.info is not None
@@ -411,22 +415,22 @@ class AttributeOperations(Operations):
             if named is not None:
                 return named
             taken = True
-        for fh in self._opened.get(inode, ()):  # removed from outside: a plain directory has other users
+        for fh in self._opened.get(inode, ()):  # the file was removed beneath the mount, but it is still open
             file = self._files[fh]
             if file.descriptor is not None:
                 return self._fill_status(os.fstat(file.descriptor), inode)
             if file.value is not None:
                 return self._fill(self._new_entry(), file.value.info, inode)
-        if taken:  # another file has the name: the kernel repeats the lookup
+        if taken:  # another file has the name; after ESTALE the kernel repeats the lookup
             raise Refused("", errno.ESTALE)
         raise NotFound(f"inode {inode}")
 
     async def _named_attributes(self, inode: int) -> EntryAttributes | None:
-        """Stat an inode by its name; None if another file has that name. NotFound."""
+        """Stat an inode by its name; None if another file has that name. Raise NotFound if no file has it."""
         key, wanted = self.inodes.key(inode), self.inodes.file(inode)
         if self.inodes.is_superseded(inode, key):
             return None
-        if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # nothing to merge
+        if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # no merged directory
             status = self.upper.status(key)
             if status is not None and file_of(status) == wanted:
                 return self._fill_status(status, inode)
@@ -440,7 +444,7 @@ class AttributeOperations(Operations):
         return None
 
     def _is_replaced(self, inode: int, info: Info) -> bool:
-        """Return whether a lower entry is not the file of `inode`: the kernel would drop one of another kind."""
+        """Return whether a lower entry is another file than that of `inode`, or has another kind."""
         return info.kind is not self.inodes.kind(inode) or self.inodes.is_other(inode, info.identity)
 
     def _fill_found(self, found: OverlayEntry, inode: int) -> EntryAttributes:
@@ -450,7 +454,7 @@ class AttributeOperations(Operations):
         return self._fill(self._new_entry(), found.info, inode)
 
     def _fill_status(self, status: os.stat_result, inode: int, merged: bool = False) -> EntryAttributes:
-        """Fill an entry from a stat of the upper; a merged directory has st_nlink 1: not counted."""
+        """Fill an entry from a stat in the upper directory. A merged directory has st_nlink 1: not counted."""
         entry = EntryAttributes()
         entry.st_ino = InodeT(inode)
         entry.st_mode = pyfuse3.ModeT(self.permissions.of_upper(status.st_mode))

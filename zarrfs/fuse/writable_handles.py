@@ -26,7 +26,7 @@ from zarrfs.system.localfiles import read_file
 
 @dataclasses.dataclass(slots=True)
 class WritableDirectoryHandle:
-    """An open directory with the entries it had when it was last read from the start."""
+    """An open directory, with the entries that it had when it was last read from offset 0."""
 
     inode: int
     entries: list[Merged] | None = None
@@ -42,10 +42,10 @@ class HandleOperations(AttributeOperations):
         super().__init__(overlay, options, about, on_ready)
         self._listings: dict[int, WritableDirectoryHandle] = {}
         self._unsynced: set[int] = set()  # inodes written to since their last fsync
-        self._unsynced_gone = 0  # how many of those the kernel has forgotten
+        self._unsynced_gone = 0  # number of such inodes that the kernel has forgotten
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
-        """Return the key that a request is about, for the log."""
+        """Return the key that a request refers to, for the log."""
         if operation in ("write", "fsync"):
             return self._files[number].key
         if operation in ("readdir", "releasedir", "fsyncdir"):
@@ -59,11 +59,11 @@ class HandleOperations(AttributeOperations):
 
     @property
     def unsynced(self) -> int | None:
-        """The number of files written to and not synced since, removed ones included."""
+        """The number of files that were written to and not synced since, including removed ones."""
         return len(self._unsynced) + self._unsynced_gone
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """Lower lookup counts; dropped inodes that were never synced stay counted."""
+        """Lower lookup counts. Dropped inodes with unsynced writes are still counted in `unsynced`."""
         await super().forget(inode_list)
         for inode, _ in inode_list:
             if inode in self._unsynced and inode not in self.inodes:
@@ -75,7 +75,7 @@ class HandleOperations(AttributeOperations):
     @handler
     @changing
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file. Opening for writing copies it up first, with O_TRUNC without its bytes."""
+        """Open a file. Opening for writing copies it up first; with O_TRUNC, without its bytes."""
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
             if not self.inodes.is_nameless(inode):
@@ -99,7 +99,7 @@ class HandleOperations(AttributeOperations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Return the bytes [off, off + size) of a file, cut at its end."""
         file = self._files[fh]
-        if not file.upper and self.inodes.file(file.inode) is not None:  # copy_up() could not move this one
+        if not file.upper and self.inodes.file(file.inode) is not None:  # copy_up() could not open the copy for it
             self._move_up(file)
         if not file.upper or file.descriptor is None:
             return await super().read(fh, off, size)
@@ -110,13 +110,17 @@ class HandleOperations(AttributeOperations):
 
     @handler
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Write `buf`. On a full disk return the bytes written, or ENOSPC with a writeback cache."""
+        """Write `buf`; return the number of bytes written.
+
+        After an error (ENOSPC) return the bytes written before it. Raise the error if there are none, or with a
+        writeback cache.
+        """
         file, done = self._files[fh], 0
         if file.descriptor is None or not file.upper:
             raise Refused(file.key, errno.EBADF)
         self.changes += 1
         self._unsynced.add(file.inode)
-        kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel keeps times then
+        kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel sets times itself
         try:
             done = os.pwrite(file.descriptor, buf, off)
             while done < len(buf):
@@ -124,7 +128,7 @@ class HandleOperations(AttributeOperations):
         except OSError as exc:
             if exc.errno in REFUSALS:
                 raise Refused(file.key, exc.errno) from exc
-            if not done or self.enable_writeback_cache:  # writeback has no use for a short write
+            if not done or self.enable_writeback_cache:  # the kernel's writeback does not handle short writes
                 raise
         if kept is not None:
             os.utime(file.descriptor, ns=(kept.st_atime_ns, kept.st_mtime_ns))
@@ -175,7 +179,7 @@ class HandleOperations(AttributeOperations):
             directory.entries = await self._entries(directory.inode)
         while start_id < 2:
             key = self.inodes.key(directory.inode)
-            # the kernel counts no lookup for . and ..
+            # peek(), because the kernel counts no lookup for . and ..
             inode = (self.inodes.peek(split_key(key)[0]) if start_id else directory.inode) or pyfuse3.ROOT_INODE
             entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
             if not pyfuse3.readdir_reply(token, FileNameT(b".." if start_id else b"."), entry, start_id + 1):
@@ -186,10 +190,10 @@ class HandleOperations(AttributeOperations):
         prefix = self.inodes.key(directory.inode)
         entries, counted = directory.entries, list[tuple[InodeT, int]]()
         try:
-            for position in range(start_id - 2, len(entries)):  # no slice: every reply would copy the rest of the list
+            for position in range(start_id - 2, len(entries)):  # a slice would copy the rest of the list each time
                 name, status, info = entries[position]
                 encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), OverlayEntry(status, info)
-                if self.under_way or self.changes != directory.changes:  # perhaps this one
+                if self.under_way or self.changes != directory.changes:  # this entry may have changed
                     try:
                         key, found = await self._find(directory.inode, encoded)
                     except NotFound:
@@ -202,7 +206,7 @@ class HandleOperations(AttributeOperations):
                 if not pyfuse3.readdir_reply(token, encoded, entry, position + 3):
                     await self.forget(counted[-1:])
                     return
-        except BaseException:  # the reply has no entries then, so the kernel sends no FORGET for them
+        except BaseException:  # an error reply has no entries, so the kernel sends no FORGET for them
             await self.forget(counted)
             raise
 
@@ -231,9 +235,10 @@ class HandleOperations(AttributeOperations):
                     raise
 
     def _reopen(self, path: str, flags: int) -> int:
-        """Open a file of the upper with the access the kernel needs. The kernel implements O_APPEND and O_SYNC.
+        """Open a file in the upper directory with the access that the kernel needs.
 
-        With O_APPEND here, writeback of mapped pages would land at the end of the file.
+        The kernel implements O_APPEND and O_SYNC. If the descriptor had O_APPEND, the writeback of mapped pages would
+        write at the end of the file.
         """
         access = flags & (os.O_ACCMODE | os.O_TRUNC) | os.O_CLOEXEC
         if self.enable_writeback_cache and access & os.O_ACCMODE == os.O_WRONLY:
@@ -242,7 +247,7 @@ class HandleOperations(AttributeOperations):
         return os.open(path, access)
 
     def _clear_set_ids(self, descriptor: int, inode: int) -> None:
-        """Clear the bits that writing by a user other than root clears: with O_TRUNC the kernel sends no setattr."""
+        """Clear the set-ID bits as a write by a user other than root does: for O_TRUNC the kernel sends no setattr."""
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         cleared = mode & ~stat.S_ISUID
         if mode & stat.S_IXGRP:
@@ -250,11 +255,11 @@ class HandleOperations(AttributeOperations):
         if cleared == mode:
             return
         os.fchmod(descriptor, cleared)
-        with contextlib.suppress(OSError):  # forgotten meanwhile
+        with contextlib.suppress(OSError):  # the kernel has forgotten the inode meanwhile
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
 
     def _opened_file(self, descriptor: int, inode: int) -> FileInfo:
-        """Register an open file of the upper and return its handle."""
+        """Register an open file of the upper directory and return its handle."""
         keep = self.overlay.immutable
         if not keep:
             status = os.fstat(descriptor)
@@ -270,12 +275,12 @@ class HandleOperations(AttributeOperations):
         return FileInfo(fh=fh, keep_cache=keep)
 
     def _sync_directories(self, key: str) -> None:
-        """Sync a directory; in a merged tree also its parents, which a copy-up may have created."""
+        """Sync a directory. In a merged tree also sync its parents, which a copy-up may have created."""
         while True:
             try:
                 descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
-                pass  # not in the upper: nothing in it has changed
+                pass  # not in the upper directory, so nothing in it has changed
             else:
                 try:
                     os.fsync(descriptor)

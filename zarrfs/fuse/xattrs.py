@@ -1,8 +1,9 @@
 """The extended attributes that a mount answers, and the control channel over attributes that it never lists.
 
-Reading `user.zarrfs.refresh:TOKEN` starts a refresh the first time, and returns its state: no client blocks in the
-kernel, and an interrupted one may ask again. `user.zarrfs.set:TOKEN:NUMBER:PART` passes text in parts, as names are
-short, and `user.zarrfs.set:TOKEN:COUNT` applies the joined text, once. Operations.getxattr() checks who may.
+The first read of `user.zarrfs.refresh:TOKEN` starts a refresh, and every read returns its state. So no client blocks
+in the kernel, and an interrupted client may ask again. `user.zarrfs.set:TOKEN:NUMBER:PART` passes text in parts,
+because attribute names are short, and `user.zarrfs.set:TOKEN:COUNT` applies the joined text, once.
+Operations.getxattr() checks permissions.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ log = logging.getLogger(__name__)
 SOURCE_XATTR = b"user.zarrfs.source"
 MOUNT_XATTR = b"user.zarrfs.mount"
 LEFT_OUT_XATTR = b"user.zarrfs.left_out"
-STATS_XATTR = b"user.zarrfs.stats"  # answered, but not listed: cp -a must not copy it
+STATS_XATTR = b"user.zarrfs.stats"  # not listed, because cp -a must not copy it
 REFRESH_XATTR = b"user.zarrfs.refresh:"  # followed by TOKEN; not listed
 SET_XATTR = b"user.zarrfs.set:"  # followed by TOKEN:NUMBER:PART or TOKEN:COUNT; not listed
 REFRESH, SET = REFRESH_XATTR.decode(), SET_XATTR.decode()
 PART = 160  # characters of text in one name, of at most 255 bytes
 _ANSWERS = 1024  # answers to remember after the work has ended
-_TEXTS = 64  # tokens with parts of texts
-_PARTS = 256  # of one text
-_SIZE = 2048  # bytes: fits every file system that `cp -a` or `rsync -X` may carry it to
+_TEXTS = 64  # texts that may be received at a time
+_PARTS = 256  # parts of one text
+_SIZE = 2048  # bytes of a value: fits file systems to which `cp -a` or `rsync -X` may copy it
 
 
 def bounded(value: dict[str, Any]) -> bytes:
     """Encode as JSON of at most _SIZE bytes; a long list of regions is cut to four and their count.
 
-    What is longer even so, as by a URL of that length, is {"too_long": bytes}.
+    A value that is still longer, for example because of a long URL, becomes {"too_long": bytes}.
     """
     text = json.dumps(value, separators=(",", ":")).encode()
     if len(text) > _SIZE and "regions" in value:
@@ -46,7 +47,7 @@ def bounded(value: dict[str, Any]) -> bytes:
 
 
 def first_of(reasons: dict[str, str]) -> bytes:
-    """Encode reasons by path as JSON of at most _SIZE bytes; those that do not fit are counted under ""."""
+    """Encode reasons by path as JSON of at most _SIZE bytes; reasons that do not fit are counted under the key ""."""
     kept = dict(reasons)
     while True:
         more = len(reasons) - len(kept)
@@ -68,7 +69,7 @@ class Control:
     ) -> None:
         self._nursery, self._do_refresh, self._settle = nursery, refresh, settle
         self._answers: LRU[str, dict[str, Any]] = LRU(_ANSWERS)  # by name
-        self._running = set[str]()  # names whose work has not ended: dropped, it would begin again
+        self._running = set[str]()  # names of running requests; an LRU might evict one, and it would run again
         self._texts: LRU[str, dict[int, str]] = LRU(_TEXTS)  # parts by token
 
     def answer(self, name: str) -> bytes:
@@ -99,7 +100,7 @@ class Control:
     async def _run(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         try:
             answer = await work()
-        except Exception as exc:  # one request failed: the mount goes on
+        except Exception as exc:  # a failed request must not end the mount
             log.exception("a request of control failed")
             answer = {"error": internal_error(exc)}
         self._running.discard(name)

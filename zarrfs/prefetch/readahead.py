@@ -25,26 +25,28 @@ from zarrfs.store.api import Kind, Store, split_key
 
 log = logging.getLogger(__name__)
 
-_FIRST = 4  # keys: the first read-ahead window; later as many as were predicted correctly
-_CHEAP = 1 << 20  # bytes: up to so many, the window may be four times as many keys as were predicted correctly
+_FIRST = 4  # keys in the first read-ahead window; a later one has as many as were predicted correctly
+_CHEAP = 1 << 20  # bytes of a window that may have four times as many keys as were predicted correctly
 _MOST = 1024  # keys ahead of one reader
 _PART = 4 << 20  # bytes: of a larger value only the beginning is prefetched
-_PLACES = 64  # arrays and directories with a history, and sequences in them
+_PLACES = 64  # arrays and directories with a history; also the number of sequences
 _RECENT = 256  # reads in the history of an array or directory
-_JUST_READ = 256  # reads: what was read so recently is not prefetched; what was read before, only on a second pass
-_RUN, _RUN_MOST = 3, 16  # reads in a row that make a sequence; doubled where they did not
+# A value among so many latest reads is not prefetched. One that was read before them is prefetched only on a second
+# pass.
+_JUST_READ = 256
+_RUN, _RUN_MOST = 3, 16  # reads in a row that start a sequence; doubled in a place where a sequence was wrong
 _BATCHES = 2  # in flight for one sequence: the half that is being read, and the next one
-_ASKED = 16  # info() calls at once
-_LOOKS = (_RUN, 256)  # unpredicted reads between two looks at a listing, doubled while they explain nothing
+_ASKED = 16  # info() calls at a time
+_LOOKS = (_RUN, 256)  # unpredicted reads between two looks at a listing, doubled while the listing explains none
 _LOOKED_AT = 32  # last reads that a listing has to explain
 
 
 class _ReadHistory:
-    """The recent reads in an array, or in a directory of files that are no chunks."""
+    """The recent reads in an array, or in a directory whose files are not chunks."""
 
     def __init__(self) -> None:
-        self.keys: LRU[str, int] = LRU(_RECENT)  # the last reads, oldest first, with their number
-        self.chunks: LRU[Index, int] = LRU(_RECENT)  # likewise
+        self.keys: LRU[str, int] = LRU(_RECENT)  # the last reads, oldest first, with their numbers
+        self.chunks: LRU[Index, int] = LRU(_RECENT)  # the same for chunks, by index in the grid
         self.run = _RUN  # reads in a row that start a sequence
         self.sequences: list[_Sequence] = []
         self.wait, self.patience = _LOOKS[0], _LOOKS[0]  # unpredicted reads until the next look at the listing
@@ -65,15 +67,15 @@ class _Sequence:
         self.order = order
         self.place = place
         self.trust = 0  # correct predictions, reduced when its reader jumps
-        self.pending: dict[str, int] = {}  # predicted and not read yet: the number in the sequence
-        self.made = 0  # predicted
-        self.reached = 0  # after the furthest that was read
-        self.late = 0  # how far behind that reads still come
+        self.pending: dict[str, int] = {}  # predicted keys that are not read yet, with their numbers in the sequence
+        self.made = 0  # number of predicted keys
+        self.reached = 0  # one more than the number of the furthest key that was read
+        self.late = 0  # how far behind `reached` keys are still read
         self.strays = 0  # unpredicted reads since the last predicted one
         self.used = self.dropped = 0
-        self.rereads = False  # its reader goes through what has been read before
+        self.rereads = False  # its reader reads values again that were read before
         self.cost = 0.0  # bytes of a value, on average
-        self.busy = self.due = False  # being continued; waiting to be
+        self.busy = self.due = False  # advance() is predicting its next keys; it is queued for that
         self.batches: set[trio.CancelScope] = set()
 
     def reads(self, number: int) -> None:
@@ -87,7 +89,7 @@ class _Sequence:
             self.late = min(REACH, self.reached - number)
 
     def weigh(self, size: int) -> None:
-        """Note the size of a value in bytes."""
+        """Include the size of a value, in bytes, in the average."""
         size = min(size, _PART)
         self.cost += (size - self.cost) / 8 if self.cost else size
 
@@ -100,9 +102,9 @@ class _Sequence:
 class KeyReadAhead:
     """The read-ahead of a store: it observes the first read of each value, and prefetches the next keys in order.
 
-    The orders are those of prefetch/sequences.py. Reads in no order cost microseconds and prefetch nothing. At most
-    `limit` bytes are ahead of all readers together; predictions are cancelled when reads leave the order. All methods
-    run on one trio loop.
+    The orders are those of prefetch/sequences.py. Reads in no order cost microseconds, and nothing is prefetched. All
+    readers together have at most `limit` bytes prefetched and not read. Predictions are cancelled when reads leave the
+    order. All methods run on one trio loop.
     """
 
     def __init__(self, store: Store, limit: int) -> None:
@@ -111,15 +113,15 @@ class KeyReadAhead:
         self._reads = 0
         self._just_read: LRU[str, int] = LRU(4 * _MOST)  # key: number of the read
         self._places: LRU[Pattern | str, _ReadHistory] = LRU(_PLACES, self._forget_place)
-        self._tree = _ReadHistory()  # all reads, where directories have too few files each
+        self._tree = _ReadHistory()  # reads in the whole tree, for orders across directories with few files
         self._sequences: LRU[_Sequence, _Sequence] = LRU(_PLACES, self._drop)
-        self._rereads = False  # the last read was of what had been read before
+        self._rereads = False  # the last key had been read before
         self._expected: dict[str, _Sequence] = {}
         self._due: deque[_Sequence | _ReadHistory] = deque()
         self._closing: list[DirectoryOrder] = []
         self._started = self._used = self._dropped = 0
 
-    # -- for the path of reads
+    # -- called for each first read
 
     def opened(self, key: str, size: int) -> bool:
         """Note the first read of a value of `size` bytes (0: unknown); return whether advance() has work."""
@@ -152,7 +154,7 @@ class KeyReadAhead:
             self._due.clear()
 
     def stats(self) -> dict[str, int]:
-        """Return the counts of values that were prefetched, then read, or dropped unread; and of sequences."""
+        """Return the numbers of values that were prefetched, then read, or dropped unread; and of sequences."""
         return {"started": self._started, "used": self._used, "dropped": self._dropped,
                 "sequences": len(self._sequences)}  # fmt: skip
 
@@ -179,7 +181,7 @@ class KeyReadAhead:
             if index is not None and isinstance(order, GridOrder):
                 fit = order.place(index, sequence.late + sequence.strays > 0, len(place.sequences) == 1)
             if fit is Fit.ELSEWHERE:
-                if sequence.late:  # many readers: some are still there
+                if sequence.late:  # there are several readers, and some may still read the predicted keys
                     sequence.reached = sequence.made
                 else:
                     self._cancel(sequence)
@@ -201,14 +203,14 @@ class KeyReadAhead:
             run = find_run(place.chunks, index, place.run)
             if run is not None:
                 for sequence in list(place.sequences):
-                    if sequence.strays > sequence.used:  # this is where its reader is
+                    if sequence.strays > sequence.used:  # its reader has moved to the new run
                         self._drop(sequence)
                 self._start(GridOrder(name, run), place)
                 return
         self._consider(place)
 
     def _consider(self, place: _ReadHistory) -> None:
-        """Look at the listing now and then: it costs more, and most directories are not read in its order."""
+        """Queue a look at the listing now and then. It is expensive, and few directories are read in listing order."""
         if not self._store.knows_names and not (len(place.keys) >= 2 * _RUN and not place.chunks):
             return
         for one in (place, self._tree):
@@ -227,7 +229,7 @@ class KeyReadAhead:
         return not sequence.order.ended and len(sequence.batches) < _BATCHES and ahead <= self._goal(sequence) // 2
 
     def _goal(self, sequence: _Sequence) -> int:
-        """Return the read-ahead window of a reader, in keys, within its share of the bytes."""
+        """Return the read-ahead window of a sequence, in keys, within its share of the bytes."""
         active = sum(1 for other in self._sequences if other.pending) or 1
         cost = max(sequence.cost, 1.0)
         window = max(sequence.trust, min(4 * sequence.trust, int(_CHEAP / cost)), _FIRST)
@@ -248,7 +250,7 @@ class KeyReadAhead:
         return sequence
 
     def _cancel(self, sequence: _Sequence) -> None:
-        """Cancel the predictions that have not been read."""
+        """Cancel the prefetches of a sequence, and drop its predicted keys that have not been read."""
         for batch in sequence.batches:
             batch.cancel()
         self._forget(sequence, list(sequence.pending))
@@ -266,7 +268,7 @@ class KeyReadAhead:
             self._closing.append(sequence.order)
 
     def _merge(self, sequence: _Sequence, other: _Sequence) -> None:
-        """Merge a sequence into `other`, which predicts the same keys: many readers in one order look like several."""
+        """Merge a sequence into `other`, which predicts the same keys: both are from readers in the same order."""
         for key in sequence.pending:
             self._expected[key] = other
             other.pending[key] = other.reached - 1
@@ -286,7 +288,7 @@ class KeyReadAhead:
     # -- in the background
 
     async def advance(self) -> None:
-        """Predict and prefetch for the sequences that opened() queued; raises nothing but cancellation."""
+        """Predict and prefetch for the sequences that opened() has queued. Raise nothing except cancellation."""
         try:
             while self._closing:
                 await self._closing.pop().aclose()
@@ -303,7 +305,7 @@ class KeyReadAhead:
             log.debug("read-ahead", exc_info=True)
 
     async def aclose(self) -> None:
-        """End the listings that are open; no advance() may be running."""
+        """Close the open listings. No advance() may be running."""
         for sequence in list(self._sequences):
             self._drop(sequence)
         while self._closing:
@@ -334,11 +336,11 @@ class KeyReadAhead:
                 try:
                     await self._store.prefetch(keys)
                 finally:
-                    for one in self._sequences:  # the batch may belong to another one after a merge
+                    for one in self._sequences:  # after a merge, the batch belongs to another sequence
                         one.batches.discard(batch)
 
     async def _predict(self, sequence: _Sequence) -> list[str]:
-        """Return the next keys to prefetch, without those just read or predicted by another sequence."""
+        """Return the next keys to prefetch, except those just read and those that another sequence has predicted."""
         late = sequence.reached - 2 * REACH
         self._forget(sequence, [key for key, number in sequence.pending.items() if number < late])
         count = max(1, self._goal(sequence) - (sequence.made - sequence.reached))
@@ -359,7 +361,7 @@ class KeyReadAhead:
             if other is None:
                 fresh.append(key)
             elif other is not sequence:
-                ahead = other.pending[key] >= other.reached  # else it has left that behind
+                ahead = other.pending[key] >= other.reached  # otherwise its reader has passed the key
                 if ahead and other.used >= sequence.used:
                     self._merge(sequence, other)
                     break
@@ -371,7 +373,7 @@ class KeyReadAhead:
         return fresh
 
     async def _ask(self, keys: Sequence[str]) -> list[KeySize | None]:
-        """Return which of some keys exist, in parallel if that takes requests."""
+        """Look keys up, in parallel if that takes requests; None for each that is not a file."""
         answers: list[KeySize | None] = [None] * len(keys)
         waiting = iter(range(len(keys)))
 
@@ -413,7 +415,7 @@ class KeyReadAhead:
         self._start(order, target)
 
     async def _explained(self, keys: list[str], share: float) -> DirectoryOrder | None:
-        """Return the order of the listing after `keys`, if they are at least a `share` of the entries between them."""
+        """Return the listing order after `keys`, if they are at least a `share` of the files between them, or None."""
         keys = sorted(keys, key=lambda key: key.split("/"))
         if len(keys) < _RUN:
             return None

@@ -1,7 +1,7 @@
-"""Records of the reads of a run, and prefetching from them in the next run.
+"""Records of the reads in a mount, and prefetching from such a record later.
 
 A record is text: a line {"zarrfs": "record", "version": 1, "source": ...}, then a line ["key", start, stop] for each
-range that was read, in the order of first use. start and stop are bytes; stop may lie after the value's end.
+range that was read, in the order of first use. start and stop are bytes; stop may be beyond the end of the value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 BLOCK = 4 << 20  # bytes: reads are recorded in whole blocks
 _INTERVAL = 1.0  # seconds from one write to the next
-_SETTLE = 0.05  # seconds between looks at the disk
-_NOTED_MAX = 5_000_000  # blocks in one record: they are held in memory
+_SETTLE = 0.05  # seconds between checks of the cache on disk
+_NOTED_MAX = 5_000_000  # blocks in one record, which are held in memory
 _LINE_MAX = 1 << 20  # characters
 _BATCH = 256  # small values fetched in one call
 _BATCH_BYTES = 16 << 20
-_WORKERS = 4  # batches, or pieces of large values, at once
+_WORKERS = 4  # batches, or pieces of large values, at a time
 
 
 class RecordedRead(NamedTuple):
@@ -45,16 +45,16 @@ class RecordedRead(NamedTuple):
 
 
 class Recorder:
-    """A writer of the blocks of 4 MiB that are read, in order of first use; it is made before trio runs.
+    """A writer of a record: it notes the blocks of 4 MiB that are read, in order of first use.
 
-    The file, with its first line, replaces an older one atomically, and grows by whole lines. A failing disk ends the
-    record with one warning.
+    Create it before trio runs. The file, with its first line, replaces an older one atomically, and grows by whole
+    lines. A failing disk ends the record with one warning.
     """
 
     def __init__(self, path: str, source: str = "") -> None:
-        """Create the file. UsageError if `path` cannot be written, or is a file that is no record."""
+        """Create the file. Raise UsageError if `path` cannot be written, or is a file that is not a record."""
         self._first: set[str] = set()  # keys whose first block is recorded
-        self._later: set[tuple[str, int]] = set()  # numbers of later blocks
+        self._later: set[tuple[str, int]] = set()  # recorded later blocks, by key and number
         self._lines: list[tuple[str, int, int]] = []
         self._path = path
         self._writing = threading.Lock()
@@ -83,7 +83,7 @@ class Recorder:
                 lines, self._lines = self._lines, []
                 try:
                     await trio.to_thread.run_sync(self._write, lines)
-                except RuntimeError:  # out of threads: tried again
+                except RuntimeError:  # out of threads: try again later
                     self._lines[:0] = lines
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Recorder:
         with self._writing:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
-                with contextlib.suppress(OSError):  # as of a quota on NFS
+                with contextlib.suppress(OSError):  # NFS, for example, may report an exceeded quota here
                     os.close(descriptor)
 
     def _note(self, key: str, number: int) -> None:
@@ -134,7 +134,7 @@ def check_record(path: str) -> None:
         if os.path.isdir(path):
             raise UsageError(f"option record={path}: is a directory")
         if os.path.exists(path) and not os.path.isfile(path):
-            return  # the reader of a pipe would take its end for that of the record
+            return  # do not open it: if it is a pipe, its reader would take the close for the end of the record
         if not _replaceable(place):
             raise UsageError(f"option record={path}: is no record of reads, and is not replaced")
         directory = os.path.dirname(place)
@@ -148,7 +148,7 @@ def check_record(path: str) -> None:
 def _new_file(path: str, header: dict[str, Any]) -> int:
     """Create the file `path` with its first line, replacing an older one; return a descriptor for appending."""
     line = json.dumps(header).encode() + b"\n"
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal: never wait for its reader
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal: do not wait for its reader
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
         os.write(descriptor, line)
         return descriptor
@@ -167,7 +167,7 @@ def _new_file(path: str, header: dict[str, Any]) -> int:
 
 
 def _replaceable(path: str) -> bool:
-    """Return whether a new record may be written to `path`: over a record, an empty file, or nothing."""
+    """Return whether a new record may replace `path`: it is a record or empty, or it does not exist."""
     try:
         with open(path, "rb") as file:
             first = file.readline(_LINE_MAX)
@@ -182,7 +182,7 @@ def _replaceable(path: str) -> bool:
 def read_record(path: str) -> Iterator[RecordedRead]:
     """Open a record, check its first line, and return an iterator over the other lines.
 
-    An incomplete last line, as a crash leaves it, is skipped. SourceError names file, line and rule.
+    An incomplete last line, as after a crash, is skipped. Raise SourceError with file, line and rule for a bad record.
     """
     try:
         file = open(path, encoding="utf-8", errors="strict", newline="\n")  # noqa: SIM115 - the generator closes it
@@ -215,7 +215,7 @@ def _records(path: str, file: IO[str]) -> Iterator[RecordedRead]:
 
 
 def _line(path: str, number: int, file: IO[str]) -> str:
-    """Return the next complete line; "" at the end."""
+    """Return the next complete line; "" at the end of the file, or for an incomplete last line."""
     try:
         line = file.readline(_LINE_MAX)
     except UnicodeDecodeError:
@@ -252,18 +252,19 @@ class Warmed:
     """The counts of warm(); a value with several recorded ranges counts once for each."""
 
     found: int = 0
-    absent: int = 0  # removed since
+    absent: int = 0  # values removed since they were recorded
     failed: int = 0
     bytes: int = 0
-    dropped: int = 0  # blocks and blobs that the cache on disk has not kept: see settle()
+    dropped: int = 0  # blocks and blobs that the cache on disk did not keep, counted by settle()
 
 
 async def warm(
     store: Store, records: Iterable[RecordedRead], warmed: Warmed | None = None, share: Share | None = None
 ) -> Warmed:
-    """Fetch the recorded ranges in order, or a share, with bounded requests and bytes in flight; return the counts.
+    """Fetch the recorded ranges in order, or a share of them; return the counts. Bound requests and bytes in flight.
 
-    They are added to `warmed` after every batch. SourceError, at the end, if the record itself is bad.
+    The counts are added to `warmed` after every batch. If the record itself is bad, raise SourceError after the
+    batches before the bad line are fetched.
     """
     warmed = Warmed() if warmed is None else warmed
     units = _units(store, records, warmed, None if share is None else Division(share))
@@ -291,7 +292,7 @@ async def warm(
 
 
 async def settle(store: Store, warmed: Warmed) -> None:
-    """Wait until everything that was fetched is in the cache on disk, and count what was not kept there."""
+    """Wait until the cache on disk has written all fetched blocks and blobs; count those that it did not keep."""
     while any(disk.get("queued") for disk in _disks(store)):  # noqa: ASYNC110
         await trio.sleep(_SETTLE)
     warmed.dropped = sum(disk.get("dropped", 0) for disk in _disks(store))
@@ -340,7 +341,7 @@ async def _recorded_bytes(store: Store, key: str, start: int, stop: int) -> int:
 
 
 async def _size(store: Store, key: str, warmed: Warmed) -> int | None:
-    """Return the size of a value in bytes; None, and count it, if that fails."""
+    """Return the size of a value in bytes. If that fails, count the value in `warmed` and return None."""
     try:
         info = await store.info(key)
     except (ZarrfsError, OSError) as exc:
@@ -375,10 +376,10 @@ async def _fetch(store: Store, unit: list[RecordedRead], warmed: Warmed) -> None
 
 
 def records_to_warm(options: Options) -> Iterator[RecordedRead] | None:
-    """Open the record of -o warm=; call this before the Recorder of -o record= may replace it.
+    """Open the record of -o warm=. Call this before the Recorder of -o record=, which may replace the same file.
 
-    Returns None without the option, and if record= is the same file and does not exist yet. SourceError if the file
-    is no record.
+    Return None without the option, or if record= names the same file and it does not exist yet. Raise SourceError if
+    the file is not a record.
     """
     if options.warm is None or (options.warm == options.record and not os.path.exists(options.warm)):
         return None
@@ -386,7 +387,7 @@ def records_to_warm(options: Options) -> Iterator[RecordedRead] | None:
 
 
 async def warm_mount(store: Store, path: str, records: Iterable[RecordedRead]) -> None:
-    """Run warm() as a task of a mount: log the outcome, and raise nothing."""
+    """Run warm() as a task of a mount: log the outcome and raise no error."""
     try:
         done = await warm(store, records)
     except SourceError as exc:

@@ -1,4 +1,4 @@
-"""Predictable orders of reading keys: along a chunk grid, with any fastest axis and any stride, and down a directory.
+"""Orders in which keys are read: along a chunk grid, with any fastest axis and any stride, or through directories.
 
 An order predicts the next keys. It knows neither reads in flight nor bytes.
 """
@@ -24,9 +24,10 @@ _HOLES = 4  # consecutive absent chunks that end a line
 _AXES = 8  # grids with more are not predicted
 _FOUND_NEAR = 16  # latest reads within which a short run counts; a longer one counts within all remembered reads
 _STRIDES = 4  # latest reads whose distance may be a stride
-_DIRECTORIES = 64  # without files that one call of take() passes
+_DIRECTORIES = 64  # directories without files that one call of take() passes at most
 
-# 3.14, 0/3/14, c/0/3 ("c/" belongs to the prefix), 0.0.blosc: the part after the last "/" that follows no number
+# The index in 3.14, 0/3/14, c/0/3 ("c/" belongs to the prefix), 0.0.blosc: it begins after the last "/" that does not
+# follow a number.
 _CHUNK = re.compile(
     r"(?:^|(?<=/)|(?<=/c\.)|(?<=^c\.))((?:0|[1-9]\d{0,17})(?:(?:\.(?:0|[1-9]\d{0,17}))+|(?:/(?:0|[1-9]\d{0,17}))+)?)"
     r"(\.[A-Za-z]\w*)?$",
@@ -144,8 +145,8 @@ class Fit(enum.Enum):
 
     NONE = 0
     BEHIND = 1  # one of several concurrent readers was late
-    AHEAD = 2  # of the predictions so far
-    ELSEWHERE = 3  # at the beginning of a line that was not predicted
+    AHEAD = 2  # the read is ahead of the predictions so far
+    ELSEWHERE = 3  # the read is at the beginning of a line that was not predicted
 
 
 class GridOrder:
@@ -179,7 +180,7 @@ class GridOrder:
         self._note(index)
 
     def _note(self, index: Index) -> None:
-        """Extend the lines to include a read."""
+        """Extend the bounds of lines to include a read."""
         for axis, at in enumerate(index):
             if at < self._low[axis]:
                 self._low[axis] = at
@@ -203,7 +204,7 @@ class GridOrder:
         return Fit.ELSEWHERE if level and alone and self._carries(index, level, jittered) else Fit.NONE
 
     def _distance(self, index: Index) -> int | None:
-        """Return the number of chunks from the position to `index`; None if it is not on the way, or unknown."""
+        """Return the number of chunks from the position to `index`; None if it is not in this order, or unknown."""
         chunks, off = 1, 0
         for axis in self._axes:
             turns, rest = divmod(index[axis] - self._position[axis], self._steps[axis])
@@ -285,7 +286,7 @@ class GridOrder:
         self.ended = True
 
     def _carries(self, index: Index, level: int, jittered: bool) -> bool:
-        """Continue at a read if it can begin the next line; the earlier lines then end where their last read was."""
+        """Continue at a read if it can begin the next line; earlier lines then end at their last read."""
         axis, fast = self._axes[level], self._axes[0]
         step = index[axis] - self._read[axis]
         if step != self._steps[axis] and (jittered or axis in self._learned or abs(step) > REACH):
@@ -321,7 +322,7 @@ class DirectoryOrder:
         self._store = store
         prefix, name = split_key(after)
         self._levels = [(prefix, self._listing(prefix, name))]
-        self._ahead: deque[KeySize] = deque()  # returned by give_back(), and taken first
+        self._ahead: deque[KeySize] = deque()  # files from give_back(), which take() returns first
 
     async def take(self, count: int) -> list[KeySize]:
         """Return the next `count` files; fewer at the end, or after many directories without files."""
@@ -346,7 +347,7 @@ class DirectoryOrder:
         return found
 
     def give_back(self, found: Sequence[KeySize]) -> None:
-        """Return the files of the latest take(), which the next one yields again."""
+        """Put back the last files of the latest take(), so that the next one returns them again."""
         self._ahead.extendleft(reversed(found))
 
     async def aclose(self) -> None:
@@ -360,7 +361,7 @@ class DirectoryOrder:
         return cast(AsyncGenerator[Info, None], self._store.list_dir(prefix, after))
 
     async def _leave(self, prefix: str, listing: AsyncGenerator[Info, None]) -> None:
-        """Close a finished listing, and resume that of its parent after it."""
+        """Close a finished listing, and continue with its parent's."""
         self._levels.pop()
         await listing.aclose()
         if not self._levels:
