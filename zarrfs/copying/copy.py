@@ -157,7 +157,7 @@ class _Copy:
     # -- writing in processes
 
     async def _in_processes(self, root: Folder) -> bool:
-        """Write all entries below `root` in forked processes, and in threads what those cannot write.
+        """Write all entries below `root`: in forked processes, and in threads the entries that those leave.
 
         Return False, with nothing done, if processes cannot read most bytes or cannot be started.
         """
