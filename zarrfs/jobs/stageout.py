@@ -64,8 +64,9 @@ class StageOutReport:
 def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
     """Open the tree of the source staged at `dest`, or of the directory `upper`, locked against other writers.
 
-    The mount of the source may keep writing to it; its dirty data is flushed first. Raises UsageError without an upper
-    directory or, with `merged`, without a mount; SourceError if another mount writes to the upper directory.
+    The mount of the source may keep writing to it; its dirty data is flushed first. Raises MountError if nothing is
+    staged at `dest`, UsageError without an upper directory or, with `merged`, without a mount, and SourceError if
+    another mount writes to the upper directory.
     """
     record = _record(dest, upper)
     path = upper or (record.upper if record is not None else "")

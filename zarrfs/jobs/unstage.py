@@ -51,7 +51,7 @@ def unstage(record: Record, options: UnstageOptions) -> bool:
             return True
     except StillOwned:  # the keeper unstages it later, after all owners have ended
         return False
-    if record.keeper == record.maker:  # the keeper has executed this process
+    if record.keeper == record.maker:  # this process was the keeper before exec
         record.keeper = None
     elif record.keeper is None and (record.mounted or record.owners):
         record.keeper = keeper.find(record.id)
@@ -307,7 +307,7 @@ def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -
 
 
 def unstage_stale(options: UnstageOptions) -> list[dict[str, Any]]:
-    """Unstage sources that are not needed any more, of this user or, as root, of all users; return as unstage_all()."""
+    """Unstage sources that are not needed any more, as root those of all users. Returns objects as unstage_all()."""
     results = _unstage_own_stale(options)
     _report_damaged(results, options)
     if os.geteuid() == 0 and not os.environ.get(records.VARIABLE):
