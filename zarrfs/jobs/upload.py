@@ -1,4 +1,4 @@
-"""Upload of files to a URL, by any writable protocol of fsspec: concurrent, verified, and without files sent before."""
+"""Upload of files to a URL, by any writable protocol of fsspec: concurrently, each verified, none sent twice."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _is_as_listed(path: str, size: int, mtime_ns: int | None) -> bool:
 
 
 class _Journal:
-    """The journal of sent files, which a later run skips. Lines that are cut short are ignored."""
+    """The journal of sent files, which a later run skips."""
 
     def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
