@@ -48,7 +48,7 @@ class ChunkMap:
         self._found[row * self.rows // self._height * self.columns + column * self.columns // self._width] += 1
 
     def levels(self) -> str:
-        """Return one digit per cell, row by row: from 0 (no chunk exists) to 8 (all exist); "-" for a cell of none."""
+        """Return a digit per cell, row by row: "0" (no chunk exists) to "8" (all exist); "-" if it covers no chunk."""
         return "".join(
             _level(self._found[row * self.columns + column], self._chunks(row, column))
             for row in range(self.rows)

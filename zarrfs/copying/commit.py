@@ -39,7 +39,7 @@ class NewSource(NamedTuple):
     inline: int = 1024  # bytes: files up to this size are stored in the document itself
     in_place: bool = False  # references: larger files stay in the upper directory
     relative: bool = False  # references: URLs of the data file are relative to the set
-    record_size: int | None = None  # Parquet: references of one record file
+    record_size: int | None = None  # Parquet: references per record file
     blobs: str | None = None  # archive: the directory of blobs
 
 

@@ -554,7 +554,7 @@ class DestinationDirectory:
     def distrust(self) -> None:
         """Make the next run write all unsynced entries again, because the kernel reports lost writes only once."""
         self._doubtful = [span for span in self._spans if span not in self._safe]
-        self._said["boot"] = ""  # as after a reboot
+        self._said["boot"] = ""  # so that the next run assumes a reboot
         with contextlib.suppress(OSError):
             self._write_note()
 
@@ -579,7 +579,7 @@ class DestinationDirectory:
         for name in os.listdir(self._run):
             try:
                 os.unlink(name, dir_fd=self._run)
-            except IsADirectoryError:  # of a forked process
+            except IsADirectoryError:  # the directory of a forked process
                 shutil.rmtree(name, dir_fd=self._run)
         os.rmdir(self._run_name, dir_fd=self._staging)
         if note:

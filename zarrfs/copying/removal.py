@@ -36,7 +36,7 @@ class _Removal:
     def __init__(self, base: BaseDirectory, spans: Spans) -> None:
         self._base, self._spans = base, spans
         self._left = 0
-        self._modes: dict[bytes, int] = {}  # of directories that were made writable
+        self._modes: dict[bytes, int] = {}  # original modes of directories that were made writable
         self._filled: set[bytes] = set()  # directories that contained entries
 
     def run(self) -> int:

@@ -350,7 +350,7 @@ class _NotOwned(MountError):
 
 def _check_owned(path: str) -> None:
     if _owner(path) != os.geteuid():
-        status = os.lstat(path)  # FileNotFoundError
+        status = os.lstat(path)  # raises FileNotFoundError
         kind = MountError if status.st_uid == os.geteuid() else _NotOwned
         raise kind(f"{path}: is not a directory of user {os.geteuid()} that nobody else can write to")
 

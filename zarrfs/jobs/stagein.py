@@ -38,7 +38,7 @@ class StageRequest:
 
     source: str
     dest: str
-    how: str  # mount, copy or link
+    how: str  # mount, copy, link or run
     node_local: str | None = None  # parent of a node-local directory; "": find one; None: stage at `dest` itself
     job: str | None = None  # None: the job in the environment
     owner: int | None = None  # pid of the process for which it is staged

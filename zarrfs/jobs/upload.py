@@ -171,7 +171,6 @@ class _Journal:
             self._file.flush()
 
     def close(self) -> None:
-        """Close the journal."""
         with contextlib.suppress(OSError):  # lines that could not be written, as in note()
             self._file.close()
 
