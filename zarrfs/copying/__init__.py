@@ -1,4 +1,4 @@
-"""A whole Store at once: copied into a directory, checked, compared, or committed as a new source.
+"""Operations on a whole Store: copy it into a directory, check it, compare it, or commit it as a new source.
 
-Knows Store and Value. Knows neither mounts nor jobs.
+Depends on Store and Value, not on mounts or jobs.
 """

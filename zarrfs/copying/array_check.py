@@ -1,4 +1,4 @@
-"""The check of arrays: chunks decode, none lies outside the grid, and metadata documents agree."""
+"""The check of arrays: all chunks decode, no file is outside the grid, and metadata documents agree."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 if TYPE_CHECKING:
     from zarrfs.zarr.codecs import Sharding
 
-BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of check_report.BAD_KINDS
+BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # in check_report.BAD_KINDS
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
-_INLINE = 16 << 10  # bytes: decoding so few is faster than a thread hop
+_INLINE = 16 << 10  # bytes: decoding no more than these is faster than moving to a thread
 
 
 @dataclasses.dataclass
@@ -40,17 +40,17 @@ class ArrayCheck:
     """The findings in one array."""
 
     path: str
-    array: ArrayMetadata | None  # None: its metadata is bad
+    array: ArrayMetadata | None  # None: its metadata is invalid
     total: int = 0  # chunks of the grid
-    chunks: int = 0  # of these that were read,
-    decoded: int = 0  # and decoded
+    chunks: int = 0  # files of such chunks that were checked, also those that could not be read
+    decoded: int = 0  # chunks that were decoded
     bad_files: int = 0  # chunks that cannot be read or do not decode, and files outside the grid
-    broken: int = 0  # faults of the array itself: its metadata, an unknown codec
+    broken: int = 0  # faults of the array itself: invalid metadata, an unknown codec
     note: str | None = None  # why chunks are not decoded
 
     @property
     def bad(self) -> int:
-        """All faults."""
+        """The number of all faults."""
         return self.bad_files + self.broken
 
     def as_json(self) -> dict[str, Any]:
@@ -62,22 +62,26 @@ class ArrayCheck:
 
 
 class ArrayChecks:
-    """The arrays below a key: they tell check() how to read each file. `memory`: bytes of chunks, also decoded."""
+    """The arrays at or below a key, for check(): which files it must read whole, and the check of their content.
+
+    `memory` limits the bytes of chunks, both encoded and decoded, that are held at the same time.
+    """
 
     def __init__(self, store: Store, decode: bool, memory: int) -> None:
         self.arrays: list[ArrayCheck] = []
         self._store, self._decode, self._memory = store, decode, memory
         self._budget = MemoryBudget(memory)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
-        self._objects = trio.CapacityLimiter(1)  # the memory for objects is known only when they are decoded
+        self._objects = trio.CapacityLimiter(1)  # one at a time: the memory that objects take is not known in advance
         self.see: Callable[[str, int, Buffer], None] | None = None  # called with every piece that is read
-        self._sharding: dict[str, Sharding] = {}  # by the path of the array
-        self._places: dict[str, ArrayCheck] = {}  # by the directory of their chunks
-        self._said: dict[str, tuple[str, bytes]] = {}  # by document: its consolidated copy's key, and digest
-        self._tops: list[tuple[str, str]] = []  # groups with consolidated metadata, and what that is called
+        self._sharding: dict[str, Sharding] = {}  # by path of the array
+        self._places: dict[str, ArrayCheck] = {}  # arrays by the directory of their chunks
+        # by key of a document that consolidated metadata contains: the key of that metadata, the digest of the copy
+        self._said: dict[str, tuple[str, bytes]] = {}
+        self._tops: list[tuple[str, str]] = []  # (group with consolidated metadata, file name of that metadata)
 
     async def find(self, key: str, report: CheckReport) -> None:
-        """Find the arrays at or below `key`, or the one that contains it; add bad metadata to `report`."""
+        """Find the arrays at or below `key`, or the array that contains it; add invalid metadata to `report`."""
         hierarchy = Hierarchy(self._store)
         try:
             above, _rest = await hierarchy.find(key)
@@ -105,7 +109,7 @@ class ArrayChecks:
         return None, key
 
     def whole(self, key: str, size: int) -> bool:
-        """Return whether look() must read a file of `size` bytes, whole."""
+        """Return whether look() must read this file of `size` bytes, because its content has to be checked."""
         if split_key(key)[1] in DOCUMENTS and size <= min(DOCUMENT_MAX, self._memory // 2):
             return key in self._said or self._covered(key)
         found, rest = self.of(key)
@@ -114,7 +118,7 @@ class ArrayChecks:
         return self._is_chunk(found.array, rest)
 
     async def look(self, key: str, size: int, report: CheckReport) -> None:
-        """Read a file whole and check its content. Raises Unsound, and the errors of Store.get()."""
+        """Read a whole file and check its content. Raise Unsound if it is wrong, and the errors of Store.get()."""
         found, rest = self.of(key)
         array = None if found is None else found.array
         index = None if array is None else array.keys.index(rest, array.grid)
@@ -139,7 +143,7 @@ class ArrayChecks:
     async def _look_at_shard(
         self, key: str, size: int, sharding: Sharding, at: tuple[int, ...], report: CheckReport
     ) -> None:
-        """Decode the shard `at` that does not fit in memory, chunk by chunk."""
+        """Decode the shard with grid index `at` chunk by chunk, because the whole shard does not fit in memory."""
         length = min(sharding.index_length, size)
         if length > self._memory:
             raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
@@ -162,7 +166,7 @@ class ArrayChecks:
     async def _look_at_chunk(
         self, key: str, where: tuple[int, int], array: ArrayMetadata, index: tuple[int, ...], report: CheckReport
     ) -> None:
-        """Decode the chunk `index` that lies at (start, length) of a file."""
+        """Decode the chunk with grid index `index`, which is stored at `where` = (start, length) of a file."""
         takes = _takes(array, where[1])
         if takes > self._memory:
             raise Unsound(UNDECODED, f"{where[1]} bytes of a chunk of {array.chunk_bytes}: memory_limit= is too low")
@@ -173,7 +177,7 @@ class ArrayChecks:
             self._budget.give(takes)
 
     def ended(self, key: str, failed: bool) -> Unsound | None:
-        """Count a file that was read, or could not be; returns why it should not be where it is."""
+        """Count a file after it was read, or after reading it `failed`; return Unsound if it is outside the grid."""
         self._said.pop(key, None)
         found, rest = self.of(key)
         if found is None or found.array is None or rest in DOCUMENTS or is_litter(split_key(key)[1]):
@@ -187,30 +191,30 @@ class ArrayChecks:
         return Unsound(OUTSIDE, f"no chunk of the grid {list(found.array.grid.counts)}, whose first is {first}")
 
     def passed(self, key: str) -> None:
-        """Note that a file is there, which another share of the check reads."""
+        """Note that a file exists which another share of the check reads, so that missing() does not report it."""
         self._said.pop(key, None)
 
     def check_directory(self, key: str, report: CheckReport) -> None:
-        """CheckReport a directory that lies in the place of a chunk."""
+        """Report a directory that has the key of a chunk."""
         found, rest = self.of(key)
         if found is not None and self._is_chunk(found.array, rest):
             found.bad_files += 1
             report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
 
     async def missing(self, report: CheckReport) -> None:
-        """Tell `report` of documents that consolidated metadata names, and that are not there."""
+        """Add documents to `report` that consolidated metadata contains but that do not exist."""
         for key, (said_by, digest) in self._said.items():
             if not _is_absence(key, digest) and not await self._is_linked(key):
                 report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
 
     async def _is_linked(self, key: str) -> bool:
-        """Return whether a document that no listing has is there by a symbolic link, of its own or of a directory."""
+        """Return whether a document exists behind a symbolic link: its own, or one of a directory above it."""
         try:
             return await follow(self._store, key) is not None
         except (NotFound, NotDirectory):
             return False
         except (ZarrfsError, OSError):
-            return True  # what it leads to is reported itself
+            return True  # check() reports the entry with this error itself
 
     # -- parts
 
@@ -218,7 +222,7 @@ class ArrayChecks:
         from zarrfs.zarr.codecs import check_codecs, sharding_of
 
         if node.problem is not None and split_key(node.documents[0])[1] == "meta":
-            return  # a name that many other files have
+            return  # other programs write files of this name, too
         array = node.metadata if isinstance(node.metadata, ArrayMetadata) else None
         found = ArrayCheck(node.path, array)
         self.arrays.append(found)
@@ -275,7 +279,7 @@ class ArrayChecks:
             self._tops.append((group.chunks, name))
             for path, documents in found.items():
                 for document, value in documents.items():
-                    if path or document != "zarr.json":  # it does not have itself
+                    if path or document != "zarr.json":  # the group's own zarr.json contains no copy of itself
                         where = join_key(join_key(group.chunks, path) if path else group.chunks, document)
                         self._said.setdefault(where, (key, _digest(value)))
 
@@ -302,21 +306,21 @@ class ArrayChecks:
 
 
 def _is_absence(key: str, digest: bytes) -> bool:
-    """Return whether a document means the same as none: attributes that are empty."""
+    """Return whether a document means the same as no document: a .zattrs without attributes."""
     return split_key(key)[1] == ".zattrs" and digest == _digest({})
 
 
 def _digest(document: Any) -> bytes:
-    """Return a digest of a document's content without consolidated metadata in it."""
+    """Return a digest of a document's content, without the consolidated metadata in it."""
     if isinstance(document, dict):
         document = {name: value for name, value in document.items() if name != "consolidated_metadata"}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
 def _takes(array: ArrayMetadata, size: int) -> int:
-    """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies.
+    """Return the bytes of memory that decoding a chunk of `size` bytes takes. Filters make copies.
 
-    That of objects, and of text that a codec of another package parses, is not known before, and not counted.
+    Memory for objects, and for text that a codec of another package parses, is not known in advance and not counted.
     """
     from zarrfs.zarr.codecs import decoder_of
     from zarrfs.zarr.representation import OBJECTS_LIMIT

@@ -1,4 +1,4 @@
-"""Survey of a hierarchy: the metadata of every group and array, which chunks exist, and a map of them."""
+"""Survey of a hierarchy: the metadata of every group and array, counts of existing chunks, and a map of them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from zarrfs.zarr.documents import is_litter
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, GroupMetadata
 
-ROWS, COLUMNS = 64, 128  # cells at most
-_LEVELS = 9  # of a cell, from none of its chunks to all
+ROWS, COLUMNS = 64, 128  # limits of a map, in cells
+_LEVELS = 9  # levels of a cell: the lowest if none of its chunks exists, the highest if all of them exist
 
 
 class ChunkMap:
     """A map of the existing chunks of a grid, of bounded size. Rows are the first dimensions, columns the last ones.
 
-    The dimensions are split so that the map is nearly square; a single dimension is folded into rows. A cell stands
-    for one chunk or more.
+    The dimensions are split so that the map is nearly square; a single dimension is folded into rows. A cell covers
+    one chunk or more; at the end of a folded map, it may cover none.
     """
 
     def __init__(self, grid: Grid, most: tuple[int, int] = (ROWS, COLUMNS)) -> None:
         counts = grid.counts
-        self.split = 0  # how many dimensions make the rows; 0: the only one is folded
+        self.split = 0  # the number of dimensions that make the rows; 0: the only dimension is folded
         if len(counts) > 1:
             self.split = min(range(1, len(counts)), key=lambda at: _unlike(counts[:at], counts[at:]))
             self._height, self._width = math.prod(counts[: self.split]), math.prod(counts[self.split :])
@@ -48,7 +48,7 @@ class ChunkMap:
         self._found[row * self.rows // self._height * self.columns + column * self.columns // self._width] += 1
 
     def levels(self) -> str:
-        """Return a digit a cell, row by row: from 0 (no chunk exists) to 8 (all exist); "-": a cell without chunks."""
+        """Return a digit per cell, row by row: "0" (no chunk exists) to "8" (all exist); "-" if it covers no chunk."""
         return "".join(
             _level(self._found[row * self.columns + column], self._chunks(row, column))
             for row in range(self.rows)
@@ -56,11 +56,11 @@ class ChunkMap:
         )
 
     def _chunks(self, row: int, column: int) -> int:
-        """Return how many chunks a cell stands for."""
+        """Return how many chunks a cell covers."""
         top, bottom = _bounds(row, self.rows, self._height)
         left, right = _bounds(column, self.columns, self._width)
         whole = (bottom - top) * (right - left)
-        last = self._size - (self._height - 1) * self._width  # chunks of the last row, where it was folded
+        last = self._size - (self._height - 1) * self._width  # chunks of the last row, which is shorter if folded
         return whole - max(0, right - max(left, last)) if bottom == self._height else whole
 
 
@@ -70,7 +70,7 @@ def _unlike(rows: Sequence[int], columns: Sequence[int]) -> float:
 
 
 def _bounds(cell: int, cells: int, extent: int) -> tuple[int, int]:
-    """Return [start, stop) of the rows or columns of chunks that a cell stands for."""
+    """Return [start, stop) of the rows or columns of chunks that a cell covers."""
     return -(-cell * extent // cells), -(-(cell + 1) * extent // cells)
 
 
@@ -93,9 +93,9 @@ def packed(levels: str) -> str:
     return " ".join(found)
 
 
-_AT_ONCE = 16  # arrays looked at together
-_SIZES = 64  # sizes asked for at the same time, of one array
-_BARE = 1000  # directories without a document after which a tree counts as no hierarchy
+_AT_ONCE = 16  # arrays whose chunks are counted concurrently
+_SIZES = 64  # concurrent requests for sizes, per array
+_BARE = 1000  # a tree that begins with more directories without metadata than this is taken for no hierarchy
 
 
 @dataclasses.dataclass
@@ -103,10 +103,10 @@ class ChunkStatistics:
     """The counts of an array's existing chunks, updated while they are listed."""
 
     initialised: int = 0
-    stored: int = 0  # bytes of these
+    stored: int = 0  # bytes of these chunks
     outside: int = 0  # files that are neither a chunk of the grid nor metadata
     unknown: int = 0  # chunks whose size is not known
-    problem: str | None = None  # why there may be more
+    problem: str | None = None  # why there may be more chunks than were counted
     map: ChunkMap | None = None
 
 
@@ -116,10 +116,10 @@ class NodeInfo:
 
     node: Node
     chunks: ChunkStatistics | None = None
-    form: tuple[str, str] | None = None  # of an array in a view of another version, see Store.form()
+    form: tuple[str, str] | None = None  # Store.form() of an array in a view of another Zarr version
 
     def as_json(self) -> dict[str, Any]:
-        """Return the node, ready for JSON. Sizes are in bytes; null: not known."""
+        """Return the node, ready for JSON. Sizes are in bytes; null means not known."""
         node, metadata = self.node, self.node.metadata
         about: dict[str, Any] = {"path": node.path, "type": "array" if node.leaf else "group"}
         if metadata is None:
@@ -149,7 +149,7 @@ class Survey:
 async def survey(store: Store, found: Survey, key: str = "", count: bool = True, maps: bool = False) -> None:
     """Add every node at or below `key` to `found`; with `count`, list and count chunks; with `maps`, map them.
 
-    Adds nothing if no metadata document makes any directory a node.
+    `found` has no nodes afterwards if no directory has a metadata document.
     """
     limit = trio.CapacityLimiter(_AT_ONCE)
 
@@ -171,7 +171,7 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
     """Yield the nodes at or below `key`; end early in a large tree that seems to be no hierarchy.
 
-    Leaves out links that lead nowhere in a source that keeps its links: they need not have to do with Zarr.
+    Leave out dangling symbolic links of a source that keeps its links: they may have nothing to do with Zarr.
     """
     bare = 0
     async for node in hierarchy.walk(key):
@@ -184,7 +184,10 @@ async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
 
 
 async def files_of(store: Store, node: Node, chunks: ChunkStatistics) -> AsyncIterator[tuple[str, Info]]:
-    """Yield (key relative to the array, entry) of every file of an array but metadata and litter."""
+    """Yield (key relative to the array, entry) of every file of an array except metadata and litter.
+
+    At the end set `chunks.problem` if a directory could not be listed.
+    """
     prefix, failed = node.chunks, []
     above = len(prefix) + 1 if prefix else 0
 
@@ -222,7 +225,7 @@ async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: ChunkSt
 
 
 def logical_bytes(array: ArrayMetadata) -> int | None:
-    """Return the bytes of the decoded array; None if its items have no fixed size."""
+    """Return the size of the decoded array in bytes; None if its items have no fixed size."""
     return math.prod(array.shape) * array.dtype.itemsize if array.dtype.itemsize else None
 
 

@@ -1,4 +1,4 @@
-"""The changes in an upper directory: their JSON form, and deleting them."""
+"""The changes in an upper directory: convert them to JSON, or delete them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def discard(path: str, agreed: Callable[[int], bool]) -> bool:
     """Delete everything in the upper directory `path` if `agreed(entries)`; return whether it was deleted.
 
     Raises SourceError if a mount uses the directory, if it has no record of being an upper directory, or if an entry
-    cannot be deleted. The record goes last, so that an interrupted discard can be repeated.
+    cannot be deleted. The record is deleted last, so that an interrupted discard can be repeated.
     """
     upper = Upper(path)
     try:
@@ -44,7 +44,7 @@ def discard(path: str, agreed: Callable[[int], bool]) -> bool:
         if status is None or not stat.S_ISREG(status.st_mode):
             raise SourceError(path, f"is not an upper directory of zarrfs (no {RECORD}): not deleted")
         upper.lock(True)
-        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)  # a mount may have taken that away
+        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)  # chmod in a mount can remove these
         names = sorted(os.listdir(path), key=lambda name: (name == RECORD, name))
         if not agreed(len(names) - 1):
             return False

@@ -1,4 +1,4 @@
-"""The check of a store: read every value, in bounded memory, and report those that cannot be read."""
+"""The check of a store: read every value, in bounded memory, and report values that cannot be read."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def check(
 ) -> None:  # fmt: skip
     """Read `key`, or everything below it, and fill `report`; hold at most `memory` bytes of data.
 
-    `arrays` have a memory budget of their own; `digests` collect the digest of every readable value. With a `share`,
-    only its files are read; metadata of arrays and lists of directories are examined by every share.
+    `arrays` has a memory budget of its own; `digests` collects the digest of every readable value. With a `share`,
+    read only the files of that share; every share examines the metadata of arrays and lists all directories.
     """
     await _expect(store, key, report, share or WHOLE)
     if arrays is not None:
@@ -66,9 +66,9 @@ async def check(
 async def check_again(
     store: Store, key: str, report: CheckReport, first: FirstPass, memory: int = 256 << 20, share: Share | None = None
 ) -> None:
-    """Read everything once more, from a store that was opened anew, and report differences from the `first` pass.
+    """Read everything a second time, from a newly opened store, and report differences from the `first` pass.
 
-    A value that cannot be read now is reported if it could be read then.
+    Report a value that cannot be read now only if it could be read in the first pass.
     """
     from zarrfs.copying.check_digests import Digests
 
@@ -87,7 +87,8 @@ async def check_again(
             report.add(at, Unsound("changed", "has other bytes than in the first pass"), await _url_of(store, at))
 
     division = None if share is None else Division(share, await store.lists_same_sizes())
-    await _each(store, key, lambda at, exc: None, memory, look, division)  # their values count as lost
+    # values in a directory that cannot be listed now count as lost
+    await _each(store, key, lambda at, exc: None, memory, look, division)
     lost = first.lost()
     if lost:
         report.add(key, Unsound("changed", f"{lost:,} values of the first pass are not there in the second"))
@@ -98,9 +99,9 @@ async def _each(
     look: Callable[[str, Info, int], Awaitable[None]], division: Division | None = None,
     passed: Callable[[str], None] = lambda key: None,
 ) -> None:  # fmt: skip
-    """Call `look(key, info, bytes to read at once)` for everything at and below `key`, in several tasks.
+    """Call `look(key, info, bytes per read)` for everything below `key`, or for a file `key`, in several tasks.
 
-    Calls `failed` for directories that cannot be listed, and `passed` for keys of other shares.
+    Call `failed` for directories that cannot be listed, and `passed` for keys of other shares.
     """
     piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
     send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
@@ -128,7 +129,7 @@ async def _each(
 
 
 async def _count_absent_records(store: Store, key: str, report: CheckReport) -> None:
-    """Count the absent record files of a Parquet set; at the end, when all have been read."""
+    """Count the absent record files of a Parquet set. Called at the end, when all record files have been read."""
     try:
         found = await store.absences(key)
     except ReadError as exc:
@@ -138,7 +139,7 @@ async def _count_absent_records(store: Store, key: str, report: CheckReport) -> 
 
 
 async def _expect(store: Store, key: str, report: CheckReport, share: Share) -> None:
-    """Set the expected counts, and the entries that the compiler left out, if the store knows them."""
+    """Set the expected counts, if the store knows them, and the entries that the compiler left out."""
     if not key and (usage := await store.usage()).counted:
         report.expected_files, report.expected_bytes = usage.files // share.count, usage.bytes // share.count
     problems = [
@@ -150,20 +151,20 @@ async def _expect(store: Store, key: str, report: CheckReport, share: Share) -> 
 
 
 async def _check_link(store: Store, key: str, report: CheckReport) -> None:
-    """Count a link. A dangling link is no error: its author may want it so."""
+    """Count a symbolic link. A dangling link is not an error, because its author may intend it."""
     report.links += 1
     try:
         await follow(store, key)
     except (NotFound, NotDirectory):
         report.dangling += 1
     except (ZarrfsError, OSError):
-        pass  # the entry that it leads to is reported itself
+        pass  # the entry with this error is reported itself
 
 
 async def _read(
     store: Store, key: str, info: Info, report: CheckReport, piece: int, digests: Digests | None
 ) -> None:
-    """Read a file in pieces."""
+    """Read the data of a file in pieces, without its holes."""
     if info.size is None:
         info = await store.info(key)
     async for start, length in extents(store, key, info):
@@ -186,7 +187,8 @@ async def _check_file(
             info = await store.info(key)
         if arrays is not None and arrays.whole(key, info.size or 0):
             await arrays.look(key, info.size or 0, report)
-            # a shard that was read in parts; or holes, which the second pass does not read
+            # Read the file again as the second pass does if it is a shard that look() read in parts, or may have
+            # holes, which look() reads as zeros and the second pass does not read.
             if digests is not None and (info.allocated is not None or not digests.complete(key, info.size or 0)):
                 digests.drop(key)
                 await _read(store, key, info, report, piece, digests)
@@ -211,7 +213,7 @@ async def _check_file(
 
 
 async def _url_of(store: Store, key: str) -> str | None:
-    """Return the first URL where the bytes of `key` should be, if there is one."""
+    """Return the URL of the bytes of `key`, or of its first region; None if there is no URL."""
     try:
         where = await store.locate(key)
     except (ZarrfsError, OSError):

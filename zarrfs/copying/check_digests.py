@@ -1,6 +1,6 @@
-"""Digests of all values of a pass over a store, for comparison with a second pass.
+"""Digests of all values that one pass over a store reads, for comparison with a second pass.
 
-A value takes 24 bytes: a digest of its key, to look it up, and one of its bytes.
+A value takes 24 bytes of memory: a digest of its key, for look-up, and a digest of its bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class Digests:
 
     def __init__(self) -> None:
         self._pairs = bytearray()
-        self._seen: dict[str, tuple[Any, int, bool]] = {}  # being read: a hash, where it ends, whether it has all
+        # values being read: (hash, end of the last piece, whether the pieces follow each other from the start)
+        self._seen: dict[str, tuple[Any, int, bool]] = {}
 
     def see(self, key: str, start: int, data: Buffer) -> None:
-        """Add a piece of a value; an overlapping piece or a hole makes the value incomplete."""
+        """Add a piece of a value. A piece that overlaps, or leaves a gap, makes the value incomplete."""
         found, stop, whole = self._seen.get(key) or (hashlib.blake2b(digest_size=16), 0, True)
         whole = whole and start == stop
         if start > stop:
@@ -34,7 +35,7 @@ class Digests:
         self._seen[key] = found, stop, whole
 
     def complete(self, key: str, size: int) -> bool:
-        """Return whether all bytes of a value were added in order; if not, forget it: read it again from the start."""
+        """Return whether all bytes of a value were added in order; if not, forget it, so that it can be read again."""
         _, stop, whole = self._seen.get(key) or (None, 0, True)
         if whole and stop == size:
             return True
@@ -42,7 +43,7 @@ class Digests:
         return False
 
     def done(self, key: str) -> bytes:
-        """Complete a value: store and return its digest."""
+        """Complete a value; store and return its digest."""
         found = (self._seen.pop(key, None) or (hashlib.blake2b(digest_size=16),))[0]
         digest: bytes = found.digest()
         self._pairs += _short(key) + digest
@@ -66,7 +67,10 @@ class FirstPass:
         self._again = np.zeros(len(pairs), np.bool_)
 
     def has(self, key: str, digest: bytes) -> bool | None:
-        """Return whether the value of `key` had that digest; None where there was none, or it could not be read."""
+        """Return whether `key` had this digest; None if there was no such value, or it could not be read.
+
+        Also note that the second pass found `key`, for lost().
+        """
         wanted = np.uint64(int.from_bytes(_short(key), "little"))
         low, high = (int(np.searchsorted(self._keys, wanted, side)) for side in ("left", "right"))
         self._again[low:high] = True

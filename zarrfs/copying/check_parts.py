@@ -1,4 +1,4 @@
-"""The parts of a check that several processes divide (--shard): what each writes, and one report of them."""
+"""The parts of a check that several processes share (--shard): the report of each part, and the merged report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.division import Listing, listing_of
 
 _VERSION = 1
-_LARGEST = 256 << 20  # bytes of a part: arrays take about 150 each
+_LARGEST = 256 << 20  # limit of the report of a part, in bytes: each array takes about 150
 _COUNTS = "ok", "bytes_read", "links", "links_dangling", "left_out", "absent_records"
 _DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError
 
@@ -25,9 +25,9 @@ _DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError
 class PartOf:
     """The check that a part belongs to; equal for all parts that can be merged."""
 
-    source: str  # as messages show it
-    version: str  # of a document; "": not known
-    base: str  # of sources.variant(), as the next two
+    source: str  # as shown in messages
+    version: str  # sources.fingerprint(): the version of a document; "": not known
+    base: str  # this field and the next two are those of sources.variant()
     view: str
     upperdir: str
     key: str
@@ -37,20 +37,20 @@ class PartOf:
 
 @dataclasses.dataclass
 class Merged:
-    """One report of all parts."""
+    """The merged report of all parts."""
 
     report: CheckReport
     arrays: list[ArrayCheck]
-    count: int  # of shares
-    missing: list[Share]
+    count: int  # number of shares
+    missing: list[Share]  # shares without a part
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields that only a merged report has."""
+        """Return the additional JSON fields of a merged report."""
         return {"parts": self.count, "missing_parts": [str(share) for share in self.missing]}
 
 
 def part_json(of: PartOf, share: Share, report: CheckReport, arrays: Sequence[ArrayCheck]) -> dict[str, Any]:
-    """Return the fields of a part's report beside those of a check."""
+    """Return the JSON fields that the report of a part has in addition to those of a check."""
     assert report.listing is not None
     return {
         "part": {
@@ -76,9 +76,10 @@ class _Part:
 
 
 def merge(paths: Iterable[str], keep: int) -> Merged:
-    """Merge reports of parts; name at most `keep` bad entries. One part is in memory at a time.
+    """Merge the reports of parts in the files `paths`; name at most `keep` bad entries.
 
-    Raises SourceError for a damaged part, and for parts that do not belong together.
+    Only one part is read at a time. Raises SourceError for a damaged part, and for parts that do not belong together,
+    and UsageError if there are no paths.
     """
     merged: Merged | None = None
     first: _Part | None = None
@@ -98,7 +99,7 @@ def merge(paths: Iterable[str], keep: int) -> Merged:
         report.links += part.counts["links"]
         report.dangling += part.counts["links_dangling"]
         report.absent_records += part.counts["absent_records"]
-        report.left_out = max(report.left_out, part.counts["left_out"])  # each part has all of these
+        report.left_out = max(report.left_out, part.counts["left_out"])  # every part counts all of them
         for kind, count in part.kinds.items():
             report.counts[kind] += count - part.common.get(kind, 0)
             common[kind] = max(common.get(kind, 0), part.common.get(kind, 0))
@@ -115,14 +116,14 @@ def merge(paths: Iterable[str], keep: int) -> Merged:
         raise UsageError("--merge: name the reports of the parts")
     for kind, count in common.items():
         merged.report.counts[kind] += count
-    merged.report.counts += type(merged.report.counts)()  # kinds with a count of 0 go
+    merged.report.counts += type(merged.report.counts)()  # removes kinds with a count of 0
     merged.arrays = list(places.values())
     merged.missing = [Share(index, merged.count) for index in range(merged.count) if index not in seen]
     return merged
 
 
 def _fits(part: _Part, first: _Part, seen: dict[int, str]) -> None:
-    """Raise SourceError unless a part belongs to the same check as the first one."""
+    """Raise SourceError for a share that was `seen`, or a part of another check than the `first` part."""
     before = seen.get(part.share.index)
     if before is not None:
         raise SourceError(part.path, f"is of the share {part.share}, as {before} is")
@@ -162,7 +163,7 @@ def _add(array: ArrayCheck, places: dict[str, ArrayCheck]) -> None:
 
 
 def _read(path: str) -> _Part:
-    """Read a part. SourceError."""
+    """Read the report of a part. Raise SourceError if that fails."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())

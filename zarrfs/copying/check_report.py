@@ -1,4 +1,4 @@
-"""The report of a check: entries that cannot be read, or contradict Zarr metadata."""
+"""The report of a check: entries that cannot be read, or that contradict Zarr metadata."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from zarrfs.errors import NotFound, ReadError, ZarrfsError
 from zarrfs.store.division import Listing
 
-# as ReadError.kind and Unsound.kind
+# the values of ReadError.kind and Unsound.kind
 BAD_KINDS = (
     "missing", "unreadable", "wrong hash", "out of range", "changed", "bad metadata", "undecodable",
     "outside grid",
@@ -26,11 +26,11 @@ class Unsound(ZarrfsError):
 
 
 class Bad(NamedTuple):
-    """An entry that cannot be read."""
+    """An entry that cannot be read, or that contradicts Zarr metadata."""
 
     key: str
     kind: str  # one of BAD_KINDS
-    url: str | None  # of the bytes
+    url: str | None  # where the bytes should be
     reason: str
 
 
@@ -38,20 +38,21 @@ class Bad(NamedTuple):
 class CheckReport:
     """The counts and failures of a check, updated while it runs."""
 
-    keep: int = 20  # length limit of each list
-    ok: int = 0
+    keep: int = 20  # maximum length of each list
+    ok: int = 0  # files without a fault
     read: int = 0  # bytes
-    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # of bad ones
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # bad entries, by kind
     bad: list[Bad] = dataclasses.field(default_factory=list)  # in key order
     links: int = 0  # symbolic links
-    dangling: int = 0  # links that lead nowhere within the tree: no error
+    dangling: int = 0  # dangling links: not an error
     left_out: int = 0  # entries that the document's compiler refused
-    problems: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (entry, rule) of those
-    absent_records: int = 0  # record files of a Parquet set that stand for absent chunks: not an error
+    problems: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (entry, rule) of entries left out
+    absent_records: int = 0  # absent record files of a Parquet set, whose chunks are absent: not an error
     expected_files: int | None = None
     expected_bytes: int | None = None
-    common: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # of `counts`: see add()
-    listing: Listing | None = None  # of a share: what was divided
+    # the part of `counts` that every share of the check finds, see add()
+    common: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    listing: Listing | None = None  # of a share: the keys that were divided
 
     @property
     def files(self) -> int:
@@ -64,14 +65,14 @@ class CheckReport:
         return not self.counts and not self.left_out
 
     def add(self, key: str, exc: BaseException, url: str | None = None, common: bool = False) -> None:
-        """Count an entry that cannot be read; `common`: every share of a check finds this one."""
+        """Count a bad entry; `url`: of its bytes. `common` marks a fault that every share of a check finds."""
         bad = bad_entry(key, exc, url)
         self.counts[bad.kind] += 1
         self.common[bad.kind] += common
         self.name(bad)
 
     def name(self, bad: Bad) -> None:
-        """Put an entry into the list, which holds the first in key order, whatever the order they are found in."""
+        """Insert an entry into `bad`, which holds the first `keep` entries in key order."""
         bisect.insort(self.bad, bad, key=lambda one: (one.key, one.kind, one.reason))
         del self.bad[self.keep :]
 
@@ -92,7 +93,7 @@ class CheckReport:
 
 
 def bad_entry(key: str, exc: BaseException, url: str | None = None) -> Bad:
-    """Describe an entry that cannot be read; `url`: of its bytes, if the exception does not name it."""
+    """Describe a bad entry; `url`: where its bytes should be, unless the exception names that."""
     if isinstance(exc, ReadError):
         return Bad(key, exc.kind, exc.where, exc.reason)
     if isinstance(exc, Unsound):

@@ -36,17 +36,18 @@ class NewSource(NamedTuple):
     path: str
     format: str  # one of FORMATS
     replace: bool = False  # an existing file or directory may be replaced
-    inline: int = 1024  # bytes: smaller or equal files are in the document itself
+    inline: int = 1024  # bytes: files up to this size are stored in the document itself
     in_place: bool = False  # references: larger files stay in the upper directory
     relative: bool = False  # references: URLs of the data file are relative to the set
-    record_size: int | None = None  # Parquet: references of one record file
+    record_size: int | None = None  # Parquet: references per record file
     blobs: str | None = None  # archive: the directory of blobs
 
 
 def new_format(path: str, said: str | None, kind: str) -> str:
-    """Return the format of a new source `path` made of a source of `kind`: `said`, or the one that the name implies.
+    """Return the format of a new source `path`: `said` (--format), or if that is None the format its name implies.
 
-    JSON is an archive if the source is one, else a reference set. UsageError if the name implies nothing.
+    `kind` is the kind of the old source: a JSON document becomes an archive if the old source is one, else a reference
+    set. Raises UsageError if the name implies no format.
     """
     if path == STDOUT:
         raise UsageError("--output -: standard output cannot hold what is committed; name a file or directory")
@@ -67,11 +68,11 @@ async def commit(
     overlay: Overlay, plan: Plan, new: NewSource, warn: Callable[[str], None], skip_unsupported: bool = False,
     watch: Callable[[MergedTree], AbstractContextManager[None]] = lambda tree: contextlib.nullcontext(),
 ) -> None:  # fmt: skip
-    """Write the merged tree of `overlay`, over the source of `plan`, to `new`, which appears when it is whole.
+    """Write the merged tree of `overlay`, over the source of `plan`, to `new`, which appears when it is complete.
 
     Calls `warn` with a line for each entry that is left out, and enters `watch(tree)` while it writes. Raises
-    UsageError if `new` cannot be written to, or is part of the input; SourceError if a writing mount uses the
-    upper directory, or an entry cannot be read, or cannot be represented in the format.
+    UsageError if `new` cannot be written to, or overlaps with the input; SourceError if a writable mount uses the
+    upper directory, or if an entry cannot be read or cannot be represented in the format.
     """
     if overlay.lower is None:
         raise UsageError(f"{overlay.upper.path}: is the source itself, which contains the changes already")
@@ -99,7 +100,8 @@ async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
         data.staging = writer.own[1]
         async for reference in references_of(tree, plan, to, data, how):
             writer.add(reference)
-        writer.notes |= notes_of_many([plan], to) | {"origin": ""}  # the user who commits vouches for its targets
+        # the origin is that of a local source, because the user who commits vouches for the targets
+        writer.notes |= notes_of_many([plan], to) | {"origin": ""}
         data.finish()
 
 
@@ -128,7 +130,7 @@ async def _commit_files(tree: MergedTree, new: NewSource) -> None:
 
 
 def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
-    """Raise UsageError if the output would lie in the input, or replace it."""
+    """Raise UsageError if the output would be inside the input, or would replace it."""
     upper, source = overlay.upper.path, local_path(plan.source)
     path = os.path.realpath(new.path)
     for name, place in ("--output", path), ("--blobs", new.blobs):
@@ -144,7 +146,7 @@ def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
 
 
 def _within(path: str, other: str) -> bool:
-    """Return whether `path` is `other` or lies below it, also through bind mounts and links."""
+    """Return whether `path` is `other` or is below it, also through bind mounts and links."""
     if not os.path.exists(other):
         return False
     return any(os.path.exists(above) and os.path.samefile(above, other) for above in _upwards(path))

@@ -1,4 +1,4 @@
-"""The merged tree of an overlay as commit reads it: its entries, and the bytes of its files."""
+"""The merged tree of an overlay, as read by commit: its entries and the bytes of its files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import data_extents
 
 PIECE = 4 << 20  # bytes read at a time
-_BATCH = 1000  # entries held while values are fetched
-_AHEAD = 64  # values fetched at the same time over a network
+_BATCH = 1000  # maximum number of entries held while values are prefetched
+_AHEAD = 64  # values prefetched at the same time
 
 
 class MergedNode(NamedTuple):
@@ -26,30 +26,31 @@ class MergedNode(NamedTuple):
 
     key: str
     kind: Kind
-    size: int | None  # bytes; None: only the lower store's target knows (MergedTree.size)
+    size: int | None  # bytes; None: not in the listing, see MergedTree.size()
     mode: int  # permission bits
     mtime_ns: int | None
     target: str | None  # of a symbolic link
-    status: os.stat_result | None  # lstat of an upper entry; None: it is a lower one
+    status: os.stat_result | None  # lstat of an upper entry; None for a lower entry
 
 
 class MergedTree:
-    """The tree that `overlay`, over `source`, shows.
+    """The merged tree of `overlay`, over `source`.
 
-    An entry that the new format cannot hold raises SourceError; with `skip` it is left out, with a line to `warn`.
+    An entry that the new format cannot hold raises SourceError; with `skip` it is left out, and `warn` gets a message.
     """
 
     def __init__(self, overlay: Overlay, source: str, warn: Callable[[str], None], skip: bool = False) -> None:
         self.overlay, self.source, self.warn = overlay, source, warn
-        self.files, self.bytes = 0, 0  # that have been read so far
+        self.files, self.bytes = 0, 0  # entries yielded and bytes read so far
         self._skip = skip
 
     async def nodes(
         self, rule: Callable[[MergedNode], str | None], changed: bool = False
     ) -> AsyncIterator[MergedNode]:
-        """Yield every entry but the root, a directory before its children, in order; with `changed`, upper ones only.
+        """Yield every entry except the root, a directory before its children, names in order.
 
-        `rule` returns why the format cannot hold an entry, or None. Reserved names do not appear.
+        With `changed`, yield entries of the upper directory only. `rule` returns why the new format cannot hold an
+        entry, or None. Reserved names do not appear.
         """
         levels = [iter(await self._children("", changed))]
         while levels:
@@ -63,7 +64,7 @@ class MergedTree:
                     levels.append(iter(await self._children(node.key, changed)))
 
     async def with_values_ahead(self, nodes: AsyncIterator[MergedNode]) -> AsyncIterator[MergedNode]:
-        """Yield `nodes`, and prefetch the values of lower files in batches, as they will be read in this order."""
+        """Yield `nodes` in order, after prefetching the values of lower files, a batch at a time."""
         batch: list[MergedNode] = []
         files = 0
         async for node in nodes:
@@ -94,17 +95,17 @@ class MergedTree:
         return not await self.overlay.entries(node.key)
 
     async def size(self, node: MergedNode) -> int:
-        """Return the size of a file, in bytes. SourceError if its target cannot be asked."""
+        """Return the size of a file, in bytes. Raise SourceError if it cannot be determined."""
         if node.size is None:
             with _reading(self.place(node), node.key):
                 return (await self.overlay.info(node.key)).size or 0
         return node.size
 
     async def extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of the data extents of a file of `size` bytes, in order. SourceError."""
+        """Return (start, stop) of the data extents of a file of `size` bytes, in order. Raises SourceError."""
         if not size:
             if node.status is not None or not self.overlay.remote:
-                await self.read(node, 0, 0)  # SourceError if it is not empty any more
+                await self.read(node, 0, 0)  # raises SourceError if the file is not empty any more
             return []
         with _reading(self.place(node), node.key):
             return await self._extents(node, size)
@@ -118,7 +119,7 @@ class MergedTree:
                 return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
             if "hole" in place:
                 return []
-            if lower.remote:  # no local file, whose holes could be asked for
+            if lower.remote:  # no local file to look for holes in
                 return [(0, size)]
         elif node.status.st_blocks * 512 >= size:
             return [(0, size)]
@@ -127,7 +128,7 @@ class MergedTree:
             return [(0, size)] if descriptor is None else data_extents(descriptor, size)
 
     async def pieces(self, node: MergedNode, start: int, stop: int) -> AsyncIterator[Buffer]:
-        """Yield exactly the bytes [start, stop) of a file; SourceError if they cannot be read."""
+        """Yield exactly the bytes [start, stop) of a file, in pieces. Raises SourceError if they cannot be read."""
         size = await self.size(node)
         with _reading(self.place(node), node.key):
             value = await open_sized(self.overlay, node.key, size)
@@ -144,16 +145,16 @@ class MergedTree:
                 self.bytes += len(piece)
 
     async def read(self, node: MergedNode, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop) of a file."""
+        """Return the bytes [start, stop) of a file. Raises SourceError."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
 
     def open(self, node: MergedNode) -> int:
-        """Open a file or directory of the upper directory for reading. SourceError."""
+        """Open a file or directory of the upper directory for reading; return the descriptor. Raises SourceError."""
         with _reading(self.place(node), node.key):
             return self.overlay.upper.open(node.key, os.O_RDONLY | os.O_NONBLOCK)
 
     def place(self, node: MergedNode) -> str:
-        """Return where an entry comes from, for messages."""
+        """Return the source or the upper directory that an entry is in, for messages."""
         return self.source if node.status is None else self.overlay.upper.path
 
     async def _children(self, key: str, changed: bool) -> list[MergedNode]:
@@ -182,7 +183,7 @@ class MergedTree:
         return MergedNode(key, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns, target, status)
 
     def _refused(self, node: MergedNode, rule: Callable[[MergedNode], str | None]) -> bool:
-        """Return whether an entry is left out, with a warning; SourceError unless skipping is allowed."""
+        """Return whether to leave out an entry that the format cannot hold, and warn; else raise SourceError."""
         broken = rule(node)
         if node.status is not None and (special := SPECIAL_FILES.get(stat.S_IFMT(node.status.st_mode))):
             broken = f"{special}, which only the upper itself can hold"
@@ -196,7 +197,7 @@ class MergedTree:
 
 @contextlib.contextmanager
 def _reading(place: str, key: str) -> Iterator[None]:
-    """Turn a failure into a SourceError that names the entry."""
+    """Convert errors of the block to a SourceError that names the entry."""
     try:
         yield
     except SourceError:
@@ -209,5 +210,5 @@ def _reading(place: str, key: str) -> Iterator[None]:
 
 
 def _unchanged(key: str, info: Info) -> MergedNode:
-    assert info.mode is not None  # an overlay shows some
+    assert info.mode is not None  # an overlay gives every entry a mode
     return MergedNode(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)

@@ -1,7 +1,7 @@
 """Writers of a merged tree, one for each format: reference set, file archive, directory, zip file.
 
-In a reference set, unchanged values keep their references; changed ones are inline, in a new data file beside the
-set, or stay in the upper directory. Source of the archive format: RFC 37.
+In a reference set, unchanged values keep their references; changed values are stored inline or in a new data file
+beside the set, or stay in the upper directory. Source of the archive format: RFC 37.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from zarrfs.system.renaming import NOREPLACE, rename
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
 
-_REMEMBERED = 1024  # directories: of nested chunks, neighbours share one
+_REMEMBERED = 1024  # directories whose hidden names are cached, for neighbouring files
 
 
 class ReferenceOptions(NamedTuple):
-    """Placement of the bytes of changed values in a reference set."""
+    """Where the bytes of changed values are stored for a reference set."""
 
-    inline: int = 1024  # bytes: smaller or equal values are in the set itself
-    in_place: bool = False  # larger ones stay in the upper directory
+    inline: int = 1024  # bytes: values up to this size are stored in the set itself
+    in_place: bool = False  # larger values stay in the upper directory
     relative: bool = False  # URLs of the data file are relative to the set, not absolute
 
 
@@ -53,7 +53,8 @@ async def references_of(
 ) -> AsyncIterator[Reference]:
     """Yield a reference for every file of `tree`, over the source of `plan`, with URLs as the set `to` needs them.
 
-    Entries that a set cannot hold are refused as by MergedTree.nodes; an empty directory is left out with a warning.
+    An entry that a set cannot hold is an error, or is left out, as in MergedTree.nodes(); an empty directory is left
+    out with a warning.
     """
     if plan.kind == "references":
         assert tree.overlay.lower is not None
@@ -73,20 +74,20 @@ async def references_of(
             path = os.path.join(tree.overlay.upper.path, node.key)
             if not is_utf8(path):
                 raise SourceError(tree.place(node), NOT_UTF8, node.key)
-            url = path if "::" in path else f"file://{path}"  # as a URL, it would be a chain of several
+            url = path if "::" in path else f"file://{path}"  # a URL with "::" would be read as a chain of URLs
             yield Reference(node.key, None, url, 0, size)
         else:
             yield await data.add(tree, node, size)
 
 
 async def _is_decoded(tree: MergedTree, node: MergedNode) -> bool:
-    """Return whether a view decodes a value: no reference can name its bytes."""
+    """Return whether a value is decoded by a view, so that no reference can name its bytes."""
     assert tree.overlay.lower is not None
     return "decoded_from" in await tree.overlay.lower.locate(node.key)
 
 
 async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:
-    """Yield the files of a tree; warn of empty directories."""
+    """Yield the files of a tree, or with `changed` of the upper directory only; warn of empty directories."""
     above: MergedNode | None = None
     async for node in tree.nodes(_set_rule, changed):
         if above is not None and not node.key.startswith(above.key + "/"):
@@ -108,19 +109,19 @@ def _set_rule(node: MergedNode) -> str | None:
         return "a symbolic link, which no reference set can hold"
     if not is_utf8(node.key):
         return "a name that is not UTF-8, which no reference set can hold"
-    rule = set_key_rule(node.key) if node.kind is Kind.FILE else None  # a directory is none of its entries
+    rule = set_key_rule(node.key) if node.kind is Kind.FILE else None  # a set has no entries for directories
     return f"{rule}, which no reference set can hold" if rule else None
 
 
 class _VisibleLower:
-    """A test for files of the lower store that an overlay shows unchanged."""
+    """A predicate for files of the lower store that are visible in the overlay."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
         self._known: LRU[str, frozenset[str] | None] = LRU(_REMEMBERED)
 
     async def __call__(self, key: str) -> bool:
-        """Return whether the overlay shows the lower file `key`."""
+        """Return whether the lower file `key` is visible in the overlay."""
         prefix, name = split_key(key)
         if prefix not in self._known:
             self._known.put(prefix, await self._hidden(prefix))
@@ -128,7 +129,7 @@ class _VisibleLower:
         return hidden is not None and name not in hidden and not reserved(name)
 
     async def _hidden(self, prefix: str) -> frozenset[str] | None:
-        """Return the lower names that are hidden in a directory; None: all of them."""
+        """Return the names in a lower directory that are hidden; None if all of them are."""
         if any(map(reserved, prefix.split("/"))) or await self._overlay.below(prefix) is None:
             return None
         names, hidden, opaque = self._overlay.upper.names(prefix)
@@ -136,11 +137,12 @@ class _VisibleLower:
 
 
 class DataFile:
-    """A new file beside the set `to` that holds values one after the other: NAME.data, NAME.2.data and so on.
+    """A new file beside the set `to`, to which values are appended: NAME.data or, if that exists, NAME.2.data etc.
 
-    An existing file stays: the source, or another set, may refer to it. The new one is in the temporary directory of
-    the set, which a later command removes if this one is killed, until finish() moves it into place. Leaving the
-    context with an exception removes it, unless the new set is in place. OSError if it cannot be written.
+    Existing files are not replaced, because the source or another set may refer to them. Until finish() moves it into
+    place, the new file is in the temporary directory of the set, which a later command removes if this one is killed.
+    Leaving the context with an exception removes the file, unless the new set is in place. Methods raise OSError if
+    the file cannot be written. The file is created by the first add().
     """
 
     def __init__(self, to: Output, relative: bool) -> None:
@@ -161,10 +163,10 @@ class DataFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         if self._placed and exc is not None and self._identity() == self._before:
-            os.unlink(self.path)  # else a signal came after the rename: the set is complete, and refers to the file
+            os.unlink(self.path)  # if the set was replaced, it is complete and refers to the file, which stays then
 
     def _identity(self) -> tuple[int, int] | None:
-        """Return the device and inode of the set, which a rename into place changes; None if there is none."""
+        """Return (device, inode) of the present set, which change when the new set replaces it; None without a set."""
         try:
             status = os.stat(self._set)
         except OSError:
@@ -172,7 +174,7 @@ class DataFile:
         return status.st_dev, status.st_ino
 
     async def add(self, tree: MergedTree, node: MergedNode, size: int) -> Reference:
-        """Append the bytes of a file of `tree`, keeping holes, and return a reference to them."""
+        """Append the bytes of a file of `tree`, keeping holes, and return a reference to these bytes."""
         if self._descriptor < 0:
             self._open()
         start = self._end
@@ -193,7 +195,7 @@ class DataFile:
         sync_path(os.path.dirname(self.path))
 
     def _place(self) -> None:
-        """Give the file its name, which replaces nothing."""
+        """Move the file to its final name, without replacing another file."""
         try:
             os.link(self._staged, self.path)
         except FileExistsError:
@@ -211,19 +213,19 @@ class DataFile:
         self._descriptor = os.open(self._staged, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         self.path = path
         self._url = path if self._base is None else os.path.relpath(path, self._base)
-        if urls.protocols(self._url):  # the set may be called "run::1.json"
+        if urls.protocols(self._url):  # a relative path is taken for a URL if the set is called "run::1.json"
             self._url = f"./{self._url}"
         if not is_utf8(self._url):
             raise SourceError(self._shown, NOT_UTF8)
 
 
-_REGION = 1 << 20  # bytes of a blob at most
+_REGION = 1 << 20  # maximum size of a blob, in bytes
 
 
 async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory | None, inline: int) -> None:
     """Write `tree` to `file` as a file archive; files of more than `inline` bytes go to `blobs`.
 
-    UsageError if a file needs a blob and `blobs` is None; SourceError for an entry that no archive can hold.
+    Raises UsageError if a file needs a blob and `blobs` is None; SourceError for an entry that no archive can hold.
     """
     writer = DocumentWriter(file)
     async for node in tree.with_values_ahead(tree.nodes(_archive_rule)):
@@ -236,7 +238,7 @@ async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory 
 def _archive_rule(node: MergedNode) -> str | None:
     if node.target is not None and not is_utf8(node.target):
         return "a symbolic link whose target is not UTF-8, which no archive can hold"
-    # one entry that breaks a rule would make the whole archive unreadable
+    # check here: a single entry that breaks a rule would make the whole archive unreadable
     return path_rule(node.key) or time_rule(node.mtime_ns or 0) or size_rule(node.size or 0)
 
 
@@ -255,7 +257,7 @@ async def _fields(tree: MergedTree, node: MergedNode, blobs: BlobDirectory | Non
 async def _content(
     tree: MergedTree, node: MergedNode, size: int, blobs: BlobDirectory | None, inline: int
 ) -> dict[str, Any]:
-    """Return the encoding and data fields of a file; none if it is one hole."""
+    """Return the fields `encoding` and `data` of a file; no fields if it is empty or a single hole."""
     extents = await tree.extents(node, size)
     if not extents:
         return {}
@@ -271,13 +273,14 @@ async def _content(
 
 
 _NAME_MAX = 0xFFFF  # bytes of a name in a zip file
-_OLDEST, _NEWEST = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 58)  # times of a zip file, in the local zone
+_OLDEST, _NEWEST = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 58)  # limits of times in a zip file: local times
 
 
 async def write_directory(tree: MergedTree, path: str) -> None:
     """Write `tree` to the new directory `path`, with modes, times, and holes.
 
-    Entries of the upper directory keep owners (as far as permitted), hard links and attributes user.*. OSError.
+    Entries of the upper directory keep their owners (as far as permitted), hard links, and extended attributes user.*.
+    Raises OSError if the directory cannot be written.
     """
     writer = _Directory(tree, path)
     os.mkdir(path, 0o700)
@@ -287,12 +290,15 @@ async def write_directory(tree: MergedTree, path: str) -> None:
 
 
 class _Directory:
-    """A new directory that is filled. No other process knows `path` yet, so no write can go through a link."""
+    """A writer of entries to a new directory.
+
+    No other process knows `path` yet, so no process can replace a directory in it by a link meanwhile.
+    """
 
     def __init__(self, tree: MergedTree, path: str) -> None:
         self._tree, self._path = tree, path
         self._directories: list[tuple[str, MergedNode]] = []
-        self._links: dict[tuple[int, int], str] = {}  # files with several names, by device and inode
+        self._links: dict[tuple[int, int], str] = {}  # new paths of files with several names, by (device, inode)
 
     async def add(self, node: MergedNode) -> None:
         path = os.path.join(self._path, node.key)
@@ -307,15 +313,16 @@ class _Directory:
             await self._add_file(node, path)
 
     def finish(self, root: os.stat_result) -> None:
-        """Set the modes and times of directories: earlier, modes could prevent writes, and writes change times."""
+        """Set the modes and times of directories, after all writes: a mode may forbid them, and they change times."""
         for path, node in reversed(self._directories):
             _copy_attributes(self._tree, node, path)
             _dress(path, node)
-        os.chmod(self._path, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)  # until it is renamed into place
+        # commit sets the exact mode of the root after renaming it into place
+        os.chmod(self._path, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)
         _set_time(self._path, root.st_mtime_ns)
 
     def _linked(self, node: MergedNode, path: str) -> bool:
-        """Hard-link a file that was written under another name; return whether it was."""
+        """Hard-link a file if it was already written under another name; return whether it was."""
         if node.status is None or node.status.st_nlink < 2:
             return False
         known = self._links.setdefault((node.status.st_dev, node.status.st_ino), path)
@@ -340,14 +347,14 @@ class _Directory:
 
 def _dress(path: str, node: MergedNode) -> None:
     owned = _own(path, node.status)
-    # set-IDs of another owner, or of a source without owners, would act as us
+    # without its own owner, a set-user-ID or set-group-ID file would run with the rights of the current user
     bare = not owned or (node.status is None and node.kind is Kind.FILE)
     os.chmod(path, node.mode & ~SET_IDS if bare else node.mode)
     _set_time(path, node.mtime_ns)
 
 
 def _own(path: str, status: os.stat_result | None) -> bool:
-    """Set the owner and group of an upper entry on `path`; return False if that is not permitted."""
+    """Give `path` the owner and group of an upper entry; return False if that is not permitted."""
     if status is None or (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid()):
         return True
     try:
@@ -363,7 +370,7 @@ def _set_time(path: str, mtime_ns: int | None) -> None:
 
 
 def _copy_attributes(tree: MergedTree, node: MergedNode, path: str) -> None:
-    """Copy the extended attributes user.* of an upper entry, if both file systems support them."""
+    """Copy the extended attributes user.* of an upper entry, as far as both file systems support them."""
     if node.status is None:
         return
     descriptor = tree.open(node)
@@ -377,9 +384,9 @@ def _copy_attributes(tree: MergedTree, node: MergedNode, path: str) -> None:
 
 
 async def write_zip(tree: MergedTree, path: str) -> None:
-    """Write `tree` to the new zip file `path`, uncompressed, so that ranges can be read.
+    """Write `tree` to the new zip file `path`, uncompressed, so that byte ranges of its files can be read.
 
-    Modes and times are stored as Info-ZIP stores them. SourceError for an entry that a zip source cannot hold.
+    Modes and times are stored as Info-ZIP stores them. Raises SourceError for an entry that a zip source cannot hold.
     """
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as file:
         async for node in tree.with_values_ahead(tree.nodes(_zip_rule)):
@@ -414,7 +421,7 @@ async def _add_to_zip(tree: MergedTree, node: MergedNode, file: zipfile.ZipFile)
 
 
 def _date(seconds: int) -> tuple[int, int, int, int, int, int]:
-    """Return a time in a zip file's format, clamped to its range."""
+    """Return a time as (year, month, day, hour, minute, second), clamped to the range of zip files."""
     try:
         found = time.localtime(seconds)[:6]
     except (OverflowError, ValueError, OSError):

@@ -1,8 +1,8 @@
-"""Copies of a store in a directory: all of it or selected keys, many files at a time, resumed after an interruption.
+"""Copies of a store, or of selected keys, to a directory: many files at a time, resumed after an interruption.
 
-Bytes that are on this machine (inline, holes, blobs in directories, files) are written by a few threads, a batch of
-entries at a time (copy_threads.py), or by processes where no existing entry can conflict (copy_processes.py). This
-module fetches all other bytes, many values at once, and threads write them.
+If most bytes are on this machine (inline, holes, blobs in directories, files), and no file becomes a symbolic link,
+forked processes write the entries (copy_processes.py), otherwise a few threads, a batch at a time (copy_threads.py).
+This module fetches bytes that are not on this machine, many values concurrently, and the threads write them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ log = logging.getLogger(__name__)
 
 _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes, that a thread writes in one call
 _IN_FLIGHT = 4  # batches that are fetched over a network while others are written
-_MEMORY = 64 << 20  # bytes that wait to be written,
-_WAITING = 256  # and files, each of which may hold a descriptor
+_MEMORY = 64 << 20  # limit of fetched bytes that wait to be written
+_WAITING = 256  # limit of fetched files that wait to be written, because each may hold a descriptor
 _UNKNOWN = 256 << 10  # bytes assumed for a file of unknown size
-_PIECE = 4 << 20  # bytes of a large file that are requested at once
-_PIECES = 4  # of a large file, at once
-_SMALL = 64 << 10  # bytes of a file, on average, below which threads contend more than they gain
-_PROCESSES = 32  # writers at most
+_PIECE = 4 << 20  # maximum number of bytes in a request for a part of a large file
+_PIECES = 4  # concurrent requests for parts of a large file
+_SMALL = 64 << 10  # average file size of a batch, in bytes, up to which more threads contend more than they gain
+_PROCESSES = 32  # maximum number of writing processes
 _FAILURES_KEPT = 1000
 
 
@@ -70,16 +70,17 @@ async def copy_store(
 ) -> None:
     """Write the entries of `store` to the directory `destination`, and create it if it is missing.
 
-    Every file appears whole or not at all, and nothing is written outside. The copy calls `done` for every entry that
-    is in place; `link(key, info)` returns the target of a symbolic link to make instead of a copy, or None.
+    Every file appears whole or not at all, and nothing is written outside of `destination`. `done` is called for every
+    entry that is in place; `link(key, info)` returns the target of a symbolic link to make instead of a copy, or None.
 
     Raises UsageError if the destination cannot be used, and SourceError, naming the entry, if an entry cannot be read
-    or written: finished files stay, and a run with the same mark resumes from there.
+    or written: finished files stay, and a run with the same mark resumes the copy. With `choice.keep_going`, failures
+    of single entries are added to `report` instead.
     """
     if choice.existing not in EXISTING:
         raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
     globs = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
-    picks = globs and hashlib.sha256(globs.encode()).hexdigest()  # a journal has no room for thousands of globs
+    picks = globs and hashlib.sha256(globs.encode()).hexdigest()  # thousands of globs would not fit in a journal
     filling = await trio.to_thread.run_sync(
         DestinationDirectory, destination, choice.existing, choice.mark, picks, choice.share
     )
@@ -123,14 +124,14 @@ class _Copy:
         self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
         self._budget = MemoryBudget(_MEMORY)
         self._found = 0, 0  # files to write, and their bytes as far as sizes are known
-        self._walked = False  # whether these are all that there are, and the store had not counted them
+        self._walked = False  # whether `_found` covers all entries, and the store had no counts to expect
         self._batch: list[Item] = []
         self._batch_bytes = 0
         self._scope = trio.CancelScope()
         self._fatal: ZarrfsError | None = None
 
     async def everything(self, root: Info) -> None:
-        """Write all selected entries; raise the first failure that ends the run as itself, outside of any group."""
+        """Write all selected entries. The failure that ends the run is raised itself, not in an exception group."""
         if self._picking.everything and (usage := await self._store.usage()).counted:
             count = self._choice.share.count if self._choice.share is not None else 1
             self._report.expected_files, self._report.expected_bytes = usage.files // count, usage.bytes // count
@@ -153,10 +154,13 @@ class _Copy:
             raise self._fatal
         self._report.unmatched = self._picking.unused()
 
-    # -- written by processes
+    # -- writing in processes
 
     async def _in_processes(self, root: Folder) -> bool:
-        """Write all entries below `root`; return False, with nothing done, if processes cannot read most bytes."""
+        """Write all entries below `root`: in forked processes, and in threads the entries that those leave.
+
+        Return False, with nothing done, if processes cannot read most bytes or cannot be started.
+        """
         reader = self._reader
         if reader is None or not reader.serves_most or self._link is not None:
             return False
@@ -188,13 +192,13 @@ class _Copy:
         with contextlib.closing(forked):
             try:
                 await trio.to_thread.run_sync(run)
-            except SourceError as exc:  # a nursery would wrap it in a group
+            except SourceError as exc:  # a nursery would wrap it in an exception group
                 self._fatal = exc
                 self._scope.cancel()
         return True
 
     async def _take(self, found: Sequence[tuple[Batch, Result]]) -> None:
-        """Count what a process wrote, and write what it left in threads."""
+        """Count the entries that processes wrote, and write the entries that they left in threads."""
         for batch, result in found:
             note(batch, result, self._report, self._done)
             folder, _, left = batch
@@ -206,7 +210,7 @@ class _Copy:
                     self._fail(key, exc)
                 else:
                     await self._add_entry(folder, key, info)
-            if left:  # report what cannot be written before writing more
+            if left:  # find out now what cannot be written, before the processes write more
                 await self._flush()
 
     # -- selection of entries
@@ -244,7 +248,7 @@ class _Copy:
                 await self._add_entry(folder, key, info)
 
     def _is_mine(self, key: str, info: Info) -> bool:
-        """Return whether a selected entry belongs to our share."""
+        """Return whether a selected entry belongs to the share of this run."""
         if self._division is None:
             return True
         if info.kind is not Kind.FILE:
@@ -299,7 +303,7 @@ class _Copy:
     # -- outcomes
 
     def _account(self, outcomes: Sequence[Outcome]) -> list[Item]:
-        """Count outcomes; return the items whose bytes are still to be fetched."""
+        """Count outcomes; return the items whose bytes must still be fetched."""
         missing = []
         for item, done, error in [*outcomes, *self._writer.ended()]:
             if error is not None:
@@ -348,7 +352,7 @@ class _Copy:
             batch = await self._comparable(batch)
         try:
             outcomes = await self._written(batch)
-        finally:  # a task that is cancelled before its thread starts would leave them open
+        finally:  # descriptors are still open if the task was cancelled before its thread started
             close_all(batch)
         missing = self._account(outcomes)
         if not missing:
@@ -359,9 +363,9 @@ class _Copy:
                 nursery.start_soon(self._fetch, item)
 
     async def _comparable(self, batch: list[Item]) -> list[Item]:
-        """Look up files whose listing has neither size nor time: without them, old bytes of an earlier run would stay.
+        """Look up the size and time of files whose listing has neither; return the batch without files that fail.
 
-        Returns the batch without those that fail.
+        With neither to compare, a file that an earlier run wrote would stay even if the source has changed.
         """
         failed = set[int]()
 
@@ -377,17 +381,18 @@ class _Copy:
         return [item for item in batch if id(item) not in failed]
 
     async def _look_up(self, item: Item) -> None:
-        """Complete the size of a file, and its time, by which a later run tells whether it has changed."""
+        """Set the size of a file, and its time if the listing has none; a later run compares both."""
         found, info = await self._store.info(item.key), item.info
-        time = found.mtime_ns if info.mtime_ns is None else info.mtime_ns  # listings may have coarser times
+        # a listing may have coarser times, but a later run compares with its listing, too
+        time = found.mtime_ns if info.mtime_ns is None else info.mtime_ns
         item.info = info._replace(size=found.size, mtime_ns=time)
         self._expect(0, data_bytes(item.info))
 
     async def _written(self, batch: list[Item]) -> list[Outcome]:
         """Write a batch in a thread.
 
-        System calls for small files are so short that threads only contend, unless they wait for a disk or a server:
-        a second thread runs only after the first one was seen to wait.
+        System calls for small files are so short that several threads only contend, unless they wait for a disk or a
+        server. So small files are written in one thread, and in more only after a thread has waited most of its time.
         """
         go_on = self._choice.keep_going
         if sum(data_bytes(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
@@ -402,10 +407,10 @@ class _Copy:
         self._fail(item.key, exc)
         self._writer.release(item.folder)
 
-    # -- bytes from elsewhere
+    # -- bytes that must be fetched
 
     async def _fetch(self, item: Item) -> None:
-        """Fetch the bytes of a file, or open it, for _write_fetched(); fetch and write a large one in pieces."""
+        """Fetch the bytes of a file, or open it, for _write_fetched(); fetch and write a large file in pieces."""
         room = 0
         try:
             if item.info.size is None:
@@ -429,7 +434,7 @@ class _Copy:
                 raise
             self._drop(item, exc)
             return
-        if large:  # not above: _write_large() releases its item itself
+        if large:  # not in the try block: _write_large() reports failures and releases the folder itself
             await self._write_large(item)
 
     async def _parts(self, item: Item, value: Value) -> list[Part]:
@@ -441,7 +446,7 @@ class _Copy:
         return parts
 
     async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
-        """Write fetched items, all that are waiting in one batch."""
+        """Write fetched items; items that are waiting are written in one batch."""
 
         def waiting() -> Iterator[tuple[Item, int]]:
             with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
@@ -458,7 +463,7 @@ class _Copy:
                     finally:
                         close_all(items)
                     self._budget.give(sum(room for _, room in batch))
-            finally:  # a run that ends early leaves items with open files in the channel
+            finally:  # if the run ends early, there are items with open files in the channel
                 close_all([item for item, _ in waiting()])
 
     # -- large files
@@ -482,13 +487,13 @@ class _Copy:
                     error = await self._pieces(begun, value)
             if error is None:
                 digest = await self._in_thread(self._writer.summed, begun)
-        except Exception as exc:  # an unexpected one as well, as for small files
+        except Exception as exc:  # unexpected exceptions, too, as for small files
             error = exc
         except BaseException as exc:
             with trio.CancelScope(shield=True):
                 await self._in_thread(self._writer.end, begun, None, ReadError(item.key, type(exc).__name__))
             raise
-        with trio.CancelScope(shield=True):  # a cancellation here would leave it open
+        with trio.CancelScope(shield=True):  # a cancellation here would leave the staged file open
             outcome = await self._in_thread(self._writer.end, begun, digest, error)
         del self._report.unfinished[item.key]
         self._account([outcome])
@@ -541,7 +546,7 @@ class _Copy:
 
 
 async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
-    """Yield (start, length) of pieces of a file without its holes; small neighbours are joined."""
+    """Yield (start, length) of pieces of a file without its holes; adjacent small extents are joined."""
     begin = stop = 0
     async for start, length in extents(store, key, info):
         if start == stop and stop - begin + length <= _PIECE:
@@ -555,7 +560,7 @@ async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[
 
 
 def _source_error(destination: str, key: str, exc: Exception) -> ZarrfsError:
-    """Turn the failure that ends a run into one line that names the entry."""
+    """Convert the failure that ends a run to a SourceError that names the entry."""
     if isinstance(exc, StoreError):
         rule = exc.reason or type(exc).__doc__ or str(exc)
     elif isinstance(exc, ReadError):

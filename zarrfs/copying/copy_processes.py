@@ -1,7 +1,7 @@
 """Forked processes that write the entries of a copy whose bytes are on this machine, many entries at a time.
 
-An entry that a process fails to write is left to the threads, which report why. Threads alone would contend at every
-system call (docs/archives.md).
+An entry that a process fails to write is left to the threads, which report the reason. Processes are faster than
+threads alone, which contend at every system call (docs/archives.md).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from zarrfs.store.division import Division
 from zarrfs.store.keyglobs import Picking
 from zarrfs.system.workers import Workers
 
-ENTRIES, _BYTES = 128, LARGE  # of one task
-_SEEN = 4096  # entries examined for one task
+ENTRIES, _BYTES = 128, LARGE  # entries and bytes after which a task is complete
+_SEEN = 4096  # maximum number of entries examined for one batch
 _FOLDER = Info("", Kind.DIRECTORY)
-_KINDS = tuple(Kind)  # by their numbers
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")  # names that break no rule, which most are
+_KINDS = tuple(Kind)  # by number
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")  # names that certainly break no rule: most names
 
 
 class Batch(NamedTuple):
-    """Entries of a directory for a process to write; it leaves those in `left` to the threads."""
+    """Entries of a directory for a process to write; entries in `left` are written by the threads."""
 
     folder: Folder
     entries: list[Entry]
@@ -39,16 +39,16 @@ class Batch(NamedTuple):
 
 
 _HOW = ("", "copied", "kept", "resumed")
-Task = list[tuple[str, bool, list[Entry]]]  # of each batch: the key of its folder, whether that is fresh, its entries
-# of a batch: the outcome of each entry, as its number in _HOW; the SHA-256 of each, with CopyOptions.sums
+Task = list[tuple[str, bool, list[Entry]]]  # per batch: the key of its folder, whether the folder is fresh, entries
+# per batch: the outcome of each entry as an index of _HOW, and with CopyOptions.sums the SHA-256 of each entry
 Result = tuple[bytes, list[str | None] | None]
 
 
 class CopyProcesses:
     """Processes that write the entries that `picking` selects from `store` to `filling`.
 
-    run() is called in a thread of trio's, and is cancelled with it. It calls `fail(key, exc)` for names that break a
-    rule.
+    run() must be called in a thread of trio, and is cancelled with it. It calls `fail(key, exc)` for names that break
+    a rule, and for directories that cannot be listed.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class CopyProcesses:
         self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
         self._sums = sums
         self._writer = BatchWriter(filling, store, sums, lambda: None)
-        self._unusable = False  # in a process that could not make its directory
+        self._unusable = False  # True in a process that could not create its staging directory
         self._workers = Workers(
             self._write, jobs, about=filling.path, begin=self._begin, pause=trio.from_thread.check_cancelled
         )
 
     def start(self) -> None:
-        """Fork the processes, which end with the calling thread. OSError."""
+        """Fork the processes, which end when the calling thread ends. Raises OSError."""
         self._workers.start()
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class CopyProcesses:
     def run(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[list[tuple[Batch, Result]]]:
         """Yield the outcomes of all entries, in the order of the tree, for note(). Blocks.
 
-        Each batch holds its folder once, and so does every folder below.
+        Every batch has one hold of its folder, and every folder one of its parent: `hold` is BatchWriter.hold().
         """
         waiting: deque[list[Batch]] = deque()
 
@@ -111,10 +111,10 @@ class CopyProcesses:
             batch = Batch(folder, [], [])
             try:
                 last, picked = self._gather(batch, chosen, listing)
-            except ZarrfsError as exc:  # of a damaged index
+            except ZarrfsError as exc:  # the index is damaged
                 self._fail(folder.key, exc)
                 last = None
-            if last is None:  # the batch takes over the hold of the listing
+            if last is None:  # the hold of the listing passes to this last batch
                 levels.pop()
             else:
                 hold(folder)
@@ -127,9 +127,9 @@ class CopyProcesses:
             yield batch
 
     def _gather(self, batch: Batch, chosen: bool, listing: Iterator[Entry]) -> tuple[Entry | None, bool]:
-        """Fill a batch up to the next directory, or until it is full; return its last entry and if that was selected.
+        """Fill a batch up to the next directory, or until it is full. `chosen`: whether the whole folder is selected.
 
-        The entry is None at the end of the directory. `chosen`: whether all of the folder is selected.
+        Return the last entry examined, None at the end of the listing, and whether that entry is selected.
         """
         folder, entries, left = batch
         room, seen, usable, globs = _BYTES, 0, folder.fresh, not self._picking.everything
@@ -148,9 +148,9 @@ class CopyProcesses:
             if picked and self._is_mine(join_key(folder.key, name), entry):
                 folder.want()
                 held = held_of(entry)
-                # neither a link nor bytes that a process can read
+                # the entry is not a link, and a process cannot read its bytes
                 unknown = not self._reader.opens_files and entry[6] is None and entry[7] is None
-                large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # zeros are summed, too
+                large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # a checksum includes zeros of holes
                 usable = usable or self._usable(folder)
                 if unknown or large or not usable:
                     left.append(entry)
@@ -162,7 +162,7 @@ class CopyProcesses:
         return None, False
 
     def _is_mine(self, key: str, entry: Entry) -> bool:
-        """Return whether a selected entry belongs to our share."""
+        """Return whether a selected entry belongs to the share of this run."""
         if self._division is None:
             return True
         if entry[1] != Kind.FILE:
@@ -170,7 +170,7 @@ class CopyProcesses:
         return self._division.mine(key, None if entry[2] is None else held_of(entry))
 
     def _usable(self, folder: Folder) -> bool:
-        """Return whether a directory exists, on the file system of the staging directory."""
+        """Create a directory if it is missing; return whether it is on the file system of the staging directory."""
         try:
             os.close(self._filling.open(folder))
         except (OSError, ZarrfsError):
@@ -189,7 +189,7 @@ class CopyProcesses:
         self._writer.in_many_processes()
         try:
             self._filling.forked()
-        except OSError:  # no room for a directory: the parent process finds out what still fits
+        except OSError:  # the disk may be full: the parent process finds out what can still be written
             self._unusable = True
 
     def _write(self, task: Task, memory: memoryview) -> list[Result]:
@@ -207,7 +207,7 @@ class CopyProcesses:
 
 
 def note(batch: Batch, result: Result, report: CopyReport, tell: Callable[[CopiedEntry], None] | None) -> None:
-    """Count and report (`tell`) the entries of a batch that a process wrote; add the others to `left`."""
+    """Count and report (`tell`) the entries of a batch that are in place now; add the others to `left`."""
     folder, entries, left = batch
     how, sums = result
     copied = entries
@@ -238,6 +238,6 @@ def _info(entry: Entry) -> Info:
 
 
 def held_of(entry: Entry) -> int:
-    """Return the bytes of an entry without holes."""
+    """Return the size of an entry without its holes, in bytes."""
     size, held = entry[2] or 0, entry[5]
     return size if held is None else min(size, held)

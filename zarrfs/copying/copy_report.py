@@ -1,4 +1,4 @@
-"""The options, progress and report of a copy: plain data, without the imports of copy.py."""
+"""The options, progress and report of a copy: plain data, so that the imports of copy.py are not needed."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from zarrfs.store.api import Kind
 class CopyOptions:
     """The options of a copy."""
 
-    # for existing entries: or overwrite, keep, update (the newer one wins), differs (same size, mode and mtime stay)
+    # The treatment of existing entries: "refuse", "overwrite", "keep", "update" (replace an entry that is older than
+    # the source's) or "differs" (replace an entry whose size, mode or mtime differs).
     existing: str = "refuse"
-    advice: str = ""  # what can be done about one that stays, for its error
+    advice: str = ""  # appended to the error about an existing entry: what the user can do about it
     include: tuple[str, ...] = ()  # globs; a directory includes all entries below it; (): everything
-    exclude: tuple[str, ...] = ()
-    jobs: int | None = None  # processes or threads that write; None: one a processor, at most 4
+    exclude: tuple[str, ...] = ()  # globs
+    jobs: int | None = None  # number of writing processes or threads; None: one per processor, at most 4
     keep_going: bool = False  # collect failures instead of ending at the first one
-    mark: str = ""  # names this version of the source: a run with the same mark resumes an interrupted one
-    sync: bool = False  # sync all of it to disk at the end
+    mark: str = ""  # identifies this version of the source: a run with the same mark resumes an interrupted run
+    sync: bool = False  # sync the whole copy to disk at the end
     sums: bool = False  # report the SHA-256 of files
     set_ids: bool = False  # keep set-user-ID and set-group-ID bits of files
     root: bool = False  # also give an existing, empty destination the mode and time of the root
-    share: Share | None = None  # of the selected entries; other processes copy the others to the same directory
+    share: Share | None = None  # copy only this share; other processes copy the others to the same directory
     unfinished: bool = False  # keep the journal: a later run may resume this one, until destination_journal.forget()
 
 
 class CopiedEntry(NamedTuple):
-    """An entry that is in place."""
+    """An entry that is in place at the destination."""
 
     key: str
     kind: Kind
     size: int  # bytes
     mtime_ns: int | None
-    sha256: str | None  # hexadecimal, of a file, with CopyOptions.sums
+    sha256: str | None  # hexadecimal; only of files, with CopyOptions.sums
     how: str  # copied, linked, kept or resumed
 
 
@@ -45,17 +46,17 @@ class CopiedEntry(NamedTuple):
 class CopyReport:
     """The counts of a copy, updated while it runs."""
 
-    files: int = 0  # written, without links and directories
-    bytes: int = 0  # of these files, without holes
+    files: int = 0  # written files, without links and directories
+    bytes: int = 0  # bytes of these files, without holes
     directories: int = 0
     links: int = 0
     kept: int = 0  # entries that existed before
     resumed: int = 0  # entries that an earlier run had written
     expected_files: int | None = None
     expected_bytes: int | None = None
-    unfinished: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes so far of large files, by key
-    bad: int = 0  # entries that failed; the first of them:
-    failed: list[Bad] = dataclasses.field(default_factory=list)
+    unfinished: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes written of large files, by key
+    bad: int = 0  # entries that failed
+    failed: list[Bad] = dataclasses.field(default_factory=list)  # the first entries that failed
     unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` without a match
 
     def as_json(self) -> dict[str, Any]:
@@ -65,5 +66,5 @@ class CopyReport:
         return about
 
     def written(self) -> int:
-        """Return `bytes`, and those of files that are not finished. From any thread."""
+        """Return `bytes` plus the bytes written of unfinished files. May be called in any thread."""
         return self.bytes + sum(list(self.unfinished.values()))

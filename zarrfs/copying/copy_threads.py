@@ -1,4 +1,4 @@
-"""The writer that the threads of a copy run: a whole batch of entries in each call, not one thread hop a file."""
+"""The writer that the threads of a copy run. Each call writes a batch of entries, to save changes of thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zarrfs.system.sparse import copy_data, data_extents
 log = logging.getLogger(__name__)
 
 LARGE = 8 << 20  # bytes: a larger file is written in pieces
-_HOLES = 16 << 30  # bytes of holes in a file beyond which it is not hashed: a size costs nothing, its zeros do
+_HOLES = 16 << 30  # bytes of holes above which a sparse file is not hashed: hashing the zeros would take too long
 _HASHED = 256 << 10  # bytes that are read and hashed at a time
 
 
@@ -33,20 +33,20 @@ class Item:
     folder: Folder
     key: str
     info: Info
-    content: Sequence[Part] | None = None
-    descriptor: int = -1  # of a file with the bytes
-    link: str | None = None  # the target of a symbolic link that takes the place of a copy
+    content: Sequence[Part] | None = None  # the bytes; None: from `descriptor`, or still to be read
+    descriptor: int = -1  # a file with the bytes
+    link: str | None = None  # the target of a symbolic link that replaces the copy
     closing: bool = False
-    new: bool | None = None  # whether its name is free; None: not known yet
+    new: bool | None = None  # whether the name is free at the destination; None: not known yet
 
     @property
     def unread(self) -> bool:
-        """Whether it is a file whose bytes are still missing."""
+        """Whether the item is a file whose bytes have not been read, and are in no open file."""
         return self.info.kind is Kind.FILE and self.content is None and self.descriptor < 0 and self.link is None
 
 
 class Outcome(NamedTuple):
-    """The outcome of an item; without `done` and `error`, its bytes are to be fetched."""
+    """The outcome of an item; without `done` and `error`, its bytes must be fetched first."""
 
     item: Item
     done: CopiedEntry | None = None
@@ -61,9 +61,9 @@ class Writing(NamedTuple):
 
 
 class BatchWriter:
-    """A writer of items to `filling`, from bytes that `store` has at hand; with `sums` it computes SHA-256.
+    """A writer of items to `filling`, from bytes that can be read without the event loop.
 
-    Long operations call `pause` now and then, which may raise to cancel them.
+    With `sums`, it computes the SHA-256 of files, and calls `pause` at intervals, which may raise to cancel that.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class BatchWriter:
         self._filling, self._sums, self._pause = filling, sums, pause
         self._reader = store.blocking()
         self._lock = threading.Lock()
-        self._ended: list[Outcome] = []  # directories
+        self._ended: list[Outcome] = []  # of finished directories
 
     def in_many_processes(self) -> None:
-        """Leave blobs whose source has failed to the parent process, or each process would log a warning."""
+        """Leave blobs whose source has failed to the parent process, so that only one process logs a warning."""
         if self._reader is not None:
             self._reader.skip_warned = True
 
@@ -110,7 +110,7 @@ class BatchWriter:
         return outcomes
 
     def _one(self, batch: _Batch, item: Item) -> CopiedEntry | None:
-        """Write one item; return None if its bytes are not at hand."""
+        """Write one item; return None if its bytes must be fetched first, or for the end of a directory."""
         if item.closing:
             self.release(item.folder)
             return None
@@ -137,9 +137,10 @@ class BatchWriter:
         return done
 
     def _judged(self, directory: int, item: Item) -> CopiedEntry | None:
-        """Return the entry if it need not be written, else None."""
+        """Return the entry if it is in place already, else None."""
         if item.folder.fresh:
-            item.new = True  # so where the file system folds case or Unicode, a second name for one file is an error
+            # never replace: if the file system folds case or Unicode, a second name for the same file is an error
+            item.new = True
         elif item.new is None:
             info = item.info
             if item.link is not None:
@@ -161,7 +162,7 @@ class BatchWriter:
         return _done(item, "copied" if item.link is None else "linked")
 
     def _contents(self, parts: Sequence[Part]) -> list[tuple[int, Buffer]] | None:
-        """Return (start, bytes) of parts, verified; None if one is not at hand."""
+        """Return (start, verified bytes) of parts; None if the bytes of a part must be fetched."""
         contents: list[tuple[int, Buffer]] = []
         for part in parts:
             data = part.data
@@ -201,7 +202,7 @@ class BatchWriter:
             raise
 
     def _copied(self, directory: int, item: Item) -> CopiedEntry:
-        """Copy the data extents of the file behind a descriptor."""
+        """Copy the data extents of the file that the item has a descriptor of."""
         staged = self._filling.create(item.folder, directory, item.info.mode)
         try:
             size = os.fstat(item.descriptor).st_size
@@ -217,7 +218,7 @@ class BatchWriter:
     # -- large files
 
     def begin(self, item: Item) -> Outcome | Writing:
-        """Begin a file that is written in pieces; an Outcome if there is nothing to write. Blocks."""
+        """Begin a file that is written in pieces; return an Outcome if it is in place or cannot be written. Blocks."""
         try:
             directory = self._filling.open(item.folder)
             try:
@@ -233,7 +234,10 @@ class BatchWriter:
         return Outcome(item, done)
 
     def fill(self, writing: Writing, parts: Sequence[Part]) -> int:
-        """Write parts up to the first one that is not at hand; return their number. Blocks; OSError, ReadError."""
+        """Write parts up to the first part that must be fetched; return the number of parts written.
+
+        Blocks. Raises OSError, ReadError.
+        """
         for count, part in enumerate(parts):
             contents = self._contents([part])
             if contents is None:
@@ -242,12 +246,12 @@ class BatchWriter:
         return len(parts)
 
     def summed(self, writing: Writing) -> str | None:
-        """Set the final size of a file; return its SHA-256 if sums are requested. Blocks; OSError."""
+        """Set the final size of a file; return its SHA-256 if sums are requested. Blocks. Raises OSError."""
         os.ftruncate(writing.staged.descriptor, writing.item.info.size or 0)
         return self._digest(writing.staged.descriptor, writing.item.key) if self._sums else None
 
     def end(self, writing: Writing, digest: str | None, error: Exception | None) -> Outcome:
-        """Give the file its name, or remove it if there is an `error`. Blocks."""
+        """Rename the file into place, or remove it if there is an `error`. Blocks."""
         item, staged = writing
         try:
             if error is not None:
@@ -276,7 +280,7 @@ class BatchWriter:
             folder.holds += 1
 
     def release(self, folder: Folder) -> None:
-        """Drop one hold of `folder`; the last one sets its mode and time, and drops its hold of the parent."""
+        """Drop one hold of `folder`. With the last hold, set its mode and time, and drop its hold of the parent."""
         at: Folder | None = folder
         while at is not None:
             with self._lock:
@@ -290,7 +294,7 @@ class BatchWriter:
             at = at.parent
 
     def ended(self) -> list[Outcome]:
-        """Return the outcomes of directories since the last call."""
+        """Return the outcomes of directories that were finished since the last call."""
         with self._lock:
             ended, self._ended = self._ended, []
         return ended
@@ -305,7 +309,7 @@ class BatchWriter:
     # -- sums
 
     def _digest_of(self, directory: int, item: Item) -> str | None:
-        """Return the SHA-256 of an existing entry, if it is a regular file."""
+        """Return the SHA-256 of the existing entry of an item; None unless the item is a file."""
         if item.info.kind is not Kind.FILE:
             return None
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -318,15 +322,15 @@ class BatchWriter:
     def _digest_written(
         self, descriptor: int, key: str, contents: list[tuple[int, Buffer]], size: int
     ) -> str | None:
-        """Return the SHA-256 of a file that was just written, from memory if all its bytes are there."""
+        """Return the SHA-256 of a file that was just written; of the bytes in memory if they are complete."""
         if len(contents) == 1 and contents[0][0] == 0 and len(contents[0][1]) == size:
             return hashlib.sha256(contents[0][1]).hexdigest()
         return self._digest(descriptor, key)
 
     def _digest(self, descriptor: int, key: str) -> str | None:
-        """Return the SHA-256 of a file; None if it has huge holes."""
+        """Return the SHA-256 of a file; None, with a warning, if it has more bytes of holes than _HOLES."""
         status = os.fstat(descriptor)
-        if status.st_size - 512 * status.st_blocks > _HOLES:  # or the file system compresses
+        if status.st_size - 512 * status.st_blocks > _HOLES:  # holes, or the file system compresses
             data = sum(stop - start for start, stop in data_extents(descriptor, status.st_size))
             if status.st_size - data > _HOLES:
                 log.warning("%s: is not hashed, as %d bytes of it are holes", key, status.st_size - data)
@@ -340,7 +344,7 @@ class BatchWriter:
 
 
 class _Batch:
-    """The directory that a thread has open, and the parts of the batch's files in it."""
+    """State of one batch: the directory that the thread has open, and the parts of the files."""
 
     def __init__(self, filling: DestinationDirectory, reader: BlockingReader | None, items: Sequence[Item]) -> None:
         self._filling, self._reader, self._items = filling, reader, items
@@ -349,7 +353,7 @@ class _Batch:
         self._parts: dict[str, dict[str, list[Part] | None]] = {}  # by directory and name
 
     def enter(self, folder: Folder) -> int:
-        """Return a descriptor of `folder`, which the batch keeps open."""
+        """Return a descriptor of `folder`, which the batch keeps open until it enters another folder."""
         if folder is not self._folder:
             self.close()
             self._directory = self._filling.open(folder)
@@ -357,7 +361,7 @@ class _Batch:
         return self._directory
 
     def parts(self, item: Item) -> list[Part] | None:
-        """Return the parts of a file; None if they are not at hand."""
+        """Return the parts of a file; None if they need the event loop."""
         if self._reader is None:
             return None
         found = self._parts.get(item.folder.key)
@@ -388,6 +392,6 @@ def _done(item: Item, how: str, digest: str | None = None) -> CopiedEntry:
 
 
 def data_bytes(info: Info) -> int:
-    """Return how many bytes of a file are not holes, as far as that is known."""
+    """Return the size of a file without its holes, in bytes, as far as that is known; 0 if its size is not known."""
     size = info.size or 0
     return size if info.allocated is None else min(size, info.allocated)

@@ -1,9 +1,9 @@
-"""The destination directory of a copy: each file appears under its name when it is whole, and none outside of it.
+"""The destination directory of a copy. A file appears under its name once it is complete; none is written outside.
 
 Each directory below is opened without following symbolic links (system/beneath.py), and every operation is relative
-to its descriptor, so a process that swaps names meanwhile cannot redirect a write. Unfinished files are in
-DIRECTORY/.zarrfs-staging, in a staging directory of the run; beside it lies a journal (destination_journal.py), locked
-by the run, that holds the mark of an unfinished run. All methods block; several threads may call them at once.
+to its descriptor, so a process that swaps names meanwhile cannot redirect a write. Unfinished files are in a staging
+directory of the run, in DIRECTORY/.zarrfs-staging. That also contains a journal (destination_journal.py), locked by
+the run, with the mark of an unfinished run. All methods block; several threads may call them concurrently.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = stat.S_IRWXU
 _TRIES = 100  # retries while another process changes names
-# Failures that the next file would have as well.
+# Errors that every other file would fail with, too.
 _FATAL = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 )
-# Failures of link(2) where rename(2) may succeed: in FUSE without links, and in AFS between directories, among others.
+# Errors of link(2) after which rename(2) may succeed, such as on a FUSE file system without hard links, or between
+# directories of AFS.
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV))
 
 
 class InTheWay(ZarrfsError):
-    """An entry whose name is taken by something that stays: by `key`, if that is not the entry's own key."""
+    """The error that the name of an entry cannot be used. `key`: the existing entry in its way, if the key differs."""
 
     def __init__(self, rule: str, key: str = "") -> None:
         self.key = key
@@ -59,20 +60,20 @@ def ends_all(exc: BaseException) -> bool:
 
 
 class Folder:
-    """A directory below the destination. It is finished when its entries and its listing have dropped their holds."""
+    """A directory of the copy. It is finished when its entries and its listing have dropped their holds."""
 
     __slots__ = ("fresh", "holds", "info", "key", "made", "near", "parent", "wanted")
 
     def __init__(self, key: str, info: Info, parent: Folder | None) -> None:
         self.key, self.info, self.parent = key, info, parent
         self.holds = 1
-        self.wanted = False  # whether it is to be made: it, or an entry below, was selected
-        self.made = False  # by this run,
-        self.fresh = False  # and so contains nothing else
-        self.near = False  # on another file system than the staging directory
+        self.wanted = False  # whether to create it, because the directory, or an entry below it, was selected
+        self.made = False  # whether this run created it
+        self.fresh = False  # whether it contains nothing that existed before this run
+        self.near = False  # on another file system than the staging directory, so it contains staged files itself
 
     def want(self) -> None:
-        """Mark the directory and its parents as to be made: one of them, or an entry below, was selected."""
+        """Mark the directory and its parents as wanted, because the directory or an entry in it was selected."""
         at: Folder | None = self
         while at is not None and not at.wanted:
             at.wanted = True
@@ -80,7 +81,7 @@ class Folder:
 
 
 def broken_rule(name: str, folder: Folder) -> str | None:
-    """Return the rule that a name from any store breaks, or None."""
+    """Return the rule that a name, which may come from an untrusted store, breaks in `folder`; None if it is valid."""
     rule = name_rule(name) or ("a name with a slash" if "/" in name else None)
     if rule is None and folder.parent is None and name.startswith(RESERVED):
         rule = f"a name that begins with {RESERVED}, which is reserved"
@@ -93,7 +94,7 @@ def broken_rule(name: str, folder: Folder) -> str | None:
 
 
 class Staged(NamedTuple):
-    """A file in the staging directory; `descriptor` is open for reading and writing."""
+    """A staged file: an open descriptor for reading and writing, its name, and the descriptor of its directory."""
 
     descriptor: int
     name: bytes
@@ -103,10 +104,11 @@ class Staged(NamedTuple):
 class DestinationDirectory:
     """The directory `path`, created if it is missing, and locked until finish() or abandon().
 
-    `existing` (one of EXISTING) says what happens to existing entries. A run resumes an interrupted one with the same
-    `mark`; one with other `picks` ("": everything) stays unfinished, unless this run selects everything. Runs of other
-    shares may fill the directory at the same time.
-    Raises UsageError if the directory cannot be used, or another run fills it.
+    `existing` (one of EXISTING) says what happens to existing entries. A run resumes an interrupted run with the same
+    `mark`. If that run selected other entries (`picks`; "": everything), it still counts as unfinished after this one,
+    unless this run selects everything. Runs of other shares may write to the directory at the same time.
+
+    Raises UsageError if the directory cannot be used, or another run is writing to it.
     """
 
     def __init__(
@@ -116,14 +118,14 @@ class DestinationDirectory:
         self._share, self._note_name = share, journal.name_of(share)
         self.resumed = self._made = False
         self.begun = False  # whether there is an unfinished run with this mark
-        self._said: dict[str, object] = {}
-        self._spans: journal.Spans = []
-        self._ours: journal.Spans = []  # when the runs that this one resumes wrote entries;
-        self._safe: journal.Spans = []  # those that are on the disk;
-        self._doubtful: journal.Spans = []  # those that a reboot may have lost
+        self._said: dict[str, object] = {}  # the journal of this run, without its spans
+        self._spans: journal.Spans = []  # the spans of the journal of this run; the last one is its own
+        self._ours: journal.Spans = []  # spans of the runs that this run resumes
+        self._safe: journal.Spans = []  # spans whose entries were synced to disk
+        self._doubtful: journal.Spans = []  # spans whose entries a reboot may have lost
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether any entry was placed; shared with forked processes
-        self._own = False  # whether the root's mode and time are ours to set
+        self._own = False  # whether this run may set the mode and time of the root
         self._counter = itertools.count()
         self._lock = threading.Lock()
         self._run = self._note = self._staging = -1
@@ -147,7 +149,7 @@ class DestinationDirectory:
             self._made = True
 
     def _begin(self) -> None:
-        """Lock the directory, look at what it contains, and make the staging directory of the run."""
+        """Lock the directory, read its journal, and create the staging directory of the run."""
         self._status = os.fstat(self._base.descriptor)
         self._take_note()
         if self._share is None:
@@ -155,13 +157,14 @@ class DestinationDirectory:
         elif not self._own:
             self._own = journal.owned_by_a_share(self._staging, self._mark)
         self._make_run()
-        if self._share is not None:  # which the next run of this share removes: there may be very many shares
+        if self._share is not None:
+            # the next run of this share removes only this staging directory, because there may be very many shares
             self._said["run"] = self._run_name.decode()
             self._write_note()
         self._device = os.fstat(self._run).st_dev
 
     def _make_run(self) -> None:
-        """Make and lock the staging directory of the run, which the run of another share may take for abandoned."""
+        """Create and lock the staging directory of the run. Before it is locked, another run may remove it."""
         for _ in range(_TRIES):
             self._run_name = secrets.token_hex(8).encode()
             os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
@@ -180,7 +183,7 @@ class DestinationDirectory:
             try:
                 self._staging = os.open(STAGING, OPEN, dir_fd=self._base.descriptor)
                 fresh = self._open_note()
-            except FileNotFoundError:  # another run has just ended
+            except FileNotFoundError:  # another run has just ended, and removed the staging directory
                 self._forget()
                 continue
             except NotADirectoryError:
@@ -189,7 +192,8 @@ class DestinationDirectory:
                 what = "another run" if self._share is None else f"another run of the share {self._share}"
                 raise UsageError(f"{self.path}: {what} is writing to it")
             if os.fstat(self._note).st_nlink:
-                self._own = self._is_empty()  # only now: an earlier run may have filled it until it let the lock go
+                # after locking, because an earlier run may have written until it released the lock
+                self._own = self._is_empty()
                 if not fresh and not journal.alone(self._note):
                     raise UsageError(f"{self.path}: its {RESERVED} holds a journal that is not this user's alone")
                 self._read_note(believed=journal.alone(self._staging))
@@ -205,7 +209,7 @@ class DestinationDirectory:
             os.close(look)
 
     def _open_note(self) -> bool:
-        """Open the journal; return whether it is new, and so ours even where root is squashed."""
+        """Open the journal; return whether this run created it: then it is ours, even if a server squashes root."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             self._note = os.open(self._note_name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
@@ -221,9 +225,9 @@ class DestinationDirectory:
         self._note = self._staging = -1
 
     def _read_note(self, believed: bool) -> None:
-        """Resume the run that left the journal, if it has our mark and is `believed`; then write our own.
+        """Resume the run that left the journal, if it has the mark of this run and is `believed`; write a new journal.
 
-        Entries that it wrote before a reboot may not have reached the disk: they are written again.
+        Entries that the earlier run wrote before a reboot are written again: they may not have reached the disk.
         """
         now, before, spans = boot(), journal.read(self._note) if believed else b"", []
         left: str | None = None
@@ -235,7 +239,7 @@ class DestinationDirectory:
                 own, then, spans = bool(said["own"]), said["boot"], journal.spans_of(said, self._staging)
                 self._safe = [[int(start), int(stop)] for start, stop in said.get("safe", ())]
                 doubtful = [span for span in spans if span not in self._safe]
-                since = then if doubtful else now  # existing entries may be of that boot
+                since = then if doubtful else now  # existing entries may have been written before a reboot
                 self._ours = spans
                 self.begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
@@ -259,7 +263,7 @@ class DestinationDirectory:
         journal.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
 
     def forked(self) -> None:
-        """Give a forked process its own lock and its own directory for unfinished files. OSError."""
+        """Give a forked process its own lock and its own directory for unfinished files. Raises OSError."""
         self._lock = threading.Lock()
         name = b"p%d" % os.getpid()
         with contextlib.suppress(FileExistsError):
@@ -280,13 +284,13 @@ class DestinationDirectory:
         return folder
 
     def open(self, folder: Folder) -> int:
-        """Open `folder`; create it and its parents if they are missing. OSError, InTheWay."""
+        """Open `folder` with O_PATH; create it and its parents if they are missing. Raises OSError, InTheWay."""
         try:
             return self._entered(folder, self._base.directory(os.fsencode(folder.key)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            if folder.key and folder.parent is None:  # in a forked process: its parent process has made it
+            if folder.key and folder.parent is None:  # in a forked process, which creates no directories
                 raise
-            # the longer way makes it, or says what is wrong
+            # open it name by name, to create directories, or to find the one that cannot be opened
         chain: list[Folder] = []
         at: Folder | None = folder
         while at is not None and at.parent is not None:
@@ -307,7 +311,7 @@ class DestinationDirectory:
             try:
                 return self._entered(folder, os.open(name, _HANDLE, dir_fd=above))
             except FileNotFoundError:
-                # without a mode it gets that of the umask; with one, that is set when the directory is full
+                # if the store has no mode for it, the umask decides; otherwise dress() sets the mode at the end
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
                     folder.near = folder.parent is not None and folder.parent.near
@@ -321,16 +325,16 @@ class DestinationDirectory:
         raise OSError(errno.EBUSY, "its name keeps changing", folder.key)
 
     def _entered(self, folder: Folder, found: int) -> int:
-        """Prepare a directory that existed before."""
+        """Prepare a directory that existed before this run, and return its descriptor."""
         if folder.fresh or folder.parent is None:
             return found
         status = os.fstat(found)
         closed = status.st_uid == os.geteuid() != 0 and status.st_mode & _OURS != _OURS
-        if closed and folder.info.mode is not None and self._existing != "keep":  # it gets its mode when it is full
+        if closed and folder.info.mode is not None and self._existing != "keep":  # dress() sets its mode at the end
             os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OURS)
         near = status.st_dev != self._device
-        with self._lock:  # or another thread would take a new file of ours for an abandoned one
-            if near and not folder.near:  # remove files of a killed run
+        with self._lock:  # otherwise another thread could remove a new staged file as abandoned
+            if near and not folder.near:  # remove staged files of a killed run
                 for entry in os.listdir(f"/proc/self/fd/{found}"):
                     if entry.startswith(RESERVED + "."):
                         remove_abandoned(found, os.fsencode(entry))
@@ -340,18 +344,21 @@ class DestinationDirectory:
     # -- entries
 
     def judge(self, directory: int, info: Info) -> str:
-        """Decide what to do about an entry that is no directory: "new", "replace", "kept" or "resumed".
+        """Decide what to do about an entry that is not a directory: "new", "replace", "kept" or "resumed".
 
-        Raises InTheWay if an existing entry stays, and OSError.
+        An entry that is "kept" or "resumed" need not be written. Removes an empty directory that is to be replaced.
+        Raises InTheWay if the existing entry may not be replaced, and OSError.
         """
         name = info.name
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return "new"
-        # A file that was there before the first run may have the same size and time, and other bytes: in a reference
-        # set all files have one time. One that has changed since is ours, or a copy of ours, if it has a time at all.
-        since = self._ours[0][0] if self._ours and status.st_dev == self._device else 0  # by one clock only
+        # A file from before the first run may have the same size and time but other bytes, because all files of a
+        # reference set have the same time. A file that was changed since then was written by one of the runs, or is a
+        # copy of such a file, provided that the store has a time for it.
+        # Times of change on another file system come from another clock, and are not compared.
+        since = self._ours[0][0] if self._ours and status.st_dev == self._device else 0
         timed = info.mtime_ns is not None or info.kind is not Kind.FILE
         known = _within(status, self._ours) or (timed and status.st_ctime_ns >= since)
         if (self.resumed or _within(status, self._safe)) and known and _same(directory, name, status, info):
@@ -366,7 +373,8 @@ class DestinationDirectory:
             except OSError as exc:
                 raise InTheWay(f"a directory is there already: {reason_of(exc)}") from exc
         elif self._existing == "refuse":
-            timeless = info._replace(mtime_ns=None)  # a touched document gives new times to entries without one
+            # if its document was touched, an entry without a time of its own has a new time
+            timeless = info._replace(mtime_ns=None)
             older = _within(status, self._ours) and _same(directory, name, status, timeless)
             if not older and not _within(status, self._doubtful):
                 raise InTheWay("is there already")
@@ -374,24 +382,27 @@ class DestinationDirectory:
         return "kept" if self._stays(directory, status, info) else "replace"
 
     def _stays(self, directory: int, status: os.stat_result, info: Info) -> bool:
-        """Return whether an existing entry stays although it might be replaced."""
+        """Return whether an existing entry stays, with existing="differs" or "update"."""
         if self._existing == "differs":
             return stat.S_IMODE(status.st_mode) == info.mode and _same(directory, info.name, status, info)
         return self._existing == "update" and (info.mtime_ns is None or status.st_mtime_ns >= info.mtime_ns)
 
     def create(self, folder: Folder, directory: int, mode: int | None) -> Staged:
-        """Create a staged file on the file system of `folder`, whose descriptor is `directory`."""
+        """Create a staged file on the file system of `folder`, whose descriptor is `directory`. Raises OSError."""
         at, name = self._temporary(folder, directory)
         return Staged(os.open(name, _NEW, 0o666 if mode is None else 0o600, dir_fd=at), name, at)
 
     def _temporary(self, folder: Folder, directory: int) -> tuple[int, bytes]:
-        """Return (directory, name) for a new staged entry."""
+        """Return (descriptor of the directory, name) for a new staged entry."""
         if folder.near:
             return directory, STAGING + b"." + secrets.token_hex(8).encode()
         return self._run, b"%d" % next(self._counter)
 
     def place(self, staged: Staged, directory: int, info: Info, new: bool) -> None:
-        """Close a file, set its mode and time, and rename it into place; if it is `new`, it replaces nothing."""
+        """Set the mode and time of a staged file, close it, and rename it into place; a `new` file replaces nothing.
+
+        Raises OSError, and InTheWay if a `new` file would replace an entry.
+        """
         descriptor = staged.descriptor
         try:
             if info.mode is not None:
@@ -403,7 +414,7 @@ class DestinationDirectory:
         self._name(staged.name, staged.directory, directory, info, new)
 
     def discard(self, staged: Staged, opened: bool = True) -> None:
-        """Remove a staged file."""
+        """Remove a staged file, and close its descriptor if that is still `opened`."""
         if opened:
             with contextlib.suppress(OSError):
                 os.close(staged.descriptor)
@@ -411,7 +422,7 @@ class DestinationDirectory:
             os.unlink(staged.name, dir_fd=staged.directory)
 
     def symlink(self, folder: Folder, directory: int, info: Info, target: str, new: bool) -> None:
-        """Make a symbolic link, with its time."""
+        """Create a symbolic link with the time of `info`; errors and `new` are those of place()."""
         at, name = self._temporary(folder, directory)
         os.symlink(os.fsencode(target), name, dir_fd=at)
         try:
@@ -435,7 +446,7 @@ class DestinationDirectory:
         except OSError as exc:
             if not new or exc.errno != errno.EINVAL:
                 raise
-            self._link(staged, name, at, directory)  # a file system that cannot rename so, such as NFS
+            self._link(staged, name, at, directory)  # the file system has no RENAME_NOREPLACE: NFS, for example
         self._changed[0] = 1
 
     def _link(self, staged: bytes, name: str, at: int, directory: int) -> None:
@@ -451,10 +462,10 @@ class DestinationDirectory:
             os.unlink(staged, dir_fd=at)
 
     def dress(self, folder: Folder) -> bool:
-        """Set the mode and time of a full directory; return whether they are ours to set."""
+        """Set the mode and time of a complete directory; return False if it existed and keeps its own."""
         handle = self.open(folder)
         try:
-            known = folder.info.mode is not None or self._share is not None  # made by another share, perhaps
+            known = folder.info.mode is not None or self._share is not None  # another share may have created it
             ours = folder.made or self.begun or (known and self._existing != "keep")
             if ours:
                 self._dress(handle, folder.info)
@@ -476,11 +487,11 @@ class DestinationDirectory:
     # -- the end
 
     def finish(self, root: Info, dress: bool = False, more: bool = False, listing: Listing | None = None) -> None:
-        """End a complete run and remove its staging directory; keep its journal if there is `more` to do. OSError.
+        """End a complete run and remove its staging directory; keep the journal of a share, or if `more` will follow.
 
-        A share has divided `listing`: SourceError if another one, next to it, has divided something else.
-        The destination gets the mode and time of `root` if this run, or the one that it resumed, has created it; with
-        `dress` also if it was empty, or existing="overwrite", as far as permitted.
+        `listing` is the listing that was divided into shares. The destination gets the mode and time of `root` if this
+        run, or the run that it resumed, has created it; with `dress` also if it was empty, or existing="overwrite", as
+        far as permitted. Raises OSError, and SourceError if a share next to this one has divided another listing.
         """
         if listing is not None:
             self._said["listing"] = list(listing)
@@ -495,12 +506,15 @@ class DestinationDirectory:
         elif self._made or (self._share is not None and self._own and (dress or root.mode is not None)):
             self._dress(self._base.descriptor, root)
         elif dress and (self._own or self._existing == "overwrite"):
-            with contextlib.suppress(PermissionError):  # another user's
+            with contextlib.suppress(PermissionError):  # the directory belongs to another user
                 self._dress(self._base.descriptor, root)
         self.close()
 
     def _compare(self, listing: Listing) -> None:
-        """Compare what we have divided with what complete shares next to ours have: once all end, all are compared."""
+        """Raise SourceError if a complete share next to this one has divided another listing.
+
+        Once all shares are complete, all listings have been compared.
+        """
         assert self._share is not None
         index, count = self._share.index, self._share.count
         for other in {Share((index + step) % count, count) for step in (-1, 1)} - {self._share}:
@@ -519,7 +533,10 @@ class DestinationDirectory:
                 )  # fmt: skip
 
     def abandon(self) -> None:
-        """End an interrupted run: finished entries stay, and its journal if it has a mark and wrote anything."""
+        """End an interrupted run. Finished entries stay; so does the journal if the run has a mark and wrote anything.
+
+        If its journal does not stay, restore the journal of an unfinished run with another mark.
+        """
         with contextlib.suppress(OSError):
             bare = self._is_empty()
             changed = self._mark and (self.begun or self._changed[0])
@@ -527,7 +544,7 @@ class DestinationDirectory:
                 journal.write(self._note, self._before)
                 changed = True
             else:
-                with contextlib.suppress(OSError):  # of syncing: the journal says what is doubtful
+                with contextlib.suppress(OSError):  # if syncing fails, the journal says which entries are doubtful
                     self._end_span()
             self._clear(note=bare or not changed)
             if bare and self._made:
@@ -535,39 +552,39 @@ class DestinationDirectory:
         self.close()
 
     def distrust(self) -> None:
-        """Have the next run write again what no run has synced: the kernel reports lost writes only once."""
+        """Make the next run write all unsynced entries again, because the kernel reports lost writes only once."""
         self._doubtful = [span for span in self._spans if span not in self._safe]
-        self._said["boot"] = ""  # as after a reboot
+        self._said["boot"] = ""  # so that the next run assumes a reboot
         with contextlib.suppress(OSError):
             self._write_note()
 
     def _end_span(self) -> None:
-        """Sync what a share has written, and note when it was written. OSError where it is not on the disk."""
+        """End the span of this run in the journal; for a share, sync entries first. Raise OSError if syncing fails."""
         unsynced = [span for span in self._spans[:-1] if span not in self._safe]
-        if self._share is not None and (self._changed[0] or unsynced):  # it may be run again on another node
+        if self._share is not None and (self._changed[0] or unsynced):  # the share may be rerun on another node
             try:
                 sync_file_system(self.path)
             except OSError:
                 self.distrust()
                 raise
-        with contextlib.suppress(OSError):  # the span stays open: fewer entries count as ours
+        with contextlib.suppress(OSError):  # if the span stays open, fewer entries count as written by this run
             self._spans[-1][1] = until = journal.changed_now(self._note)
             if self._share is not None:
                 self._said["safe"] = [span for span in self._spans if span not in self._doubtful]
             self._write_note()
-            journal.changed_now(self._note, until)  # later writes of others get a later ctime than ours
+            journal.changed_now(self._note, until)  # wait: later writes of other processes get a later ctime
 
     def _clear(self, note: bool) -> None:
-        """Remove the run's own directory, and with `note` the whole staging directory."""
+        """Remove the staging directory of this run; with `note` also the journal, and .zarrfs-staging if empty."""
         for name in os.listdir(self._run):
             try:
                 os.unlink(name, dir_fd=self._run)
-            except IsADirectoryError:  # of a forked process
+            except IsADirectoryError:  # the directory of a forked process
                 shutil.rmtree(name, dir_fd=self._run)
         os.rmdir(self._run_name, dir_fd=self._staging)
         if note:
             os.unlink(self._note_name, dir_fd=self._staging)
-            with contextlib.suppress(OSError):  # another process has files in it
+            with contextlib.suppress(OSError):  # not empty: another run uses it
                 os.rmdir(STAGING, dir_fd=self._base.descriptor)
 
     def close(self) -> None:
@@ -580,12 +597,12 @@ class DestinationDirectory:
 
 
 def _within(status: os.stat_result, spans: journal.Spans) -> bool:
-    """Return whether an entry was changed last within one of `spans`."""
+    """Return whether the ctime of an entry is within one of `spans`."""
     return any(since <= status.st_ctime_ns <= until for since, until in spans)
 
 
 def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool:
-    """Return whether an existing file has the kind, time, target and size of an entry."""
+    """Return whether an existing entry has the kind, time, target and size of `info`, as far as those are known."""
     if KINDS.get(stat.S_IFMT(status.st_mode)) is not info.kind:
         return False
     if info.mtime_ns is not None and status.st_mtime_ns != info.mtime_ns:
@@ -594,4 +611,4 @@ def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool
             return False
     if info.kind is Kind.SYMLINK:
         return os.readlink(name, dir_fd=directory) == (info.target or "")
-    return info.size is None or status.st_size == info.size  # None: of a target, not requested yet
+    return info.size is None or status.st_size == info.size  # None: not requested from the target yet

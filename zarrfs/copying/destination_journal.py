@@ -1,11 +1,12 @@
-"""The journal of a copy, the file DIRECTORY/.zarrfs-staging/note: which run is unfinished, and when it wrote.
+"""The journal of a copy, the file DIRECTORY/.zarrfs-staging/note: which run is unfinished, and when it wrote entries.
 
-A span is [from, to], the times of change (ctime, in ns) of written entries, by the clock of their file system, which
-on a server may differ from ours. `to` is 0 while a run goes on, or after it was killed: its unfinished files then show
-when it wrote last.
+A span is [from, to]: the range of the ctimes, in ns, of the entries that a run wrote. They come from the clock of the
+file system, which on a file server may differ from the clock of this node. `to` is 0 while the run is writing, and
+after it was killed; in that case the times of its unfinished files tell when it wrote last.
 
-Each share of a copy (--shard) has a journal of its own, note-I-of-N, which stays when the share is complete: it may be
-run again, on any node. Its spans in "safe" were synced to disk, so they are believed also after another boot.
+Each share of a copy (--shard) has a journal of its own, note-I-of-N, which stays when the share is complete, because
+the share may be run again, on any node. Its spans in "safe" were synced to disk, so their entries are trusted even
+after a reboot.
 """
 
 from __future__ import annotations
@@ -26,56 +27,68 @@ from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 STAGING, NOTE = os.fsencode(RESERVED), b"note"
 OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # raised by bad notes
-_ENDING = 2.0  # seconds: longer than the processes of a killed run, which hold its lock too, take to end
-_RUN = re.compile(r"[0-9a-f]{16}")  # names of the runs' directories
-_LARGEST = 1 << 16  # bytes
-_CHANGING = 0.5  # seconds: longer than a run takes to replace its journal
+_ENDING = 2.0  # seconds: longer than the forked processes of a killed run, which also hold its lock, take to end
+_RUN = re.compile(r"[0-9a-f]{16}")  # names of staging directories of runs
+_LARGEST = 1 << 16  # maximum size of a journal, in bytes
+_CHANGING = 0.5  # seconds: longer than a run takes to overwrite its journal
 _TICK = 3.0  # seconds: the coarsest resolution of file times
 
 Spans = list[list[int]]
 
 
 def name_of(share: Share | None) -> bytes:
-    """Return the name of the journal of a copy, or of a share of one."""
+    """Return the name of the journal of a copy, or of a share of a copy."""
     return NOTE if share is None else b"note-%d-of-%d" % (share.index, share.count)
 
 
 def read(note: int) -> bytes:
-    """Return the content of an open note."""
+    """Return the content of an open journal."""
     return os.pread(note, _LARGEST, 0)
 
 
 def write(note: int, text: bytes) -> None:
-    """Replace the content of an open note. OSError."""
-    os.pwrite(note, text, 0)  # before truncating: even a full disk has room in place
+    """Overwrite the content of an open journal. Raises OSError."""
+    os.pwrite(note, text, 0)  # before truncating, because overwriting works even on a full disk
     os.ftruncate(note, len(text))
 
 
 def lock_note(note: int) -> bool:
-    """Lock an open note, waiting for a killed run to end; return False while a run is writing, True without locks."""
+    """Lock an open journal, and wait for a killed run to end; return False if a run is still writing.
+
+    Return True if the file system has no locks.
+    """
     return lock(note, _ENDING) is not False
 
 
 def changed_now(descriptor: int, after: int = 0) -> int:
-    """Touch a file until its ctime is later than `after`, and return that, in ns; waits for one clock tick."""
+    """Touch a file until its ctime is later than `after`, and return that ctime, in ns.
+
+    Blocks for one tick of the file system's clock, and at most for _TICK seconds.
+    """
     deadline = time.monotonic() + _TICK
     while True:
         os.utime(descriptor)
         now = os.fstat(descriptor).st_ctime_ns
-        if now > after or time.monotonic() > deadline:  # the deadline passes if a clock was set back
+        if now > after or time.monotonic() > deadline:  # the clock may have been set back
             return now
         time.sleep(0.001)
 
 
 def alone(descriptor: int) -> bool:
-    """Return whether a file or directory is ours, has one name, and is writable by no other user."""
+    """Return whether a file belongs to this user alone: no other user can write to it, and it has no second name.
+
+    The same for a directory, whose links are not counted.
+    """
     status = os.fstat(descriptor)
     links = stat.S_ISDIR(status.st_mode) or status.st_nlink == 1
     return links and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def spans_of(said: dict[str, Any], staging: int) -> Spans:
-    """Return the spans of a note's run and of those that it resumed. ValueError, TypeError, OverflowError."""
+    """Return the spans of the run that wrote a journal, and of the runs that it resumed; none is open.
+
+    Raises ValueError, TypeError, OverflowError if the journal is damaged.
+    """
     spans = [[int(since), int(until)] for since, until in said.get("spans", ())]
     if spans and not spans[-1][1]:
         spans[-1][1] = max(spans[-1][0], _last_change(staging, run_of(said)))
@@ -83,20 +96,20 @@ def spans_of(said: dict[str, Any], staging: int) -> Spans:
 
 
 def run_of(said: dict[str, Any]) -> str | None:
-    """Return the name of the staging directory of a share's last run; None for copies that are not divided."""
+    """Return the name of the staging directory of a share's last run; None for a copy that is not divided."""
     name = said.get("run")
     return name if isinstance(name, str) and _RUN.fullmatch(name) else None
 
 
 def _last_change(staging: int, only: str | None) -> int:
-    """Return when a killed run created or moved a file last, in ns; 0 if it left none."""
+    """Return the time, in ns, when a killed run last created or moved a file; 0 if it left no staging directory."""
     found = 0
     for name in os.listdir(f"/proc/self/fd/{staging}") if only is None else (only,):
         with contextlib.suppress(OSError):
             run = os.open(name, OPEN, dir_fd=staging)
             try:
                 found = max(found, os.fstat(run).st_ctime_ns)
-                for inner in os.listdir(f"/proc/self/fd/{run}"):  # of its processes, and files
+                for inner in os.listdir(f"/proc/self/fd/{run}"):  # files, and directories of its forked processes
                     found = max(found, os.lstat(inner, dir_fd=run).st_ctime_ns)
             finally:
                 os.close(run)
@@ -104,9 +117,9 @@ def _last_change(staging: int, only: str | None) -> int:
 
 
 def kept(path: str, mark: str, share: Share | None = None) -> dict[str, Any] | None:
-    """Read the note that runs with `mark` left in the directory `path`, with all spans closed; {} if there is none.
+    """Return the journal that runs with `mark` left in the directory `path`, with all spans closed; {} without one.
 
-    Returns None while a run is writing there, also one with the same mark.
+    Returns None while any run is writing there.
     """
     try:
         with _opened(path, share) as (staging, note):
@@ -123,7 +136,10 @@ def remove_abandoned_runs(staging: int) -> None:
 
 
 def put(path: str, said: dict[str, Any]) -> None:
-    """Write back a note that was read by kept() and removed by forget(), unless there is another one. OSError."""
+    """Write back a journal that was read by kept() and removed by forget().
+
+    Raises OSError; FileExistsError if there is another journal.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(os.path.join(path, RESERVED), 0o700)
     staging = os.open(os.path.join(path, RESERVED), OPEN)
@@ -138,16 +154,17 @@ def put(path: str, said: dict[str, Any]) -> None:
 
 
 def complete_listing(staging: int, mark: str, share: Share) -> list[Any] | None:
-    """Return what a complete run of another share has divided; None if there is none. `staging`: a descriptor.
+    """Return the Listing, as a list, that a complete run of another share has divided; None without such a run.
 
-    OSError, or one of DAMAGED, if its journal cannot be read.
+    `staging` is the descriptor of the staging directory. Raises OSError, or one of DAMAGED, if the journal of that
+    share cannot be read.
     """
     found = _of_share(staging, mark, name_of(share)).get("listing")
     return found if isinstance(found, list) else None
 
 
 def owned_by_a_share(staging: int, mark: str) -> bool:
-    """Return whether another share has made the directory, or found it empty."""
+    """Return whether another share has created the destination, or found it empty."""
     for name in os.listdir(f"/proc/self/fd/{staging}"):
         with contextlib.suppress(OSError, *DAMAGED):
             if name.startswith("note-") and (said := _of_share(staging, mark, os.fsencode(name))):
@@ -156,9 +173,9 @@ def owned_by_a_share(staging: int, mark: str) -> bool:
 
 
 def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
-    """Return the journal of a share; {} if there is none yet, or it has another mark. OSError, DAMAGED.
+    """Return the journal of a share; {} if there is none yet, or it has another mark. Raises OSError, DAMAGED.
 
-    It may be changing: one that is damaged is read again for a while.
+    The share may just be writing its journal, so a damaged journal is read again until _CHANGING seconds have passed.
     """
     try:
         note = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
@@ -169,7 +186,7 @@ def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
         while True:
             text = read(note)
             try:
-                said = json.loads(text or b'{"mark": null}')  # empty: its run has just begun
+                said = json.loads(text or b'{"mark": null}')  # empty: the run has just begun
                 return said if said["mark"] == mark else {}
             except DAMAGED:
                 if time.monotonic() > deadline:
@@ -180,21 +197,21 @@ def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
 
 
 def forget(path: str, mark: str, share: Share | None = None) -> bool:
-    """Remove the note of runs with `mark` from the directory `path`; return False while a run is writing there."""
+    """Remove the journal of runs with `mark` from the directory `path`; return False while a run is writing there."""
     with contextlib.suppress(OSError), _opened(path, share) as (staging, note):
         if not lock_note(note):
             return False
         if _said(staging, note, mark):
             remove_abandoned_runs(staging)
             os.unlink(name_of(share), dir_fd=staging)
-    with contextlib.suppress(OSError):  # another process has files in it
+    with contextlib.suppress(OSError):  # not empty: another run uses it
         os.rmdir(os.path.join(path, RESERVED))
     return True
 
 
 @contextlib.contextmanager
 def _opened(path: str, share: Share | None) -> Iterator[tuple[int, int]]:
-    """Open (staging directory, note) of the directory `path`. OSError, also if they are not ours alone."""
+    """Open (staging directory, journal) of the directory `path`. Raises OSError, also if they are not ours alone."""
     staging = os.open(os.path.join(path, RESERVED), OPEN)
     try:
         note = os.open(name_of(share), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
@@ -209,7 +226,7 @@ def _opened(path: str, share: Share | None) -> Iterator[tuple[int, int]]:
 
 
 def _said(staging: int, note: int, mark: str) -> dict[str, Any]:
-    """Return the content of an open note if it has `mark`, else {}."""
+    """Return the content of an open journal if it has `mark`, else {}."""
     try:
         said = json.loads(read(note))
         return {**said, "spans": spans_of(said, staging)} if said["mark"] == mark else {}

@@ -1,4 +1,4 @@
-"""The difference between two stores: entries and their bytes, compared in bounded memory."""
+"""The differences between two stores: entries and their bytes, compared in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _SECOND = 10**9  # nanoseconds
 class Difference(NamedTuple):
     """An entry that is added, changed or deleted."""
 
-    kind: str  # as changes.LETTERS
+    kind: str  # one of changes.LETTERS
     key: str
     info: Info | None  # the entry in the second store
-    what: tuple[tuple[str, str, str], ...] = ()  # (kind, bytes, size, mode, mtime or target; before; after)
+    # (field, before, after) for each field that differs: kind, bytes, size, mode, mtime or target
+    what: tuple[tuple[str, str, str], ...] = ()
 
 
 async def differences(one: Store, other: Store) -> AsyncIterator[Difference]:
-    """Yield the differences from `one` to `other`, in the order of keys; both stores list names in order.
+    """Yield the differences from `one` to `other`, in the order of keys. Both stores must list names in order.
 
-    Modes and times that only one store knows are no difference, nor is a fraction of a second, nor are the times of
-    directories. The content of a deleted directory is not listed. ReadError if bytes cannot be read.
+    Modes and times are compared only if both stores have them, times in whole seconds, and not those of directories.
+    The entries of a deleted directory are not listed. Raises ReadError if bytes cannot be read.
     """
     levels = [("", _pairs(one, other, ""))]
     while levels:
@@ -59,7 +60,7 @@ async def differences(one: Store, other: Store) -> AsyncIterator[Difference]:
 
 
 def as_json(found: Difference) -> dict[str, Any]:
-    """Return a difference, ready for JSON: as changes.as_json(), and the differing fields."""
+    """Return a difference, ready for JSON: the fields of changes.as_json(), and "differs" with the values."""
     info = found.info
     return {
         "kind": found.kind,
@@ -78,12 +79,12 @@ def _replaced(before: Info, after: Info) -> bool:
 
 
 def _kind(info: Info) -> str:
-    """Return the kind of an entry. A FIFO, socket or device is listed as a file that cannot be read."""
+    """Return the kind of an entry. Stores list a FIFO, socket or device as a file that cannot be read."""
     return "special file" if info.unreadable else info.kind.name.lower()
 
 
 async def _pairs(one: Store, other: Store, prefix: str) -> AsyncIterator[tuple[Info | None, Info | None]]:
-    """Yield the entries of a directory in both stores side by side, by name."""
+    """Yield (entry in `one`, entry in `other`) for every name in a directory, in order; None for an absent entry."""
     left, right = one.list_dir(prefix), other.list_dir(prefix)
     before, after = await anext(left, None), await anext(right, None)
     while before is not None or after is not None:
@@ -124,7 +125,7 @@ async def _changes(
 
 
 async def _same_bytes(one: Store, other: Store, key: str, before: Info, after: Info) -> bool:
-    """Return whether two files of one size have the same bytes; common holes are not read."""
+    """Return whether two files of the same size have the same bytes; common holes are not read."""
     parts = sorted([*await _data(one, key, before), *await _data(other, key, after)])
     at = 0
     for start, stop in parts:
@@ -153,6 +154,6 @@ async def _read(store: Store, key: str, start: int, length: int) -> Buffer:
     except ReadError as exc:
         if exc.where == key:
             raise
-        raise ReadError(key, str(exc)) from exc  # which names a blob, or a target
+        raise ReadError(key, str(exc)) from exc  # the message names a blob or target, but not the key
     check_length(key, len(data), start, length)
     return data

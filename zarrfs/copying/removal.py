@@ -1,4 +1,4 @@
-"""Removal of the entries that a copy wrote to a directory, and of nothing else."""
+"""Removal of the entries that a copy wrote to a directory, and of no other entries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from zarrfs.copying.destination_journal import STAGING, Spans
 from zarrfs.system.beneath import BaseDirectory
 
 _RWX = stat.S_IRWXU
-_BTIME = 0x800  # of statx(2): the time of birth is requested, and returned
-_MASK, _BORN = struct.Struct("=I"), struct.Struct("=80xqI")  # their places in struct statx
+_BTIME = 0x800  # STATX_BTIME of statx(2): the birth time is requested, or in stx_mask was returned
+_MASK, _BORN = struct.Struct("=I"), struct.Struct("=80xqI")  # stx_mask and stx_btime in struct statx
 _statx = getattr(ctypes.CDLL(None), "statx", None)
 
 
 def remove_written(path: str, spans: Spans) -> int:
-    """Delete the files in the directory `path` that were created, and last changed, within `spans`.
+    """Delete the files below the directory `path` whose birth time and ctime are within `spans`.
 
-    Also deletes empty directories that were created then. Returns how many other entries there are; follows no link.
-    On a file system without times of birth only ctime counts. OSError.
+    Also delete empty directories that were created then. Return the number of other entries, which stay. Symbolic
+    links are not followed. On a file system without birth times only ctime counts. Raises OSError.
     """
     base = BaseDirectory(path)
     try:
@@ -36,11 +36,11 @@ class _Removal:
     def __init__(self, base: BaseDirectory, spans: Spans) -> None:
         self._base, self._spans = base, spans
         self._left = 0
-        self._modes: dict[bytes, int] = {}  # of directories that were made writable
-        self._filled: set[bytes] = set()  # directories that were not empty
+        self._modes: dict[bytes, int] = {}  # original modes of directories that were made writable
+        self._filled: set[bytes] = set()  # directories that contained entries
 
     def run(self) -> int:
-        """Walk the whole tree, however deep, and return how many entries stay."""
+        """Walk the whole tree, without recursion, and return how many entries stay."""
         waiting = [(b"", False)]
         while waiting:
             key, emptied = waiting.pop()
@@ -53,12 +53,12 @@ class _Removal:
                     waiting += [(key + b"/" + name if key else name, False) for name in below]
             except FileNotFoundError:  # another process removed it first
                 pass
-            except (PermissionError, NotADirectoryError):  # another user's; or replaced meanwhile
+            except (PermissionError, NotADirectoryError):  # it belongs to another user, or was replaced meanwhile
                 self._left += 1
         return self._left
 
     def _empty(self, key: bytes) -> list[bytes]:
-        """Delete our files in a directory; return the names of its subdirectories."""
+        """Delete the files in a directory that the copy wrote; return the names of its subdirectories."""
         below = []
         directory = self._base.directory(key)
         try:
@@ -78,7 +78,7 @@ class _Removal:
         return below
 
     def _is_directory(self, directory: int, name: bytes) -> bool:
-        """Return whether an entry is a directory; delete any other entry if it is ours."""
+        """Return whether an entry is a directory; delete any other entry if the copy wrote it."""
         try:
             status = os.lstat(name, dir_fd=directory)
             if stat.S_ISDIR(status.st_mode):
@@ -94,7 +94,7 @@ class _Removal:
         return False
 
     def _remove_directory(self, key: bytes) -> None:
-        """Delete an empty directory if it is ours; restore the mode of any other one."""
+        """Delete a directory if the copy created it and it is empty; otherwise restore its mode."""
         above, _, name = key.rpartition(b"/")
         directory = self._base.directory(above)
         try:
@@ -102,7 +102,7 @@ class _Removal:
                 changed = os.lstat(name, dir_fd=directory).st_ctime_ns
                 unknown = self._spans[0][0] if self._spans and key in self._filled else changed
                 if self._within(_born(directory, name), unknown):
-                    with contextlib.suppress(OSError):  # not empty: other entries stay
+                    with contextlib.suppress(OSError):  # not empty: it contains other entries
                         os.rmdir(name, dir_fd=directory)
                         self._modes.pop(key, None)
             if key in self._modes:
@@ -111,13 +111,13 @@ class _Removal:
             os.close(directory)
 
     def _within(self, time_ns: int | None, unknown: int = 0) -> bool:
-        """Return whether a time, or `unknown` in place of None, lies in a span."""
+        """Return whether a time, or `unknown` if it is None, is within a span."""
         at = unknown if time_ns is None else time_ns
         return any(since <= at <= until for since, until in self._spans)
 
 
 def _born(directory: int, name: bytes) -> int | None:
-    """Return the time of birth of a file, in ns; None if its file system has none. Source: statx(2)."""
+    """Return the birth time of a file, in ns; None if its file system has none. Source: statx(2)."""
     found = ctypes.create_string_buffer(256)
     if _statx is None or _statx(directory, name, 0x100, _BTIME, found):  # AT_SYMLINK_NOFOLLOW
         return None

@@ -1,6 +1,6 @@
-"""Sources of a batch job: staged on its node, used, unstaged, and its changes saved.
+"""Sources of a batch job: stage them on the node of the job, unstage them, and save the changes that the job made.
 
-stagein.py mounts or copies them; keeper.py waits for the end of the processes that use them, and then runs `zarrfs
-unstage` (unstage.py), as the epilogs of scripts/ do; stageout.py saves changes. Knows mounts, copies and archives, and
-what Slurm and Flux tell of jobs. Knows no command line.
+stagein.py mounts a source, staged_copy.py copies it; keeper.py waits until the processes that use it have ended, and
+then runs `zarrfs unstage` (unstage.py), as the epilogs in scripts/ do; stageout.py and upload.py save changes. Depends
+on mounts, copies and archives, and on the job information of Slurm and Flux, but not on the command line.
 """

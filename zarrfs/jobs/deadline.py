@@ -12,7 +12,7 @@ from zarrfs.system.signals import ALARM_AGAIN
 
 
 class Deadline:
-    """A deadline `seconds` from now, or none for None. Code under it gets TimedOut."""
+    """A deadline `seconds` from now, or no deadline if that is None. Code that runs longer gets TimedOut."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -20,7 +20,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Raise TimedOut in blocking code of the main thread, by SIGALRM."""
+        """Raise TimedOut in blocking code of the main thread, by means of SIGALRM."""
         if self._at is None:
             yield
             return
@@ -39,7 +39,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def on_trio(self) -> Iterator[None]:
-        """Raise TimedOut in code on trio, within armed(): an exception of a signal handler would break its loop."""
+        """Raise TimedOut in trio code within armed(); stop its alarm, whose exception would break the event loop."""
         if self._at is None:
             yield
             return

@@ -1,8 +1,8 @@
-"""The keeper: a small process that keeps a mount busy, so that it cannot be unmounted under a job that reads it.
+"""The keeper: a small process that keeps a mount busy, so that it cannot be unmounted while a job reads from it.
 
-The keeper holds the root of the mount open, waits for the end of its owner processes, and then becomes `zarrfs
-unstage`. No signal but SIGKILL ends it: a resource manager sends SIGTERM to every process of a job, long before the
-job ends. It runs keeper_main.py by its path, without the standard library: 3 MB of memory, where zarrfs has 60.
+The keeper holds the root of the mount open, waits until its owner processes have ended, and then executes `zarrfs
+unstage`. Only SIGKILL ends it, because a resource manager sends SIGTERM to every process of a job long before the job
+ends. It runs keeper_main.py by its path, without the standard library, and takes 3 MB of memory instead of 60 MB.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PROGRAM = os.path.join(os.path.dirname(__file__), "keeper_main.py")
 def start(
     record: str, root: int | None, owners: Iterable[Process], pipe: bool = False
 ) -> tuple[Process, IO[bytes] | None]:
-    """Start a keeper that holds the descriptor `root` until all `owners` have ended (for good if there are none).
+    """Start a keeper that holds the descriptor `root` until all `owners` have ended, and the stream of `pipe` ends.
 
-    Then it unstages the record with the id `record`. Returns the running keeper and, with `pipe`, the stream for
-    add_owner(). Raises MountError if it does not start.
+    Without owners and `pipe`, the keeper waits forever. Afterwards it unstages the record with the id `record`. Return
+    the running keeper and, with `pipe`, the stream for add_owner(). Raise MountError if the keeper does not start.
     """
     words = [f"{owner.pid}:{owner.start}" for owner in owners] + (["-"] if pipe else [])
     then = [*python("zarrfs"), "unstage", "--record", record]
@@ -48,7 +48,7 @@ def start(
 
 
 def find(record: str) -> Process | None:
-    """Find the keeper of a record that does not name it, because the command that started it was killed."""
+    """Find the keeper of a record that does not name one, because the command that started the keeper was killed."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
             words = file.read().split(b"\0")[:-1]
@@ -57,11 +57,11 @@ def find(record: str) -> Process | None:
     return None
 
 
-_children: list[subprocess.Popen[bytes]] = []  # never waited for: they outlive this process
+_children: list[subprocess.Popen[bytes]] = []  # not waited for, because they outlive this process
 
 
 def add_owner(stream: IO[bytes] | None, owner: Process) -> None:
-    """Make a keeper wait for one more process; nothing happens if the keeper was killed."""
+    """Make a keeper wait for one more process; do nothing if the keeper was killed."""
     if stream is not None:
         with contextlib.suppress(BrokenPipeError):
             stream.write(f"{owner.pid}:{owner.start}\n".encode())
@@ -69,7 +69,7 @@ def add_owner(stream: IO[bytes] | None, owner: Process) -> None:
 
 
 def open_root(mountpoint: str) -> int:
-    """Open the root of a mount, which keeps it busy, without a request to the daemon. Raises MountError."""
+    """Open the root of a mount, which keeps the mount busy, without a request to the daemon. Raises MountError."""
     try:
         return os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:

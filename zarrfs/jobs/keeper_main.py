@@ -1,7 +1,7 @@
-"""The program of the keeper (keeper.py), run by its path. It imports built-in modules alone, to stay small.
+"""The program of the keeper (keeper.py), run by its path. It imports only built-in modules, to use little memory.
 
-Arguments: owner processes as PID:START, "-" to read more of them from standard input, a line each, then "--" and the
-command to execute once all of them have ended. Without owners it waits for good.
+Arguments: owner processes as PID:START, "-" to read more of them from standard input, one per line, then "--" and the
+command to execute once all owners have ended and standard input is closed. Without owners and "-" it waits forever.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import posix
 import select
 import sys
 
-_HIGHEST = 1 << 16  # no descriptor is above
+_HIGHEST = 1 << 16  # higher than any open descriptor
 
 
 def _watch(poll: select.poll, left: set[int], word: str) -> None:
@@ -29,7 +29,7 @@ def _watch(poll: select.poll, left: set[int], word: str) -> None:
 
 
 def _wait(poll: select.poll, left: set[int], for_good: bool) -> None:
-    """Wait until all owners have ended and standard input is closed."""
+    """Wait until all owners have ended and standard input, if it is read, is closed; or `for_good`."""
     rest = b""
     while left or for_good:
         for descriptor, _ in poll.poll():

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from zarrfs.errors import UsageError
 from zarrfs.system import mounts
 
-# Types, in mountinfo, of file systems that several nodes share, or that a program serves.
+# Types, as in mountinfo, of file systems that may be shared with other nodes or a host.
 _SHARED = frozenset(
     (
         "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "dvs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs",
         "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
     )
 )  # fmt: skip
-FLUX = "FLUX_JOB_TMPDIR"  # Flux removes this directory, and whatever is mounted below it
+FLUX = "FLUX_JOB_TMPDIR"  # Flux deletes this directory at the end of a job, with all that is mounted in it
 
 
 def directory(parent: str, name: str, mount: bool, writable: bool) -> str:
-    """Return the path of a new directory `name` on this node, in `parent` or, if that is "", in one that is found.
+    """Return the path for a new directory `name` on this node, in `parent` or, if that is "", in a directory it finds.
 
-    The first of SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts), TMPDIR, /tmp, /var/tmp and XDG_RUNTIME_DIR is taken
-    that is a writable directory of a local file system. Raises UsageError if none is, or `parent` is not.
+    That is the first of SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts), TMPDIR, /tmp, /var/tmp and XDG_RUNTIME_DIR
+    that is a writable directory of a local file system. Raises UsageError if `parent`, or every one of these, is not.
     """
     if parent:
         reason = _why_not(parent, mount and writable)
@@ -40,13 +40,13 @@ def directory(parent: str, name: str, mount: bool, writable: bool) -> str:
 
 
 def name_of(dest: str, job: str) -> str:
-    """Return the name of the directory for `dest`. It is the same on all nodes of a job: one link serves them all."""
+    """Return the name of the directory for `dest`: the same on all nodes of a job, so that they can share a link."""
     key = hashlib.sha256(os.fsencode(f"{os.geteuid()}\0{job}\0{dest}")).hexdigest()[:16]
     return f"zarrfs-stage-{key}"
 
 
 def removed_by_flux(path: str) -> bool:
-    """Return whether `path` is in the directory that Flux deletes, mounts included, at the end of this job."""
+    """Return whether `path` is in the directory that Flux deletes, with all mounts in it, at the end of this job."""
     flux = os.environ.get(FLUX, "")
     return bool(flux) and mounts.beneath(os.path.realpath(path), os.path.realpath(flux))
 
@@ -68,7 +68,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def _why_not(parent: str, flux_removes: bool) -> str:
-    """Return why `parent` cannot be used, or "". With `flux_removes`, it must outlive the clean-up of Flux."""
+    """Return why `parent` cannot be used, or "". With `flux_removes`, it must not be in FLUX_JOB_TMPDIR."""
     if not parent.startswith("/"):
         return "not an absolute path"
     if not os.path.isdir(parent):

@@ -1,4 +1,4 @@
-"""Processes and jobs. A process is its pid and its start time, as pids are reused."""
+"""Processes and jobs. A process is identified by its pid and its start time, because pids are reused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from zarrfs.system.processes import readable
 
-_ANSWER_TIMEOUT = 10.0  # seconds that a resource manager has for an answer
-_MANAGERS = {"slurm": "SLURM_JOB_ID", "flux": "FLUX_JOB_ID"}  # with the variable of the job's id
+_ANSWER_TIMEOUT = 10.0  # seconds to wait for the answer of a resource manager
+_MANAGERS = {"slurm": "SLURM_JOB_ID", "flux": "FLUX_JOB_ID"}  # by name: the variable with the id of a job
 _OTHERS = ("PBS_JOBID", "LSB_JOBID")
 
 
@@ -25,7 +25,7 @@ class Process(NamedTuple):
 
 
 def process(pid: int) -> Process | None:
-    """Return the process with this pid; None if there is none, or a zombie."""
+    """Return the process with this pid; None if there is no such process, or it is a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else Process(pid, int(fields[19]))
 
@@ -41,7 +41,7 @@ def elsewhere(who: Process) -> bool:
         return os.readlink(f"/proc/{who.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
     except FileNotFoundError:  # it has just ended
         return False
-    except OSError:  # in a user namespace that this process may not inspect
+    except OSError:  # it is in a user namespace that this process may not inspect
         return True
 
 
@@ -56,7 +56,10 @@ def children() -> list[Process]:
 
 
 def kill(who: Process | None, timeout: float = 5.0) -> None:
-    """Send SIGKILL to a process and wait for its end; another process with its pid is not touched."""
+    """Send SIGKILL to a process and wait until it has ended, for at most `timeout` seconds.
+
+    A later process with the same pid gets no signal.
+    """
     if who is None:
         return
     try:
@@ -74,7 +77,7 @@ def kill(who: Process | None, timeout: float = 5.0) -> None:
 
 
 def job_of(environment: Mapping[str, str], job_id: str | None = None) -> tuple[str, str]:
-    """Return (resource manager, id) of the job `job_id`, or of the job in `environment`; "" for what is unknown."""
+    """Return (resource manager, id) of the job `job_id`, or of the job in `environment`; "" for an unknown value."""
     for manager, variable in _MANAGERS.items():
         found = environment.get(variable)
         if found and job_id in (None, found):
@@ -105,7 +108,7 @@ def _ask(program: str, *arguments: str) -> subprocess.CompletedProcess[str] | No
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third (state) on."""
+    """Return the fields of /proc/PID/stat, beginning with the third (state); None without such a process."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -114,6 +117,6 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def booted() -> float:
-    """Return when this node was booted, in seconds since 1970."""
+    """Return the time when this node was booted, in seconds since 1970."""
     with open("/proc/stat") as file:
         return next(float(line.split()[1]) for line in file if line.startswith("btime"))

@@ -1,7 +1,7 @@
-"""Records of staged sources on this node: a JSON file each, in a directory that only their user can write to.
+"""Records of staged sources on this node: one JSON file each, in a directory that only their user can write to.
 
-A record is written before the actions that it describes, so a command leaves one whenever it is killed; `unstage`
-checks which of them were done.
+A record is written before the actions that it describes, so that a killed command always leaves a record; `unstage`
+checks which of the actions were done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
 from zarrfs.system.processes import boot, pid_namespace
 
-VARIABLE = "ZARRFS_STATE_DIR"  # the directory of records, if it is set
+VARIABLE = "ZARRFS_STATE_DIR"  # if set, records are in its subdirectory "staged"
 _ATTEMPTS = 20
 _VERSION = 1
 _LARGEST = 1 << 20  # bytes
@@ -33,41 +33,41 @@ MAKING, READY, ENDING = "making", "ready", "ending"
 
 @dataclasses.dataclass
 class Record:
-    """A staged source, and everything that unstaging has to remove. Paths are absolute.
+    """A staged source, and everything that unstaging must remove. Paths are absolute.
 
-    The names of the fields are those of the JSON file.
+    The names of the fields are those in the JSON file.
     """
 
     how: str  # mount, copy, link or run
     source: str  # without credentials
     dest: str  # the path that the user gave
-    place: str  # of the mount or copy: `dest`, or a node-local directory that `dest` is a link to
-    maker: Process  # the process that stages or unstages it
+    place: str  # the path of the mount or copy: `dest`, or a node-local directory that `dest` is a link to
+    maker: Process  # the process that stages or unstages the source
     state: str = MAKING
-    boot: str = dataclasses.field(default_factory=boot)
+    boot: str = dataclasses.field(default_factory=boot)  # the boot id of the node
     pid_namespace: str = dataclasses.field(default_factory=pid_namespace)  # of all pids; "" in older records
-    made_upper: bool = False  # the upper directory was made by a command that has not finished
+    made_upper: bool = False  # the upper directory was created by a command that has not finished
     made: list[str] = dataclasses.field(default_factory=list)  # directories that staging created, outer first
-    local: str = ""  # the node-local directory, if one was made
-    link: bool = False  # `dest` is a link that staging made
-    replaced: int | None = None  # mode of the empty directory that the link replaced
-    device: str = ""  # of the mount, as "major:minor"
+    local: str = ""  # the node-local directory, if one is used
+    link: bool = False  # `dest` is a link that staging creates
+    replaced: int | None = None  # the mode of the empty directory that the link replaced
+    device: str = ""  # the device number of the mount, as "major:minor"
     daemon: Process | None = None
     keeper: Process | None = None
-    owners: list[Process] = dataclasses.field(default_factory=list)  # the processes it is staged for, if named
+    owners: list[Process] = dataclasses.field(default_factory=list)  # the processes it was staged for, if named
     manager: str = ""  # the resource manager of the job: slurm, flux or ""
     job: str = ""
     upper: str = ""
     writable: bool = False
     manifest: str = ""
-    manifest_written: bool = False  # completely, by staging
-    asked: str = ""  # digest of the source and of its options (stagein.digest()); "" in older records
-    share: str = ""  # I/N of a copy: other shares of it may be staged at the same `dest`
+    manifest_written: bool = False  # staging has written the whole manifest
+    asked: str = ""  # the digest of the source and its options (stagein.digest()); "" in older records
+    share: str = ""  # I/N for a share of a copy: other shares may be staged at the same `dest`
     mark: str = ""  # identifies the runs of a copy (zarrfs.copying.destination_journal)
-    note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs, once all is copied
+    note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs of a complete copy
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
-    directory: str = ""  # of the record file
+    directory: str = ""  # the directory of the record file
 
     @property
     def mounted(self) -> bool:
@@ -76,11 +76,14 @@ class Record:
 
     @property
     def foreign(self) -> bool:
-        """True if it was made in another PID namespace, such as a container: its pids mean nothing in this one."""
+        """True if it was written in another PID namespace, as in a container: its pids are not valid in this one."""
         return self.pid_namespace not in ("", pid_namespace())
 
     def save(self) -> None:
-        """Write the record file, whole or not at all; on a full disk over the old one. Raises MountError."""
+        """Write the record file atomically; if that fails, as on a full disk, overwrite the old one in place.
+
+        Raises MountError if neither succeeds.
+        """
         shown = {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
         path, text = self._path(), json.dumps({"zarrfs_staged": _VERSION, **shown}, ensure_ascii=False)
         data = text.encode("utf-8", "surrogateescape")
@@ -95,8 +98,8 @@ class Record:
                 raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
 
     def update(self) -> bool:
-        """Write the record file anew unless it was removed meanwhile; return whether it was there. MountError."""
-        if not self.exists():  # locked() would make the directory
+        """Write the record file unless it was removed meanwhile; return whether it existed. Raises MountError."""
+        if not self.exists():  # otherwise locked() would create the directory
             return False
         with locked():
             there = self.exists()
@@ -105,7 +108,7 @@ class Record:
             return there
 
     def remove(self) -> None:
-        """Remove the record file, and directories of records that are empty then."""
+        """Remove the record file, and then the directories of records if they are empty."""
         for path in (self._path(), f"{self._path()}.new"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -123,7 +126,7 @@ class Record:
         return os.path.exists(self._path())
 
     def unfinished(self, path: str) -> str:
-        """Return the temporary name of a file that is renamed to `path` once it is complete."""
+        """Return the temporary path of a file that is renamed to `path` once it is complete."""
         return f"{path}.{self.id}.tmp"
 
     def _path(self) -> str:
@@ -131,18 +134,21 @@ class Record:
 
 
 def _overwrite(path: str, data: bytes) -> bool:
-    """Write a record over the old one, which takes no room: unstaging is what makes some. Return whether it fits."""
+    """Overwrite the old record in place, and return whether that was possible.
+
+    This needs no disk space, so that unstaging, which frees some, works on a full disk.
+    """
     with contextlib.suppress(OSError):
         os.unlink(f"{path}.new")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # against readers of half of it
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that no process reads a record that is half written
             status = os.fstat(descriptor)
-            data = data.ljust(status.st_size)  # blanks after JSON mean nothing
+            data = data.ljust(status.st_size)  # blanks after JSON are ignored
             if len(data) > status.st_blocks * 512 or os.pwrite(descriptor, data, 0) != len(data):
                 return False
-            os.fsync(descriptor)  # some file systems find only now that there is no room
+            os.fsync(descriptor)  # some file systems report only here that the disk is full
             return True
         finally:
             os.close(descriptor)
@@ -151,7 +157,10 @@ def _overwrite(path: str, data: bytes) -> bool:
 
 
 def home() -> str:
-    """Return the directory of records of this user, created if need be. MountError if others can write to it."""
+    """Return the directory of records of this user, and create it if it is missing.
+
+    Raises MountError if it cannot be created, or if other users can write to it.
+    """
     last: MountError | None = None
     for path in places():
         try:
@@ -165,7 +174,7 @@ def home() -> str:
 
 
 def _make(path: str) -> None:
-    """Create a directory of records and the one above it, which other processes remove when they are empty."""
+    """Create a directory of records and its parent; try again if another process removes an empty one meanwhile."""
     for attempt in range(_ATTEMPTS):
         try:
             for part in (os.path.dirname(path), path):
@@ -182,8 +191,8 @@ def _make(path: str) -> None:
 def found(damaged: list[MountError] | None = None) -> list[Record]:
     """Return all records of this user on this node, oldest first.
 
-    Raises MountError for a damaged one, or adds that to `damaged`. Directories of other users are ignored: in /tmp any
-    user can create one of this name.
+    Raises MountError for a damaged record, or adds the error to `damaged`. Directories of other users are ignored,
+    because any user can create one of this name in /tmp.
     """
     records: dict[str, Record] = {}
     for directory in places():
@@ -208,7 +217,7 @@ def found(damaged: list[MountError] | None = None) -> list[Record]:
 
 
 def users_with_records() -> list[int]:
-    """Return the uids of all other users with records on this node, in directories that they own."""
+    """Return the uids of all other users who own a directory for records on this node."""
     users = set()
     for top, prefix in (("/run/user", ""), ("/tmp", "zarrfs-")):
         with contextlib.suppress(OSError):
@@ -224,13 +233,13 @@ def users_with_records() -> list[int]:
 
 @contextlib.contextmanager
 def locked() -> Iterator[str]:
-    """Lock the directory of records for a moment, and give its path; it is removed if it stays empty."""
+    """Lock the directory of records during the block, and yield its path; remove it afterwards if it is empty."""
     while True:
         path = home()
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # removed with its last record
+            continue  # another process removed it with its last record
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_nlink:
@@ -238,14 +247,14 @@ def locked() -> Iterator[str]:
             try:
                 yield path
             finally:
-                _remove_empty(path)  # of a record that is gone, home() has made it anew
+                _remove_empty(path)  # home() may have created it although no record is written
             return
         finally:
             os.close(descriptor)
 
 
 def _remove_empty(directory: str) -> None:
-    """Remove a directory of records, and the one above it, if they are empty. The caller has locked it."""
+    """Remove a directory of records, which the caller has locked, and its parent, if they are empty."""
     with contextlib.suppress(OSError):
         os.rmdir(directory)
         if not os.environ.get(VARIABLE):
@@ -253,9 +262,9 @@ def _remove_empty(directory: str) -> None:
 
 
 def add(record: Record) -> Record | None:
-    """Write a new record, or return an existing one of the same `dest`."""
+    """Write a new record and return None, or return an existing record with the same `dest`."""
     with locked() as directory:
-        for other in found([]):  # a damaged one does not count: `dest` itself is checked, too
+        for other in found([]):  # damaged records are ignored, because `dest` itself is checked, too
             if os.path.normpath(other.dest) == os.path.normpath(record.dest) and not _others_share(other, record):
                 return other
         record.directory = directory
@@ -264,15 +273,16 @@ def add(record: Record) -> Record | None:
 
 
 def _others_share(one: Record, other: Record) -> bool:
-    """Return whether two records are of different shares of one copy."""
+    """Return whether two records are of different shares of the same copy."""
     copies = [(record.how, record.source, record.share.partition("/")[2]) for record in (one, other)]
     return copies[0] == copies[1] and bool(one.share) and one.share != other.share
 
 
 def claim(record: Record, unless_owned: bool = False, leaving: int | None = None) -> bool:
-    """Become the process that unstages a record, after rereading it; False if another one does, or has done so.
+    """Reread a record, and make this process the one that unstages it.
 
-    With `unless_owned`, raises StillOwned if an owner other than `leaving` is running; `leaving` is no owner then.
+    Return False if another process is staging or unstaging it, or has unstaged it. With `unless_owned`, raise
+    StillOwned if an owner other than the process `leaving` is running; `leaving` is then no longer an owner.
     """
     with locked():
         now = current(record)
@@ -295,7 +305,7 @@ def claim(record: Record, unless_owned: bool = False, leaving: int | None = None
 
 
 class StillOwned(MountError):
-    """A staged source whose owners have not all ended."""
+    """The error that a staged source has owners that are still running."""
 
 
 def current(record: Record) -> Record | None:
@@ -304,14 +314,14 @@ def current(record: Record) -> Record | None:
 
 
 def process_here() -> Process:
-    """Return this process."""
+    """Return the calling process."""
     ours = processes.process(os.getpid())
     assert ours is not None
     return ours
 
 
 def places() -> list[str]:
-    """Return the possible directories of records of this user, the best one first."""
+    """Return the possible directories of records of this user, in order of preference. Raises UsageError."""
     user = os.geteuid()
     if said := os.environ.get(VARIABLE):
         if not said.startswith("/"):
@@ -326,7 +336,7 @@ def places() -> list[str]:
 
 
 def _owner(path: str) -> int | None:
-    """Return the owner of a directory; None if it is none, or others may write to it."""
+    """Return the uid of the owner of a directory; None if it is not a directory, or other users can write to it."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -335,18 +345,18 @@ def _owner(path: str) -> int | None:
 
 
 class _NotOwned(MountError):
-    """A directory of another user, as any user can create in /tmp."""
+    """The error that a directory of records belongs to another user: in /tmp any user can create it."""
 
 
 def _check_owned(path: str) -> None:
     if _owner(path) != os.geteuid():
-        status = os.lstat(path)  # FileNotFoundError
+        status = os.lstat(path)  # raises FileNotFoundError
         kind = MountError if status.st_uid == os.geteuid() else _NotOwned
         raise kind(f"{path}: is not a directory of user {os.geteuid()} that nobody else can write to")
 
 
 def _read(directory: str, name: str) -> Record | None:
-    """Read a record; None if there is none."""
+    """Read a record; return None if it does not exist. Raises MountError if it is damaged."""
     path = os.path.join(directory, name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -373,12 +383,12 @@ def _from_json(values: dict[str, Any], directory: str) -> Record:
         values[name] = values[name] and Process(*values[name])
     values.setdefault("pid_namespace", "")
     values["owners"] = [Process(*owner) for owner in values["owners"]]
-    known = {field.name for field in dataclasses.fields(Record)}  # other fields are of another version of zarrfs
+    known = {field.name for field in dataclasses.fields(Record)}  # another version of zarrfs may have other fields
     return Record(**{name: value for name, value in values.items() if name in known} | {"directory": directory})
 
 
 def owner_of(pid: int) -> Process:
-    """Return the process `pid` that a source is staged for. Raises UsageError if there is none."""
+    """Return the process `pid`, for which a source is staged. Raises UsageError if there is no such process."""
     who = processes.process(pid)
     if who is None:
         raise UsageError(f"--for {pid}: there is no such process")

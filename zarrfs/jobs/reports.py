@@ -11,7 +11,7 @@ from zarrfs.errors import UsageError, ZarrfsError, reason_of
 
 
 def place(path: str | None) -> str | None:
-    """Return the absolute path of a report. Raises UsageError if none can be written there."""
+    """Return the absolute path of a report; None and "-" unchanged. Raises UsageError if it cannot be written."""
     if path is None or path == "-":
         return path
     parent = os.path.dirname(os.path.abspath(path))
@@ -25,7 +25,10 @@ def place(path: str | None) -> str | None:
 
 
 def write(path: str | None, report: dict[str, Any]) -> None:
-    """Write a report to a file, whole or not at all; "-" is standard output, None is nowhere. Raises UsageError."""
+    """Write a report to a file, or for "-" to standard output; do nothing for None. Raises UsageError.
+
+    A regular file appears whole or not at all.
+    """
     if path is None:
         return
     text = json.dumps({"node": os.uname().nodename, **report}) + "\n"

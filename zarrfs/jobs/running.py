@@ -1,4 +1,4 @@
-"""Running a command with a source mounted for it alone (`zarrfs run`)."""
+"""Running a command with a source that is mounted only for this command (`zarrfs run`)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Command(NamedTuple):
-    """A command with the source and the mount point that it gets."""
+    """A command, with its source and mount point."""
 
     source: str
-    words: Sequence[str]  # {} stands for the mount point
+    words: Sequence[str]  # {} is replaced by the mount point
     at: str | None  # the mount point; None: one in a private node-local directory
     wait: float  # seconds to wait for processes that the command leaves behind
 
@@ -41,13 +41,13 @@ def run(command: Command, parsed: Parsed, notify: Callable[[str], None]) -> int:
     """Mount, run the command, unmount; return the exit status of the command, or 128 + N if signal N ended it.
 
     Returns 126 or 127 if it cannot be executed, and 125 instead of 0 if it leaves processes behind, or the mount busy;
-    the mount then stays as long as that lasts. Raises UsageError, SourceError, MountError if mounting fails.
+    the mount then stays as long as it is in use. Raises UsageError, SourceError, MountError if mounting fails.
     """
     dest = command.at
     if dest is None:
         local = nodelocal.directory("", f"zarrfs-run-{secrets.token_hex(8)}", True, bool(parsed.options.upperdir))
         dest = os.path.join(local, "mnt")
-    others = processes.children()  # of a shell that executed this process
+    others = processes.children()  # children of a shell that was replaced by this process (exec)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # processes left behind become children of this one
     request = stagein.StageRequest(command.source, dest, "run", owner=os.getpid())
     record, pipe = stagein.mount(request, parsed, notify, pipe=True)
@@ -56,7 +56,7 @@ def run(command: Command, parsed: Parsed, notify: Callable[[str], None]) -> int:
         status = _run(record, pipe, command.words, before, notify)
         left = _wait_for(_find_left(record, others), command.wait, notify)
         record.owners = left
-        if not record.update():  # it was unstaged meanwhile, by another process
+        if not record.update():  # another process has unstaged it meanwhile
             return status
         if not left:
             try:
@@ -95,7 +95,8 @@ def _run(
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else 128 - code
         got = signal.sigwaitinfo(_AWAITED)
-        if got.si_signo != signal.SIGCHLD and got.si_code <= 0:  # sent by a process: a terminal sends signals to both
+        # forward only signals that a process has sent: a terminal sends its signals to the command as well
+        if got.si_signo != signal.SIGCHLD and got.si_code <= 0:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, got.si_signo)
 
@@ -103,7 +104,7 @@ def _run(
 def _start(
     words: Sequence[str], environment: dict[str, str], mask: set[int], add_owner: Callable[[Process], None]
 ) -> int:
-    """Call `add_owner` with a new process, let it execute a command, and return its pid. Raises OSError."""
+    """Fork a process, call `add_owner` with it, and let it execute a command. Return its pid. Raises OSError."""
     go, let_go = os.pipe()
     failed, fail = os.pipe()
     pid = os.fork()
@@ -127,12 +128,12 @@ def _start(
 def _become(
     words: Sequence[str], environment: dict[str, str], mask: set[int], pipes: tuple[int, int, int]
 ) -> NoReturn:
-    """In the child process: execute the command once the keeper knows this process; end if the parent dies before."""
+    """Execute the command in the child process, once the keeper knows it; exit if the parent process dies before."""
     go, let_go, fail = pipes
     try:
         os.close(let_go)
         if os.read(go, 1):
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvpe(words[0], list(words), environment)
@@ -143,7 +144,7 @@ def _become(
 
 
 def _reap() -> list[tuple[int, int]]:
-    """Return (pid, status) of children that have ended, adopted ones included."""
+    """Return (pid, status) of child processes that have ended, including adopted ones."""
     found = []
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -157,7 +158,7 @@ def _find_left(record: Record, others: list[Process]) -> Callable[[], list[Proce
 
 
 def _wait_for(left: Callable[[], list[Process]], wait: float, notify: Callable[[str], None]) -> list[Process]:
-    """Wait until no process is left, at most `wait` seconds or until a signal; return those that are."""
+    """Wait until no process is left, for at most `wait` seconds or until a signal; return the processes left."""
     deadline, notified = time.monotonic() + wait, False
     while True:
         _reap()
@@ -175,7 +176,7 @@ def _wait_for(left: Callable[[], list[Process]], wait: float, notify: Callable[[
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[set[int]]:
-    """Block the signals that are awaited; give the mask as it was before."""
+    """Block the signals of _AWAITED during the block; yield the signal mask as it was before."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)}
     try:

@@ -1,4 +1,4 @@
-"""Staging a source for a job as a copy, or as symlinks to files that this node can read anyway."""
+"""Staging a source for a job as a copy, or as symbolic links to files that this node can read directly."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from zarrfs.copying.copy_report import CopiedEntry
     from zarrfs.documents.plan import Plan
 
-TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # modules imported while the source is planned
-_FIELDS = {"key", "size", "mtime_ns", "sha256", "how"}  # of a line of a manifest
-_LINE = 1 << 16  # bytes of a line at most
+TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # modules to import while the source is planned
+_FIELDS = {"key", "size", "mtime_ns", "sha256", "how"}  # fields of a line of a manifest
+_LINE = 1 << 16  # maximum length of a line, in bytes
 SUMS = ".sha256"  # suffix of a manifest for sha256sum -c
 
 
 @dataclasses.dataclass(frozen=True)
 class StageCopyOptions:
-    """Options of staging a copy."""
+    """Options for staging a copy."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     jobs: int | None = None
     keep_going: bool = False
-    manifest: str | None = None  # None: none
+    manifest: str | None = None  # its path; None: write no manifest
     sync: bool = False
 
 
@@ -50,10 +50,10 @@ class StageCopyOptions:
 def staged(
     request: stagein.StageRequest, parsed: Parsed, notify: Callable[[str], None], report: CopyReport
 ) -> Iterator[Record]:
-    """Begin the record of a copy that the block makes at `record.place`; then link to it, and start its keeper.
+    """Write the record of a copy that the block makes at `record.place`; then link to the copy and start its keeper.
 
-    If the block fails, or `report` has failures, complete files stay at DEST for the next run to continue from; a
-    node-local directory is removed.
+    If the block fails, or `report` has failures, complete files stay at DEST, so that the next run resumes the copy.
+    If the block fails, a node-local directory is removed.
     """
     record = stagein.begin(request, parsed, notify)
     try:
@@ -61,8 +61,9 @@ def staged(
         yield record
         record.note = kept(record.place, record.mark, request.share) or {}
         stagein.hold_and_link(record)
-        if not report.bad and request.share is None:  # else it may be run again on another node
-            forget(record.place, record.mark)  # a run after a kill before this line continues from the journal
+        # with failures, the next run needs the journal; a share may be run again on another node
+        if not report.bad and request.share is None:
+            forget(record.place, record.mark)  # if this process is killed before, the next run resumes the copy
     except BaseException:
         with contextlib.suppress(ZarrfsError, OSError):
             complete = record.note and request.share is None and not record.local
@@ -71,7 +72,7 @@ def staged(
 
 
 def _restore(record: Record) -> None:
-    """Keep the record of a copy that was complete before a failed second run, with the files of that run."""
+    """Keep the record of a copy that was complete before its second run failed, including files of the second run."""
     record.mark = record.note["mark"]
     record.note = kept(record.place, record.mark) or record.note
     stagein.hold_and_link(record)
@@ -82,9 +83,10 @@ async def write(
     record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: CopyReport,
     share: Share | None = None,
 ) -> int:  # fmt: skip
-    """Write `store`, as far as `copying` selects it, to the path of a record; return the number of symlinks made.
+    """Copy the entries of `store` that `copying` selects to the path of a record; return the number of symbolic links.
 
-    Raises UsageError, SourceError as copy_store(), and UsageError for a path in the directory that is the source.
+    Raises UsageError and SourceError as copy_store() does, and UsageError if the copy or its manifest would be in the
+    source directory.
     """
     from zarrfs.copying.copy import copy_store
 
@@ -107,7 +109,7 @@ async def write(
 
 
 class _Linking:
-    """Decides which files can be symlinks: those that are a whole local file in a directory that stays."""
+    """Decides which files become symbolic links: whole local files that are not in a directory of the job."""
 
     def __init__(self, store: Store, record: Record, options: Options) -> None:
         self._store, self.count = store, 0
@@ -119,21 +121,21 @@ class _Linking:
         self._removed |= {os.path.realpath(record.place)}
 
     async def link(self, key: str, info: Info) -> str | None:
-        """Return the target of a symlink in place of a copy, or None to copy the file."""
+        """Return the target of a symbolic link that replaces the copy, or None to copy the file."""
         import trio
 
         where = await self._store.locate(key)
         if set(where) != {"url"} or not where["url"].startswith(("/", "file:")):
             return None
-        await self._store.info(key)  # raises if it may not be read, or does not exist
-        path = path_of_uri((await self._store.locate(key))["url"])  # a percent-encoded URL is resolved by now
+        await self._store.info(key)  # raises if the file does not exist, or access to it is not allowed
+        path = path_of_uri((await self._store.locate(key))["url"])  # info() has resolved a percent-encoded URL
         if path is None or not await trio.to_thread.run_sync(self._stays, path):
             return None
         self.count += 1
         return path
 
     def _stays(self, path: str) -> bool:
-        """Return whether a path is a readable file in a directory that stays. Blocks: a file server may not answer."""
+        """Return whether a path is a readable file that stays. Blocks, perhaps until a file server answers."""
         real = os.path.realpath(path)
         # an unreadable file is copied, so that the error is reported
         readable = os.path.isfile(real) and os.access(real, os.R_OK, effective_ids=True)
@@ -142,7 +144,10 @@ class _Linking:
 
 @contextlib.contextmanager
 def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntry], None]]:
-    """Give a function that adds a file to the manifest, which appears whole after the block. Raises UsageError."""
+    """Yield a function that adds an entry to the manifest, which appears, complete, after the block.
+
+    Raises UsageError if the manifest cannot be at `path`, and MountError if it cannot be written.
+    """
     if path is None:
         yield lambda done: None
         return
@@ -159,7 +164,7 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntr
     record.save()
     try:
         with _about(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
-            # the function converts errors, too: a nursery would wrap them
+            # convert errors in the function, too, because a nursery would wrap them in an exception group
             yield _about(path)(_manifest_writer(file, record.place, path.endswith(SUMS)))
             file.flush()
             os.fsync(file.fileno())
@@ -173,12 +178,12 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntr
 
 
 def _is_manifest(path: str) -> bool:
-    """Return whether a file is a JSON manifest of a copy. A list of checksums may come from another program."""
+    """Return whether a file is a JSON manifest of a copy, or empty. Other programs write lists of checksums, too."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or not status.st_size:
-                return stat.S_ISREG(status.st_mode)  # the manifest of an empty copy
+                return stat.S_ISREG(status.st_mode)  # an empty file is the manifest of an empty copy
             first = json.loads(file.readline(_LINE))
             return isinstance(first, dict) and first.keys() == _FIELDS
     except (OSError, ValueError, RecursionError):
@@ -187,7 +192,7 @@ def _is_manifest(path: str) -> bool:
 
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
-    """Raise OSErrors of the block as MountErrors about a manifest."""
+    """Convert an OSError of the block to a MountError about the manifest."""
     try:
         yield
     except OSError as exc:
@@ -199,7 +204,7 @@ def _manifest_writer(file: IO[str], place: str, sums: bool) -> Callable[[CopiedE
         if done.kind is not Kind.FILE and done.how != "linked":
             return
         if not sums:
-            status = os.stat(os.path.join(place, done.key))  # not every source has sizes and times
+            status = os.stat(os.path.join(place, done.key))  # not all sources have sizes and times
             about = {"key": done.key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
             escape = not done.key.isprintable()  # a name that is not UTF-8 would be invalid JSON
             file.write(json.dumps({**about, "sha256": done.sha256, "how": done.how}, ensure_ascii=escape) + "\n")

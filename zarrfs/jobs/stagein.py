@@ -26,31 +26,31 @@ from zarrfs.net.identity import of_other
 from zarrfs.sources import absolute_source
 from zarrfs.system import mounts
 
-_LOOK = 1.0  # seconds between two looks at what another process stages
-_WAIT = 10.0  # seconds that another process has to take away what is stale, where several do so at once
-_ENDING = 30.0  # seconds that --join waits for another process that unstages
+_LOOK = 1.0  # seconds between checks of a record that another process is staging or unstaging
+_WAIT = 10.0  # seconds that --join waits to unstage a stale source, because other processes may be doing that, too
+_ENDING = 30.0  # seconds that --join waits for another process that is unstaging
 _FORBIDDEN = re.compile(r"filesystem type (0x[0-9a-f]+) is forbidden")  # a message of fusermount3
 
 
 @dataclasses.dataclass(frozen=True)
 class StageRequest:
-    """A source to be staged, with its destination and its owner."""
+    """A source to stage, with its destination and its owner."""
 
     source: str
     dest: str
-    how: str  # mount, copy or link
-    node_local: str | None = None  # a node-local directory; "": one that is found; None: `dest` itself
+    how: str  # mount, copy, link or run
+    node_local: str | None = None  # parent of a node-local directory; "": find one; None: stage at `dest` itself
     job: str | None = None  # None: the job in the environment
-    owner: int | None = None  # pid of the process that it is staged for
-    share: Share | None = None  # of a copy
+    owner: int | None = None  # pid of the process for which it is staged
+    share: Share | None = None  # the share of a copy
     join: bool = False  # become one more owner of the mount that the same job has at `dest`
 
 
 def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) -> Record:
-    """Create a record for a request, after removing what a stale one left at the same DEST.
+    """Create a record for a request, after unstaging a stale source at the same DEST.
 
-    A request with `join` may get the record of another process instead, which is ready. Raises UsageError if DEST
-    cannot be used, MountError if a source is staged there.
+    A request with `join` may get the record of another process instead, in the state READY. Raises UsageError or
+    MountError if DEST cannot be used, MountError if another source is staged there.
     """
     dest = mounts.resolved(request.dest)
     manager, job = processes.job_of(os.environ, request.job)
@@ -96,9 +96,9 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
 
 
 def digest(source: str, options: Options) -> str:
-    """Return a digest of a source and of the options that decide what it shows, in any working directory.
+    """Return a digest of a source and of the options that affect its content.
 
-    Credentials do not count, as they may be renewed.
+    It depends neither on the working directory nor on credentials, which may be renewed.
     """
     values = {name: getattr(options, name) for name, field in TABLE.items() if field.metadata["scope"] == "source"}
     values["blobs"] = [without_secrets(absolute(place)) for place in options.blobs]
@@ -109,7 +109,7 @@ def digest(source: str, options: Options) -> str:
 
 
 def _joinable(other: Record, record: Record) -> bool:
-    """Return whether a new owner may use what is staged at its DEST, or is about to be, by another one of its job."""
+    """Return whether `other`, a source that the same job has staged or is staging, can serve the new `record`, too."""
     wanted = (record.how, record.source, record.manager, record.job, record.upper, record.writable)
     there = (other.how, other.source, other.manager, other.job, other.upper, other.writable)
     same = there == wanted and other.asked in ("", record.asked) and not other.foreign
@@ -117,7 +117,10 @@ def _joinable(other: Record, record: Record) -> bool:
 
 
 def _join(other: Record, owners: list[Process]) -> bool:
-    """Add owners to a record, whose keeper then waits for them, too; False while a process makes or unstages it."""
+    """Add owners to a record and start a keeper that waits for all of them.
+
+    Return False if a process is staging or unstaging it, or has unstaged it. Raises MountError.
+    """
     with records.locked():
         now = records.current(other)
         if now is None or now.state != records.READY:
@@ -129,7 +132,7 @@ def _join(other: Record, owners: list[Process]) -> bool:
             now.save()
         finally:
             os.close(root)
-        processes.kill(former)  # it has not begun to unstage: that takes the lock, and the state
+        processes.kill(former)  # it has not begun to unstage, as that needs the lock and changes the state
         vars(other).update(vars(now))
         return True
 
@@ -137,9 +140,9 @@ def _join(other: Record, owners: list[Process]) -> bool:
 def _replace(other: Record, record: Record, notify: Callable[[str], None], timeout: float) -> None:
     """Unstage the source at the DEST of a new record. Raises MountError if it may still be needed."""
     same = (other.manager, other.job, other.owners) == (record.manager, record.job, record.owners)
-    # a node-local copy would be removed, though the job may be reading it
+    # not for a node-local copy, which would be removed although the job may be reading it
     again = (other.how, other.source) == (record.how, record.source) and not other.mounted and not other.local
-    # a dead mount of another job stays: its readers get an error
+    # a dead mount of another job stays, so that its readers get an error
     if reason := why_stale(other) or (why_dead(other) if same else ""):
         notify(f"{record.dest}: taking away what was staged there: {reason}")
     elif not (same and again and other.share == record.share):
@@ -153,14 +156,14 @@ def _replace(other: Record, record: Record, notify: Callable[[str], None], timeo
 def mount(
     request: StageRequest, parsed: Parsed, notify: Callable[[str], None], pipe: bool = False
 ) -> tuple[Record, IO[bytes] | None]:
-    """Mount a source; it can be read, and has a keeper, when this returns. After an error nothing is left behind.
+    """Mount a source and start its keeper; return its record when the source can be read.
 
-    With `pipe`, the stream for keeper.add_owner() is returned, too. Raises UsageError, SourceError, MountError
-    as daemon.session.mount.
+    With `pipe`, also return the stream for keeper.add_owner(). Raises UsageError, SourceError, MountError as
+    daemon.session.mount() does; after an error nothing is left behind.
     """
     if parsed.options.foreground:
         raise UsageError("option foreground: a job's mount is served in the background (zarrfs mount has it)")
-    if parsed.options.idle_timeout:  # perhaps set for all mounts in zarrfs.toml
+    if parsed.options.idle_timeout:  # not an error, because zarrfs.toml may set it for all mounts
         notify("option idle_timeout: has no effect: a job's mount is kept in use until it is unstaged")
     record = begin(request, parsed, notify)
     if record.state == records.READY:
@@ -181,17 +184,17 @@ def mount(
 
 
 class _Refused(MountError):
-    """fusermount3 does not mount on the file system of the mount point."""
+    """The error that fusermount3 refuses to mount on the file system of the mount point."""
 
 
 @contextlib.contextmanager
 def undone_on_failure(record: Record) -> Iterator[None]:
     """Unstage a record if the block fails."""
-    others = processes.children()  # of a shell that executed this process
+    others = processes.children()  # children of a shell that was replaced by this process (exec)
     try:
         yield
     except BaseException:
-        for child in processes.children():  # a daemon that is not ready
+        for child in processes.children():  # a daemon that is not ready yet
             if child not in others:
                 processes.kill(child)
         record.state = records.ENDING
@@ -204,7 +207,7 @@ def undone_on_failure(record: Record) -> Iterator[None]:
 
 
 def mount_here(record: Record, source: str, parsed: Parsed, notify: Callable[[str], None]) -> None:
-    """Mount at `record.place`, and record the device and the daemon."""
+    """Mount the source at `record.place`, and record the device number and the daemon."""
     from zarrfs.daemon import session
 
     try:
@@ -222,7 +225,7 @@ def mount_here(record: Record, source: str, parsed: Parsed, notify: Callable[[st
 
 
 def hold_and_link(record: Record, pipe: bool = False) -> IO[bytes] | None:
-    """Start the keeper, make the link, and mark the record as ready; return the stream of the keeper, if any."""
+    """Start the keeper, create the link, and mark the record as READY; return the stream of the keeper, if any."""
     root = keeper.open_root(record.place) if record.mounted else None
     try:
         stream = None
@@ -238,18 +241,18 @@ def hold_and_link(record: Record, pipe: bool = False) -> IO[bytes] | None:
 
 
 def go_local(record: Record, parent: str) -> None:
-    """Stage in a node-local directory (`parent`, or one that is found), with a link from `dest`."""
+    """Change a record to use a node-local directory in `parent` ("": one that is found), with a link at `dest`."""
     name = nodelocal.name_of(record.dest, record.job)
     record.local = record.place = nodelocal.directory(parent, name, record.mounted, record.writable)
     record.link = True
-    with contextlib.suppress(OSError):  # another node may just have made the link
+    with contextlib.suppress(OSError):  # another node may be creating the link
         status = os.lstat(record.dest)
         if stat.S_ISDIR(status.st_mode) and record.dest not in record.made:
             record.replaced = stat.S_IMODE(status.st_mode)
 
 
 def about(record: Record) -> dict[str, object]:
-    """Return the fields of a report about a record."""
+    """Return the JSON fields of a report that describe a record."""
     return {
         "record": record.id, "mountpoint": record.place if record.mounted else None, "place": record.place,
         "link": record.dest if record.link else None, "upper": record.upper or None, "job": record.job or None,
@@ -259,15 +262,15 @@ def about(record: Record) -> dict[str, object]:
 
 
 def link(record: Record) -> None:
-    """Make the link at `dest`, replacing an empty directory. Raises MountError if something else is there."""
+    """Create the link at `dest`, replacing an empty directory. Raises MountError if something else is at `dest`."""
     if not record.link:
         return
     try:
         if os.path.islink(record.dest):
             if os.readlink(record.dest) != record.place:
                 raise MountError(f"{record.dest}: is a link to something else")
-            return  # made by another node of this job
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another node may just have made the link
+            return  # another node of this job has created it
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another node may be creating the link
             os.rmdir(record.dest)
         with contextlib.suppress(FileExistsError):
             os.symlink(record.place, record.dest)
@@ -278,7 +281,11 @@ def link(record: Record) -> None:
 
 
 def _check_dest(record: Record, empty: bool) -> None:
-    """Raise MountError unless `dest` is absent, or a directory without a mount; `empty`: one that holds nothing."""
+    """Raise MountError unless a source can be staged at `dest`.
+
+    It must be absent, or a directory, with `empty` an empty one. If the source will be mounted, nothing may be mounted
+    at `dest` except a dead zarrfs mount. A link of the same job, made on another node, is accepted.
+    """
     dest = record.dest
     if record.mounted:
         mount = mounts.mount_at(dest)
@@ -303,10 +310,10 @@ def _check_dest(record: Record, empty: bool) -> None:
 
 
 def _record_directories(record: Record, made: list[str]) -> None:
-    """Record the directories to be created: the missing parents of `dest`, and `dest` itself unless it is a link.
+    """Record the directories to create: the missing parents of `dest`, and `dest` itself unless it becomes a link.
 
-    Directories `made` for an earlier record at `dest` are taken over, and parents made for other records are recorded,
-    too: the last record removes them.
+    Also record directories `made` for an earlier record at `dest`, and parents made for other records, so that
+    unstaging the last record removes them.
     """
     made += [path for other in records.found([]) for path in other.made if record.dest.startswith(f"{path}/")]
     path, missing = os.path.dirname(record.dest) if record.link else record.dest, []
@@ -318,7 +325,10 @@ def _record_directories(record: Record, made: list[str]) -> None:
 
 
 def make_directories(record: Record) -> None:
-    """Create the recorded directories. A node-local one is private, but root's can be read by the job's user."""
+    """Create the recorded directories. Raises MountError.
+
+    A node-local directory is private, except one of root, which the user of the job must be able to read.
+    """
     try:
         for path in record.made:
             with contextlib.suppress(FileExistsError):
@@ -337,7 +347,7 @@ def make_directories(record: Record) -> None:
 
 
 def _take_over(record: Record) -> None:
-    """Raise MountError unless a killed command of this user has left the node-local directory."""
+    """Raise MountError unless the existing node-local directory may be that of a killed command of this user."""
     status = os.lstat(record.local)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022 or os.path.islink(record.local):
         raise MountError(f"{record.local}: exists and was not made by zarrfs")

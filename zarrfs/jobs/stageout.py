@@ -1,4 +1,4 @@
-"""Staging out: saving what a job has written, from its upper directory or through its mount."""
+"""Staging out: saving the changes of a job, from its upper directory or through its mount."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from zarrfs.system import mounts
 
 
 class Tree(NamedTuple):
-    """A tree to be saved: `base` is the upper directory itself, or the mount over it."""
+    """A tree to save: `base` is the upper directory itself, or the mount that uses it."""
 
     base: str
     upper: str
-    mounted: str = ""  # the mount that writes to the upper directory, if there is one
+    mounted: str = ""  # the mount point of the mount that writes to the upper directory, if there is one
 
 
 def holds(tree: Tree, path: str) -> str | None:
@@ -46,16 +46,16 @@ class TreeFile(NamedTuple):
 
 @dataclasses.dataclass
 class StageOutReport:
-    """Counts of what was saved so far; the report as JSON."""
+    """Counts of the entries saved so far. The fields are those of the JSON report."""
 
     files: int = 0
     bytes: int = 0
     skipped: int = 0  # files that an earlier run sent
-    links: int = 0  # symlinks made in a directory
-    deleted: list[str] = dataclasses.field(default_factory=list)  # keys of the source; "DIR/" for all in DIR
+    links: int = 0  # symbolic links created in a directory
+    deleted: list[str] = dataclasses.field(default_factory=list)  # keys of the source; "DIR/": everything in DIR
     failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)  # keys that are neither files nor directories
-    empty_directories: list[str] = dataclasses.field(default_factory=list)  # which a URL cannot hold
+    empty_directories: list[str] = dataclasses.field(default_factory=list)  # left out, as a URL cannot hold them
     expected_files: int | None = None
     expected_bytes: int | None = None
 
@@ -64,15 +64,16 @@ class StageOutReport:
 def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
     """Open the tree of the source staged at `dest`, or of the directory `upper`, locked against other writers.
 
-    The recorded mount may go on writing; its dirty data is flushed first. Raises UsageError without an upper directory
-    or a mount, SourceError if another mount writes to it.
+    The mount of the source may keep writing to it; its dirty data is flushed first. Raises MountError if nothing is
+    staged at `dest`, UsageError without an upper directory or, with `merged`, without a mount, and SourceError if
+    another mount writes to the upper directory.
     """
     record = _record(dest, upper)
     path = upper or (record.upper if record is not None else "")
     if not path:
         raise UsageError(f"{dest}: is staged read-only: no changes to keep (stage it with -o upperdir=)")
     mount = None if record is None else mount_of(record)
-    if mount is not None and mounts.is_dead(mount.mountpoint):  # it has no dirty data
+    if mount is not None and mounts.is_dead(mount.mountpoint):  # a dead mount has no dirty data
         mount = None
     if merged and (record is None or mount is None):
         raise UsageError("--merged needs a staged mount; `zarrfs commit SOURCE --upperdir DIR` needs none")
@@ -93,7 +94,10 @@ def archive(
     tree: Tree, output: str, options: CreateOptions, replace: bool, progress: Progress, warn: Callable[[str], None],
     begun: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Write a tree as the archive `output`, which appears whole. `begun` and errors are those of create()."""
+    """Write a tree as the archive `output`, which appears when it is complete. For `begun` and errors see create().
+
+    Raises UsageError if the archive or its blobs would be in the tree.
+    """
     for name, path in (("--output", output), ("--blobs", options.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
             raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
@@ -106,10 +110,10 @@ def archive(
 
 
 def files(tree: Tree, report: StageOutReport, links: bool, keep_going: bool = False) -> Iterator[TreeFile]:
-    """Yield the files of a tree by name; add empty directories and other entries to the report.
+    """Yield the files of a tree, sorted by name; add empty directories and other entries to the report.
 
-    Symlinks count as others unless `links` can be saved. Raises SourceError for an entry that cannot be read; with
-    `keep_going` it is added to `report.failed`.
+    Symbolic links count as other entries unless `links` is set. Raises SourceError for an entry that cannot be read;
+    with `keep_going` it is added to `report.failed` instead.
     """
     pending = [""]
     while pending:
@@ -137,8 +141,9 @@ def files(tree: Tree, report: StageOutReport, links: bool, keep_going: bool = Fa
 def deleted(upper: str, keep_going: bool = False) -> list[str]:
     """Return the keys of the source that an upper directory hides, sorted; "DIR/" for everything that was in DIR.
 
-    "DIR/" also stands for a file that a directory replaces: only the source could tell which of them was there.
-    Raises SourceError for a directory that cannot be read; with `keep_going` it is left out, as files() reports it.
+    "DIR/" is also returned for a file DIR that was replaced by a directory, because only the source knows whether DIR
+    was a file. Raises SourceError for a directory that cannot be read; with `keep_going` such a directory is left out,
+    because files() reports it.
     """
 
     def failed(exc: OSError) -> None:
@@ -148,7 +153,7 @@ def deleted(upper: str, keep_going: bool = False) -> list[str]:
 
     gone = []
     for path, directories, names in os.walk(upper, onerror=failed):
-        directories[:] = [name for name in directories if not reserved(name)]  # they may hold staged files
+        directories[:] = [name for name in directories if not reserved(name)]  # these may contain staged files
         key = os.path.relpath(path, upper)
         prefix = "" if key == "." else f"{key}/"
         if OPAQUE in names:
@@ -167,7 +172,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _record(dest: str | None, upper: str | None) -> Record | None:
-    """Return the record at `dest`, or that of an upper directory. Raises MountError if there is none at `dest`."""
+    """Return the record at `dest`, or of an upper directory, if any. Raises MountError if there is none at `dest`."""
     found = records.found()
     if dest is None:
         return next((record for record in found if record.upper and record.upper == upper), None)

@@ -1,6 +1,6 @@
 """Unstaging: removing the mount, the link, the directories and the record of staged sources.
 
-unstage() removes one, unstage_stale() all that nobody needs any more; root does so for every user.
+unstage() removes one source; unstage_stale() removes all sources that are not needed any more, as root of all users.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from zarrfs.jobs.records import READY, Record, StillOwned
 from zarrfs.system import mounts
 from zarrfs.system.processes import boot, shown
 
-_POLL, _POLL_MAX = 0.05, 2.0  # seconds between attempts to unmount, at first and at most
-_USER_TIMEOUT = 120.0  # seconds for the records of one user, besides --timeout
+_POLL, _POLL_MAX = 0.05, 2.0  # seconds between attempts to unmount: the first pause, and the longest
+_USER_TIMEOUT = 120.0  # seconds for the records of one user, in addition to --timeout
 _OURS = re.compile(r"zarrfs-(run|stage)-[0-9a-f]{16}")  # names of node-local directories
 
 
 class UnstageOptions(NamedTuple):
-    """Options of unstaging."""
+    """Options for unstaging."""
 
     timeout: float = 0.0  # seconds to wait while the mount is busy
     lazy: bool = False  # detach the mount even if it is busy
     copies: bool = False  # remove copies, too
     upper: bool = False  # remove the upper directory, too
     notify: Callable[[str], None] = lambda text: None
-    again: bool = False  # the same source will be copied again, and reuses the files
-    unless_owned: bool = False  # leave what is staged for another running process as well
-    leaving: int | None = None  # pid of an owner that is none any more
+    again: bool = False  # the same source will be copied again, and the new copy reuses the files
+    unless_owned: bool = False  # leave a source that was also staged for another process, if that is running
+    leaving: int | None = None  # pid of a process that is no longer an owner
 
 
 def unstage(record: Record, options: UnstageOptions) -> bool:
-    """Remove what a record describes, and the record; False if it stays, for other owners (`unless_owned`).
+    """Remove everything that a record describes, and the record; return False if it stays for other owners.
 
-    Raises MountError, which names the processes, if the mount is busy; then everything stays, and so does the keeper.
+    It stays for other owners only with `unless_owned`. Raises MountError, which names the processes, if the mount is
+    busy; then everything stays, and so does the keeper.
     """
     try:
         if not _claimed(record, options):
             return True
-    except StillOwned:  # its keeper waits for the end of the one that leaves, too
+    except StillOwned:  # the keeper unstages it later, after all owners have ended
         return False
-    if record.keeper == record.maker:  # the keeper has become this process
+    if record.keeper == record.maker:  # this process was the keeper before exec
         record.keeper = None
     elif record.keeper is None and (record.mounted or record.owners):
         record.keeper = keeper.find(record.id)
     try:
-        if record.boot == boot():  # after a reboot, its pids are those of other processes
+        if record.boot == boot():  # after a reboot, its pids may belong to other processes
             _end_mount(record, options) if record.mounted else processes.kill(record.keeper)
         _remove(record, options)
     except BaseException:
@@ -68,9 +69,9 @@ def unstage(record: Record, options: UnstageOptions) -> bool:
 
 
 def mount_of(record: Record) -> mounts.Mount | None:
-    """Return the mount of a record, even if a directory above it was renamed; None for another mount at its path.
+    """Return the mount of a record, even if a directory above it was renamed; None if it is not mounted.
 
-    Raises MountError if it is in another mount namespace, such as that of a job with a private /tmp.
+    Raises MountError if it may be in another mount namespace, such as that of a job with a private /tmp.
     """
     found = mounts.mount_at(record.place)
     if found is not None and found.fstype == mounts.FSTYPE and record.device in ("", found.device):
@@ -86,7 +87,7 @@ def mount_of(record: Record) -> mounts.Mount | None:
 
 
 def _moved(record: Record, pid: int) -> mounts.Mount | None:
-    """Find the mount of a daemon at any path. The daemon is asked for its pid, as device numbers are reused."""
+    """Find the mount of a daemon at any path. Ask the daemon of a mount for its pid: device numbers are reused."""
     for mount in mounts.mounts():
         if (mount.fstype, mount.device) == (mounts.FSTYPE, record.device):
             about = mounts.daemon_of(mount.mountpoint) or {}
@@ -96,7 +97,7 @@ def _moved(record: Record, pid: int) -> mounts.Mount | None:
 
 
 def at(dest: str, among: list[Record]) -> list[Record]:
-    """Return the records staged at `dest`: their DEST, their node-local path, or the present path of their mount."""
+    """Return the records with the DEST, the node-local path, or the current path of the mount `dest`."""
     path = mounts.resolved(dest)
     named = [record for record in among if path in (record.dest, record.place)]
     if named or (mount := mounts.mount_at(path)) is None:
@@ -108,12 +109,12 @@ def at(dest: str, among: list[Record]) -> list[Record]:
 def why_stale(record: Record) -> str:
     """Return why a staged source is not needed any more, or "".
 
-    A mount whose daemon has died stays as long as its owner process or job: its readers get an error, and once
-    unmounted a Zarr reader would return fill values.
+    A mount whose daemon has died is needed as long as its owner processes or its job: its readers get an error. Once
+    unmounted, a Zarr reader would return fill values.
     """
     if record.boot != boot():
         return "the node was rebooted since"
-    if record.foreign:  # whether its processes are alive, and its mount is there, cannot be seen from here
+    if record.foreign:  # its processes and its mount may not be visible in this namespace
         return _job_ended(record)
     if record.state != READY:
         return "" if processes.alive(record.maker) else "the process that staged it has died"
@@ -136,12 +137,12 @@ def _job_ended(record: Record) -> str:
 
 
 def why_dead(record: Record) -> str:
-    """Return why a mount cannot be read any more, or "". The same job staging there again replaces it."""
+    """Return why a mount cannot be read any more, or "". The same job may replace it by staging there again."""
     return "its daemon has died" if record.mounted and mounts.is_dead(record.place) else ""
 
 
 def ensure_keeper(record: Record) -> None:
-    """Start a keeper of a mount that has none; the mount is busy when this returns. Raises MountError."""
+    """Start a keeper if a mount has none; the mount is busy when this returns. Raises MountError."""
     if not record.mounted or processes.alive(record.keeper):
         return
     mount = mount_of(record)
@@ -153,7 +154,10 @@ def ensure_keeper(record: Record) -> None:
 
 
 def _claimed(record: Record, options: UnstageOptions) -> bool:
-    """Claim a record, waiting for another process that does; False if that one has unstaged it."""
+    """Claim a record, and wait if another process has claimed it; return False if that process has unstaged it.
+
+    Raises MountError after a timeout, and StillOwned.
+    """
     deadline = time.monotonic() + options.timeout
     while not records.claim(record, options.unless_owned, options.leaving):
         if not record.exists():
@@ -205,20 +209,20 @@ def _end_mount(record: Record, options: UnstageOptions) -> None:
 
 
 def _remove(record: Record, options: UnstageOptions) -> None:
-    """Remove links, copies and directories that are as the record says, and nothing with a mount below it."""
+    """Remove links, copies and directories that are as the record describes them, but no copy with a mount in it."""
     if record.link and _remove_link(record.dest, record.place) and record.replaced is not None:
         with contextlib.suppress(OSError):
             os.mkdir(record.dest)
             _set_mode(record.dest, record.replaced)
-    if record.manifest:  # the unfinished one of a killed command
+    if record.manifest:  # remove the unfinished manifest of a killed command
         with contextlib.suppress(OSError):
             os.unlink(record.unfinished(record.manifest))
     if not record.mounted and (record.local or options.copies):
         _remove_copy(record, options.notify)
-    elif options.again and record.note and not record.share:  # the journal of a share has stayed
+    elif options.again and record.note and not record.share:  # the journal of a share was not removed
         from zarrfs.copying.destination_journal import put
 
-        with contextlib.suppress(OSError):  # the next copy then finds the files in its way
+        with contextlib.suppress(OSError):  # if this fails, the next copy reports the files as existing
             put(record.place, record.note)
     if options.upper and record.upper:
         from zarrfs.copying.changes import discard
@@ -226,16 +230,16 @@ def _remove(record: Record, options: UnstageOptions) -> None:
         if os.path.isdir(record.upper):
             discard(record.upper, lambda count: True)
             os.rmdir(record.upper)
-    if record.made_upper:  # no job can have written to it yet
+    if record.made_upper:  # staging has not finished, so no job can have written to it
         with contextlib.suppress(OSError):
             os.rmdir(record.upper)
     for path in reversed([*record.made, *([record.local] if record.local else [])]):
-        with contextlib.suppress(OSError):  # not empty: files of others stay
+        with contextlib.suppress(OSError):  # not empty: it contains other files
             os.rmdir(path)
 
 
 def _set_mode(directory: str, mode: int) -> None:
-    """Set the mode of a directory of this user. Others may put a link there meanwhile, which is not followed."""
+    """Set the mode of a directory of this user, without following a link by which another user may replace it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_uid == os.geteuid():
@@ -245,7 +249,10 @@ def _set_mode(directory: str, mode: int) -> None:
 
 
 def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:
-    """Remove a node-local directory; in others, the files that the copy wrote and nobody has changed since."""
+    """Remove a node-local directory; from another directory, the files that the copy wrote, if unchanged since.
+
+    Also remove its manifest. Raises MountError.
+    """
     from zarrfs.store.destination import remove_tree
 
     place = os.path.realpath(record.place)
@@ -270,7 +277,7 @@ def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
     from zarrfs.copying.removal import remove_written
 
     share = share_of(record.share or None, {})
-    note = record.note or kept(record.place, record.mark, share)  # in the journal, if the copy was killed
+    note = record.note or kept(record.place, record.mark, share)  # from the journal if the copy was killed
     if note is not None and note != record.note:
         record.note = note
         record.save()
@@ -282,7 +289,10 @@ def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
 
 
 def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -> list[dict[str, Any]]:
-    """Unstage records, each for a reason; return an object for each, ready for JSON, with `error` if that failed."""
+    """Unstage (record, reason) pairs; return an object for each, ready for JSON, with `error` if that failed.
+
+    Records that stay for other owners are left out.
+    """
     results = []
     for record, reason in chosen:
         result = {"dest": record.dest, "source": record.source, "how": record.how, "reason": reason, "error": None}
@@ -297,7 +307,7 @@ def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -
 
 
 def unstage_stale(options: UnstageOptions) -> list[dict[str, Any]]:
-    """Unstage what is not needed any more, for this user or, as root, for every user. Returns as unstage_all()."""
+    """Unstage sources that are not needed any more, as root those of all users. Returns objects as unstage_all()."""
     results = _unstage_own_stale(options)
     _report_damaged(results, options)
     if os.geteuid() == 0 and not os.environ.get(records.VARIABLE):
@@ -309,12 +319,12 @@ def unstage_stale(options: UnstageOptions) -> list[dict[str, Any]]:
 
 
 def damaged_results(damaged: Iterable[MountError]) -> list[dict[str, Any]]:
-    """Return results, as of unstage_all(), for damaged records."""
+    """Return objects for damaged records, in the form of unstage_all()."""
     return [_nothing(str(exc)) for exc in damaged]
 
 
 def _report_damaged(results: list[dict[str, Any]], options: UnstageOptions) -> None:
-    """Report failures that belong to no DEST; the others are reported already."""
+    """Report failures that belong to no DEST; unstage_all() has reported the others."""
     for result in results:
         if result["dest"] is None:
             options.notify(result["error"])
@@ -326,7 +336,7 @@ def _unstage_own_stale(options: UnstageOptions) -> list[dict[str, Any]]:
         reason = why_stale(record)
         if reason:
             chosen.append((record, reason))
-        elif record.state == READY and not record.foreign:  # a keeper here would not see its owners
+        elif record.state == READY and not record.foreign:  # a keeper needs to see the owners' pids
             _replace_keeper(record, options.notify)
     results = unstage_all(chosen, options)
     if not damaged:  # otherwise a directory may belong to a damaged record
@@ -349,7 +359,7 @@ def _replace_keeper(record: Record, notify: Callable[[str], None]) -> None:
 
 
 def _remove_leftovers(notify: Callable[[str], None]) -> None:
-    """Remove node-local directories of an earlier boot without a record: root's records are gone with /run."""
+    """Remove node-local directories of an earlier boot without a record: a reboot removes records of root in /run."""
     known = {path for record in records.found() for path in (record.local, record.place, *record.made)}
     for parent in ("/tmp", "/var/tmp", os.environ.get("TMPDIR", "/tmp")):
         with contextlib.suppress(OSError):
@@ -362,7 +372,7 @@ def _remove_leftovers(notify: Callable[[str], None]) -> None:
 
 
 def _remove_link(link: str, place: str) -> bool:
-    """Remove a link to `place`; return whether it was there: another node of the job may have removed it."""
+    """Remove a link to `place`; return False if it did not exist: another node of the job may have removed it."""
     try:
         if os.readlink(link) != place:
             return False
@@ -386,10 +396,10 @@ def _remove_leftover(path: str, notify: Callable[[str], None]) -> None:
 
 
 def _as_user(user: int, body: Callable[[], list[dict[str, Any]]], timeout: float) -> list[dict[str, Any]]:
-    """Return the result of `body` from a child process of `user`, as root must not follow paths of a user.
+    """Run `body` in a child process of `user`, because root must not follow paths of a user; return its result.
 
-    A child is killed after `timeout` seconds: the user may have mounted a file system there that does not answer, or
-    may have stopped the child.
+    The child process is killed after `timeout` seconds: the user may have mounted a file system that does not answer,
+    or may have stopped the process.
     """
 
     def answer(pipe: int) -> None:
@@ -404,7 +414,7 @@ def _as_user(user: int, body: Callable[[], list[dict[str, Any]]], timeout: float
     output, _ended = mounts.from_child(answer, timeout)
     try:
         found: list[dict[str, Any]] = json.loads(output)
-    except ValueError:  # it was killed, perhaps by its user, before it had written everything
+    except ValueError:  # the child process was killed, perhaps by its user, before it had written everything
         found = [_failed(user)]
     return found
 
@@ -418,7 +428,7 @@ def _nothing(error: str) -> dict[str, Any]:
 
 
 def _become(user: int) -> None:
-    """Become `user` for good, with the groups of that user alone."""
+    """Change the user and groups of this process to those of `user`, irreversibly."""
     try:
         entry = pwd.getpwuid(user)
         group, name, home = entry.pw_gid, entry.pw_name, entry.pw_dir

@@ -1,4 +1,4 @@
-"""Uploading files to a URL, by any writable protocol of fsspec: concurrently, each verified, none sent twice."""
+"""Upload of files to a URL, by any writable protocol of fsspec: concurrently, each verified, none sent twice."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from zarrfs.net.responses import Transient
 from zarrfs.net.systems import SSH
 from zarrfs.store.upper import PREFIX, RECORD
 
-_JOBS = 16  # files at once by default
-_PAUSE = 0.5  # seconds before a request is repeated, doubled each time
+_JOBS = 16  # default number of files sent at the same time
+_PAUSE = 0.5  # seconds before a request is repeated; doubled each time
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -39,26 +39,26 @@ class _Destination(NamedTuple):
     fs: Any
     path: str  # without a slash at its end
     family: str  # the first name of its protocol
-    shown: str
-    endpoint: str = ""  # of a bucket; "": the provider's
+    shown: str  # the URL without credentials, for messages
+    endpoint: str = ""  # of a bucket; "": the default of the provider
 
 
 class UploadOptions(NamedTuple):
     """The URL of an upload, and its options."""
 
     url: str
-    jobs: int | None = None  # files at once
-    keep_going: bool = False  # collect failures; otherwise the first one ends the upload
+    jobs: int | None = None  # files sent at the same time
+    keep_going: bool = False  # collect failures; otherwise the first failure ends the upload
     skip_unsupported: bool = False  # leave out entries other than files and directories
 
 
 def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport) -> None:
-    """Copy the files of `tree` to a URL, or the whole tree to a directory; blocks.
+    """Copy the files of `tree` to a URL, or the whole tree to a directory. Blocks.
 
-    Files that an earlier run sent, and that still exist there, are skipped.
+    Files that an earlier run sent, and that still exist at the destination, are skipped.
 
-    Raises UsageError for a URL that cannot be written to, SourceError for an entry that no URL can hold, and for the
-    first file that could not be sent; with `keep_going` those are in `done`.
+    Raises UsageError for a URL that cannot be written to, SourceError for an entry that cannot be stored at a URL, and
+    for the first file that cannot be sent; with `keep_going` such files are added to `done` instead.
     """
     destination = _destination(how.url, options)
     local = destination.family == "file"
@@ -71,10 +71,10 @@ def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport)
     done.expected_files, done.expected_bytes = len(pending), sum(file.size for file in pending)
     if local:
         done.empty_directories.clear()
-        done.failed.clear()  # the copy finds them itself
+        done.failed.clear()  # the copy reports these failures itself
         _copy(tree, destination, how, done)
         return
-    jobs = 1 if destination.family == "ftp" else how.jobs or _JOBS  # its client has one connection, and no lock
+    jobs = 1 if destination.family == "ftp" else how.jobs or _JOBS  # the FTP client has one connection, and no lock
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
     with _journal(tree.upper, destination) as journal, pool as threads:
         waiting = {threads.submit(_send_one, tree, destination, file, options, journal): file for file in pending}
@@ -95,7 +95,10 @@ def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport)
 
 
 def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: StageOutReport) -> None:
-    """Copy a tree to a directory, as `zarrfs archive extract`: modes, times, symlinks, holes and empty directories."""
+    """Copy a tree to a directory with modes, times, symbolic links, holes, and empty directories.
+
+    It is copied as by `zarrfs archive extract`. Raises UsageError, SourceError.
+    """
     import trio
 
     from zarrfs.copying.copy import copy_store
@@ -121,7 +124,7 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
             await store.aclose()
 
     report, changed = CopyReport(), list[str]()
-    ours = () if tree.base == tree.mounted else (f"{PREFIX}*", f"{RECORD}*")  # a mount hides them itself
+    ours = () if tree.base == tree.mounted else (f"{PREFIX}*", f"{RECORD}*")  # a mount hides these itself
     unsupported = tuple(f"/{glob.escape(key)}" for key in done.left_out)
     choice = CopyOptions("differs", exclude=(*ours, *unsupported), jobs=how.jobs, keep_going=how.keep_going, sync=True)
     try:
@@ -136,7 +139,7 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
 
 
 def _is_as_listed(path: str, size: int, mtime_ns: int | None) -> bool:
-    """Return whether a file still has this size and time."""
+    """Return whether a file has this size and time."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -152,7 +155,7 @@ class _Journal:
         self._known: dict[str, tuple[int, int]] = {}
         with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
-                with contextlib.suppress(ValueError, KeyError):  # the last line may be cut short
+                with contextlib.suppress(ValueError, KeyError):  # a line that a full disk or a kill cut short
                     found = json.loads(line)
                     self._known[found["key"]] = (found["size"], found["mtime_ns"])
         self._file = open(path, "a", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
@@ -162,14 +165,13 @@ class _Journal:
         return self._known.get(file.key) == (file.size, file.mtime_ns)
 
     def note(self, file: TreeFile) -> None:
-        """Append a file that was sent and verified. If that fails, as on a full disk, the next run sends it again."""
+        """Append a file that was sent and verified. If that fails, as on a full disk, a later run sends it again."""
         with self._lock, contextlib.suppress(OSError):
             self._file.write(f"\n{json.dumps(file._asdict(), ensure_ascii=False)}")
             self._file.flush()
 
     def close(self) -> None:
-        """Close the journal."""
-        with contextlib.suppress(OSError):  # of what could not be noted
+        with contextlib.suppress(OSError):  # lines that could not be written, as in note()
             self._file.close()
 
 
@@ -195,7 +197,7 @@ def _destination(url: str, options: Options) -> _Destination:
         given, _ = Trust(options).given(url)
         parts, path = parts_of(class_, family, url)
         given = {**parts, **given}
-        if family in SSH:  # without them, sshfs accepts any host key
+        if family in SSH:  # without these defaults, sshfs accepts any host key
             given = {**ssh_defaults(), **given}
         fs = class_(**given, skip_instance_cache=True)
     except ReadError as exc:
@@ -209,7 +211,7 @@ def _destination(url: str, options: Options) -> _Destination:
 
 
 def _send_one(tree: Tree, destination: _Destination, file: TreeFile, options: Options, journal: _Journal) -> bool:
-    """Send a file unless it is there; return whether it was sent. Raises ReadError, SourceError."""
+    """Send a file unless an earlier run has sent it; return whether it was sent now. Raises ReadError, SourceError."""
     path = f"{destination.path}/{file.key}"
     source = os.path.join(tree.base, file.key)
     pause = _PAUSE
@@ -240,7 +242,7 @@ def _put(destination: _Destination, source: str, path: str) -> None:
 
 
 def _size(destination: _Destination, path: str) -> int | None:
-    """Return the size of a file at the destination; None if there is none."""
+    """Return the size of a file at the destination; None if it does not exist."""
     try:
         return int(_info(destination, path)["size"])
     except FileNotFoundError:
@@ -254,7 +256,7 @@ def _info(destination: _Destination, path: str) -> dict[str, Any]:
 
 
 def _verify(destination: _Destination, source: str, file: TreeFile, path: str) -> None:
-    """Raise ReadError unless the file did not change, and its size, and MD5 if the server has one, are right there."""
+    """Raise ReadError if the file has changed, or if its size, or MD5 if known, differs at the destination."""
     if not _is_as_listed(source, file.size, file.mtime_ns):
         raise ReadError(source, "has changed while it was sent")
     info = _info(destination, path)
@@ -266,9 +268,10 @@ def _verify(destination: _Destination, source: str, file: TreeFile, path: str) -
 
 
 def md5_of_info(info: dict[str, Any]) -> str:
-    """Return the MD5 in the info of a file, hexadecimal, or "". The ETag of a multipart upload is none.
+    """Return the MD5 in the info of a file, hexadecimal, or "". The ETag of a multipart upload is not an MD5.
 
-    That of an object that S3 encrypts with other keys than its own looks like one: the info does not say which it is.
+    Nor is the ETag of an object that S3 encrypts with other keys than its own, but it looks like an MD5, and the info
+    does not tell.
     """
     tag = str(info.get("ETag") or "").strip('"')
     if _MD5.fullmatch(tag):
@@ -278,7 +281,7 @@ def md5_of_info(info: dict[str, Any]) -> str:
 
 
 def _has_other_tag(destination: _Destination, path: str) -> bool:
-    """Return whether an object of S3 is encrypted so that its ETag is not its MD5 (SSE-KMS, SSE-C)."""
+    """Return whether an object in S3 is encrypted such that its ETag is not its MD5 (SSE-KMS, SSE-C)."""
     if destination.family != "s3":
         return False
     bucket, key, _ = destination.fs.split_path(path)
