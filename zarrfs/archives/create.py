@@ -134,7 +134,7 @@ class _Document:
     ) -> None:  # fmt: skip
         self._base, self._options, self._reader, self._workers = base, options, reader, workers
         self._writer, self._dump, self._progress = writer, dump, progress
-        self._task_bytes = task_bytes  # of a large file, that one task reads
+        self._task_bytes = task_bytes  # bytes of a large file that one task reads
 
     def add(self, found: EntryBatch | LargeFile, memory: memoryview) -> None:
         """Write a batch of entries and their blobs, which are in `memory`, or read and write a large file."""

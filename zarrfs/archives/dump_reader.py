@@ -309,7 +309,7 @@ def _plain(block: bytes) -> tuple[str, int] | None:
 
 
 def chosen(index: DumpIndex, wanted: str, source: str) -> str:
-    """Return the name of the archive `wanted`; "" stands for the only archive of the tar.
+    """Return the name of the archive `wanted`, or of the only archive in the tar if `wanted` is "".
 
     Raises SourceError if there is no such archive, or if `wanted` is "" and there are several.
     """

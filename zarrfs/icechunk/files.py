@@ -59,7 +59,7 @@ class Repository(NamedTuple):
 
 
 def name_of(ident: bytes) -> str:
-    """Return the name of the file whose id are these 12 bytes."""
+    """Return the name of the file with the 12-byte id `ident`."""
     return base64.b32encode(ident)[:20].decode().translate(_CROCKFORD)
 
 

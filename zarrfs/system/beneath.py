@@ -86,7 +86,7 @@ def is_shared(descriptor: int) -> bool:
 def keeps_ctime(descriptor: int) -> bool:
     """Return whether every change of an open file changes its ctime. The call itself may block.
 
-    It does not if the ctime comes from an image or a server, and another one may be mounted in its place.
+    It may not if the ctime comes from an image or a server, because another one may be mounted in the same place.
     """
     found = _file_system(descriptor)
     if found == _OVERLAYFS:  # passes on the ctime of the lower file system, which in an image equals the mtime
@@ -163,7 +163,7 @@ class BaseDirectory:
             return self._walk(path, flags)
 
     def find(self, path: bytes, allowed: Sequence[str] = (), nofollow: bool = False, cached: bool = False) -> int:
-        """Return an O_PATH descriptor of the file at `path`, which links may lead out of the base directory.
+        """Return an O_PATH descriptor of the file at `path`, even if links lead out of the base directory.
 
         A file outside must have a real path below one of `allowed`, the real paths of directories. With `nofollow`, a
         link as the last component is not followed; `cached` is as in open(). Raise OSError as open(2): EXDEV, with a

@@ -46,7 +46,7 @@ def combined(now: set[str], words: Iterable[str], whole: bool) -> set[str]:
             raise UsageError("option dirsync: cannot change while mounted: unmount, and mount again")
         if word in OFF:
             flags.discard(OFF[word])
-        elif word == "atime":  # stands for the kernel's default
+        elif word == "atime":  # means the kernel's default
             flags = {*(flags - {*_ATIME}), "relatime"}
         elif word in _ATIME:
             flags = {*(flags - {*_ATIME}), word}

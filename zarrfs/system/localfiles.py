@@ -15,7 +15,7 @@ from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChang
 from zarrfs.system.buffers import Buffer, read_all, unfilled
 from zarrfs.system.othermounts import OTHER_MOUNTS, mount_id
 
-_DESCRIPTORS = 1024  # open at most; the bound is lower if a quarter of the process's limit is
+_DESCRIPTORS = 1024  # open at most, or a quarter of the process's limit if that is lower
 _PINS = 65_536  # files whose identity is remembered
 _NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
 
@@ -79,8 +79,8 @@ class LocalFiles:
 
     A file is pinned when it is first opened, by device, inode, size and mtime. If one of these differs later, reads
     raise TargetChanged. Other errors are TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (the
-    file is on `forbidden_device`, the st_dev of the mount being served, or in a zarrfs mount that reads from it), and
-    ReadError.
+    file is on `forbidden_device`, the st_dev of the mount being served, or in another zarrfs mount that reads from
+    this one), and ReadError.
 
     `roots` are the real paths of directories; reading a file that is below none of them raises AccessDenied with the
     reason `rule`. None allows every file. If `since` is not 0 (seconds since 1970), opening a file whose ctime is

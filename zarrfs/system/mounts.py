@@ -135,7 +135,7 @@ def clear_dead(mountpoint: str) -> bool:
 
 
 def is_dead(mountpoint: str) -> bool:
-    """Return whether the daemon of a FUSE mount has died (ENOTCONN). A daemon that does not answer in time has not."""
+    """Return whether the daemon of a FUSE mount has died (ENOTCONN). A daemon that is slow to answer is not dead."""
     return bool(unanswered([mountpoint], _ANSWER)[0])
 
 

@@ -18,8 +18,8 @@ import threading
 
 from zarrfs.errors import Loop
 
-# prefix of an attribute name that ends in DEVICE:HOPS and is never listed. It is not in user.*, because for these the
-# kernel first requests the attributes of the file, and its size may have to be read from a target.
+# prefix of an attribute name that ends in DEVICE:HOPS and is never listed. The name is not in user.*, because for such
+# names the kernel first requests the attributes of the file, whose size may have to be read from a target.
 XATTR = "system.zarrfs.waits_for:"
 YES, _NO = b"1", b"0"
 _HOPS = 16  # mounts in a chain of mounts that each read from the next one
@@ -30,8 +30,8 @@ _RULE = "lies in a mount that itself reads from this one: each would wait for th
 class OtherMounts:
     """The zarrfs mounts that this process reads from. Methods are thread-safe; those that open files or ask may block.
 
-    `device` is the st_dev of our own mount. It is None before the mount, and in commands, because no process waits for
-    those.
+    `device` is the st_dev of our own mount. It is None before the mount and in commands, because no mount waits for
+    them.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class OtherMounts:
         self._devices: dict[bytes, int] = {}  # st_dev by mount id
 
     def present(self) -> bool:
-        """Return whether files must be checked by enter() before they are opened: we serve a mount, and any exist."""
+        """Return whether files must be checked by enter() before they are opened; False before our own mount."""
         return self.device is not None and bool(self._mounts())
 
     def enter(self, descriptor: int, path: str) -> None:

@@ -73,7 +73,7 @@ def device_problem() -> str:
 
 
 def mounts_itself() -> bool:
-    """Return whether this process may call mount(2), because it has CAP_SYS_ADMIN, as root outside containers does."""
+    """Return whether this process may call mount(2). That takes CAP_SYS_ADMIN, which root has outside containers."""
     return bool(int(_status("CapEff") or "0", 16) >> _SYS_ADMIN & 1)
 
 

@@ -16,7 +16,7 @@ _HEADER = mmap.PAGESIZE  # bytes before the segments: their number, the end of e
 _FIRST = 1024  # records of the first segment; each further segment has twice as many as the one before
 _RECORD = 96  # bytes of the log per record, on average
 _HEAD = struct.Struct("<QH")  # head of a record: number, length of the value
-_OFFSET = (1 << 40) - 1  # low bits of a cell: offset of the record plus 1; the high bits are those of the number
+_OFFSET = (1 << 40) - 1  # low bits of a cell: offset of the record plus 1; the high bits equal those of the number
 _LONGEST = (1 << 16) - 1
 
 

@@ -74,7 +74,7 @@ def copy_data(
         while at < stop:
             count = 0
             if in_kernel:
-                # not supported everywhere. On failure, fall back to pread and pwrite, which tell the failing file
+                # not supported everywhere. On failure, fall back to pread and pwrite, which show the failing file
                 with contextlib.suppress(OSError):
                     count = os.copy_file_range(source, to, min(stop - at, _PIECE), at, at)
             if not count:  # some file systems return 0 instead of an error
