@@ -1,4 +1,4 @@
-"""File archives (Flux RFC 37) and their blobs (RFC 10): parsed, read, created.
+"""Parsing, reading and creation of file archives (Flux RFC 37) and their blobs (RFC 10).
 
-Knows stores and documents. Knows neither mounts nor how a source is detected.
+This package knows stores and documents. It knows neither mounts nor how a source is detected.
 """

@@ -1,6 +1,7 @@
-"""Verified blobs that did not come from local files: held in memory, and kept as files in cache_dir.
+"""Caches of verified blobs that did not come from local files: in memory, and as files in cache_dir.
 
-MemoryBlobs holds them, BackgroundWriter hands them to DiskBlobs while readers go on.
+MemoryBlobs is the cache in memory. BackgroundWriter passes blobs to DiskBlobs, so that readers need not wait for the
+disk.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from zarrfs.system.buffers import Buffer, write_parts
 log = logging.getLogger(__name__)
 
 UNKNOWN = 4 << 20  # bytes reserved for a blob whose length the archive does not declare
-BACK_OFF = 30.0  # seconds without writes to the disk after one has failed
+BACK_OFF = 30.0  # seconds without writes to the disk after a failed write
 _WRITERS = 2  # threads that write to the disk
-_PATIENCE = 30.0  # seconds that aclose() waits for them
+_PATIENCE = 30.0  # seconds that aclose() waits for writes under way
 
 
 class MemoryBlobs:
     """An LRU cache of blobs by blobref, bounded in bytes together with the blobs in flight.
 
-    At most a quarter of `limit` is in flight at once. A blob may be as large as the largest limit so far: when the
-    bound shrinks, its readers go on, and the blob read last stays unless the new limit is 0.
+    At most a quarter of `limit` is in flight at a time, or a single larger blob. A blob may be as large as the largest
+    limit so far, so that its readers do not fail when the limit shrinks. After that, the most recently used blob is
+    never evicted, unless the new limit is 0.
     """
 
     def __init__(self, limit: int) -> None:
@@ -48,7 +50,7 @@ class MemoryBlobs:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the blobs held."""
+        """The total size of the cached blobs in bytes."""
         return self._blobs.bytes
 
     def get(self, blobref: str) -> Buffer | None:
@@ -56,17 +58,20 @@ class MemoryBlobs:
         return self._blobs.use(blobref)
 
     def has(self, blobref: str) -> bool:
-        """Return whether a blob is held, without marking it as used."""
+        """Return whether a blob is cached, without marking it as used."""
         return blobref in self._blobs
 
     def add(self, blobref: str, data: Buffer) -> None:
-        """Hold a blob; the caller still has its bytes reserved."""
+        """Add a blob. Call this inside room(), while the bytes of the blob are still reserved."""
         if blobref not in self._blobs:
             self._blobs.put(blobref, data)
 
     @contextlib.asynccontextmanager
     async def room(self, blobref: str, size: int | None) -> AsyncIterator[None]:
-        """Wait until `size` bytes can be in flight, and reserve them inside. ReadError if they never fit."""
+        """Wait until `size` bytes can be in flight, and reserve them for the body. Raise ReadError if they never fit.
+
+        If `size` is None, reserve 4 MiB.
+        """
         size = min(UNKNOWN, self._largest) if size is None else size
         if size > self._largest:
             raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
@@ -78,7 +83,7 @@ class MemoryBlobs:
             self.release(size)
 
     def reserve(self, size: int) -> bool:
-        """Reserve `size` bytes in flight until release(), or return False if that means waiting."""
+        """Reserve `size` bytes in flight until release(), or return False if the caller would have to wait."""
         if not self._in_flight.take_now(size):
             return False
         self._shrink()
@@ -90,7 +95,7 @@ class MemoryBlobs:
         self._shrink()
 
     def resize(self, limit: int) -> None:
-        """Set another bound, and evict down to it."""
+        """Change the bound, and evict blobs down to it."""
         self.limit, self._largest = limit, max(limit, self._largest)
         self._in_flight.resize(limit // 4)
         self._shrink()
@@ -106,25 +111,25 @@ class MemoryBlobs:
 class DiskBlobs:
     """Blobs in cache_dir, one file each in `directory`, which is read like any directory of blobs.
 
-    They share the bound of the blocks there (zarrfs.cache.diskspace) and are evicted with them, least recently used
-    first. Readers verify what they find: nothing in the directory is trusted. Methods are thread-safe, but for
-    close(), block, and raise nothing about the disk.
+    Blobs share one bound with the cached blocks in cache_dir (zarrfs.cache.diskspace): whichever was least recently
+    used is evicted first. No file in the directory is trusted: BlobReader verifies every blob that it reads from it.
+    Methods except close() are thread-safe. They block, and do not raise errors of the disk.
     """
 
     def __init__(self, cache_dir: str, size: int, min_free: int) -> None:
-        """Keep blobs within the bounds of DiskCache, in bytes. Nothing on the disk is touched yet."""
+        """Keep blobs within the same bounds as DiskCache, in bytes. The disk is not accessed yet."""
         self._layout = Layout(cache_dir)
         self._space = Space(self._layout, size, min_free)
         self._cache_dir = cache_dir
         self.directory = os.path.normpath(os.path.join(cache_dir, LAYOUT, BLOBS))
-        self._until = 0.0  # monotonic; nothing is written before
+        self._until = 0.0  # time.monotonic() before which nothing is written, because a write has failed
         self._reported: set[str] = set()
         self._counts = dict.fromkeys(("writes", "bytes_written", "dropped", "errors"), 0)
         self._lock = threading.Lock()
         self._closed = False
 
     def put(self, blobref: str, data: Buffer) -> None:
-        """Write a verified blob if there is room, replacing a file of its name."""
+        """Write a verified blob if there is room; replace a file of the same name."""
         if self._closed or time.monotonic() < self._until:
             self._count("dropped")
             return
@@ -146,7 +151,10 @@ class DiskBlobs:
         self._count("writes" if written else "dropped", len(data) if written else 0)
 
     def touch(self, blobref: str) -> None:
-        """Mark a blob as used. Call it before the file is opened: one that changes while read is verified again."""
+        """Mark a blob as used, by the times of its file.
+
+        Call this before the file is opened, because a blob whose file changes while it is open is verified again.
+        """
         with contextlib.suppress(OSError):
             path = os.path.join(self.directory, blobref)
             if time.time() - os.stat(path, follow_symlinks=False).st_mtime > TOUCH:
@@ -157,11 +165,11 @@ class DiskBlobs:
         return {**self._counts, "evicted": self._space.evicted}
 
     def resize(self, size: int, min_free: int) -> None:
-        """Set other bounds, in bytes."""
+        """Change the bounds, in bytes."""
         self._space.resize(size, min_free)
 
     def close(self) -> None:
-        """Keep nothing from now on."""
+        """Drop all further blobs, and close the descriptors."""
         self._closed = True
         self._layout.forget()
 
@@ -174,7 +182,7 @@ class DiskBlobs:
         if not self._space.fits(len(data)):
             return False
         try:
-            with self._lock, self._space.locked():  # the threads of a process share its lock
+            with self._lock, self._space.locked():  # space.locked() excludes other processes, not threads of this one
                 name, file = self._space.blob(len(data))
         except Busy:
             return False
@@ -192,7 +200,7 @@ class DiskBlobs:
 
 
 class BackgroundWriter:
-    """Writes blobs to `disk` in background tasks, while `memory` has room for the blobs that wait."""
+    """A writer of blobs to `disk` in background tasks, as long as `memory` has room for the waiting blobs."""
 
     def __init__(self, disk: DiskBlobs, memory: MemoryBlobs) -> None:
         self._disk, self._memory = disk, memory
@@ -201,7 +209,7 @@ class BackgroundWriter:
         self._ended = trio.Event()
 
     async def write(self, blobref: str, data: Buffer) -> None:
-        """Write a blob later; before returning, if there is no memory for waiting."""
+        """Write a blob in a background task; if `memory` has no room for it meanwhile, write it before returning."""
         if not self._memory.reserve(len(data)):
             await trio.to_thread.run_sync(self._disk.put, blobref, data, limiter=self._threads)
             return
@@ -217,11 +225,11 @@ class BackgroundWriter:
             self._ended.set()
 
     def stats(self) -> dict[str, int]:
-        """Return the counters of the disk; "queued": blobs that are being written."""
+        """Return the counters of `disk`, and as "queued" the number of blobs whose write has not finished."""
         return {**self._disk.stats(), "queued": self._writes}
 
     async def aclose(self) -> None:
-        """Wait up to 30 s for writes under way, and close the disk."""
+        """Wait up to 30 s for writes under way, then close `disk`."""
         with trio.move_on_after(_PATIENCE):
             while self._writes:
                 self._ended = trio.Event()

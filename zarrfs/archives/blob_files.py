@@ -1,6 +1,6 @@
-"""Blobs in local files, one in each or many in a tar, verified when they are first read.
+"""Blobs in local files, one per file or many in a tar, verified when they are first read.
 
-A changed size, mtime or ctime shows that a file has changed: the kernel sets them before it changes a byte.
+A file counts as changed if its size, mtime or ctime differs: the kernel updates the times before it changes a byte.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from zarrfs.system.buffers import Buffer, read_all
 from zarrfs.system.localfiles import read_cached
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
-MAX_VERDICTS = 65_536  # verified blobs remembered, open or not
+MAX_VERDICTS = 65_536  # results of verification that are remembered, for open and closed blobs
 WHOLE_MAX = 4 << 20  # bytes of a blob that whole() returns
 ANOTHER_HASH = "its bytes have another hash than its name says"
 _TICK_NS = 20_000_000  # more than the resolution of file times (10 ms at 100 Hz)
 
 
 class BlobLocation(NamedTuple):
-    """The location of a blob: a file of its own, or bytes from `start` on of an open `file`."""
+    """The location of a blob: the whole file `path`, or `size` bytes from `start` on in the open `file`."""
 
     path: str
     start: int = 0
-    size: int | None = None  # None: up to the end
+    size: int | None = None  # None: up to the end of the file
     file: Handle | None = None
 
     def shown(self, blobref: str) -> str:
@@ -45,7 +45,10 @@ class BlobLocation(NamedTuple):
 
 
 class OpenBlob:
-    """A verified blob of `size` bytes: those from `start` on of a descriptor, or `data`. Errors name it `shown`."""
+    """A verified blob of `size` bytes: from `start` on in the file `fd`, or `data` in memory.
+
+    `shown` is its name in errors.
+    """
 
     __slots__ = ("data", "fd", "retired", "shown", "size", "start", "users", "version")
 
@@ -55,22 +58,22 @@ class OpenBlob:
     ) -> None:  # fmt: skip
         self.shown, self.size, self.fd, self.start, self.version, self.data = shown, size, fd, start, version, data
         self.users = 0
-        self.retired = False  # its last user closes it
+        self.retired = False  # True: the last user closes it
 
 
 class BlobFiles:
-    """Opens, verifies and reads blobs. Methods block and are thread-safe."""
+    """An opener and verifier of blobs in local files. Methods block and are thread-safe."""
 
     def __init__(self) -> None:
-        self.forbidden_device: int | None = None  # st_dev of the mount that reads
+        self.forbidden_device: int | None = None  # st_dev of the mount being served, in which no blob may be
         self.hashed = self.hashed_bytes = 0
         self._verdicts: LRU[tuple[str, int, FileVersion], bool] = LRU(MAX_VERDICTS)
         self._lock = threading.Lock()
 
     def examine(self, location: BlobLocation, blobref: str, declared: int | None) -> OpenBlob:
-        """Open the blob at a location and verify its length and hash; in a worker thread of trio.
+        """Open the blob at a location and verify its length and hash. Must run in a worker thread of trio.
 
-        Raises the errors of BlobReader.
+        Raises the errors that BlobReader documents.
         """
         shown = location.shown(blobref)
         with _about(shown):
@@ -84,7 +87,7 @@ class BlobFiles:
                 raise
 
     def whole(self, location: BlobLocation, blobref: str, declared: int | None) -> memoryview | None:
-        """Return the verified bytes of a blob; None if they are more than WHOLE_MAX. Raises as examine()."""
+        """Return all bytes of a blob, verified; None if it is larger than WHOLE_MAX. Raises as examine()."""
         shown = location.shown(blobref)
         try:
             fd = _opened(location.path) if location.file is None else location.file
@@ -96,7 +99,7 @@ class BlobFiles:
             finally:
                 if location.file is None:
                     os.close(fd)
-        except OSError as exc:  # not _about(), which would take a tenth of the time
+        except OSError as exc:  # without _about(), this method takes a tenth less time
             raise _read_error(shown, exc) from exc
         if hash_of(data, blobref) != blobref:
             raise WrongHash(shown, ANOTHER_HASH)
@@ -110,7 +113,7 @@ class BlobFiles:
             self.hashed_bytes += size
 
     def _status(self, fd: int, location: BlobLocation, shown: str, declared: int | None) -> tuple[os.stat_result, int]:
-        """Return the result of fstat, and the length of the blob, which must be the declared one."""
+        """Return the result of fstat(2) and the blob's length. Raises OutOfRange if that is not the declared one."""
         status = os.fstat(fd)
         if status.st_dev == self.forbidden_device:
             raise Loop(shown, "lies in the mount that refers to it")
@@ -122,13 +125,13 @@ class BlobFiles:
         return status, size
 
     def _verify(self, fd: int, start: int, size: int, shown: str, blobref: str, status: os.stat_result) -> None:
-        """Raise WrongHash unless the bytes have the hash in `blobref`. Verdicts are cached until the file changes."""
+        """Raise WrongHash unless the bytes have the hash in `blobref`. The result is cached until the file changes."""
         version = file_version(status)
         known = (blobref, start, version)
         with self._lock:
             right = self._verdicts.use(known)
         if right is None:
-            # a write within a tick of the last one changes no time: let the tick pass before reading the first byte
+            # a second write within one tick of the kernel's clock leaves the times unchanged: wait for the next tick
             age = time.time_ns() - status.st_ctime_ns
             if age < _TICK_NS:
                 time.sleep(min(_TICK_NS, _TICK_NS - age) / 1e9)
@@ -143,7 +146,7 @@ class BlobFiles:
 
 
 async def read(blob: OpenBlob, offset: int, length: int) -> Buffer | None:
-    """Read `length` bytes of a blob in a file; return None if the file has changed. Raises as examine()."""
+    """Read `length` bytes of a blob in a file; return None if the file has changed. Raises the errors of examine()."""
     with _about(blob.shown):
         data, version = await _pread(blob.fd, blob.start + offset, length)
     if version != blob.version:
@@ -160,7 +163,7 @@ def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:
 
 @contextlib.contextmanager
 def _about(shown: str) -> Iterator[None]:
-    """Raise OSErrors of the block as ReadErrors about a blob."""
+    """Turn OSErrors of the body into ReadErrors about a blob."""
     try:
         yield
     except OSError as exc:
@@ -174,7 +177,7 @@ def _read_error(shown: str, exc: OSError) -> ReadError:
 
 
 def _opened(path: str) -> int:
-    # opening a fifo must not block; symlinks are followed, as the hash decides
+    # O_NONBLOCK: opening a FIFO must not block. Symlinks are followed, because the blob is verified by its hash.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if not OTHER_MOUNTS.present():
         return os.open(path, flags)
@@ -195,6 +198,6 @@ async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, FileVersion
 
 
 def _fill(fd: int, data: bytearray, offset: int, length: int) -> tuple[Buffer, FileVersion]:
-    """Read after `data` until there are `length` bytes or the file ends; blocks."""
+    """Append bytes of the file to `data` until it has `length` bytes or the file ends. Blocks."""
     data += read_all(fd, length - len(data), offset + len(data))
     return data, file_version(os.fstat(fd))

@@ -1,11 +1,11 @@
-"""BlobReader: reads blobs from their sources, and returns no byte of a blob before its hash is verified.
+"""BlobReader, which reads blobs from their sources, and returns no byte of a blob before the hash is verified.
 
-Source: RFC 10 (blobrefs). A blob source is a directory with a file per blob, named by its blobref, or a BlobSource
-(blob_sources.py). Blobs of those are fetched whole, verified and held in memory, and with cache_dir= also written to
-its directory of blobs (blob_cache.py).
+Source: RFC 10 (blobrefs). A blob source is a directory with one file per blob, named by its blobref, or a BlobSource
+(blob_sources.py). Blobs of a BlobSource are fetched whole, verified and cached in memory, and with cache_dir= also
+written to the directory of blobs there (blob_cache.py).
 
 A blob in a directory, or in a tar that is a local file, is verified in place (blob_files.py): when it is first read,
-and again whenever its file changes, which is checked after every read.
+and again if its file has changed, which is checked after every read.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from zarrfs.system.memory import memory_limit
 
 log = logging.getLogger(__name__)
 
-MAX_OPEN = 128  # open descriptors: one more closes the least recently used
-_WARNINGS = 65_536  # warnings remembered, each being logged once
-_HASHING = 4  # blobs hashed at once
-_HASHED_HERE = 32 << 10  # bytes: up to so many take 50 us on the loop, where a thread costs twice that
-_SAME, _LAST_ATTEMPT = 1.0, 1.0  # seconds: a blob that is wanted again so soon after it was late has so long
-_LATE = 1024  # of them that are remembered
-_ATTEMPTS = 3  # a blob that changes under a reader as often is an error
+MAX_OPEN = 128  # open descriptors; opening one more closes the least recently used one
+_WARNINGS = 65_536  # warnings remembered, so that each is logged once
+_HASHING = 4  # blobs hashed at the same time
+_HASHED_HERE = 32 << 10  # bytes of a blob hashed on the trio loop: at most 50 us, while a thread would take 100 us
+# in seconds: a blob requested again within _SAME after a timeout has a timeout of _LAST_ATTEMPT
+_SAME, _LAST_ATTEMPT = 1.0, 1.0
+_LATE = 1024  # blobs remembered after a timeout
+_ATTEMPTS = 3  # a read fails if the file of its blob has changed this often
 
 
 class _Queue:
-    """The readers that wait until one blob is verified."""
+    """The readers that wait for the verification of one blob."""
 
     __slots__ = ("lock", "readers")
 
@@ -53,20 +54,20 @@ class _Queue:
 
 
 class BlobReader(TargetReader):
-    """A TargetReader for blobrefs: its URLs are blobrefs, or those of blobrefs.sized().
+    """A TargetReader for blobs: its URLs are blobrefs, or blobrefs with a length as sized() returns them.
 
-    Errors, none of which becomes ENOENT: TargetMissing (in no source), WrongHash, OutOfRange (another length),
-    AccessDenied, TargetChanged (it keeps changing), Loop (it lies in the mount that reads), ReadError (not a regular
-    file, or an error of the disk).
+    Reads raise TargetMissing (no source has the blob), WrongHash, OutOfRange (the blob has another length),
+    AccessDenied, TargetChanged (the file keeps changing), Loop (the file is in the mount being served), or ReadError
+    (any other failure, such as an I/O error, a timeout, or a file that is not regular). None of them becomes ENOENT.
     """
 
     has_whole = True
 
     def __init__(self, sources: tuple[str, ...], options: Options | None = None) -> None:
-        """Read from `sources`, as -o blobs= names them, in that order. No server is contacted yet."""
+        """Read from `sources`, the values of -o blobs=, in this order. No server is contacted yet."""
         options = options or Options()
         self._factory = BlobSources(options, others=len(sources) > 1)
-        # a directory is a path
+        # a str is the path of a directory
         self._sources: list[str | BlobSource] = [self._factory.find(source) for source in sources]
         remote = [number for number, source in enumerate(self._sources) if not _is_local(source)]
         self._disk: DiskBlobs | None = None
@@ -79,7 +80,7 @@ class BlobReader(TargetReader):
         self._writer = None if self._disk is None else BackgroundWriter(self._disk, self._memory)
         self._ahead = min(options.prefetch, self._memory.limit // 4)  # bytes
         self._files = BlobFiles()
-        self._late: LRU[tuple[str, str], float] = LRU(_LATE)  # trio's time at which a blob took too long
+        self._late: LRU[tuple[str, str], float] = LRU(_LATE)  # trio's time of the last timeout of a blob
         self._open: LRU[str, OpenBlob] = LRU(MAX_OPEN, _close)
         self._queues: dict[str, _Queue] = {}
         self._limiter = trio.CapacityLimiter(_HASHING)
@@ -96,7 +97,7 @@ class BlobReader(TargetReader):
 
     @property
     def forbidden_device(self) -> int | None:
-        """st_dev of the mount that reads, in which no blob may lie."""
+        """The st_dev of the mount being served, in which no blob may be."""
         return self._files.forbidden_device
 
     @forbidden_device.setter
@@ -137,7 +138,7 @@ class BlobReader(TargetReader):
         """Read the headers of local tars, so that DumpSource.locate() finds blobs."""
         for source in self._sources:
             if isinstance(source, DumpSource) and source.local:
-                with contextlib.suppress(ReadError), self._in_time(source, url):  # the reader gets the error
+                with contextlib.suppress(ReadError), self._in_time(source, url):  # read() raises it again
                     await source.get_ready()
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
@@ -166,9 +167,11 @@ class BlobReader(TargetReader):
         return blob.size
 
     def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
-        """Return all bytes of a small blob in a directory or a local tar, verified; blocks, in any thread.
+        """Return all bytes of a small blob in a directory or a local tar, verified. Blocks; may run in any thread.
 
-        None means that read() may still find it. Raises as read() if there are directories alone, with wrong blobs.
+        None means that only read() can tell: the blob is large, or may be in a source that is not searched here. With
+        `only_sound`, also return None if a source before the right one failed, so that read() logs that. If all
+        sources are directories and none has the right blob, raise the error of a wrong or unreadable blob.
         """
         blobref, declared = _split(url)
         failures: list[ReadError] = []
@@ -191,7 +194,7 @@ class BlobReader(TargetReader):
         return None
 
     def _locate(self, source: str | BlobSource, blobref: str) -> BlobLocation | None:
-        """Return location a blob should be in a local source, or None; blocks, in any thread. Raises ReadError."""
+        """Return where a local source has a blob, if it has it at all; None if that is unknown. Blocks."""
         if isinstance(source, str):
             if self._disk is not None and source == self._disk.directory:
                 self._disk.touch(blobref)
@@ -199,7 +202,10 @@ class BlobReader(TargetReader):
         return source.locate(blobref) if isinstance(source, DumpSource) else None
 
     def resolve(self, url: str, shown: bool = True) -> str:
-        """Return the file read for `url`: the first that exists, else that of the first source, directories last."""
+        """Return where `url` is read from: the first existing file in a directory, else the first other source.
+
+        If all sources are directories and none has the file, return its path in the first directory.
+        """
         blobref, _ = _split(url)
         paths = self._paths(blobref)
         remote = [f"{source.shown}: {blobref}" for source in self._sources if not isinstance(source, str)]
@@ -250,7 +256,7 @@ class BlobReader(TargetReader):
     # -- open blobs; these methods run on the loop
 
     async def _acquire(self, blobref: str, declared: int | None) -> OpenBlob:
-        """Return the verified blob with one more user; only one of several waiting readers verifies it."""
+        """Return a verified blob, with one more user. Only one of several waiting readers verifies it."""
         blob = self._take(blobref)
         if blob is None:
             queue = self._queues.setdefault(blobref, _Queue())
@@ -288,7 +294,7 @@ class BlobReader(TargetReader):
             self._retire(blobref, blob)
 
     def _retire(self, blobref: str, blob: OpenBlob) -> None:
-        """Forget an open blob; its last user closes it."""
+        """Remove a blob from the open ones. It is closed now, or when its last user releases it."""
         if self._open.get(blobref) is blob:
             del self._open[blobref]
         _close(blob)
@@ -303,7 +309,10 @@ class BlobReader(TargetReader):
     # -- finding
 
     async def _find(self, blobref: str, declared: int | None) -> OpenBlob:
-        """Return the blob from the first source that has the right one, or raise the gravest error."""
+        """Return the blob from the first source that has the right one.
+
+        If none has, raise the first error other than TargetMissing, else TargetMissing.
+        """
         failures: list[ReadError] = []
         for source in self._sources:
             try:
@@ -326,7 +335,7 @@ class BlobReader(TargetReader):
                 blob = await trio.to_thread.run_sync(self._examine, source, blobref, declared, limiter=self._limiter)
             except (WrongHash, OutOfRange):
                 if not isinstance(source, str):
-                    with contextlib.suppress(TargetMissing):  # the tar may have it as another member
+                    with contextlib.suppress(TargetMissing):  # another member of the tar may be the right one
                         return await self._fetch(source, blobref, declared)
                 raise
             if blob is not None:
@@ -336,9 +345,10 @@ class BlobReader(TargetReader):
 
     @contextlib.contextmanager
     def _in_time(self, source: BlobSource, blobref: str) -> Iterator[None]:
-        """Raise ReadError if the block takes longer than -o read_timeout=, or a second just after it has done so.
+        """Raise ReadError if the body takes longer than -o read_timeout=.
 
-        After such a failure, other tasks that waited for the blob request it again, and the kernel repeats its read.
+        Within a second after such a timeout, the same blob has a timeout of one second at most: other tasks that
+        waited for it request it again then, and the kernel repeats its read.
         """
         key = source.shown, blobref
         again = trio.current_time() - self._late.get(key, -math.inf) < _SAME
@@ -352,12 +362,12 @@ class BlobReader(TargetReader):
             raise ReadError(location, reason) from None
 
     def _examine(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob | None:
-        """Open a blob in a local source; return None if its location is unknown. In a worker thread."""
+        """Open a blob in a local source; return None if its location is unknown. Runs in a worker thread."""
         location = self._locate(source, blobref)
         return None if location is None else self._files.examine(location, blobref, declared)
 
     async def _fetch(self, source: BlobSource, blobref: str, declared: int | None) -> OpenBlob:
-        """Fetch a blob from a BlobSource, verify it, and hold it in memory."""
+        """Fetch a blob from a BlobSource, verify it, and cache it in memory."""
         async with contextlib.AsyncExitStack() as stack:
             with self._in_time(source, blobref):
                 await stack.enter_async_context(self._memory.room(blobref, declared))
@@ -387,7 +397,7 @@ class BlobReader(TargetReader):
 
 
 def _close(blob: OpenBlob) -> None:
-    """Close a blob that is no longer kept open, now or when its last user leaves it."""
+    """Close a blob that is no longer kept open, now or when its last user releases it."""
     if not blob.retired:
         blob.retired = True
         if not blob.users:

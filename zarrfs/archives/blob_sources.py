@@ -1,6 +1,6 @@
 """Sources of blobs other than directories: a URL prefix, a database, a dump tar, a Flux instance.
 
-A source returns all bytes of a blob, and its caller verifies them. BlobReader reads directories itself.
+A source returns all bytes of a blob, and the caller verifies them. BlobReader reads directories itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BlobSource(abc.ABC):
 
     @abc.abstractmethod
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
-        """Return the bytes of a blob, not verified; the archive declares their number, or None.
+        """Return the bytes of a blob, not verified. `declared` is its length in bytes in the archive, or None.
 
         Raises TargetMissing if there is no such blob, OutOfRange if it has another length, or another ReadError.
         """
@@ -57,26 +57,26 @@ class BlobSource(abc.ABC):
 
 
 class BlobSources:
-    """Creates blob sources; those behind URLs share one RemoteFiles, made when it is first used."""
+    """A factory of blob sources. All sources behind URLs share one RemoteFiles, made when it is first used."""
 
     def __init__(self, options: Options, others: bool = False) -> None:
-        """`others`: there are several sources, of which the next one is tried where one is out."""
+        """With `others`, do not wait out the outage of a server, because the next source is tried instead."""
         self._others = others
         self._options = self._reduced(options)
         self.slots = trio.CapacityLimiter(options.host_requests)  # threads that wait for a source
         self._files: RemoteFiles | None = None
 
     def _reduced(self, options: Options) -> Options:
-        # blobs are cached whole by BlobReader, never as blocks of a URL
-        quarter = memory_limit(options) // 4  # for headers of tars: blobs have the rest
+        # BlobReader caches whole blobs, so their blocks are not cached
+        quarter = memory_limit(options) // 4  # for headers of tars; BlobReader uses the rest for blobs
         patience = "none" if self._others else options.patience
         return dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter, patience=patience)
 
     def find(self, name: str) -> BlobSource | str:
-        """Return the source of this name; the path for a directory, and for a file that is no source any more."""
+        """Return the source of this name; the path for a directory, and for a file that is no longer a source."""
         if is_remote_dump(name):
             return DumpSource(name.removeprefix(DUMP), self)
-        if name == FLUX:  # also where an update has replaced the helper since it was checked: reads say so
+        if name == FLUX:  # an update may have replaced the helper since it was checked: reads report that
             from zarrfs.archives.flux_blobs import FluxBlobs
 
             return FluxSource(FluxBlobs(), self.slots, self._options.request_timeout)
@@ -106,7 +106,7 @@ class BlobSources:
     async def bytes_of(self, url: str, start: int, stop: int, shown: str, total: int | None = None) -> Buffer:
         """Fetch the bytes [start, stop) of `url` in parts of part_size=, uncached.
 
-        Raises OutOfRange if it ends before, or if the server reports another size than `total`.
+        Raises OutOfRange if the file ends earlier, or if the server reports another size than `total`.
         """
         files = self.files()
         system, path = await files.find(url)
@@ -153,7 +153,7 @@ class BlobSources:
 
 
 class UrlSource(BlobSource):
-    """Blobs at PREFIX/BLOBREF; or, if PREFIX turns out to be a tar, its members."""
+    """Blobs at PREFIX/BLOBREF; if PREFIX turns out to be a dump tar, blobs in it."""
 
     kind = BlobSourceKind.URL
 
@@ -190,7 +190,7 @@ class UrlSource(BlobSource):
         self._looked = True
 
     async def aclose(self) -> None:
-        pass  # BlobSources has the connections
+        pass  # BlobSources closes the connections
 
 
 class DatabaseSource(BlobSource):
@@ -237,11 +237,11 @@ class DumpSource(BlobSource):
         self._name, self.local = name, "://" not in name
         self.shown = without_secrets(name)
         self._index: DumpIndex | None = None
-        self._whole: DumpIndex | None = None  # of a local tar: the index of all headers
+        self._whole: DumpIndex | None = None  # the index of all headers of a local tar
         self._going = threading.Lock()
         self._reading, self._searching = trio.Lock(), trio.Lock()
-        self.forbidden_device: int | None = None  # st_dev of the mount that reads
-        # opened before anything is mounted over it; abandoned threads may still use it after aclose()
+        self.forbidden_device: int | None = None  # st_dev of the mount being served
+        # opened early, before a mount may hide the path; abandoned threads may still use it after aclose()
         self._file: Handle | None = None
         self._failure = "is closed"
         if self.local:
@@ -251,12 +251,12 @@ class DumpSource(BlobSource):
                 self._failure = reason_of(exc)
 
     def locate(self, blobref: str) -> BlobLocation | None:
-        """Return where a blob should be in a local tar; None if unknown, as before get_ready()."""
+        """Return the likely location of a blob in a local tar; None if unknown, as before get_ready()."""
         file, found = self._file, None if self._index is None else self._index.known(blobref)
         return None if file is None or found is None else BlobLocation(self._name, found.offset, found.size, file)
 
     async def get_ready(self) -> DumpIndex:
-        """Return the index, and make it on the first call. Raises ReadError."""
+        """Return the index; make it on the first call. Raises ReadError if the tar cannot be read."""
         async with self._reading:
             if self._index is None:
                 self._index = await self._indexed()
@@ -266,10 +266,10 @@ class DumpSource(BlobSource):
         """Return the bytes of a blob, verified."""
         index, where = await self.get_ready(), f"{self.shown}: {blobref}"
         hint = index.known(blobref)
-        fits = hint is not None and declared in (None, hint.size)  # a document may declare two lengths for a blob
+        fits = hint is not None and declared in (None, hint.size)  # a document may declare two lengths for one blob
         data = await self._matching(hint, blobref) if hint is not None and fits else None
         if data is None and (blobref, declared) not in index.absent:
-            async with self._searching:  # one at a time: members hashed on the way are indexed for the next
+            async with self._searching:  # one search at a time: the next one profits from the members hashed
                 data = await self._searched(index, blobref, declared, hint)
         if data is not None:
             if declared is not None and len(data) != declared:
@@ -282,10 +282,10 @@ class DumpSource(BlobSource):
     async def _searched(
         self, index: DumpIndex, blobref: str, declared: int | None, wrong: Member | None
     ) -> Buffer | None:
-        """Search all members for a blob; `wrong` is known to be another."""
+        """Search all members for a blob; `wrong` is a member that is known not to be it."""
         if not index.complete:
             index = self._index = await self._complete()
-        found = index.known(blobref)  # by another search meanwhile
+        found = index.known(blobref)  # another search may have found it meanwhile
         if found is not None and found != wrong and (data := await self._matching(found, blobref)) is not None:
             return data
         algorithm = blobref.partition("-")[0]
@@ -300,7 +300,7 @@ class DumpSource(BlobSource):
         return None
 
     async def _matching(self, member: Member, blobref: str) -> Buffer | None:
-        """Return the bytes of a member if they are the blob, and index the member by its blobref."""
+        """Hash a member and index it by its blobref; return its bytes if that is `blobref`, else None."""
         if member.size > LARGEST:
             return None
         data = await self._read(member.offset, member.size)
@@ -318,7 +318,7 @@ class DumpSource(BlobSource):
         return index if laid_out else await self._complete()
 
     async def _complete(self) -> DumpIndex:
-        """Return the index of all headers. Raises ReadError."""
+        """Return an index of all headers. Raises ReadError if the tar cannot be read."""
         if self.local:
             return await in_thread(self._sources.slots, self._complete_local)
         index = DumpIndex()
@@ -326,7 +326,7 @@ class DumpSource(BlobSource):
         return index
 
     def _complete_local(self) -> DumpIndex:
-        with self._going:  # an abandoned thread finishes its index for the next caller
+        with self._going:  # a thread whose caller was cancelled still makes the index for the next caller
             if self._whole is None:
                 index = DumpIndex()
                 self._run_local(go_through, index)
@@ -371,12 +371,12 @@ class DumpSource(BlobSource):
 
 
 def blob_url(name: str, blobref: str) -> str:
-    """Return the URL of a blob below a prefix: its name goes into the first link of a chain, before a query."""
+    """Return the URL of a blob below a prefix: append its name to the first link of a chain, before any query."""
     link, mark, rest = name.partition("::") if "://[" not in name else (name, "", "")
     path, question, query = link.partition("?")
     return f"{path.rstrip('/')}/{blobref}{question}{query}{mark}{rest}"
 
 
 async def in_thread(slots: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
-    """Run `function(*args)` in a thread, which is abandoned if its caller is cancelled."""
+    """Run `function(*args)` in a thread, which is abandoned if the caller is cancelled."""
     return await trio.to_thread.run_sync(function, *args, limiter=slots, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""Writer of a directory of blobs: one file each, named by its blobref. Source: RFC 10 (blobrefs)."""
+"""Writer of a directory of blobs, with one file per blob, named by its blobref. Source: RFC 10 (blobrefs)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from zarrfs.system.buffers import write_all
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
-ALGORITHMS = ("sha1", "sha256")  # the first is the default of Flux
-LARGE = 16 << 20  # bytes of a file that one task reads
+ALGORITHMS = ("sha1", "sha256")  # the first one is Flux's default
+LARGE = 16 << 20  # bytes of a file that one task reads at most
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BlobDirectory:
-    """Writes blobs to the directory `path`; a blob that exists is not written again.
+    """A writer of blobs to the directory `path`. A blob that exists already is not written again.
 
-    A blob is written in a locked staging directory and renamed, so it appears whole or not at all; the next writer
-    removes what a dead process left. put() may be called from any thread, and from processes forked after open().
-    close() removes unfinished blobs. Methods raise SourceError if the directory cannot be written to.
+    A blob is written to a locked staging directory and then renamed, so it appears atomically. The next writer removes
+    unfinished blobs of a process that was killed. put() may be called from any thread, and from processes forked after
+    open(). close() removes unfinished blobs. Methods raise SourceError if the directory cannot be written to.
     """
 
     def __init__(self, path: str, algorithm: str = "sha1") -> None:
         self.path, self.algorithm = path, algorithm
-        self._written = mmap.mmap(-1, 1)  # shared with forked processes: 1 once any has put a blob
+        self._written = mmap.mmap(-1, 1)  # shared with forked processes; 1: unflushed blobs
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._base = -1
@@ -68,7 +68,7 @@ class BlobDirectory:
         staged = (self._staged or self.open()).descriptor
         name = blobref_of(data, self.algorithm)
         if os.access(name, os.F_OK, dir_fd=self._base) and self._has(name, len(data)):
-            self._written[0] = 1  # by a command that may have been killed before it flushed it
+            self._written[0] = 1  # a command that was killed may have written the blob without flushing it
             return name
         work = f"{os.getpid()}.{next(self._numbers)}"
         try:
@@ -88,18 +88,18 @@ class BlobDirectory:
         return name
 
     def use(self, memory: memoryview) -> None:
-        """Begin a task, as TaskBlobs.use(): blobs are not kept in memory."""
+        """Do nothing: unlike TaskBlobs, this class keeps no blobs in the memory of a task."""
 
     def take(self) -> list[tuple[int, int]]:
-        """Return blobs in memory, as TaskBlobs.take(): there are none."""
+        """Return an empty list: unlike TaskBlobs, this class keeps no blobs in memory."""
         return []
 
     def room(self) -> int:
-        """Return how many bytes of one file a task may put; a larger file becomes tasks of its own."""
+        """Return how many bytes of one file a task may put; a larger file is split into several tasks."""
         return LARGE
 
     def buffer(self, size: int) -> memoryview:
-        """Return memory to read a blob into; it is reused by the next call."""
+        """Return memory to read a blob into. The next call reuses it."""
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
@@ -107,8 +107,8 @@ class BlobDirectory:
     def finish(self) -> None:
         """Flush all blobs to the disk.
 
-        One syncfs(2) serves all, where fsync(2) would commit the journal once a blob. It also flushes what other
-        programs wrote to this file system.
+        One syncfs(2) flushes all of them, while fsync(2) would commit the journal for each blob. It also flushes data
+        that other programs wrote to this file system.
         """
         if self._written[0]:
             with self._failing():
@@ -116,7 +116,7 @@ class BlobDirectory:
                 self._written[0] = 0
 
     def close(self) -> None:
-        """Remove unfinished blobs. Finished ones stay: another archive may refer to them by now."""
+        """Remove unfinished blobs. Finished ones stay, because another archive may refer to them already."""
         if self._staged is not None and self._staging is not None:
             self._staged.discard()
             self._staging.close()
@@ -125,7 +125,7 @@ class BlobDirectory:
         self._base, self._staging, self._staged = -1, None, None
 
     def _has(self, name: str, size: int) -> bool:
-        """Return whether a file of this name and size exists. `zarrfs archive verify` is what reads its bytes."""
+        """Return whether a file of this name and size exists. Its bytes are left to `zarrfs archive verify`."""
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=self._base)
             return status.st_size == size and stat.S_ISREG(status.st_mode)

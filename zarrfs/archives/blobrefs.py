@@ -1,6 +1,7 @@
-"""Blobrefs: the names of blobs, which are hashes of their bytes. Source: RFC 10 (blobrefs).
+"""Blobrefs: the names of blobs, made of the hash of their bytes. Source: RFC 10 (blobrefs).
 
-The child that compiles archives and the processes that create them import this module, so it imports no event loop.
+This module does not import trio, because the child process that compiles archives and the processes that create them
+import it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
-LARGEST = 1 << 30  # bytes of a blob at most
+LARGEST = 1 << 30  # bytes of the largest blob allowed
 _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
-_HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}  # hashlib.new() would look them up each time
+_HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}  # hashlib.new() would search by name each time
 _CHUNK = 1 << 20  # bytes hashed at a time
 
 
 def canonical(text: str) -> str | None:
-    """Return the blobref `text` in lower case, or None if it is none: nothing else ever becomes part of a path."""
+    """Return the blobref `text` in lower case, or None if it is no blobref. Only its result may be used in a path."""
     text = text.lower()
     return text if _BLOBREF.fullmatch(text) else None
 
@@ -31,16 +32,16 @@ def blobref_of(data: Buffer, algorithm: str) -> str:
 
 
 def hash_of(data: Buffer, blobref: str) -> str:
-    """Return the blobref of `data`, by the algorithm of another blobref."""
+    """Return the blobref of `data`, with the same hash algorithm as `blobref`."""
     return blobref_of(data, blobref.partition("-")[0])
 
 
 def hash_of_file(descriptor: int, blobref: str, size: int, start: int = 0) -> str:
-    """Return the blobref of `size` bytes of a file from `start` on, by the algorithm of another blobref.
+    """Return the blobref of `size` bytes of a file from `start` on, with the same hash algorithm as `blobref`.
 
-    Runs in a worker thread of trio, and stops there once its caller is cancelled.
+    Must run in a worker thread of trio. Raises trio.Cancelled there if the caller is cancelled.
     """
-    import trio  # not at the top: creating an archive needs no event loop
+    import trio  # not at the top, because creating an archive needs no event loop
 
     algorithm = blobref.partition("-")[0]
     hashed = hashlib.new(algorithm, usedforsecurity=False)
@@ -57,5 +58,5 @@ def hash_of_file(descriptor: int, blobref: str, size: int, start: int = 0) -> st
 
 
 def sized(blobref: str, length: int) -> str:
-    """Return the URL of a blob that must be `length` bytes long, as indexes store it and BlobReader takes it."""
+    """Return the URL of a blob that must be `length` bytes long. Indexes store such URLs; BlobReader reads them."""
     return f"{blobref}:{length}"

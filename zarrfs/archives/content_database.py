@@ -1,8 +1,8 @@
-"""The blobs of a stopped Flux instance, in its content.sqlite.
+"""Reader of blobs in content.sqlite, the database of a stopped Flux instance.
 
 Source: flux-core, content-sqlite: table objects(hash, size, object, ...). `hash` is the digest's bytes, bound as
-TEXT; `size` is -1 where `object` is the blob itself, else the blob's length, and `object` is an LZ4 block without a
-frame. The file is opened as immutable, so the database of a running instance is refused.
+TEXT. If `size` is -1, `object` is the blob itself; otherwise `size` is the blob's length, and `object` is an LZ4 block
+without a frame. The file is opened as immutable, so the database of a running instance must be refused.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from urllib.parse import quote
 from zarrfs.archives.blobrefs import LARGEST
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing, WrongHash
 
-_LOCKS = (0x40000000, 512)  # start and length of the byte range that SQLite locks ("File Locking", PENDING_BYTE)
+_LOCKS = (0x40000000, 512)  # (start, length) of the bytes that SQLite locks ("File Locking", PENDING_BYTE)
 _LOOK = "SELECT size, length(object), rowid FROM objects WHERE hash = CAST(? AS TEXT) LIMIT 1"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux: type, whence, start, length, pid
-_RATIO = 255  # no byte of LZ4 expands to more (LZ4 block format, "Parsing restrictions")
+_RATIO = 255  # bytes that one byte of LZ4 expands to at most (LZ4 block format, "Parsing restrictions")
 
 
 def fault_of(path: str) -> str:
-    """Return why a file of SQLite is no usable source of blobs, or "". Raises OSError if it cannot be opened."""
-    path = os.path.realpath(path)  # SQLite keeps the others beside the real file
+    """Return why an SQLite file is no usable source of blobs, or "". Raises OSError if it cannot be opened."""
+    path = os.path.realpath(path)  # SQLite keeps its journal beside the real file
     for suffix in ("-wal", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path + suffix).st_size:
@@ -42,7 +42,7 @@ def fault_of(path: str) -> str:
 
 
 class ContentDatabase:
-    """A content.sqlite, opened on the first read. Methods block and are thread-safe."""
+    """A content.sqlite file, opened on the first read. Methods block and are thread-safe."""
 
     def __init__(self, path: str) -> None:
         self.shown = path
@@ -50,7 +50,11 @@ class ContentDatabase:
         self._lock = threading.Lock()
 
     def load(self, blobref: str, declared: int | None) -> bytes:
-        """Return the bytes of a blob, not verified. Raises TargetMissing, OutOfRange (another length), ReadError."""
+        """Return the bytes of a blob, without verifying its hash.
+
+        Raises TargetMissing, OutOfRange if the blob has another length than `declared`, WrongHash if its LZ4 data are
+        damaged, or another ReadError.
+        """
         digest, where = bytes.fromhex(blobref.partition("-")[2]), f"{self.shown}: {blobref}"
         try:
             with self._lock:

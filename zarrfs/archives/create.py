@@ -1,4 +1,4 @@
-"""Creating a file archive from files and directories. Sources: RFC 37 (file archive format), RFC 10 (blobrefs)."""
+"""Creation of a file archive from files and directories. Sources: RFC 37 (file archive format), RFC 10 (blobrefs)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from zarrfs.system.beneath import FileVersion, file_version
 from zarrfs.system.sparse import each_extent
 from zarrfs.system.workers import Workers
 
-_PIECE = 3 << 18  # bytes of an inline file that are encoded at a time: a multiple of 3, for base64
+_PIECE = 3 << 18  # bytes of an inline file encoded at a time; base64 needs a multiple of 3
 
 
 @dataclasses.dataclass
 class Progress:
-    """Counts of create(); the expected ones are None until expect() has ended."""
+    """The progress of create(). The expected counts are None until expect() has returned."""
 
     files: int = 0
     bytes: int = 0
@@ -48,15 +48,16 @@ def create(
     base: str, paths: Iterable[str], out: IO[bytes], options: CreateOptions, progress: Progress,
     warn: Callable[[str], None], begun: Callable[[], None] | None = None,
 ) -> None:  # fmt: skip
-    """Archive `paths`, which are relative to the directory `base`, into `out` and a directory of blobs; blocks.
+    """Archive `paths`, which are relative to the directory `base`, into `out` and a directory of blobs. Blocks.
 
-    `out` becomes the document, or a dump tar of it and its blobs; for that it must be an empty file with a descriptor.
-    Directories are archived with all below them, and nothing twice. Files are read in forked processes. `begun` is
-    called once all of those are forked, and may start threads: had a thread been running before, a child could inherit
-    a lock that is never released.
+    `out` gets the document, or with options.dump a dump tar of the document and its blobs; then `out` must be an empty
+    file with a descriptor. Directories are archived recursively, and no entry twice. Files are read in forked
+    processes. `begun` is called after the last fork, and may start threads: a child forked while a thread holds a lock
+    would inherit that lock and never see it released. `warn` is called with each warning.
 
-    Raises SourceError for an entry that cannot be read or represented, naming it and the rule; UsageError for paths
-    that make no sense, and for a blob when no directory takes any; OSError of `out`.
+    Raises SourceError, which names the entry and the rule, for an entry that cannot be read or archived; UsageError
+    for invalid paths or options, and for a file that needs a blob if neither options.blobs nor options.dump is set;
+    OSError if `out` cannot be written.
     """
     options.check()
     wanted = named(paths)
@@ -102,7 +103,10 @@ def create(
 
 
 def expect(base: str, paths: Iterable[str], options: CreateOptions, progress: Progress) -> None:
-    """Count what create() will read, for a progress bar, in a thread beside it. Failures are left to create()."""
+    """Count the files and bytes that create() will read, for a progress bar. Runs in a thread beside create().
+
+    Errors are ignored, because create() reports them.
+    """
     files = size = 0
     with contextlib.suppress(ZarrfsError, OSError):
         descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,7 +126,7 @@ def expect(base: str, paths: Iterable[str], options: CreateOptions, progress: Pr
 
 
 class _Document:
-    """Writes entries to the document in order, and large files among them in pieces."""
+    """The writer of the entries in order; a large file is read and written in pieces."""
 
     def __init__(
         self, base: str, options: CreateOptions, reader: EntryReader, workers: Workers, writer: DocumentWriter,
@@ -130,10 +134,10 @@ class _Document:
     ) -> None:  # fmt: skip
         self._base, self._options, self._reader, self._workers = base, options, reader, workers
         self._writer, self._dump, self._progress = writer, dump, progress
-        self._task_bytes = task_bytes  # of a large file, read by one task
+        self._task_bytes = task_bytes  # bytes of a large file that one task reads
 
     def add(self, found: EntryBatch | LargeFile, memory: memoryview) -> None:
-        """Write entries and their blobs in `memory`, or read and write a large file."""
+        """Write a batch of entries and their blobs, which are in `memory`, or read and write a large file."""
         if len(found) == 2:
             entries, blobs = found
             self._writer.add(entries)
@@ -183,7 +187,7 @@ class _Document:
         self._writer.append(b'"' + after)
 
     def _is_text(self, descriptor: int, path: str, size: int) -> bool:
-        """Return whether a file is UTF-8 without NUL. It is read twice, as it may not fit in memory."""
+        """Return whether a file is UTF-8 without NUL. It is read a second time later, as it may not fit in memory."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         try:
             for piece in self._pieces(descriptor, path, size):
@@ -209,7 +213,7 @@ class _Document:
 
 
 def _beside(out: IO[bytes]) -> IO[bytes]:
-    """Open a file without a name in the directory of `out`."""
+    """Open an unnamed temporary file in the directory of `out`."""
     import tempfile
 
     path = getattr(out, "name", None)
@@ -217,7 +221,7 @@ def _beside(out: IO[bytes]) -> IO[bytes]:
 
 
 def _grouped(regions: Iterable[tuple[int, int]], task_bytes: int) -> Iterator[list[tuple[int, int]]]:
-    """Group regions into lists of about `task_bytes` in sum, or of a thousand."""
+    """Group regions into lists of about `task_bytes` bytes in total, and of 1,024 regions at most."""
     group: list[tuple[int, int]] = []
     size = 0
     for start, stop in regions:

@@ -1,13 +1,14 @@
-"""Reader of dump tars, which flux dump writes: the archives in one, and the locations of their blobs.
+"""Reader of dump tars, which flux dump writes: finds the archives in a tar, and the locations of their blobs.
 
-A preserved archive NAME is the member archive/NAME, its document, and members archive/NAME_blobs/N, the bytes of the
-Nth region of its files. Only its hash identifies the blob in a member: the document tells which member to try first;
-if that is another blob, all members of the same length are hashed, once. Members are found by their headers, without
-reading data. In a tar of `zarrfs archive create` the document comes last, and the location of each blob follows from
-it, so that no header of a blob is read.
+A preserved archive NAME consists of the member archive/NAME, which is its document, and the members
+archive/NAME_blobs/N, which are the bytes of the Nth region of its files. A blob is identified by its hash alone: the
+document only suggests which member to try first, and if that member is another blob, all members of the same length
+are hashed, once. Members are found by their headers, without reading their data. In a tar that `zarrfs archive create`
+wrote, the document is the last member, and the location of each blob follows from it, so that the headers of blobs are
+not read.
 
-Functions that read a tar are generators: they yield (offset, length) to be read, and are sent the bytes. run() and
-run_remote() drive them.
+Functions that read a tar are generators: they yield the (offset, length) of bytes to read, and are sent the bytes.
+run() and run_remote() drive them.
 Sources: POSIX.1 ("pax Interchange Format"); flux-core, flux-dump(1) and flux-archive(1).
 """
 
@@ -32,49 +33,49 @@ T = TypeVar("T")
 Steps = Generator[tuple[int, int], bytes, T]
 
 _EXTENDED_MAX = 1 << 20  # bytes of an extended header
-# bytes read at once: from the end, at first and at most; of a document
+# bytes per read: the first read from the end, and the largest one; a read of a document
 _TAIL, _TAIL_MAX, _PIECE = 64 << 10, 16 << 20, 4 << 20
-# the blobref that ends a region; within a JSON string, the quotation mark would have a backslash
+# the blobref that ends a region; it cannot match inside a JSON string, where quotation marks have a backslash
 _BLOBREF = re.compile(rb'"(sha1-[0-9a-fA-F]{40}|sha256-[0-9a-fA-F]{64})"\s*\]')
 _DIGITS, _MOST_DIGITS = b"0123456789", 19
-_BEFORE, _LONGEST = 120, 200  # bytes of a length, and of a length with its blobref, white space included
+_BEFORE, _LONGEST = 120, 200  # most bytes of a length, and of a length and its blobref, including white space
 _BLOB = re.compile(r"archive/(.+)_blobs/(\d{1,19})", re.ASCII)
 _DOCUMENT = re.compile(r"archive/(.+)")
 _REGULAR = (b"0", b"\0")  # types of members
 _EXTENDED = (b"x", b"X")
-_LONG_NAME = b"L"  # of GNU
-_RECORD = re.compile(rb"(\d{1,20}) ([^=]+)=")  # of an extended header
-_SIZE = re.compile(r"[0-9]{1,19}")  # the value of its record `size`
-# fields of a header: name, length, checksum; type, target and version of a regular file; prefix of the name
+_LONG_NAME = b"L"  # a GNU extension
+_RECORD = re.compile(rb"(\d{1,20}) ([^=]+)=")  # the beginning of a record of an extended header
+_SIZE = re.compile(r"[0-9]{1,19}")  # the value of the record `size`
+# fields of a header: name; length; checksum; type, link target, magic and version; prefix of the name
 _HEADER = struct.Struct("100s 24x 12s 12x 8s 109s 80x 167s")
 _PLAIN, _NO_PREFIX = b"0" + bytes(100) + b"ustar\x0000", bytes(167)
 _OWN = 8 * ord(" ")  # the checksum counts its own field as spaces
-_OTHER_HEADERS = (b"g", b"K")  # pax fields for all members; a long link target of GNU
+_OTHER_HEADERS = (b"g", b"K")  # pax records for all members; GNU's long link target
 
 
 class Member(NamedTuple):
-    """The location of the bytes of a member."""
+    """The location of a member's data in a tar, in bytes."""
 
     offset: int
     size: int
 
 
 class DumpIndex:
-    """The archives and blobs in a dump tar; `fault` says why some may be missing, or is ""."""
+    """An index of the archives and blobs in a dump tar. `fault` says why some may be missing; "" if none is."""
 
     def __init__(self) -> None:
-        self.documents: dict[str, Member] = {}  # by name, "a/b" for archive.a.b of the KVS
-        self.blobs: dict[tuple[str, int], Member] = {}  # by name of the archive, and number
+        self.documents: dict[str, Member] = {}  # by archive name: "a/b" for the KVS key archive.a.b
+        self.blobs: dict[tuple[str, int], Member] = {}  # by archive name and number
         self.fault = ""
-        self.complete = False  # True once all headers are read; before, there are hints alone
+        self.complete = False  # True after all headers were read
         self.absent: set[tuple[str, int | None]] = set()  # (blobref, length) of blobs that a search did not find
-        self.hashed: set[tuple[str, int]] = set()  # (algorithm, length) of members that were all passed to found()
-        self._hints: dict[str, Member] = {}
-        self._sizes: dict[int, list[Member]] = defaultdict(list)
-        self._at: dict[int, int] = defaultdict(int)  # by size: the member at which the next search begins
+        self.hashed: set[tuple[str, int]] = set()  # (algorithm, length): all members of this length were hashed
+        self._hints: dict[str, Member] = {}  # by blobref
+        self._sizes: dict[int, list[Member]] = defaultdict(list)  # by length in bytes
+        self._at: dict[int, int] = defaultdict(int)  # by length: index of the member at which the next search begins
 
     def add(self, name: str, member: Member) -> None:
-        """Add a regular member."""
+        """Add a member that is a regular file; ignore names that are no part of an archive."""
         name = name.removeprefix("./")
         if match := _BLOB.fullmatch(name):
             self.blobs[match[1], int(match[2])] = member
@@ -83,7 +84,7 @@ class DumpIndex:
             self.documents[match[1]] = member
 
     def hint(self, name: str, number: int, blobref: str, length: int) -> None:
-        """Add what the document of the archive `name` declares its member of this number to be."""
+        """Note the blob that the document of the archive `name` declares its member `number` to be."""
         member = self.blobs.get((name, number))
         if member is not None and member.size == length:
             self._hints[blobref] = member
@@ -94,15 +95,15 @@ class DumpIndex:
         self._hints |= hints
 
     def found(self, blobref: str, member: Member) -> None:
-        """Record the hash of a member."""
+        """Record the blobref of a member that was hashed."""
         self._hints[blobref] = member
 
     def known(self, blobref: str) -> Member | None:
-        """Return the member that is, or is declared to be, a blob."""
+        """Return the member that is, or is declared to be, the blob; None if there is none yet."""
         return self._hints.get(blobref)
 
     def candidates(self, length: int) -> Iterator[Member]:
-        """Yield the members of a length, beginning after the one yielded last."""
+        """Yield the blob members of this length, beginning after the one that was yielded last."""
         members = self._sizes.get(length, [])
         start = self._at[length]
         for number in range(len(members)):
@@ -111,12 +112,12 @@ class DumpIndex:
             yield members[at]
 
     def lengths(self) -> list[int]:
-        """Return all lengths of members."""
+        """Return the lengths of all blob members, without duplicates."""
         return list(self._sizes)
 
 
 def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
-    """Drive a generator with `read(offset, length)`, which may return less at the end of the tar."""
+    """Drive a generator with `read(offset, length)`, which may return fewer bytes at the end of the tar."""
     try:
         wanted = next(steps)
         while True:
@@ -127,16 +128,16 @@ def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
 
 
 def run_local(steps: Steps[T], fd: int) -> T:
-    """As run(), for an open tar; blocks. Raises OSError."""
+    """Drive a generator with reads of the descriptor of a tar. Blocks. Raises OSError."""
     return run(steps, lambda offset, length: read_all(fd, length, offset))
 
 
 async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -> T:
-    """As run(), for a tar of `size` bytes behind a URL. Raises ReadError."""
+    """Drive a generator with reads of a tar of `size` bytes behind a URL. Raises ReadError."""
     try:
         offset, length = next(steps)
         while True:
-            # read ahead for headers, which follow one another; of other parts fetch no more than asked for
+            # for a header, allow read-ahead, because more headers follow; of other parts fetch only these bytes
             low, high = (0, size) if length == BLOCK else (offset, offset + length)
             offset, length = steps.send(bytes(await files.read(url, offset, length, low, high)))
     except StopIteration as stop:
@@ -145,12 +146,15 @@ async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -
 
 
 def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
-    """Read the document of the archive `wanted`. Raises SourceError as chosen(), or above `limit` bytes."""
+    """Read the document of the archive `wanted`.
+
+    Raises the SourceErrors of chosen(), and SourceError if the document has more than `limit` bytes.
+    """
     last, index = (yield from _last_document(size)), DumpIndex()
     if last is not None and last[1].size <= limit:
         start = last[1].offset
         data = yield start, last[1].size
-        # otherwise the tar may hold more archives
+        # if the layout is not that of `zarrfs archive create`, the tar may hold more archives
         if run(_laid_out(last, index), lambda offset, length: data[offset - start : offset - start + length]):
             chosen(index, wanted, source)
             return data
@@ -164,13 +168,16 @@ def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
 
 
 def lay_out(size: int, index: DumpIndex) -> Steps[bool]:
-    """Fill `index` from the document that ends a tar; return False if `zarrfs archive create` did not write it."""
+    """Fill `index` from the document at the end of a tar; return False if `zarrfs archive create` did not write it."""
     last = yield from _last_document(size)
     return last is not None and (yield from _laid_out(last, index))
 
 
 def _laid_out(last: tuple[str, Member], index: DumpIndex) -> Steps[bool]:
-    """Fill `index` if the regions of the last document, each after a header, take up all bytes before it."""
+    """Fill `index` if the regions of the last document, each with a header, make up all bytes before it.
+
+    Return whether they do.
+    """
     name, where = last
     regions, hints, at = _Regions(), dict[str, Member](), 0
     for start in range(where.offset, where.offset + where.size, _PIECE):
@@ -184,12 +191,13 @@ def _laid_out(last: tuple[str, Member], index: DumpIndex) -> Steps[bool]:
 
 
 def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
-    """Return the name and location of the document that ends a tar; None if another member does.
+    """Return the name and location of the document at the end of a tar; None if the last member is no document.
 
-    A document has no zero bytes, so it begins after the last one, in its header. The first member, which must be a
-    document or blob 0, rules out other tars, whose last member may be a text of any length.
+    A document has no zero bytes, so it begins after the last zero byte before its end, which is in its header. The
+    first member must be a document or blob 0. This check rejects other tars early, because their last member may be a
+    text of any length.
     """
-    # two blocks, which every tar has: for one block run_remote() would read ahead
+    # read two blocks, which every tar has, because run_remote() would read ahead for a single one
     first = _plain((yield 0, 2 * BLOCK)[:BLOCK]) if size >= 2 * BLOCK else None
     blob = first and _BLOB.fullmatch(first[0])
     if first is None or (int(blob[2]) if blob else not _DOCUMENT.fullmatch(first[0])):
@@ -212,12 +220,12 @@ def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
             if match is None or _BLOB.fullmatch(name) or length != end - start:
                 return None
             return match[1], Member(start, length)
-        at, step = low, min(size - low, _TAIL_MAX)  # twice as much in total, each time
+        at, step = low, min(size - low, _TAIL_MAX)  # each step doubles the total, until it reaches _TAIL_MAX
     return None
 
 
 def go_through(size: int, index: DumpIndex) -> Steps[None]:
-    """Fill `index` from all headers of a tar, and from its documents."""
+    """Fill `index` from all headers and all documents of a tar."""
     yield from scan(size, index)
     for name, where in index.documents.items():
         regions, number = _Regions(), 0
@@ -232,7 +240,7 @@ def go_through(size: int, index: DumpIndex) -> Steps[None]:
 def scan(size: int, found: DumpIndex) -> Steps[None]:
     """Fill `found` with the members of a tar of `size` bytes.
 
-    For a tar that is damaged or ends early, `fault` is set, and members before that are found.
+    If the tar is damaged or cut short, set `found.fault`, and add the members before the damage.
     """
     import tarfile
 
@@ -259,7 +267,7 @@ def scan(size: int, found: DumpIndex) -> Steps[None]:
             found.fault = f"damaged at byte {at:,}: {exc}"
             return
         length, name = header.size, header.name
-        if length < 0:  # following it would loop
+        if length < 0:  # going back by it would loop
             found.fault = f"damaged at byte {at:,}: a member of {length} bytes"
             return
         at += BLOCK
@@ -285,7 +293,7 @@ def scan(size: int, found: DumpIndex) -> Steps[None]:
 
 
 def _plain(block: bytes) -> tuple[str, int] | None:
-    """Parse the usual header of a regular file to (name, length); None for others. tarfile takes ten times as long."""
+    """Return (name, length) from the usual header of a regular file; None for others. tarfile is ten times slower."""
     name, length, checksum, plain, prefix = _HEADER.unpack(block)
     if plain != _PLAIN or prefix != _NO_PREFIX:
         return None
@@ -293,7 +301,7 @@ def _plain(block: bytes) -> tuple[str, int] | None:
     if not (name.isascii() and length.isdigit() and own.isdigit()):
         return None
     try:
-        # the lower half of Adler-32 is the sum of the bytes plus 1, as that is below 65,521 for a name in ASCII
+        # the lower half of Adler-32 is the sum of the bytes plus 1: a name in ASCII keeps it below 65,521, the modulus
         right = int(own, 8) == (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + _OWN
         return (name.decode(), int(length, 8)) if right else None
     except ValueError:
@@ -301,7 +309,10 @@ def _plain(block: bytes) -> tuple[str, int] | None:
 
 
 def chosen(index: DumpIndex, wanted: str, source: str) -> str:
-    """Return the name of the archive `wanted`, "" being the only one. Raises SourceError for none or several."""
+    """Return the name of the archive `wanted`, or of the only archive in the tar if `wanted` is "".
+
+    Raises SourceError if there is no such archive, or if `wanted` is "" and there are several.
+    """
     names = sorted(index.documents)
     shown = ", ".join(name.replace("/", ".") for name in names[:10]) + (", ..." if len(names) > 10 else "")
     if not wanted and len(names) == 1:
@@ -335,16 +346,16 @@ def _pax(data: bytes) -> dict[str, str]:
 
 
 class _Regions:
-    """Finds the regions of a document in order, without parsing it.
+    """A search for the regions of a document, in order, without parsing the JSON.
 
-    Text that merely looks like a region leads to a wrong member, which its hash reveals.
+    Other text that looks like a region leads to a wrong member, which is then rejected because of its hash.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def of(self, piece: bytes) -> Iterator[tuple[str, int]]:
-        """Yield (blobref, length) of the regions that end in the next piece of the document."""
+        """Yield (blobref, length) of each region that ends in `piece`, the next piece of the document."""
         text, end = self._rest + piece, 0
         for match in _BLOBREF.finditer(text):
             start, end = match.span()

@@ -1,4 +1,4 @@
-"""Archives in the KVS of the running Flux instance, and jobspecs: loaded by `flux kvs get` and `flux job info`.
+"""Loader of archives in the KVS of the running Flux instance, and of jobspecs, by `flux kvs get` and `flux job info`.
 
 FLUX_URI selects the instance, as for every command of Flux. Blobs are loaded by flux_blobs.py.
 Sources: flux-kvs(1), flux-job(1).
@@ -14,15 +14,18 @@ import subprocess
 from zarrfs.archives.source_kinds import FLUX
 from zarrfs.errors import SourceError, reason_of
 
-_MESSAGE_MAX = 300  # characters of a message of a command
+_MESSAGE_MAX = 300  # characters quoted of a command's message
 
 
 class FluxFailure(Exception):
-    """A failed command of Flux, and what it said."""
+    """A failed command of Flux, with its message."""
 
 
 def document(source: str, timeout: float) -> bytes:
-    """Fetch the archive "flux:NAME" or the jobspec "flux:job/ID"; blocks. SourceError quotes the command's message."""
+    """Fetch the archive "flux:NAME" or the jobspec "flux:job/ID". Blocks.
+
+    Raises SourceError with the message of the command if it fails.
+    """
     name = source.removeprefix(FLUX)
     job = name.removeprefix("job/") if name.startswith("job/") else None
     if not name or job == "" or name.startswith("-") or (job or "").startswith("-") or "\0" in name:
@@ -35,12 +38,12 @@ def document(source: str, timeout: float) -> bytes:
 
 
 def run(arguments: list[str], timeout: float) -> bytes:
-    """Run `flux ARGUMENTS` for at most `timeout` seconds; return its output. Raises FluxFailure."""
+    """Run `flux ARGUMENTS` for at most `timeout` seconds and return its output. Raises FluxFailure."""
     shown = "flux " + shlex.join(arguments)
     try:
         process = subprocess.Popen(
             ["flux", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True, env=os.environ | {"FLUX_KVS_NAMESPACE": "primary"},  # not the namespace of a job
+            start_new_session=True, env=os.environ | {"FLUX_KVS_NAMESPACE": "primary"},  # not a job's namespace
         )  # fmt: skip
     except OSError as exc:
         raise FluxFailure(f"{shown}: cannot run flux: {reason_of(exc)}") from None
@@ -60,7 +63,7 @@ def run(arguments: list[str], timeout: float) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    try:  # flux runs subcommands as child processes, which inherit the pipes
+    try:  # kill the group: flux runs subcommands as child processes, which inherit the pipes
         os.killpg(process.pid, signal.SIGKILL)
     except OSError:
         process.kill()

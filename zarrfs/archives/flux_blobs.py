@@ -1,8 +1,9 @@
-"""Blobs of the running Flux instance, loaded by a helper process in Flux's own interpreter (flux_helper.py).
+"""Client of a helper process that loads blobs from the running Flux instance, in Flux's interpreter (flux_helper.py).
 
-zarrfs has an environment of its own, which cannot import Flux's binding, and a command for each blob takes longer than
-the blob. The helper keeps many requests in flight over one connection, and hands blobs over a pipe. It starts with
-the first blob, is replaced when it dies, and ends with this process, however that ends: its standard input is a pipe.
+zarrfs has a Python environment of its own, which cannot import Flux's binding, and running a command for each blob
+would take longer than loading the blob. The helper keeps many requests in flight over one connection, and sends blobs
+over a pipe. It is started for the first blob and replaced when it dies. Its standard input is a pipe, so it ends when
+this process ends, even if that is killed.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from zarrfs.system.buffers import Buffer
 _GREETING = re.compile(rb"zarrfs-flux-blobs (\d+)")
 _GREETING_MAX = 64  # bytes
 _REQUEST, _ANSWER = struct.Struct("!IB"), struct.Struct("!III")
-_NUMBERS = 1 << 20  # requests are numbered below this
-_START = 30.0  # seconds until the helper has greeted
-_BUFFER = 128 << 10  # bytes: many small answers are read at once
-_ROUND = 4 << 20  # bytes read before other tasks have their turn
+_NUMBERS = 1 << 20  # the numbers of requests are below this
+_START = 30.0  # seconds that the helper has to send its greeting
+_BUFFER = 128 << 10  # bytes of one read, which may return many small answers
+_ROUND = 4 << 20  # bytes read before a checkpoint lets other tasks run
 _PATIENCE = 5.0  # seconds that a process has to end
-_PIPE = 1 << 20  # bytes: what a user may have of a pipe by default
+_PIPE = 1 << 20  # bytes of a pipe that an unprivileged process may have by default
 _REASON_MAX = 300  # characters
 
 
@@ -47,9 +48,9 @@ class FluxBlobs:
         self._closed = False
 
     async def load(self, blobref: str, timeout: float) -> Buffer:
-        """Load a blob, not verified, within `timeout` seconds. Raises TargetMissing or ReadError.
+        """Load a blob within `timeout` seconds, without verifying its hash. Raises TargetMissing or ReadError.
 
-        A blob that was in flight when the helper died is asked for once more, of the next helper.
+        If the helper dies while the blob is in flight, request it once more from the next helper.
         """
         where = f"flux:{blobref}"
         digest = bytes.fromhex(blobref.partition("-")[2])
@@ -75,7 +76,7 @@ class FluxBlobs:
             await self._helper.aclose()
 
     async def _running(self) -> _Helper:
-        """Return a running helper; tasks that wait for it share one start. Raises _Ended if it ends at once."""
+        """Return a running helper; concurrent callers share one start. Raises _Ended if it cannot be started."""
         if self._closed:
             raise _Ended("the reader is closed")
         if self._helper is not None and not self._helper.ended:
@@ -83,7 +84,7 @@ class FluxBlobs:
         start = self._starting
         if start is None:
             start = self._starting = _Start()
-            in_background(self._start, start)  # not here: it outlives a reader that is interrupted
+            in_background(self._start, start)  # so that the start survives a cancelled reader
         await start.done.wait()
         if start.helper is None:
             raise _Ended(start.reason)
@@ -103,11 +104,11 @@ class FluxBlobs:
 
 
 class _Ended(Exception):
-    """Why a helper has ended, or could not be started."""
+    """The end of a helper, or a failure to start one, with the reason."""
 
 
 class _Start:
-    """A start of a helper that tasks wait for."""
+    """The start of a helper in progress, for which tasks wait."""
 
     def __init__(self) -> None:
         self.done = trio.Event()
@@ -116,17 +117,17 @@ class _Start:
 
 
 class _Request:
-    """A blob in flight. Once done it has an answer, unless the helper has ended."""
+    """A request in flight. When `done` is set, `answer` is set as well, unless the helper has ended."""
 
     __slots__ = ("answer", "done")
 
     def __init__(self) -> None:
         self.done = trio.Event()
-        self.answer: tuple[int, Buffer] | None = None  # errno, and the blob or the reason
+        self.answer: tuple[int, Buffer] | None = None  # (0, the blob) or (errno, the reason)
 
 
 class _Helper:
-    """A helper process, and a task that receives its answers until it ends."""
+    """A helper process, with a task that receives its answers until the process ends."""
 
     def __init__(self, process: subprocess.Popen[bytes], errors: int) -> None:
         assert process.stdin is not None
@@ -138,13 +139,13 @@ class _Helper:
         self._unsent = bytearray()
         self._answers = 0
         self._greeted, self._gone = trio.Event(), trio.Event()
-        self._reason = ""  # given by the helper, or by kill()
+        self._reason = ""  # why the helper ends, as the helper or the caller of kill() says
         self._killed = False
-        self.ended = ""  # why, once it has
+        self.ended = ""  # why the helper has ended; "" while it runs
 
     @classmethod
     async def started(cls) -> _Helper:
-        """Start a process and wait for its greeting, or its end. Raises OSError."""
+        """Start a process, and wait for its greeting or its end. Raises OSError if it cannot be started."""
         helper = cls(*await trio.to_thread.run_sync(_spawn))
         in_background(helper._receive)
         with trio.move_on_after(_START) as waiting:
@@ -157,7 +158,7 @@ class _Helper:
     async def load(self, digest: bytes, timeout: float) -> tuple[int, Buffer]:
         """Return (0, blob) or (errno, reason). Raises _Ended, or trio.TooSlowError after `timeout` seconds."""
         if self.ended:
-            await self._gone.wait()  # the reason comes with the exit status
+            await self._gone.wait()  # the full reason is known only with the exit status
             raise _Ended(self.ended)
         while True:
             self._number = self._number % (_NUMBERS - 1) + 1
@@ -171,7 +172,7 @@ class _Helper:
                 await request.done.wait()
         except trio.TooSlowError:
             if self._answers == answers:
-                self.kill(f"no answer at all within {timeout:g} s")  # the next blob starts another one
+                self.kill(f"no answer at all within {timeout:g} s")  # the next load() starts another helper
             raise
         finally:
             self._requests.pop(number, None)
@@ -180,21 +181,21 @@ class _Helper:
         return request.answer
 
     def kill(self, reason: str) -> None:
-        """Kill the process; the receiving task then ends."""
+        """Kill the process. The receiving task then ends."""
         if not self._killed:
             self._killed, self._reason = True, self._reason or reason
-        if self._process.returncode is None:  # else its pid may be another process by now
-            with contextlib.suppress(OSError):  # its group, as `flux` may be a script that runs another
+        if self._process.returncode is None:  # otherwise its pid may have been reused
+            with contextlib.suppress(OSError):  # kill the group, because `flux` may be a script
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def aclose(self) -> None:
-        """Kill the process and wait for its end."""
+        """Kill the process, and wait up to 5 s for its end."""
         self.kill("the reader is closed")
         with trio.move_on_after(_PATIENCE):
             await self._gone.wait()
 
     def _send(self, data: bytes) -> None:
-        """Send a request with those that other tasks make in this round of the loop."""
+        """Send a request in a background task, together with those of other tasks in the same scheduler pass."""
         if not self._unsent:
             in_background(self._send_all)
         self._unsent += data
@@ -208,14 +209,14 @@ class _Helper:
                     await trio.lowlevel.wait_writable(self._to)
                     continue
                 return
-            except OSError:  # it has ended; so does the receiving task
+            except OSError:  # the helper has ended, and the receiving task handles that
                 return
             del self._unsent[:count]
 
     async def _receive(self) -> None:
         try:
             await self._receive_all()
-            self.ended = "has ended"  # from now on another one is started
+            self.ended = "has ended"  # from now on, _running() starts another helper
             status = await trio.to_thread.run_sync(self._wait, abandon_on_cancel=True)
             self.ended = f"the helper in Flux's Python {self._why(status)}"
         finally:
@@ -233,10 +234,10 @@ class _Helper:
             self._gone.set()
 
     async def _receive_all(self) -> None:
-        """Receive until the end of the pipe, or an answer that is none of our protocol."""
+        """Receive answers until the pipe ends, or an answer breaks the protocol."""
         head = memoryview(bytearray(_BUFFER))
         filled = number = code = 0
-        data: memoryview | None = None  # of an answer that is not complete; then `head` is empty
+        data: memoryview | None = None  # the data of an incomplete answer; then `head` is empty
         got = taken = 0
         while True:
             if taken > _ROUND:
@@ -284,7 +285,7 @@ class _Helper:
             filled -= at
 
     def _greeting(self, said: memoryview) -> int:
-        """Return the length of the greeting; 0 if it is not complete, negative if it is none of ours."""
+        """Return the length of the greeting; 0 if it is incomplete, -1 if it is not the expected one."""
         line, end, _ = bytes(said[:_GREETING_MAX]).partition(b"\n")
         found = _GREETING.fullmatch(line) if end else None
         if found is not None and int(found[1]) == PROTOCOL:
@@ -304,12 +305,12 @@ class _Helper:
             self._reason = _text(data)
             return
         request = self._requests.get(number)
-        if request is not None:  # else its reader has left
+        if request is not None:  # None: its reader timed out or was cancelled
             request.answer = code, data
             request.done.set()
 
     def _wait(self) -> int:
-        """Return the exit status of the process, which is killed if it goes on without its pipe."""
+        """Wait for the process and return its exit status. Kill it if it still runs 5 s after its pipe was closed."""
         try:
             return self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -325,7 +326,7 @@ class _Helper:
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], int]:
-    """Start a helper; return it, and the descriptor of what it writes to standard error. Blocks. Raises OSError."""
+    """Start a helper; return its process and a descriptor of its standard error. Blocks. Raises OSError."""
     errors = os.memfd_create("zarrfs-flux-helper")
     try:
         process = subprocess.Popen(
@@ -338,7 +339,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], int]:
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         os.set_blocking(stream.fileno(), False)
-        with contextlib.suppress(OSError):  # beyond what this user may have
+        with contextlib.suppress(OSError):  # more than this user may have
             fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE)
     return process, errors
 

@@ -1,23 +1,23 @@
-"""The program that loads blobs from the running Flux instance, in Flux's own interpreter: flux python flux_helper.py.
+"""Program that loads blobs from the running Flux instance, in Flux's own interpreter: flux python flux_helper.py.
 
-It keeps the requests that it reads from standard input in flight over one connection to the broker, and writes each
-blob to standard output when its response comes, in whatever order. flux_blobs.py starts it, and speaks the protocol:
+It reads requests from standard input, keeps them in flight over one connection to the broker, and writes each blob to
+standard output as soon as its response comes, in any order. flux_blobs.py starts it and uses this protocol:
 
     greeting    once, from the helper: b"zarrfs-flux-blobs VERSION\\n"
     request     NUMBER (u32), length of the digest (u8), digest
     answer      NUMBER (u32), errno (u32), length (u32); then the blob, or, unless errno is 0, the reason
 
-Integers are big-endian. An answer to request 0 says why the helper ends. It also ends, with status 0, at the end of
-standard input: no helper outlives the daemon that started it.
+Integers are big-endian. An answer with NUMBER 0 gives the reason why the helper ends. The helper also ends, with
+status 0, at the end of standard input, so that it does not outlive the daemon that started it.
 
-Imports the standard library and Flux's binding alone, and runs on Python 3.6, the oldest that Flux supports. Sources:
-flux_rpc_raw(3), flux_send(3), flux_recv(3), flux_pollfd(3); RFC 6 (RPC), RFC 10 (content.load).
+It imports only the standard library and Flux's binding, and runs on Python 3.6, the oldest version that Flux supports.
+Sources: flux_rpc_raw(3), flux_send(3), flux_recv(3), flux_pollfd(3); RFC 6 (RPC), RFC 10 (content.load).
 """
 
 import sys
 
 if __name__ == "__main__":
-    del sys.path[0]  # this directory, whose flux.py is not Flux's package
+    del sys.path[0]  # this directory, because its flux.py would hide Flux's package
 
 import errno
 import os
@@ -28,13 +28,13 @@ from typing import Any
 
 PROTOCOL = 1  # source_kinds.py reads this line before a mount
 _REQUEST, _ANSWER = struct.Struct("!IB"), struct.Struct("!III")
-_READ = 1 << 16  # bytes of requests read at once
-_CONNECT = 30  # seconds to connect to the broker; then the helper ends by SIGALRM
+_READ = 1 << 16  # bytes of requests per read
+_CONNECT = 30  # seconds to connect to the broker; after that, SIGALRM ends the helper
 _LOST = "the Flux broker has closed the connection"
 
 
 def _write(*parts: Any) -> None:
-    """Write all bytes of all parts; blocks while the reader is slow."""
+    """Write all bytes of all parts. Blocks while the pipe is full."""
     left = [memoryview(part) for part in parts if len(part)]
     while left:
         count = os.writev(1, left)
@@ -49,7 +49,7 @@ def _answer(number: int, code: int, data: Any) -> None:
 
 
 class _Broker:
-    """A connection to the broker, used without Flux's reactor and futures: those cost more than the blob of a file."""
+    """A connection to the broker, without Flux's reactor and futures, which would take longer than loading a blob."""
 
     def __init__(self, ffi: Any, lib: Any) -> None:
         self._ffi, self._lib = ffi, lib
@@ -73,7 +73,7 @@ class _Broker:
         return OSError(code, f"{what}: {os.strerror(code).lower()}")
 
     def load(self, number: int, digest: bytes) -> None:
-        """Send a request for a blob; `number` becomes its matchtag, which nobody else takes on this connection."""
+        """Send a request for a blob, with `number` as its matchtag. Nothing else takes tags of this connection."""
         lib = self._lib
         message = lib.flux_request_encode_raw(b"content.load", digest, len(digest))
         if message == self._ffi.NULL:
@@ -85,9 +85,9 @@ class _Broker:
             lib.flux_msg_decref(message)
 
     def answer(self) -> None:
-        """Write the answers for all responses that are there. Raises OSError if the connection is lost."""
+        """Write answers for all responses that have arrived. Raises OSError if the connection is lost."""
         ffi, lib = self._ffi, self._lib
-        events = lib.flux_pollevents(self._handle)  # also makes the descriptor wait for the next one
+        events = lib.flux_pollevents(self._handle)  # also re-arms the descriptor, which is edge-triggered
         if events < 0 or events & lib.FLUX_POLLERR:
             raise OSError(errno.ECONNRESET, _LOST)
         while True:
@@ -128,11 +128,11 @@ def _serve(broker: _Broker) -> None:
                 broker.load(number, rest[at + _REQUEST.size : end])
                 at = end
             rest = rest[at:]
-        broker.answer()  # also after requests: sending may have read what came
+        broker.answer()  # also after requests: sending may have received responses, so poll() would not report them
 
 
 def _main() -> int:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader has ended
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end when the daemon no longer reads
     _write(f"zarrfs-flux-blobs {PROTOCOL}\n".encode())
     try:
         from _flux._core import ffi, lib  # type: ignore[import-not-found]  # flux.core.inner imports 0.1 s more

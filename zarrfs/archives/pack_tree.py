@@ -1,6 +1,6 @@
 """Packing of a directory tree: walk it, read and hash its files, and write its entries and blobs.
 
-TreeWalk cuts a tree into tasks; EntryReader does them, in the processes of zarrfs.system.workers.
+TreeWalk splits a tree into tasks, and EntryReader runs them, in the processes of zarrfs.system.workers.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from zarrfs.store.staging import RESERVED
 from zarrfs.system.beneath import FileVersion, file_version
 from zarrfs.system.sparse import each_extent
 
-REGION_MAX = 64 << 20  # bytes of a blob at most: each process holds one
-_JOBS_MAX = 8  # processes by default: more of them wait for each other at the directory of blobs
+REGION_MAX = 64 << 20  # bytes of the largest blob; each process holds one in memory
+_JOBS_MAX = 8  # processes by default; more of them would only contend for the directory of blobs
 BATCH = 64  # files of one task
-MANY = 4096  # regions: a file of more is cut into tasks, and so is one with more data than a task has room for
-PIECE = 32 << 10  # bytes: a larger file is written to the document in pieces
-_UNFINISHED = "a name that is reserved for unfinished copies"  # at any depth: a store of the directory hides it
+MANY = 4096  # regions; a file with more is split into several tasks
+PIECE = 32 << 10  # bytes; a larger file is written to the document in pieces
+_UNFINISHED = "a name that is reserved for unfinished copies"  # at any depth, because stores hide such names
 _NO_SIZE = "no archive can hold it; archive a copy"
-_PAGE = 4096  # bytes that one read(2) returns from a single moment
+_PAGE = 4096  # bytes that one read(2) returns atomically
 
 # Some names of a directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
 DirectoryPart = tuple[bytes | None, str, tuple[int, int] | None, list[str], list[str]]
 # Encoded entries, and their blobs in the memory of the task
 EntryBatch = tuple[bytes, list[BlobSpan]]
-# A file too large for a task that has others: its path, its fields so far, its version when it was opened
+# A file that is too large for its task: path, fields without the content, version when it was opened
 LargeFile = tuple[str, dict[str, Any], FileVersion]
-# In the order of the document; then counts of files and bytes, and warnings
+# Entries in the order of the document, number of files, number of bytes, warnings
 Result = tuple[list[EntryBatch | LargeFile], int, int, list[str]]
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -56,17 +56,17 @@ class CreateOptions:
     """Options of `zarrfs archive create`. Sizes are in bytes."""
 
     blobs: str | None = None  # the directory of blobs
-    dump: str | None = None  # name of the archive in a dump tar, which holds the blobs, too; None: a document alone
+    dump: str | None = None  # name of the archive in a dump tar, which also holds the blobs; None: write no tar
     algorithm: str = "sha1"
-    inline: int = 1024  # files of up to this size are in the document itself
-    region: int = 1 << 20  # size of a blob at most
+    inline: int = 1024  # files of up to this size are stored in the document itself
+    region: int = 1 << 20  # largest size of a blob
     dictionary: bool = False
     all_inline: bool = False
-    skip_unsupported: bool = False  # leave out, with a warning, files that no archive can hold
-    sync: bool = False  # flush blobs to the disk before the document appears
+    skip_unsupported: bool = False  # leave out files that no archive can hold, with a warning
+    sync: bool = False  # flush blobs to the disk before the document is complete
     jobs: int | None = None  # processes that read and hash; None: one per CPU, up to 8
-    excludes: tuple[str, ...] = ()  # globs for names at any depth, or with a "/" for paths; subtrees included
-    leave_out: Callable[[str], bool] | None = None  # returns whether a path is left out silently, subtree included
+    excludes: tuple[str, ...] = ()  # globs to leave out: of names at any depth, or with a "/" of paths
+    leave_out: Callable[[str], bool] | None = None  # returns whether to leave out a path, and all below it, silently
     own: frozenset[tuple[int, int]] = frozenset()  # (device, inode) of the outputs, which are left out
 
     def check(self) -> None:
@@ -88,7 +88,7 @@ class CreateOptions:
 
 
 class EntryReader:
-    """Reads entries below the directory `base`, which is open as `descriptor`."""
+    """A reader of the entries below the directory `base`, which is open as `descriptor`."""
 
     def __init__(
         self, descriptor: int, base: str, options: CreateOptions, blobs: BlobDirectory | TaskBlobs | None
@@ -101,10 +101,10 @@ class EntryReader:
         self._warnings: list[str] = []
 
     def run(self, task: tuple[str, Any], memory: memoryview) -> Any:
-        """Do a task of a worker process; blobs for a dump tar go to `memory`, shared with its parent.
+        """Run a task in a worker process. Blobs for a dump tar go to `memory`, which is shared with the parent.
 
-        ("parts", list of DirectoryPart) returns a Result; ("regions", (path, version, regions)) returns the regions
-        as a blobvec, and their blobs in `memory`.
+        For the task ("parts", list of DirectoryPart), return a Result. For ("regions", (path, version, regions)),
+        return the regions of a large file as a blobvec, and the spans of their blobs in `memory`.
         """
         if self._blobs is not None:
             self._blobs.use(memory)
@@ -112,7 +112,7 @@ class EntryReader:
         return self.entries(value) if kind == "parts" else self._regions(*value)
 
     def entries(self, parts: list[DirectoryPart]) -> Result:
-        """Read and encode the entries of some directories. SourceError names an entry that cannot be read."""
+        """Read and encode the entries of some directories. Raises SourceError, which names the unreadable entry."""
         self._found, self._entries, self._warnings, self._files, self._bytes = [], [], [], 0, 0
         for own, directory, identity, files, others in parts:
             if own is not None:
@@ -134,7 +134,7 @@ class EntryReader:
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _FILE, follow: bool = False) -> Iterator[int]:
-        """Open a path below the base. Raises SourceError."""
+        """Open a path below the base directory. Raises SourceError if that fails."""
         flags |= os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
         with reading(self._base, path):
             descriptor = os.open(path or ".", flags, dir_fd=self._descriptor)
@@ -144,7 +144,7 @@ class EntryReader:
             os.close(descriptor)
 
     def refuse(self, path: str, rule: str, warn: Callable[[str], None]) -> None:
-        """Raise SourceError for an entry that no archive can hold, or warn if those are to be left out."""
+        """Raise SourceError for an entry that no archive can hold; with skip_unsupported, only warn about it."""
         if not self._options.skip_unsupported:
             raise failed(self._base, path, f"{rule} (--skip-unsupported leaves it out)")
         warn(f"{failed(self._base, path, rule)}: left out")
@@ -160,7 +160,7 @@ class EntryReader:
             self.refuse(path, rule, self._warnings.append)
 
     def _add_other(self, directory: int, name: str, path: str) -> str | None:
-        # not opened: opening a device may have an effect
+        # not opened, because opening a device may have side effects
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISLNK(status.st_mode):
             what = SPECIAL_FILES.get(stat.S_IFMT(status.st_mode))
@@ -201,7 +201,7 @@ class EntryReader:
         self._entries.append(encoded(path, fields, self._options.dictionary))
 
     def _join(self) -> None:
-        """Join the entries since the last call: the parent only passes them on."""
+        """Join the entries added since the last call, so that the parent can write them as they are."""
         if self._entries:
             self._found.append((joined(self._entries), self._blob_spans()))
             self._entries = []
@@ -212,7 +212,7 @@ class EntryReader:
     # -- what is in a file
 
     def _add_content(self, descriptor: int, path: str, fields: dict[str, Any], status: os.stat_result) -> str | None:
-        """Add a file; return why no archive can hold it, or None."""
+        """Add a file; return why no archive can hold it, or None if one can."""
         size, options = status.st_size, self._options
         if not size or (not status.st_blocks and not any(each_extent(descriptor, size))):
             self._emit(path, fields)
@@ -237,7 +237,7 @@ class EntryReader:
         return None
 
     def _small(self, descriptor: int, path: str, status: os.stat_result, inline: bool) -> dict[str, Any] | None:
-        """Read a file by one call; return its fields `encoding` and `data`. None if it ends before its size."""
+        """Read a file with one call; return its fields `encoding` and `data`, or None if it ends before its size."""
         size = status.st_size
         view = memoryview(bytearray(size + 1)) if self._blobs is None else self._blobs.buffer(size + 1)
         data = view[: os.preadv(descriptor, [view], 0)]
@@ -253,7 +253,7 @@ class EntryReader:
         return {"encoding": "blobvec", "data": [[0, size, self._blobs.put(data)]]}
 
     def _blobvec(self, descriptor: int, path: str, status: os.stat_result) -> list[list[Any]] | None:
-        """Read a file into blobs and return its blobvec; None if it is too large for this task."""
+        """Read a file into blobs and return its blobvec, or None if the file is too large for this task."""
         assert self._blobs is not None
         size = status.st_size
         room = self._blobs.room()
@@ -286,7 +286,7 @@ class EntryReader:
     def _regions(
         self, path: str, version: FileVersion, regions: list[tuple[int, int]]
     ) -> tuple[list[list[Any]], list[BlobSpan]]:
-        """Read some regions of a large file into blobs."""
+        """Read some regions of a large file into blobs; return them as a blobvec, and the spans of their blobs."""
         with self.opened(path) as descriptor, reading(self._base, path):
             found = [self._region(descriptor, path, start, stop) for start, stop in regions]
             if file_version(os.fstat(descriptor)) != version:
@@ -295,7 +295,7 @@ class EntryReader:
 
 
 def _is_dense(descriptor: int, size: int) -> bool:
-    """Return whether a file certainly has no hole."""
+    """Return whether a file has no hole; False if the file system cannot tell."""
     try:
         return os.lseek(descriptor, 0, os.SEEK_HOLE) == size
     except OSError:  # a file system that does not report holes
@@ -303,7 +303,7 @@ def _is_dense(descriptor: int, size: int) -> bool:
 
 
 def named(paths: Iterable[str]) -> list[str]:
-    """Normalise paths, and drop duplicates. Raises UsageError."""
+    """Normalise paths and drop duplicates. Raises UsageError for a path that is empty, absolute, or has ".."."""
     found: dict[str, None] = {}
     for path in paths:
         if not path or "\0" in path:
@@ -325,7 +325,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 class TreeWalk:
-    """Walks the directory that `reader` reads, without opening files."""
+    """A walk through the directory that `reader` reads. It opens no regular files."""
 
     def __init__(self, descriptor: int, base: str, options: CreateOptions, reader: EntryReader) -> None:
         self._descriptor, self._base, self._options, self._reader = descriptor, base, options, reader
@@ -337,7 +337,11 @@ class TreeWalk:
             self._leave_out.append(Globs(options.excludes).match)
 
     def tasks(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[tuple[str, list[DirectoryPart]]]:
-        """Yield tasks for EntryReader.run, in an order that depends on names alone. Raises SourceError, UsageError."""
+        """Yield tasks for EntryReader.run(), in an order that depends only on names.
+
+        `warn` is called with each warning. Raises SourceError for an entry that cannot be read, UsageError for a path
+        that is an output of this command.
+        """
         batch: list[DirectoryPart] = []
         count = 0
         for part in self.parts(paths, warn):
@@ -350,7 +354,7 @@ class TreeWalk:
             yield "parts", batch
 
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
-        """Yield parts of directories, of up to BATCH names each. Raises as tasks()."""
+        """Yield parts of directories, of up to BATCH names each. Raises the errors of tasks()."""
         kept = dict.fromkeys(path for path in paths if not self._left_out(path))
         links: dict[str, bool] = {}
         tops = [path for path in kept if not self._is_below(path, kept, links)]
@@ -371,10 +375,11 @@ class TreeWalk:
                 yield None, directory, None, [], [name]
 
     def _is_below(self, path: str, others: Container[str], links: dict[str, bool]) -> bool:
-        """Return whether a path is archived with one of `others` above it. Raises SourceError if it is not there.
+        """Return whether one of `others` is a parent of `path`, so that `path` is archived with it.
 
-        A symbolic link below that other path is not followed, so what is behind it would be left out silently.
-        `links` remembers which directories are symbolic links.
+        In that case, raise SourceError if `path` does not exist, or if that parent or a directory between the two is a
+        symbolic link, which the walk does not follow, so that `path` would be left out silently. `links` caches which
+        directories are symbolic links.
         """
         below = False
         for above in _above(path):
@@ -394,7 +399,7 @@ class TreeWalk:
         return below
 
     def _left_out(self, path: str) -> bool:
-        """Return whether a path of the command line, or a directory above it, is left out."""
+        """Return whether a path from the command line is left out, by itself or with a parent directory."""
         places = [path, *filter(None, _above(path))]
         return any(leave_out(place) for leave_out in self._leave_out for place in places)
 
@@ -469,7 +474,7 @@ def failed(base: str, path: str, rule: str | OSError) -> SourceError:
 
 @contextlib.contextmanager
 def reading(base: str, path: str) -> Iterator[None]:
-    """Raise OSErrors of the block as SourceErrors about an entry."""
+    """Turn OSErrors of the body into SourceErrors about an entry."""
     try:
         yield
     except OSError as exc:
@@ -482,7 +487,7 @@ def changed(base: str, path: str) -> SourceError:
 
 
 def path_rule(path: str) -> str | None:
-    """Return why an archive cannot hold an entry of this path, or None."""
+    """Return why an archive cannot hold an entry with this path, or None."""
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
@@ -491,7 +496,7 @@ def path_rule(path: str) -> str | None:
 
 
 def time_rule(mtime_ns: int) -> str | None:
-    """Return why an archive cannot hold an entry of this mtime, or None."""
+    """Return why an archive cannot hold an entry with this mtime, or None."""
     return None if -(2**63) <= mtime_ns < 2**63 else "a time that does not fit 64 bits of nanoseconds"
 
 

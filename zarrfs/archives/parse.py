@@ -1,4 +1,4 @@
-"""Compiling file archives to an index: lists, dictionaries, and the jobspecs that carry one.
+"""Compiler of file archives to an index: lists, dictionaries, and jobspecs that contain an archive.
 
 Sources: RFC 37 (file archive format), RFC 14 (attributes.system.files of a jobspec), RFC 10 (blobrefs). Where
 the RFC leaves a choice, docs/archives.md decides: an entry that breaks a rule makes the whole archive invalid, and
@@ -31,19 +31,19 @@ _NOT_ENTRIES = {0: "mode has no type bits", **SPECIAL_FILES}
 
 
 def detect(document: Any) -> bool:
-    """Return whether (the head of) a document is a file archive rather than a reference set."""
+    """Return whether a document, or the head of one, is a file archive rather than a reference set."""
     if isinstance(document, list):
         return True
     if not isinstance(document, dict) or not document:
         return False
     if _jobspec(document) is not None:
         return True
-    # "refs" and "version", the keys of a reference set, may also be files: then they are entries with a mode
+    # "refs" and "version", the keys of a reference set, may also be names of files: then each is an entry with a mode
     if any(name in document and not _is_entry(document[name]) for name in ("refs", "version")):
         return False
     if all(isinstance(value, dict) for value in document.values()):
         return any(map(_is_entry, document.values()))
-    # an archive with an invalid entry; otherwise it is a reference set with inline JSON values
+    # not all values are objects: an archive with an invalid entry, or a reference set with inline JSON values
     return any(_is_surely_entry(name, value) for name, value in document.items())
 
 
@@ -65,7 +65,7 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
 
 
 def apart(regions: list[Region]) -> list[Region]:
-    """Sort regions and make them non-overlapping; where they overlap, the later one in the list wins."""
+    """Return regions sorted and without overlaps. Where regions overlap, the last one in the list wins."""
     regions = [region for region in regions if region.length]
     if len(regions) < 2:
         return regions
@@ -75,7 +75,7 @@ def apart(regions: list[Region]) -> list[Region]:
     if all(one.start + one.length <= two.start for one, two in pairwise(ordered)):
         return ordered
     bounds = sorted({*stops, *(region.start for region in regions)})
-    pieces: list[tuple[int, int, int]] = []  # (start, stop, index of its region)
+    pieces: list[tuple[int, int, int]] = []  # (start, stop, index of the region)
     covering: list[int] = []  # a heap of negated indexes: the latest region is on top
     at = 0
     for low, high in pairwise(bounds):
@@ -102,14 +102,14 @@ def _is_entry(value: Any) -> bool:
 
 
 def _is_surely_entry(name: str, value: Any) -> bool:
-    """Return whether an object is the entry of a file, and not a value that a reference set holds itself."""
+    """Return whether a value is the entry of a file, and not an inline JSON value of a reference set."""
     if not _is_entry(value) or name.endswith(ZARR_METADATA):
         return False
     return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in KINDS
 
 
 def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the jobspec that `document` is, or holds under "jobspec" as the info of a job shell does; else None."""
+    """Return the jobspec: `document`, or its value "jobspec", as in the info of a job shell; None if there is none."""
     inner = document.get("jobspec")
     if isinstance(inner, dict) and not _is_entry(inner) and "attributes" in inner:
         document = inner
@@ -138,7 +138,7 @@ def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any
 
 
 class _ArchiveEntry(NamedTuple):
-    """An entry with checked path, mode and mtime; its content is unchecked."""
+    """An entry whose path, mode and mtime are checked, but not its content."""
 
     shown: str
     kind: Kind
@@ -154,8 +154,8 @@ class _Archive:
         self._compilation = compilation
         self._writer = compilation.writer
         self._entries: dict[str, _ArchiveEntry] = {}
-        self._oddities: dict[str, tuple[int, str]] = {}  # warning: how often, and the first entry
-        self._with_blobs = 0
+        self._oddities: dict[str, tuple[int, str]] = {}  # by warning: how often, and the first entry
+        self._with_blobs = 0  # files
 
     # -- entries
 
@@ -213,7 +213,7 @@ class _Archive:
         return mtime * 10**9
 
     def _key(self, path: str, kind: Kind, shown: str) -> str:
-        """Check a path; return it without "." and "//"."""
+        """Check a path and return it without "." components and repeated slashes."""
         if not path:
             raise self._refuse(shown, "an empty path")
         if path[0] == "/":
@@ -234,7 +234,7 @@ class _Archive:
         return "/".join(names)
 
     def _check_text(self, path: str, text: str, what: str) -> None:
-        """Refuse text that the kernel accepts neither as a path nor as the target of a symlink."""
+        """Refuse text that the kernel would not accept as a path or as the target of a symlink."""
         if "\0" in text:
             raise self._refuse(path, f"{what} has a NUL character")
         if len(self._utf8(path, text, what)) > PATH_MAX:
@@ -247,7 +247,7 @@ class _Archive:
             raise self._refuse(path, f"{what} has a lone surrogate at character {exc.start}") from None
 
     def check_parents(self) -> None:
-        """Refuse files and symlinks with entries below them."""
+        """Refuse files and symlinks that have entries below them."""
         keys = sorted(self._entries)
         for key, entry in self._entries.items():
             if entry.kind is Kind.DIRECTORY:
@@ -326,7 +326,7 @@ class _Archive:
         return size
 
     def _content(self, entry: _ArchiveEntry, size: int | None) -> bytes:
-        """Return the bytes in the entry itself."""
+        """Return the content of a file that is in the entry itself."""
         data = entry.fields["data"]
         if "encoding" not in entry.fields:
             if data == "" and size == 0:  # an empty file in a jobspec
@@ -340,7 +340,7 @@ class _Archive:
         return self._utf8(entry.shown, data, "data") if encoding == "utf-8" else self._base64(entry, data)
 
     def _json(self, entry: _ArchiveEntry, data: Any) -> bytes:
-        """Encode JSON content: compact, in the order of the document, not ASCII-escaped."""
+        """Encode JSON content: compact, with keys in the order of the document, without ASCII escapes."""
         try:
             text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except RecursionError:
@@ -350,18 +350,18 @@ class _Archive:
         return self._utf8(entry.shown, text, "JSON content")
 
     def _base64(self, entry: _ArchiveEntry, data: str) -> bytes:
-        """Decode base64. Padding may be missing; anything else wrong is refused."""
+        """Decode base64. Refuse everything that is malformed, except missing padding."""
         bare = data.rstrip("=")
         padding = -len(bare) % 4
         try:
             if padding == 3 or len(data) - len(bare) > padding:
                 raise binascii.Error("wrong length or padding")
             return binascii.a2b_base64(bare + "=" * padding, strict_mode=True)
-        except ValueError as exc:  # binascii.Error is one
+        except ValueError as exc:  # the base class of binascii.Error
             raise self._refuse(entry.shown, f"malformed base64: {str(exc).lower()}") from None
 
     def _regions(self, entry: _ArchiveEntry, size: int) -> Iterator[Region]:
-        """Check and yield the regions of a blobvec, in its order."""
+        """Check and yield the regions of a blobvec, in the order of the document."""
         blobvec = entry.fields["data"]
         if not isinstance(blobvec, list):
             raise self._refuse(entry.shown, "a blobvec that is not a list")
@@ -390,7 +390,7 @@ class _Archive:
         self._oddities[what] = (count + 1, first)
 
     def warn(self) -> None:
-        """Emit the warnings, one of each kind."""
+        """Emit one warning of each kind."""
         for what, (count, first) in self._oddities.items():
             more = f" and {count - 1} more" if count > 1 else ""
             self._compilation.warn(f"{_shown(first)}{more}: {what}")

@@ -1,6 +1,6 @@
-"""The kinds of blob sources (-o blobs=), told by their names and first bytes, before any blob is read.
+"""Kinds of blob sources (-o blobs=), recognised by their names and first bytes before any blob is read.
 
-The child that compiles archives checks them, so this module imports no event loop.
+This module does not import trio, because the child process that compiles archives imports it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.errors import UsageError, reason_of
 from zarrfs.store.uri import path_of_uri
 
-_HEAD = 512  # bytes that tell the type of a file
+_HEAD = 512  # bytes by which the type of a file is recognised
 _SQLITE = b"SQLite format 3\0"
-DUMP = "dump:"  # prefix of a URL that is a dump tar, whatever its name
-NO_BLOBS = "blobs; none given: -o blobs=DIR"  # ends the warning that files cannot be read
+DUMP = "dump:"  # prefix that declares a URL to be a dump tar, whatever its name
+NO_BLOBS = "blobs; none given: -o blobs=DIR"  # the end of the warning that files cannot be read
 HELPER = os.path.join(os.path.dirname(__file__), "flux_helper.py")  # the program that loads blobs from Flux
-PROTOCOL = 1  # the version that flux_blobs.py speaks with it
+PROTOCOL = 1  # version of the protocol between flux_blobs.py and the helper
 FLUX = "flux:"  # prefix of documents of the running Flux instance; alone, that instance as a source of blobs
 
 
@@ -35,23 +35,23 @@ class BlobSourceKind(enum.StrEnum):
 
 
 def is_flux(text: str) -> bool:
-    """Return whether a source is a document of the running Flux instance: flux:NAME, flux:job/ID."""
+    """Return whether a source is the running Flux instance or a document in it: flux:, flux:NAME or flux:job/ID."""
     return text.startswith(FLUX)
 
 
 def is_remote_dump(source: str) -> bool:
-    """Return whether a blob source is declared to be a dump tar behind a URL: dump:URL."""
+    """Return whether a blob source has the form dump:URL, a dump tar behind a URL."""
     return source.startswith(DUMP) and "://" in source
 
 
 def absolute(source: str) -> str:
-    """Return a blob source by a name that does not depend on the working directory."""
+    """Return the name of a blob source in a form that does not depend on the working directory."""
     path = None if is_flux(source) or is_remote_dump(source) else path_of_uri(source)
     return source if path is None else os.path.abspath(path)
 
 
 def source_kind(source: str) -> BlobSourceKind:
-    """Return the kind of a blob source, by its name and the first bytes of a file. No server is contacted.
+    """Return the kind of a blob source, by its name and, for a local file, its first bytes. No server is contacted.
 
     Raises UsageError for a name that is no blob source, or a file that cannot be read.
     """
@@ -78,7 +78,7 @@ def source_kind(source: str) -> BlobSourceKind:
 
 
 def helper_fault() -> str:
-    """Return why the helper that loads blobs from Flux cannot be used, or "": its file is read, not run."""
+    """Return why the helper that loads blobs from Flux cannot be used, or "". Reads its file, without running it."""
     try:
         with open(HELPER, encoding="utf-8") as file:
             found = re.search(r"^PROTOCOL = ([0-9]+)", file.read(), re.MULTILINE)
@@ -89,7 +89,7 @@ def helper_fault() -> str:
 
 
 def other_version(version: int | None) -> str:
-    """Return the message about a helper that speaks another version of the protocol."""
+    """Return the message about a helper with another version of the protocol."""
     return f"{HELPER} speaks version {version} of its protocol, zarrfs version {PROTOCOL}; install zarrfs again"
 
 

@@ -1,4 +1,5 @@
-"""Icechunk repositories of format 1 and 2: branches, tags, snapshots and manifests, compiled to an index.
+"""Compiler of Icechunk repositories of format 1 and 2 (branches, tags, snapshots and manifests) to an index.
 
-Knows the format and the index. Knows neither mounts nor how a source is detected, and needs no icechunk package.
+This package knows the format and the index. It knows neither mounts nor how a source is detected, and does not use the
+package icechunk.
 """

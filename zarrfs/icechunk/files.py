@@ -1,6 +1,6 @@
-"""The files of an Icechunk repository: header, repository, snapshots and manifests.
+"""Parsers of the files of an Icechunk repository: header, repository file, snapshots and manifests.
 
-Source: https://icechunk.io/en/latest/reference/spec/ (versions 1, 2 and 2.1) and the schemas that it quotes.
+Source: https://icechunk.io/en/latest/reference/spec/ (versions 1, 2 and 2.1) and the schemas quoted there.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 from zarrfs.icechunk.flatbuffers import I32, U8, U32, U64, Damaged, Table, cut, layout, vector_at
 
 MAGIC = "ICE🧊CHUNK".encode()
-NEWEST = 2  # the format that this module knows
+NEWEST = 2  # the newest format that this module can read
 SNAPSHOT, MANIFEST, REPOSITORY = 1, 2, 6  # types of files
-_HEADER = 39  # bytes: magic 12, implementation 24, format, type, compression
+_HEADER = 39  # bytes: magic 12, implementation 24, format 1, type 1, compression 1
 _KINDS = {SNAPSHOT: "snapshot", MANIFEST: "manifest", REPOSITORY: "repository file"}
 ID = re.compile("[0-9A-HJKMNP-TV-Z]{20}")  # Crockford's base 32 of 12 bytes
 _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEFGHJKMNPQRSTVWXYZ")
-_LATEST = (2**63 - 1) // 1000  # microseconds since 1970: nanoseconds fit into an index
-_LOCATION_MAX = 65_536  # bytes of a URL that is decompressed
+_LATEST = (2**63 - 1) // 1000  # microseconds since 1970; the index stores 64 bits of nanoseconds
+_LOCATION_MAX = 65_536  # bytes of a URL after decompression
 
 # (coordinates, inline bytes, id of the chunk's file, URL, ETag, last change in seconds, offset, length)
 ChunkReference = tuple[
     tuple[int, ...], bytes | None, bytes | None, str | None, str | None, int, int, int
 ]
-Extents = tuple[tuple[int, int], ...]  # [from, to) of each dimension; () covers all chunks
+Extents = tuple[tuple[int, int], ...]  # [from, to) in each dimension; () means all chunks
 
 
 class Node(NamedTuple):
@@ -36,8 +36,8 @@ class Node(NamedTuple):
 
     path: str  # absolute
     ident: bytes
-    document: bytes  # its zarr.json
-    rank: int | None  # None: a group
+    document: bytes  # the content of zarr.json
+    rank: int | None  # number of dimensions; None: a group
     manifests: tuple[tuple[bytes, Extents], ...]
 
 
@@ -59,13 +59,13 @@ class Repository(NamedTuple):
 
 
 def name_of(ident: bytes) -> str:
-    """Return the name of the file with an id of 12 bytes."""
+    """Return the name of the file with the 12-byte id `ident`."""
     return base64.b32encode(ident)[:20].decode().translate(_CROCKFORD)
 
 
 @contextlib.contextmanager
 def _checked() -> Iterator[None]:
-    """Raise what a damaged buffer makes of struct, slices and decoders as Damaged."""
+    """Turn exceptions of struct, slicing and decoders, which a damaged buffer causes, into Damaged."""
     try:
         yield
     except (struct.error, UnicodeDecodeError, IndexError, OverflowError) as exc:
@@ -73,7 +73,11 @@ def _checked() -> Iterator[None]:
 
 
 def payload(data: bytes, kind: int, limit: int) -> bytes:
-    """Return the FlatBuffer of a file of type `kind`, of at most `limit` bytes. Damaged names what is wrong."""
+    """Return the FlatBuffer in a file of type `kind`.
+
+    Raises Damaged if the file is of another type, of a newer format, or damaged, or if decompression would exceed
+    `limit` bytes.
+    """
     import zstandard
 
     name = _KINDS[kind]
@@ -100,7 +104,7 @@ def payload(data: bytes, kind: int, limit: int) -> bytes:
 
 
 def repository(buffer: bytes) -> Repository:
-    """Parse a repository file's payload."""
+    """Parse the payload of a repository file. Raises Damaged."""
     with _checked():
         table = Table.root(buffer)
         idents = [name_of(_ident(one, 12)) for one in table.tables(4)]
@@ -112,7 +116,7 @@ def repository(buffer: bytes) -> Repository:
 
 
 def snapshot(buffer: bytes, limit: int) -> Snapshot:
-    """Parse a snapshot's payload. Documents of nodes are at most `limit` bytes together."""
+    """Parse the payload of a snapshot. Raises Damaged, also if its metadata documents exceed `limit` bytes."""
     with _checked():
         table = Table.root(buffer)
         nodes = []
@@ -150,7 +154,7 @@ def _node(table: Table) -> Node:
 
 
 def manifest(buffer: bytes) -> Iterator[tuple[bytes, Iterator[ChunkReference]]]:
-    """Yield (id of the array, its chunk references) of a manifest's payload."""
+    """Parse the payload of a manifest: yield (id, chunk references) of each array. Raises Damaged."""
     with _checked():
         table = Table.root(buffer)
         locations = _Locations(table.data(2))
@@ -159,7 +163,7 @@ def manifest(buffer: bytes) -> Iterator[tuple[bytes, Iterator[ChunkReference]]]:
 
 
 class _Locations:
-    """Decompresses URLs of virtual chunks, with a manifest's own dictionary."""
+    """A decompressor of virtual chunks' URLs, with the dictionary of a manifest."""
 
     def __init__(self, dictionary: bytes | None) -> None:
         self._dictionary = dictionary
@@ -184,7 +188,7 @@ class _Locations:
 
 
 def _references(buffer: bytes, start: int, count: int, locations: _Locations) -> Iterator[ChunkReference]:
-    # runs for each of perhaps millions of chunks: no Table, and each layout is read once
+    # a manifest may have millions of chunks, so this does without Table and reads each layout once
     layouts: dict[int, tuple[int, ...]] = {}
     shapes: dict[int, struct.Struct] = {}
     with _checked():
@@ -222,7 +226,7 @@ def _references(buffer: bytes, start: int, count: int, locations: _Locations) ->
 
 
 def _ident(table: Table, size: int) -> bytes:
-    """Return the id of a table, its first field."""
+    """Return the id in the first field of a table. Raises Damaged if it is absent."""
     found = table.fixed(0, size)
     if found is None:
         raise Damaged("damaged: an id is missing")

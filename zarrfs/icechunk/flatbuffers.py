@@ -1,7 +1,8 @@
-"""Read FlatBuffers: tables, vectors, strings and structs of a buffer that nobody has verified.
+"""Reader of FlatBuffers: tables, vectors, strings and structs of an untrusted buffer.
 
-Every offset is checked by struct or by slicing, so that a damaged or hostile buffer raises Damaged and never reads
-elsewhere. Source: https://flatbuffers.dev/internals/ (little endian; fields of a table by its vtable).
+Every offset is checked by struct or by slicing, so that a damaged or hostile buffer raises an exception and never
+reads other memory. The exception is Damaged, or one of struct or of a decoder, which files.py turns into Damaged.
+Source: https://flatbuffers.dev/internals/ (little-endian; the vtable of a table locates its fields).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Damaged(Exception):
 
 
 def layout(buffer: bytes, vtable: int, count: int) -> tuple[int, ...]:
-    """Return where the first `count` fields of a table lie, relative to the table; 0: absent."""
+    """Return the offsets of the first `count` fields, relative to their table; 0 for an absent field."""
     if vtable < 0:
         raise Damaged("a vtable outside the file")
     (size,) = U16(buffer, vtable)
@@ -29,7 +30,7 @@ def layout(buffer: bytes, vtable: int, count: int) -> tuple[int, ...]:
 
 
 class Table:
-    """A table at `at` of a buffer; fields are named by their number in the schema."""
+    """A table at offset `at` of a buffer. Methods take the number of a field in the schema, its slot."""
 
     __slots__ = ("_vtable", "at", "buffer")
 
@@ -43,7 +44,7 @@ class Table:
         return cls(buffer, U32(buffer, 0)[0])
 
     def field(self, slot: int) -> int:
-        """Return the position of a field; 0 if it is absent."""
+        """Return the position of a field in the buffer; 0 if it is absent."""
         (offset,) = layout(self.buffer, self._vtable, slot + 1)[slot:]
         return self.at + offset if offset else 0
 
@@ -53,12 +54,12 @@ class Table:
         return unpack(self.buffer, at)[0] if at else 0
 
     def fixed(self, slot: int, size: int) -> bytes | None:
-        """Return the bytes of a struct, such as an id."""
+        """Return the bytes of a struct, such as an id; None if it is absent."""
         at = self.field(slot)
         return cut(self.buffer, at, size) if at else None
 
     def table(self, slot: int) -> Table | None:
-        """Return a table that this one refers to."""
+        """Return the table that a field refers to; None if it is absent."""
         at = self.field(slot)
         return Table(self.buffer, at + U32(self.buffer, at)[0]) if at else None
 
@@ -68,7 +69,7 @@ class Table:
         return vector_at(self.buffer, at, width) if at else (0, 0)
 
     def data(self, slot: int) -> bytes | None:
-        """Return the bytes of a vector of bytes, or of a string."""
+        """Return the bytes of a vector of bytes, or of a string; None if it is absent."""
         at = self.field(slot)
         if not at:
             return None
@@ -76,19 +77,19 @@ class Table:
         return self.buffer[start : start + count]
 
     def text(self, slot: int) -> str | None:
-        """Return a string."""
+        """Return a string; None if it is absent."""
         data = self.data(slot)
         return None if data is None else data.decode()
 
     def tables(self, slot: int) -> Iterator[Table]:
-        """Yield the tables of a vector."""
+        """Yield the tables of a vector; none if it is absent."""
         start, count = self.vector(slot, 4)
         for at in range(start, start + 4 * count, 4):
             yield Table(self.buffer, at + U32(self.buffer, at)[0])
 
 
 def vector_at(buffer: bytes, at: int, width: int) -> tuple[int, int]:
-    """Return (position of the first item, count) of the vector that the offset at `at` leads to."""
+    """Return (position of the first item, count) of the vector to which the offset stored at `at` points."""
     start = at + U32(buffer, at)[0]
     (count,) = U32(buffer, start)
     if start + 4 + count * width > len(buffer):
@@ -97,7 +98,7 @@ def vector_at(buffer: bytes, at: int, width: int) -> tuple[int, int]:
 
 
 def cut(buffer: bytes, at: int, size: int) -> bytes:
-    """Return `size` bytes."""
+    """Return `size` bytes from `at` on. Raises Damaged if the buffer ends earlier."""
     found = buffer[at : at + size]
     if len(found) != size:
         raise Damaged("a field outside the file")

@@ -1,4 +1,4 @@
-"""A repository as a source: the snapshot that a branch, tag or id names, compiled to an index."""
+"""Compiler of an Icechunk repository: selects the snapshot that a branch, tag or id names, and writes its index."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ _AT_ONCE = 8  # manifests fetched at the same time
 _END_MAX = 2**63 - 1
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 REF_NAMES = ("branch", "tag", "snapshot")
-_PLAIN = " !$&'()+,-.:;=@_"  # besides letters and digits: what the Rust crate object_store does not percent-encode
+# characters, besides letters and digits, that the Rust crate object_store does not percent-encode
+_PLAIN = " !$&'()+,-.:;=@_"
 
-Fetch = Callable[[str], Awaitable[bytes]]  # a file of the repository, by its path in it; TargetMissing
+Fetch = Callable[[str], Awaitable[bytes]]  # returns a file by its path in the repository, or raises TargetMissing
 
 
 class Selected(NamedTuple):
-    """The snapshot that is shown, and its file's bytes."""
+    """The selected snapshot, and the bytes of its file."""
 
     snapshot: files.Snapshot
     content: bytes
     ref: dict[str, str]  # {"branch": NAME}, {"tag": NAME} or {}
 
     def about(self) -> dict[str, str]:
-        """Return what `zarrfs info` says of it."""
+        """Return the fields that `zarrfs info` shows."""
         from datetime import UTC, datetime
 
         when = datetime.fromtimestamp(self.snapshot.flushed_at / 1e6, UTC).isoformat(timespec="seconds")
@@ -47,9 +48,10 @@ class Selected(NamedTuple):
 
 
 async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Selected:
-    """Find the snapshot that the options name. `newer`: the repository has a file `repo`, of format 2 and later.
+    """Return the snapshot that the options name; without such an option, that of the branch main.
 
-    SourceError if there is no such branch, tag or snapshot, or a file is damaged or of a newer format.
+    `newer` says whether the repository has the file `repo`, as format 2 and later do. Raises SourceError if there is
+    no such branch, tag or snapshot, or if a file is damaged or of a format that is too new.
     """
     given = {name: value for name in REF_NAMES if (value := getattr(options, name)) is not None}
     if len(given) > 1:
@@ -88,7 +90,7 @@ async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Se
 
 
 async def _ref(source: str, kind: str, name: str, fetch: Fetch) -> str:
-    """Return the snapshot of a branch or tag of format 1."""
+    """Return the id of the snapshot that a branch or tag of format 1 names."""
     if "/" in name or "\0" in name:
         raise SourceError(source, f"no {kind} {name!r}: no name of one has a '/' in it")
     try:
@@ -112,7 +114,7 @@ async def _ref(source: str, kind: str, name: str, fetch: Fetch) -> str:
 
 
 async def _fetch_ref(kind: str, name: str, fetch: Fetch) -> tuple[str, bytes]:
-    """Return (path, content) of the file of a branch or tag. Its name is percent-encoded in most places, not in S3."""
+    """Return (path, content) of the file of a branch or tag. Most storages percent-encode its name, S3 does not."""
     encoded = quote(name, safe=_PLAIN).replace("~", "%7E")
     path, other = (f"refs/{kind}.{written}/ref.json" for written in (encoded, name))
     try:
@@ -126,7 +128,10 @@ async def _fetch_ref(kind: str, name: str, fetch: Fetch) -> tuple[str, bytes]:
 async def compile_snapshot(
     source: str, selected: Selected, options: Options, fetch: Fetch, writer: IndexWriter
 ) -> None:
-    """Write every metadata document and chunk of a snapshot to an index. SourceError if the repository is damaged."""
+    """Write all metadata documents and chunk references of a snapshot to an index.
+
+    Raises SourceError if the repository is damaged or incomplete.
+    """
     nodes = selected.snapshot.nodes
     wanted: dict[bytes, dict[bytes, list[tuple[files.Node, files.Extents]]]] = {}
     mtime_ns = selected.snapshot.flushed_at * 1000
@@ -157,18 +162,21 @@ async def compile_snapshot(
 
 
 class _Chunks:
-    """Adds the chunks of manifests to an index."""
+    """A writer of the chunks in manifests to an index."""
 
     def __init__(self, source: str, options: Options, writer: IndexWriter) -> None:
         self._source, self._writer = source, writer
-        self._left = options.document_limit  # bytes of inline chunks and URLs: a file may name the same ones often
+        self._left = options.document_limit  # bytes of inline chunks and URLs; a manifest may repeat the same ones
 
     def add(self, buffer: bytes, wanted: dict[bytes, list[tuple[files.Node, files.Extents]]]) -> None:
-        """Add the chunks of the `wanted` arrays, by their ids, that lie within the extents of one manifest."""
+        """Add the chunks of one manifest that belong to the `wanted` arrays (by id) and are within the extents.
+
+        Raises Damaged.
+        """
         for ident, references in files.manifest(buffer):
             for node, extents in wanted.get(ident, ()):
                 self._array(node, extents, references)
-                break  # an id stands for one node
+                break  # an id belongs to one node
 
     def _array(self, node: files.Node, extents: files.Extents, references: Iterable[files.ChunkReference]) -> None:
         writer = self._writer
@@ -199,11 +207,11 @@ class _Chunks:
 
 
 def virtual_url(location: str) -> str:
-    """Return the URL or path of a virtual chunk's file: keys of buckets and paths are percent-encoded in locations.
+    """Return the URL or path of a virtual chunk's file. `location` has a percent-encoded key or path.
 
-    What cannot be decoded in an index (other bytes than UTF-8, a line break, which ends the URL of a target, or the
-    "::" of a URL, which would make a chain of it) stays encoded: the reader decodes the file: URL of a path, and
-    refuses a key.
+    It is decoded unless the index could not hold the result: bytes that are not UTF-8, a line break, which would end
+    the URL of a target, or the "::" of a URL, which would make it a chain. Then it stays encoded: a reader decodes a
+    file: URL itself, and refuses a key. Raises Damaged for a location that is no URL.
     """
     scheme, mark, rest = location.partition("://")
     scheme = scheme.lower()

@@ -1,7 +1,7 @@
-"""Targets of a repository's chunks: its own files, and virtual chunks, which may have to be of one version.
+"""Reader of the chunks of an Icechunk repository: in its own files, or virtual chunks in other files.
 
-A target in the index is a URL, relative to the repository for its own chunks. Where the repository notes the version
-of a virtual chunk's file, a line with its ETag and one with the time of its last change follow the URL.
+A target in the index is a URL; for files of the repository, it is relative. If the repository records the version of a
+virtual chunk's file, the URL is followed by a line with the ETag and a line with the time of the last change.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from zarrfs.store.targets import CONTAINER, UNDECODED, Targets
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
-_REMEMBERED = 65_536  # targets whose version was compared
-_FRESH = 1.0  # seconds for which a target is assumed unchanged, if its bytes come without a version
+_REMEMBERED = 65_536  # targets whose compared version is cached
+_FRESH = 1.0  # seconds for which a target is assumed unchanged, if the server sends no version with its bytes
 
 
 def target(url: str, tag: str | None, changed: int) -> str:
-    """Return a target whose file must have the ETag `tag`, or be no younger than `changed` (seconds since 1970)."""
+    """Return a target whose file must have the ETag `tag`, and no change after `changed` (seconds since 1970).
+
+    A condition that is None or 0 does not apply.
+    """
     return f"{url}\n{tag or ''}\n{changed or ''}" if tag or changed else url
 
 
@@ -39,10 +42,11 @@ def _parts(target: str) -> tuple[str, str, int]:
 
 
 class RepositoryTargets(Targets):
-    """A reader of the chunks of a repository at `base`.
+    """A reader of the chunks of the repository at `base`.
 
-    The trust of reference sets decides which virtual chunks are read; a refused one is a ReadError like any other that
-    cannot be had. The repository's own files are read also where local targets are restricted: the user named them.
+    The rules for targets of reference sets (net/reach.py) decide which virtual chunks may be read. A refused one
+    raises ReadError, not AccessDenied, like any chunk that cannot be read. Files of the repository itself may be read
+    even if local targets are restricted, because the user named the repository.
     """
 
     def __init__(self, options: Options, base: str, origin: str = "", private: bool = False) -> None:
@@ -50,8 +54,8 @@ class RepositoryTargets(Targets):
         roots, rule = self._trust.local_roots(self._base)
         if roots is not None and self._base.startswith("/"):
             self.local = LocalFiles((*roots, os.path.realpath(self._base)), rule)
-        self._compared: LRU[str, Entry | None] = LRU(_REMEMBERED)  # the version of a target; None: of a local one
-        self._seen: LRU[str, float] = LRU(_REMEMBERED)  # trio's time at which that version was last requested
+        self._compared: LRU[str, Entry | None] = LRU(_REMEMBERED)  # by target: its version; None for a local file
+        self._seen: LRU[str, float] = LRU(_REMEMBERED)  # by target: trio's time of the last request for its version
         self._asking: SingleFlight[str] = SingleFlight()
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
@@ -81,7 +85,7 @@ class RepositoryTargets(Targets):
         await super().get_ready(_parts(url)[0])
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        # of a version that was not compared yet nothing is fetched ahead: its first reader compares it
+        # a target whose version was not compared yet is not fetched ahead: its first reader compares the version
         await super().prefetch([one for one in wanted if "\n" not in one[0]])
         blocks = []
         for url, low, high in wanted:
@@ -100,13 +104,16 @@ class RepositoryTargets(Targets):
         return super().resolve(_parts(url)[0], shown)
 
     async def _compare(self, url: str) -> Entry | None:
-        """Return the version of a target that is the one the repository notes. TargetChanged if it is another one."""
+        """Return the version of a target; None for a local file.
+
+        Raises TargetChanged if it is not the version that the repository records.
+        """
         plain, tag, changed = _parts(url)
         path, remote = await self._find(plain)
         if path is not None:
-            await self.local.size(path)  # pins its version: a later one is TargetChanged
+            await self.local.size(path)  # pins the version, so that a later change raises TargetChanged
             status = await trio.to_thread.run_sync(os.stat, path)
-            found_tag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"  # as object_store
+            found_tag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"  # as object_store does
             _check(path, tag, changed, found_tag, status.st_mtime_ns)
             return self._compared.put(url, None)
         files = self._remotely()
@@ -118,7 +125,7 @@ class RepositoryTargets(Targets):
         return self._compared.put(url, entry)
 
     async def _check_again(self, url: str, system: System, path: str, entry: Entry) -> None:
-        """Raise TargetChanged unless a target still has the version `entry`; request it once a second at most."""
+        """Raise TargetChanged unless a target still has the version `entry`. Sends at most one request per second."""
         due = trio.current_time() - _FRESH
 
         def is_fresh() -> bool | None:

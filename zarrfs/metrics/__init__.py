@@ -1,4 +1,4 @@
-"""The log and the counters of a mount, and how both leave the process.
+"""The log and the counters of a mount, and their export: to files, the journal, syslog, or Prometheus.
 
-Lies below everything that it observes: it knows no store and no mount.
+This package is below everything that it observes: it imports neither stores nor the FUSE daemon.
 """

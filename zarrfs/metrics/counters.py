@@ -1,4 +1,4 @@
-"""The table of a mount's counters: path in user.zarrfs.stats, name for Prometheus, and meaning."""
+"""The table of a mount's counters: the name for Prometheus, path in user.zarrfs.stats and help text of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 def value_at(counters: dict[str, Any], path: Iterable[str]) -> float | None:
-    """Return the counter at this path; None if there is none."""
+    """Return the counter at this path of nested dicts; None if there is no number."""
     found: Any = counters
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
@@ -15,7 +15,7 @@ def value_at(counters: dict[str, Any], path: Iterable[str]) -> float | None:
 
 
 class Metric(NamedTuple):
-    """A metric and the path of its value. The name of a counter, which never decreases, ends in _total."""
+    """A metric and the path of its value. If its name ends in _total, it is a counter, which never decreases."""
 
     name: str
     path: tuple[str, ...]
@@ -96,15 +96,15 @@ HOST_METRICS = (
     Metric("zarrfs_host_outage_seconds", ("outage", "seconds"), "For how long a server has been out."),
     Metric("zarrfs_host_outage_waiting", ("outage", "waiting"), "Requests of readers that wait for such a server."),
 )
-# below the path is the kind of place: url, database, dump, flux
+# the values at these paths are dicts by kind of blob source: url, database, dump, flux
 PLACE_METRICS = (
     Metric("zarrfs_blobs_fetched_total", ("blobs_fetched",), "Blobs fetched, by kind of place; not of directories."),
     Metric("zarrfs_blob_fetched_bytes_total", ("blob_bytes_fetched",), "Bytes of them."),
 )
-# below the path is the name of an errno
+# the value at this path is a dict by the name of the errno
 ERROR_METRICS = (Metric("zarrfs_errors_total", ("errors",), "Requests of the kernel that failed, by their errno."),)
 LATENCY, LATENCY_HELP = "zarrfs_request_duration_seconds", "How long requests took, each repetition by itself."
-# always 1: the information is in their labels
+# always 1, because the information is in the labels
 BUILD, BUILD_HELP = "zarrfs_build_info", "The version of the daemon; always 1."
 MOUNT, MOUNT_HELP = "zarrfs_mount_info", "The kind of the source; always 1."
 WRITTEN, WRITTEN_HELP = "zarrfs_written_timestamp_seconds", "When this file was written, since 1970."

@@ -1,6 +1,6 @@
-"""Export of a mount's metrics while it runs (-o metrics=), over HTTP or to a file, and reports of suppressed failures.
+"""Export of a running mount's metrics (-o metrics=), over HTTP or to a file, and reports of suppressed failures.
 
-A port or a directory that cannot be used is an error before anything is mounted.
+A port or a directory that cannot be used raises an error before anything is mounted.
 """
 
 from __future__ import annotations
@@ -23,34 +23,37 @@ from zarrfs.failures import FAILURES
 
 log = logging.getLogger(__name__)
 
-Text = Callable[[float | None], str]  # renders the metrics; a file also has the time of writing, in seconds since 1970
-_FLUSH_EVERY = 10.0  # seconds between two reports of failures without a line in the log
-_MARK = b"# HELP zarrfs_"  # the beginning of every metrics file of ours
+Text = Callable[[float | None], str]  # renders the metrics; argument: time of writing a file, in seconds since 1970
+_FLUSH_EVERY = 10.0  # seconds between two reports of failures that the log has suppressed
+_MARK = b"# HELP zarrfs_"  # the first bytes of every metrics file that zarrfs writes
 _EVERY = 15.0  # seconds between two writes of a file
 _BACKLOG = 64  # connections
-_ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # ::1 of localhost in a container without IPv6
+_ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # such as for ::1 of localhost in a container without IPv6
 
 
 def exporter(where: str | None) -> HTTPExporter | TextfileExporter | None:
-    """Make the exporter for metrics=`where`, before the mount is made; None without that option. Raise MountError."""
+    """Return an exporter for metrics=`where`, or None if `where` is None. Call this before the mount is made.
+
+    Raise MountError if the port or the file cannot be used.
+    """
     if where is None:
         return None
     return TextfileExporter(where) if where.startswith("/") else HTTPExporter(where)
 
 
 class Watch:
-    """The monitoring tasks of a mount: its exporter, and regular reports of failures that the log has suppressed."""
+    """The monitoring tasks of a mount: its exporter, and periodic reports of failures that the log has suppressed."""
 
     def __init__(
         self, exporter: HTTPExporter | TextfileExporter | None, mountpoint: str, about: dict[str, Any]
     ) -> None:
-        """Add the address of the metrics to `about`, the content of user.zarrfs.mount."""
+        """Add the address of the metrics to `about`, the value of user.zarrfs.mount."""
         self._exporter, self._mountpoint, self._about = exporter, mountpoint, about
         if exporter is not None:
             about["metrics"] = exporter.where
 
     async def run(self, stats: Callable[[], dict[str, Any]]) -> None:
-        """Run until cancelled. `stats` returns the counters."""
+        """Run until cancelled. `stats` returns the current counters."""
         about = self._about
 
         def text(written: float | None) -> str:
@@ -75,7 +78,7 @@ class Watch:
     async def _show(self, exporter: HTTPExporter | TextfileExporter, text: Text) -> None:
         try:
             await exporter.run(text)
-        except Exception as exc:  # the mount goes on without metrics
+        except Exception as exc:  # the mount continues without metrics
             log.error("metrics: %s: %s; they are no longer served", type(exc).__name__, exc)
 
 
@@ -84,14 +87,14 @@ class HTTPExporter:
 
     def __init__(self, where: str) -> None:
         found = address(where)
-        assert found is not None, where  # the option's parser has checked it
+        assert found is not None, where  # the parser of the option has checked this
         host, port = found
         try:
             self._sockets = _listening(host, port)
         except OSError as exc:
             raise MountError(f"metrics={where}: {_why(exc)}") from None
         port = self._sockets[0].getsockname()[1]
-        self.where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"  # for people
+        self.where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"  # for users
 
     async def run(self, text: Text) -> None:
         """Serve metrics until cancelled."""
@@ -101,18 +104,21 @@ class HTTPExporter:
         await serve(self._sockets, lambda: text(None).encode())
 
     def close(self) -> None:
-        """Withdraw the metrics, also if run() was never called."""
+        """Close the sockets, also if run() was never called."""
         for sock in self._sockets:
             sock.close()
 
 
 class TextfileExporter:
-    """Metrics in a file for the textfile collector of the node exporter: replaced atomically, gone with the mount."""
+    """Metrics in a file for the textfile collector of the node exporter.
+
+    The file is replaced atomically, and removed when the mount ends.
+    """
 
     def __init__(self, where: str) -> None:
         self.where = where
         self._failed = False
-        self._ours: tuple[int, ...] | None = None  # the identity of the file that we have written last
+        self._ours: tuple[int, ...] | None = None  # the identity of the file that this exporter wrote last
         rule = _not_replaced(where)
         if rule:
             raise MountError(f"metrics={where}: {rule}")
@@ -139,9 +145,9 @@ class TextfileExporter:
             await trio.sleep(_EVERY)
 
     def close(self) -> None:
-        """Remove the file: counters of a mount that is gone would mislead."""
+        """Remove the file, because counters of a mount that has ended would mislead."""
         with contextlib.suppress(OSError):
-            if _identity(os.lstat(self.where)) == self._ours:  # not the file of another mount
+            if _identity(os.lstat(self.where)) == self._ours:  # otherwise it is another mount's file
                 os.unlink(self.where)
 
     def _write(self, text: bytes) -> None:
@@ -162,12 +168,12 @@ class TextfileExporter:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return what identifies a file; the time is needed because inode numbers are reused."""
+    """Return the fields that identify a file. They include the mtime because inode numbers are reused."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _not_replaced(where: str) -> str:
-    """Return why metrics must not replace what is at `where`; "" if they may."""
+    """Return why the existing file `where` must not be replaced by metrics; "" if it may, or does not exist."""
     try:
         status = os.lstat(where)
         if stat.S_ISDIR(status.st_mode):
@@ -184,7 +190,7 @@ def _not_replaced(where: str) -> str:
 
 
 def _temporary(where: str) -> tuple[int, str]:
-    """Create a file beside `where`, with a name that the collector ignores; return (descriptor, path)."""
+    """Create a file in the directory of `where` under a name that the collector ignores; return (descriptor, path)."""
     import tempfile
 
     directory, name = os.path.split(where)
@@ -192,7 +198,7 @@ def _temporary(where: str) -> tuple[int, str]:
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets on all addresses of `host` that this machine has, all on one port. Raise OSError."""
+    """Return listening sockets on one port, for all addresses of `host` that this machine has. Raise OSError."""
     found: list[socket.socket] = []
     absent: OSError | None = None
     try:

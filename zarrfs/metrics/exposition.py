@@ -1,4 +1,4 @@
-"""The counters of a mount for Prometheus, in its text exposition format (version 0.0.4)."""
+"""Renderer of a mount's counters in the text exposition format of Prometheus (version 0.0.4)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from zarrfs.metrics.counters import (
 )
 from zarrfs.metrics.statistics import Statistics, timed
 
-TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the text, in HTTP
+TYPE = "text/plain; version=0.0.4; charset=utf-8"  # the Content-Type in HTTP
 
 
 def exposition(counted: Statistics, written: float | None = None) -> str:
-    """Render the metrics; one that the mount does not count is left out.
+    """Render the metrics as text, except those that the mount does not count.
 
-    `written` is the time of writing, of a file with them, in seconds since 1970.
+    For a file, `written` is the time of writing, in seconds since 1970.
     """
     labels = {"mount": counted.mountpoint, "source": counted.source}
     lines = [*_head(MOUNT, MOUNT_HELP), _sample(MOUNT, {**labels, "kind": counted.kind}, 1)]
@@ -56,7 +56,7 @@ def exposition(counted: Statistics, written: float | None = None) -> str:
 def _of_each(
     metric: Metric, counted: Statistics, labels: dict[str, str], label: str, paths: dict[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """Yield the lines of a metric that has a counter for each value of one more label."""
+    """Yield the lines of a metric with one more label: `paths` maps each value of `label` to the path of a counter."""
     samples = []
     for each, path in paths.items():
         value = counted.number(*path)
@@ -81,7 +81,7 @@ def _latency(counted: Statistics, labels: dict[str, str]) -> Iterator[str]:
 
 
 def _remote(counted: Statistics) -> dict[str, Any]:
-    """Return the counters of remote data; empty before anything remote was read."""
+    """Return the counters of remote data; {} before anything remote was read."""
     return counted.counters.get("remote") or {}
 
 
@@ -96,6 +96,6 @@ def _sample(name: str, labels: dict[str, str], value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a label's value: the format is UTF-8 with three escapes."""
+    """Escape the value of a label. The format is UTF-8, with escapes for backslash, line feed and quotation mark."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,8 +1,8 @@
-"""The log of a daemon: to log_file=, else stderr (foreground), else the journal or syslog. No caller waits for them.
+"""The log of a daemon: written to log_file=, else to stderr (foreground), else to the journal or syslog.
 
-Lines go through a bounded queue to a thread. A disk that hangs, a pipe that nobody reads or a slow syslog cost lines,
-which are counted and reported, but no reader's time. Lines are text for people or JSON objects, without secrets and
-control characters.
+Lines go through a bounded queue to a thread, so that code that logs never waits for a hanging disk, a full pipe or a
+slow syslog. Lines that do not fit into the queue or cannot be written are lost; their number is counted and logged. A
+line is text for users or a JSON object, without secrets and control characters.
 
 Sources: systemd's "Native Journal Protocol", sd-daemon(3) for levels on stderr, syslog(3) and RFC 3164.
 """
@@ -27,19 +27,19 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import cleaned
 from zarrfs.errors import message_line
 
-log = logging.getLogger("zarrfs")  # the parent of all loggers of modules
+log = logging.getLogger("zarrfs")  # the parent of the loggers of all modules
 
 NAME = "zarrfs"
-_LONGEST_MESSAGE = 8000  # characters of a message: every syslog accepts that
+_LONGEST_MESSAGE = 8000  # characters of a message, which every syslog accepts
 JOURNAL, SYSLOG = "/run/systemd/journal/socket", "/dev/log"
 _DAEMON = 3 << 3  # the facility of system daemons, syslog(3)
-_LONGEST_FIELD = 100_000  # bytes of a field for the journal: a datagram may by default be larger than that
+_LONGEST_FIELD = 100_000  # bytes of a field for the journal, less than the default limit of a datagram
 _QUEUED = 2000  # lines
-_PATIENCE = 1.0  # seconds for queued lines at the end of the process
+_PATIENCE = 1.0  # seconds to write queued lines at the end of the process
 
 
 def message(record: logging.LogRecord) -> str:
-    """Return the message of a record in one line, without secrets, cut to a length that syslog accepts."""
+    """Return the message of a record as one line without secrets, cut to a length that syslog accepts."""
     text = message_line(cleaned(record.getMessage()))
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + " ..."
 
@@ -51,7 +51,7 @@ def facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def text_line(record: logging.LogRecord, stamped: bool = False) -> str:
-    """Return a line for people, with a traceback below if the record has one; `stamped`: with the local time."""
+    """Return a record as text for users, followed by its traceback, if any. With `stamped`, begin with local time."""
     stamp = ""
     if stamped:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
@@ -60,12 +60,16 @@ def text_line(record: logging.LogRecord, stamped: bool = False) -> str:
 
 
 def body(record: logging.LogRecord) -> str:
-    """Return the message of a record, and its traceback, if it has one, in lines below."""
+    """Return the message of a record, followed by its traceback, if any, on further lines."""
     return message(record) + _traceback(record)
 
 
 def json_line(record: logging.LogRecord, about: Mapping[str, str]) -> str:
-    """Return a JSON object in one line: time (RFC 3339, UTC), level, message, pid, `about` the mount, facts."""
+    """Return a record as a JSON object in one line.
+
+    Its keys are time (RFC 3339, UTC), level, message, pid, those of `about` (the mount) and of facts(), and traceback
+    if the record has one.
+    """
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     found: dict[str, Any] = {
         "time": f"{when}.{int(record.msecs):03}Z", "level": record.levelname.lower(), "message": message(record),
@@ -85,18 +89,18 @@ def _traceback(record: logging.LogRecord) -> str:
 class LogTarget:
     """A destination of log lines: text, or JSON with the fields `about` of the mount.
 
-    The handler's thread calls send(), callers of the log call the rest.
+    Only the thread of QueueingHandler calls send(). Threads that log call the other methods.
     """
 
     def __init__(self, about: Mapping[str, str], as_json: bool, stamped: bool = False) -> None:
         self.about, self._as_json, self._stamped = about, as_json, stamped
 
     def text(self, record: logging.LogRecord) -> str:
-        """Return the line without its line feed."""
+        """Return the line of a record, without the final line feed."""
         return json_line(record, self.about) if self._as_json else text_line(record, self._stamped)
 
     def line(self, record: logging.LogRecord) -> bytes:
-        """Format a record. Must not block."""
+        """Return a record as the bytes that send() takes. Must not block."""
         raise NotImplementedError
 
     def send(self, data: bytes) -> None:
@@ -104,11 +108,11 @@ class LogTarget:
         raise NotImplementedError
 
     def reopen(self) -> None:
-        """Reopen a file before the next line."""
+        """Reopen the log file before the next line; does nothing for other targets."""
 
 
 class LogFile(LogTarget):
-    """A log file, created again after it was moved away, as by logrotate."""
+    """A log file, which is created again after it was moved away, for example by logrotate."""
 
     def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
         super().__init__(about, as_json, stamped=True)
@@ -120,10 +124,10 @@ class LogFile(LogTarget):
         return self.text(record).encode(errors="backslashreplace") + b"\n"
 
     def send(self, data: bytes) -> None:
-        """Append a line; one that a full disk has truncated is ended first, so that it stays a line of its own."""
+        """Append a line. If a full disk cut the previous line short, end it first."""
         if self._descriptor is not None and self._is_another(self._descriptor):
             moved, self._descriptor = self._descriptor, None
-            with contextlib.suppress(OSError):  # as of a quota on NFS; close(2) gives the number back all the same
+            with contextlib.suppress(OSError):  # such as EDQUOT on NFS; close(2) frees the descriptor even if it fails
                 os.close(moved)
         if self._descriptor is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
@@ -142,7 +146,7 @@ class LogFile(LogTarget):
         self._moved = True
 
     def _is_another(self, descriptor: int) -> bool:
-        """Return whether the path no longer leads to the open file."""
+        """Return whether the file must be opened again: the path is another file now, or reopen() was called."""
         try:
             return self._moved or not os.path.samestat(os.stat(self._path), os.fstat(descriptor))
         except OSError:
@@ -150,7 +154,7 @@ class LogFile(LogTarget):
 
 
 class Stderr(LogTarget):
-    """Descriptor 2; if a service manager reads it, lines begin with their level (sd-daemon(3))."""
+    """Standard error. With `levels`, for a service manager, lines begin with their level (sd-daemon(3))."""
 
     def __init__(self, about: Mapping[str, str], as_json: bool, levels: bool) -> None:
         super().__init__(about, as_json)
@@ -165,12 +169,12 @@ class Stderr(LogTarget):
         while data:
             try:
                 data = data[os.write(2, data) :]
-            except BlockingIOError:  # another process has made this terminal or pipe non-blocking
+            except BlockingIOError:  # another process has made the terminal or pipe non-blocking
                 select.select([], [2], [])
 
 
 class Journal(LogTarget):
-    """The journal in its native protocol, with the facts of a failure as fields (ZARRFS_KEY, ZARRFS_URL, ...)."""
+    """The journal, in its native protocol. The facts of a failure are fields (ZARRFS_KEY, ZARRFS_URL, ...)."""
 
     def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
         super().__init__(about, as_json)
@@ -191,7 +195,7 @@ class Journal(LogTarget):
 
 
 class Syslog(LogTarget):
-    """syslog(3) by its socket: datagrams, or a stream if the socket takes no datagrams."""
+    """The socket of syslog(3), with datagrams, or with a stream if it does not accept datagrams."""
 
     def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
         super().__init__(about, as_json)
@@ -200,11 +204,11 @@ class Syslog(LogTarget):
         self._end = b""
 
     def line(self, record: logging.LogRecord) -> bytes:
-        tag = f"{NAME}[{os.getpid()}]: " if self._as_json else ""  # a text line begins with it already
+        tag = f"{NAME}[{os.getpid()}]: " if self._as_json else ""  # text lines already begin with the tag
         return f"<{_DAEMON | priority(record)}>{tag}{self.text(record)}".encode(errors="backslashreplace")
 
     def send(self, data: bytes) -> None:
-        """Send a line; reconnect to a syslog that has been restarted."""
+        """Send a line. Reconnect if syslog was restarted."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.sendall(data + self._end)
@@ -215,7 +219,7 @@ class Syslog(LogTarget):
         self._socket.sendall(data + self._end)
 
     def _connect(self) -> tuple[socket.socket, bytes]:
-        """Return (a connected socket, the terminator of a line in it)."""
+        """Return (a connected socket, the bytes that end a line)."""
         for kind, end in (socket.SOCK_DGRAM, b""), (socket.SOCK_STREAM, b"\0"):
             found = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
             try:
@@ -244,7 +248,7 @@ def priority(record: logging.LogRecord) -> int:
 
 
 def _field(name: str, value: str) -> bytes:
-    """Encode one field of a journal entry; a value of several lines is preceded by its length."""
+    """Encode a field of a journal entry. A value with line feeds is preceded by its length."""
     data = value.encode(errors="backslashreplace")[:_LONGEST_FIELD]
     if b"\n" not in data:
         return b"%b=%b\n" % (name.encode(), data)
@@ -252,30 +256,30 @@ def _field(name: str, value: str) -> bytes:
 
 
 class QueueingHandler(logging.Handler):
-    """A logging handler that queues lines for a thread, which the first record starts."""
+    """A logging handler that queues lines for a thread. The first record starts the thread."""
 
     def __init__(self, target: LogTarget) -> None:
         super().__init__()
         self.target = target
         self.lost = 0  # lines
-        self._reported = 0  # lost lines that a line of the log has reported
+        self._reported = 0  # lost lines that were reported in the log
         self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
-        self._spare: int | None = None  # a descriptor to open the target with when the process has no other left
+        self._spare: int | None = None  # closed to open the target if the process is out of descriptors
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record. logging calls this under the lock of handle()."""
+        """Queue a record. The module logging calls this with the handler's lock held."""
         try:
             self._lines.put_nowait(self.target.line(record))
         except queue.Full:
             self.lost += 1
-        except Exception:  # a record that cannot be formatted must not fail its caller
+        except Exception:  # a record that cannot be formatted must not raise in the code that logs
             self.lost += 1
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="zarrfs-log", daemon=True)
-            with contextlib.suppress(RuntimeError):  # out of threads: the next line tries again
+            with contextlib.suppress(RuntimeError):  # no more threads allowed: the next record tries again
                 thread.start()
                 self._thread = thread
 
@@ -319,7 +323,7 @@ class QueueingHandler(logging.Handler):
 
 
 def configure(options: Options, foreground: bool, mountpoint: str = "", source: str = "") -> None:
-    """Direct the log of this process to its destination. `source` must have no credentials."""
+    """Direct the log of this process to the destination that the options select. `source` must have no credentials."""
     about = {name: text for name, text in (("mountpoint", mountpoint), ("source", source)) if text}
     target = _target(options, foreground, about)
     log.handlers[:] = [logging.NullHandler() if target is None else QueueingHandler(target)]
@@ -328,14 +332,14 @@ def configure(options: Options, foreground: bool, mountpoint: str = "", source: 
 
 
 def place(options: Options) -> str:
-    """Return where the log of a mount in the background goes; "" for nowhere."""
+    """Return the destination of the log of a background mount, for messages; "" if there is none."""
     if options.log_file is not None:
         return os.path.abspath(options.log_file)
     return "the journal" if os.path.exists(JOURNAL) else f"syslog ({SYSLOG})" if os.path.exists(SYSLOG) else ""
 
 
 def note(options: Options) -> str:
-    """Return a line about a mount whose log goes nowhere; "" for every other one."""
+    """Return a warning if the log of the mount has no destination, else ""."""
     if options.foreground or place(options):
         return ""
     return f"no log: there is neither a journal nor {SYSLOG}; log_file=FILE has the reasons of failed reads"
@@ -356,14 +360,14 @@ def _target(options: Options, foreground: bool, about: dict[str, str]) -> LogTar
 
 
 def reopen() -> None:
-    """Reopen a log file before the next line, after logrotate has moved it."""
+    """Reopen a log file before the next line. Call this after logrotate has moved the file."""
     for handler in log.handlers:
         if isinstance(handler, QueueingHandler):
             handler.target.reopen()
 
 
 def finish() -> None:
-    """Wait up to a second until all lines are written, before the process ends."""
+    """Wait up to a second until all lines are written. Call this before the process ends."""
     for handler in log.handlers:
         if isinstance(handler, QueueingHandler):
             handler.finish()

@@ -1,7 +1,7 @@
-"""The HTTP server of -o metrics=: GET /metrics and nothing else, with bounds on connections, sizes and times.
+"""The HTTP server of -o metrics=, which answers GET and HEAD of /metrics, with limits on connections, sizes and times.
 
-Requests are read strictly: what is not plainly a request without a body is an error, after which the connection ends.
-Source: RFC 9112, sections 2 to 6.
+Requests are parsed strictly: anything but a well-formed request without a body is answered with an error, and the
+connection is closed. Source: RFC 9112, sections 2 to 6.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from zarrfs.metrics.exposition import TYPE
 
 log = logging.getLogger(__name__)
 
-_CONNECTIONS = 16  # at once; further ones are closed
-_PATIENCE = 5.0  # seconds for one request and its answer
-_REQUEST = 8192  # bytes of a request's head
+_CONNECTIONS = 16  # at the same time; further ones are closed immediately
+_PATIENCE = 5.0  # seconds for one request and its response
+_REQUEST = 8192  # bytes of a request's head at most
 _PATH = b"/metrics"
 _PLAIN = "text/plain; charset=utf-8"
 _LINE = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+) ([!-~]+) HTTP/1\.([01])")
@@ -37,11 +37,11 @@ class _Request(NamedTuple):
 
     method: bytes
     target: bytes
-    last: bool  # the client wants no further answer on this connection
+    last: bool  # close the connection after the response
 
 
 class _Refused(Exception):
-    """A request that is answered with an error and the end of its connection."""
+    """A request that is answered with an error, after which the connection is closed."""
 
     def __init__(self, status: int, rule: str) -> None:
         super().__init__(rule)
@@ -49,7 +49,7 @@ class _Refused(Exception):
 
 
 async def serve(sockets: Sequence[socket.socket], metrics: Callable[[], bytes]) -> None:
-    """Serve the bytes that `metrics` returns until cancelled. The sockets listen already; they are closed."""
+    """Serve the bytes that `metrics` returns until cancelled; then close `sockets`, which must be listening."""
     slots = trio.CapacityLimiter(_CONNECTIONS)
 
     async def connection(stream: trio.SocketStream) -> None:
@@ -74,7 +74,7 @@ async def serve(sockets: Sequence[socket.socket], metrics: Callable[[], bytes]) 
 
 
 async def _converse(stream: trio.abc.HalfCloseableStream, metrics: Callable[[], bytes]) -> None:
-    """Answer the requests of one connection, one after the other."""
+    """Answer the requests of one connection, in sequence."""
     received = bytearray()
     while True:
         with trio.move_on_after(_PATIENCE) as patience:
@@ -88,7 +88,7 @@ async def _converse(stream: trio.abc.HalfCloseableStream, metrics: Callable[[], 
             except _Refused as exc:
                 await stream.send_all(_response(exc.status, f"{exc}\n".encode(), last=True))
                 await stream.send_eof()
-                while await stream.receive_some(_REQUEST):  # closing it now could take the answer from the client
+                while await stream.receive_some(_REQUEST):  # closing with unread data could discard the response
                     pass
                 return
         if patience.cancelled_caught:
@@ -96,7 +96,10 @@ async def _converse(stream: trio.abc.HalfCloseableStream, metrics: Callable[[], 
 
 
 async def _request(stream: trio.abc.HalfCloseableStream, received: bytearray) -> _Request | None:
-    """Receive the next request, and take it from `received`; None at the end of the connection. Raise _Refused."""
+    """Receive the next request and remove it from `received`; return None at the end of the connection.
+
+    Raise _Refused for a request that is malformed or too large.
+    """
     while (end := received.find(b"\r\n\r\n")) < 0:
         if len(received) > _REQUEST:
             raise _Refused(431, f"a request of more than {_REQUEST} bytes")
@@ -116,7 +119,7 @@ async def _request(stream: trio.abc.HalfCloseableStream, received: bytearray) ->
 
 
 def _parsed(head: bytes) -> _Request:
-    """Parse a head without the empty line at its end. Raise _Refused, also for a request with a body."""
+    """Parse a head, given without its final empty line. Raise _Refused if it is malformed or announces a body."""
     first, *lines = head.split(b"\r\n")
     begin = _LINE.fullmatch(first)
     headers = [_HEADER.fullmatch(line) for line in lines]
@@ -152,7 +155,7 @@ def _path(target: bytes) -> bytes:
 def _response(
     status: int, body: bytes, head: bool = False, last: bool = False, kind: str = _PLAIN, more: str = ""
 ) -> bytes:
-    """Return a response; with `head`, without its body."""
+    """Return a response, without its body if `head` is set."""
     more += "Connection: close\r\n" if last else ""
     begin = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
     return f"{begin}{more}\r\n".encode() + (b"" if head else body)

@@ -1,4 +1,4 @@
-"""Self-reports of a daemon: counters of its process, a summary when the mount ends, and the tree of its tasks."""
+"""Reports of a daemon about itself: counters of its process, a summary at the end of the mount, and the task tree."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from zarrfs.metrics import logs
 
 _STARTED = time.time()
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LINES = 200  # at most, of a tree of tasks
+_LINES = 200  # lines of a task tree at most
 
 
 def stats() -> dict[str, Any]:
-    """Return the counters of the process, for those of its mount. Takes microseconds and waits for no disk."""
+    """Return the counters of this process. Takes microseconds and does not wait for a disk."""
     return {
-        "errors": {"EIO": 0, **FAILURES.counts},  # EIO begins at 0, so that Prometheus sees the first as an increase
+        "errors": {"EIO": 0, **FAILURES.counts},  # 0 at first, so that Prometheus sees the first EIO as an increase
         "log": logs.counters(),
         "process": _process(),
         "version": _version(),
@@ -32,7 +32,7 @@ def stats() -> dict[str, Any]:
 
 
 def _process() -> dict[str, float]:
-    """Return what getrusage(2) and /proc/self (proc(5)) report; a value that the kernel lacks is left out."""
+    """Return counters from getrusage(2) and /proc/self (proc(5)). Values are missing if /proc cannot be read."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, float] = {
         "cpu_seconds": used.ru_utime + used.ru_stime, "started": _STARTED,
@@ -67,7 +67,7 @@ def _sizes() -> tuple[int, int]:
 def _version() -> str:
     try:
         return _installed()
-    except (ImportError, OSError):  # PackageNotFoundError, or out of descriptors: the next call tries again
+    except (ImportError, OSError):  # PackageNotFoundError, or no free descriptor; the next call tries again
         return "unknown"
 
 
@@ -79,7 +79,11 @@ def _installed() -> str:
 
 
 def ending(mountpoint: str, seconds: float, counters: dict[str, Any], unsynced: int | None) -> str:
-    """Return the summary of a mount, one line. `unsynced`: files of a writable mount written without an fsync."""
+    """Return the summary of a mount in one line.
+
+    `seconds` is how long it was mounted, and `unsynced` the number of files written without an fsync; None for a
+    read-only mount.
+    """
     remote = counters.get("remote", {})
     memory, disk = remote.get("cache", {}), remote.get("disk", {})
     parts = [f"{human(counters.get('bytes', 0))} served in {counters.get('read', 0)} reads"]
@@ -97,7 +101,7 @@ def ending(mountpoint: str, seconds: float, counters: dict[str, Any], unsynced: 
 
 
 def task_lines() -> list[str]:
-    """Return the tree of trio tasks, a line each with its name and where it waits; equal ones share one."""
+    """Return the tree of trio tasks: a line per task, with its name and where it waits. Equal subtrees are merged."""
     root = trio.lowlevel.current_root_task()
     lines = list(_tree(root, 0)) if root is not None else []
     if len(lines) > _LINES:
@@ -117,10 +121,10 @@ def _tree(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
 
 
 def _position(task: trio.lowlevel.Task) -> str:
-    """Return where a task waits: its innermost frame, and its innermost frame in this package."""
+    """Return where a task waits: its innermost frame in zarrfs, and its innermost frame if that is another one."""
     try:
         frames = [(frame.f_code, line) for frame, line in task.iter_await_frames()]
-    except Exception:  # of the running task, or of frames that are not Python
+    except Exception:  # the task is running, or has frames that are not Python
         frames = []
     if not frames:
         return "runs"

@@ -1,4 +1,4 @@
-"""Client of a mount's counters: reads the extended attribute user.zarrfs.stats of its root."""
+"""Reader of a mount's counters, from the extended attribute user.zarrfs.stats of its root."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Statistics(NamedTuple):
     source: str  # without credentials
     kind: str  # of the source
     pid: int  # of the daemon
-    taken: float  # seconds, as time.monotonic()
-    counters: dict[str, Any]  # as the daemon reports them; counters that a source lacks are absent
+    taken: float  # time.monotonic() of the snapshot, in seconds
+    counters: dict[str, Any]  # as the daemon reports them; counters that do not apply to the source are absent
 
     def number(self, *path: str) -> float | None:
         """Return the counter at this path; None if the mount does not have it."""
@@ -37,7 +37,10 @@ class Statistics(NamedTuple):
 
 
 def statistics(path: str) -> Statistics:
-    """Return the counters of the mount at or around `path`. Raise MountError if there are none."""
+    """Return the counters of the mount that `path` is in.
+
+    Raise MountError if `path` is in no mount of zarrfs, or if the daemon reports no counters within 10 s.
+    """
     mountpoint = mount_of(path)
     try:
         about = json.loads(mounts.ask(mountpoint, "user.zarrfs.mount", _ANSWER))
@@ -48,24 +51,24 @@ def statistics(path: str) -> Statistics:
 
 
 def timed(counted: Statistics) -> float | None:
-    """Return the number of requests in the latency histogram; None without one."""
+    """Return the number of requests in the latency histogram; None if there is no histogram."""
     count = counted.number("remote", "latency_count")
     buckets = (counted.counters.get("remote") or {}).get("latency_histogram")
-    return count if count is not None or not buckets else buckets[-1][1]  # an older daemon: those in the last bucket
+    return count if count is not None or not buckets else buckets[-1][1]  # older daemons: the last bucket
 
 
 def still_there(mountpoint: str) -> bool:
-    """Return whether a zarrfs mount is at exactly `mountpoint`."""
+    """Return whether a zarrfs mount exists at exactly `mountpoint`."""
     mount = mounts.mount_at(mountpoint)
     return mount is not None and mount.fstype == mounts.FSTYPE
 
 
 def mount_of(path: str) -> str:
-    """Return the mount point of the zarrfs mount that `path` lies in. Raise MountError if it lies in another mount."""
-    if not path:  # such as "$UNSET" in a script; it would be the working directory
+    """Return the mount point of the zarrfs mount that `path` is in. Raise MountError if it is in no such mount."""
+    if not path:  # such as "$UNSET" in a script; abspath() would return the working directory
         raise MountError("an empty name of a mount point (a variable that is not set?)")
     text = os.path.abspath(path)
-    above = mounts.mount_around(text)  # by the text alone, as resolving a path needs a live daemon
+    above = mounts.mount_around(text)  # without resolving links first, which would need a live daemon
     if above.fstype != mounts.FSTYPE:
         try:
             above = mounts.mount_around(os.path.realpath(text, strict=True))
@@ -77,7 +80,7 @@ def mount_of(path: str) -> str:
 
 
 def why(mountpoint: str, exc: OSError) -> str:
-    """Return why a daemon does not answer, in words."""
+    """Return why a daemon does not answer, as text for a message."""
     if not still_there(mountpoint):
         return "no longer mounted"
     return _WHY.get(exc.errno or 0, reason_of(exc))

@@ -1,4 +1,4 @@
-"""Counters of several processes that answer one mount, as those of one."""
+"""Sums of the counters of several processes that serve one mount."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ _OF_THE_FIRST = (("process", "started"), ("process", "descriptors_limit"))
 
 
 def summed(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums of all numbers that can be added; what is no number is that of the first process that has it."""
+    """Return the counters of all processes as those of one process.
+
+    Numbers are added, except those of which the maximum or minimum counts (_choice). Histograms are added by bucket.
+    Values that are not numbers, and the numbers in _OF_THE_FIRST, are those of the first process that has them.
+    """
     total: dict[str, Any] = {}
     for counters in several:
         _add(total, counters, ())
@@ -34,7 +38,7 @@ def _add(total: dict[str, Any], counters: dict[str, Any], above: tuple[str, ...]
 
 
 def _choice(path: tuple[str, ...]) -> Callable[[Any, Any], Any]:
-    """Return how two numbers at a path become one: those of latencies and outages are the worst ones."""
+    """Return the function that combines two numbers at this path. For latencies and outages, the worse one counts."""
     if path[:2] == ("remote", "latency") or path[-2:] == ("outage", "seconds"):
         return max
     return min if path[-2:] == ("outage", "since") else operator.add

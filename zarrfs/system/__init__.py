@@ -1,4 +1,4 @@
 """Linux system interfaces: confined lookups, sparse files, mounts, memory, signals, processes.
 
-Knows the system calls and nothing of stores, keys or documents.
+This package knows the system calls, but no stores, keys or documents.
 """

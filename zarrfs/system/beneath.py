@@ -1,8 +1,8 @@
-"""openat2(2): lookups that cannot escape a directory by a symbolic link, and lookups that never wait.
+"""Lookups with openat2(2): some cannot escape a directory through a symbolic link, some never wait for a disk.
 
-BaseDirectory confines lookups to a directory and to allowed directories outside it. One system call does that in the
-kernel. Without it (Linux < 5.6, some containers), and for absolute links that point back into the base directory, the
-path is walked component by component with O_NOFOLLOW.
+BaseDirectory confines lookups to a directory and to allowed directories outside it. A single openat2(2) does that in
+the kernel. If it is not available (Linux < 5.6, some containers), and for absolute links that point back into the base
+directory, the path is walked component by component with O_NOFOLLOW.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
-# statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. overlayfs may lie over anything; tmpfs lacks RWF_NOWAIT
+# f_type of statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. Not overlayfs, which may be mounted over any file
+# system, nor tmpfs, which lacks RWF_NOWAIT
 _LOCAL_FILE_SYSTEMS = (0xCA451A4E, 0x9123683E, 0xEF53, 0xF2F52010, 0x58465342)
 _MACHINE_FILE_SYSTEMS = (*_LOCAL_FILE_SYSTEMS, 0x01021994, 0x794C7630, 0x2FC12FC1)  # tmpfs, overlayfs, ZFS
-# FUSE, squashfs, EROFS, ISO 9660, UDF, cramfs, romfs, FAT, exFAT, SMB (three), 9P, AFS (two): their ctime is the
-# mtime, or what an image or a server says
+# FUSE, squashfs, EROFS, ISO 9660, UDF, cramfs, romfs, FAT, exFAT, SMB (three), 9P, AFS (two): their ctime equals the
+# mtime, or comes from an image or a server
 _NO_CTIME = (
     0x65735546, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x28CD3D45, 0x7275, 0x4D44, 0x2011BAB0, 0x517B, 0xFF534D42,
     0xFE534D42, 0x01021997, 0x5346414F, 0x6B414653,
@@ -31,7 +32,7 @@ _PATH_MAX = 4096  # bytes of a path in one system call, with the NUL
 _LINKS_MAX = 40  # the kernel's own limit
 _BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
-FileVersion = tuple[int, int, int, int, int]  # device, inode, size, mtime and ctime in ns
+FileVersion = tuple[int, int, int, int, int]  # device, inode, size, mtime in ns, ctime in ns
 
 
 class _OpenHow(ctypes.Structure):
@@ -57,7 +58,7 @@ def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
 
 
 def open_cached(path: str, flags: int, directory: int) -> int:
-    """Open `path` in `directory` if the kernel has all its names cached; follow no symbolic link, cross no mount.
+    """Open `path` in `directory` if the dentry cache has all components. Follow no symbolic link, cross no mount.
 
     Raise OSError as open(2); BlockingIOError if the lookup would have to wait for a disk or a server, or if the kernel
     cannot tell (before Linux 5.12, NFS).
@@ -69,33 +70,33 @@ def open_cached(path: str, flags: int, directory: int) -> int:
     except OSError as exc:
         if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
             raise
-        raise BlockingIOError(errno.EAGAIN, "not in memory", path) from None  # also ENOSYS, or EPERM of a sandbox
+        raise BlockingIOError(errno.EAGAIN, "not in memory", path) from None  # also for ENOSYS, and EPERM in a sandbox
 
 
 def is_local(descriptor: int) -> bool:
-    """Return whether an open file lies on a file system without a server to wait for. The call itself may block."""
+    """Return whether an open file is on a file system that needs no server. The call itself may block."""
     return _file_system(descriptor) in _LOCAL_FILE_SYSTEMS
 
 
 def is_shared(descriptor: int) -> bool:
-    """Return whether other nodes may see an open file, perhaps not before it is synced. The call itself may block."""
+    """Return whether other nodes may have access to an open file, perhaps only after a sync. The call may block."""
     return _file_system(descriptor) not in _MACHINE_FILE_SYSTEMS
 
 
 def keeps_ctime(descriptor: int) -> bool:
-    """Return whether every change of an open file changes its ctime: an image or a mount in place of another may not.
+    """Return whether every change of an open file changes its ctime. The call itself may block.
 
-    The call itself may block.
+    It may not if the ctime comes from an image or a server, because another one may be mounted in the same place.
     """
     found = _file_system(descriptor)
-    if found == _OVERLAYFS:  # it shows what the file system beneath it does: an image has the mtime as ctime
+    if found == _OVERLAYFS:  # passes on the ctime of the lower file system, which in an image equals the mtime
         status = os.fstat(descriptor)
         return status.st_ctime_ns != status.st_mtime_ns
     return found not in _NO_CTIME
 
 
 def file_version(status: os.stat_result) -> FileVersion:
-    """Return the fields of stat(2) that differ once a file was replaced or changed, where keeps_ctime()."""
+    """Return the fields of stat(2) of which one differs after a file was replaced or changed, if keeps_ctime()."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -110,14 +111,14 @@ def _file_system(descriptor: int) -> int:
 
 
 class BaseDirectory:
-    """An open directory; paths are bytes relative to it, without a leading slash.
+    """An open directory. Paths are bytes, relative to it, without a leading slash.
 
-    The open descriptor keeps the file system from being unmounted, and makes the paths immune to renames and
-    mounts above it, including a FUSE mount on this very directory.
+    The open descriptor keeps the file system from being unmounted. Renames of parent directories and mounts over them,
+    including a FUSE mount on this very directory, do not affect the paths.
     """
 
     def __init__(self, path: str) -> None:
-        """Open `path`. Raise OSError, also if it is no directory."""
+        """Open `path`. Raise OSError if that fails or `path` is no directory."""
         self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._roots = tuple({os.fsencode(os.path.abspath(path)), os.fsencode(os.path.realpath(path))})
         self._kernel_walks = True
@@ -162,12 +163,12 @@ class BaseDirectory:
             return self._walk(path, flags)
 
     def find(self, path: bytes, allowed: Sequence[str] = (), nofollow: bool = False, cached: bool = False) -> int:
-        """Return an O_PATH descriptor of what `path` leads to, also outside the base directory.
+        """Return an O_PATH descriptor of the file at `path`, even if links lead out of the base directory.
 
-        Outside, the real path must lie beneath one of `allowed`, real paths of directories. With `nofollow` a link as
-        the last component is not followed; `cached` as in open(). Raise OSError as open(2): EXDEV, with a reason that
-        names the real path, if that is not allowed; ELOOP if the path leads through a zarrfs mount, whose daemon might
-        wait for this very answer.
+        A file outside must have a real path below one of `allowed`, the real paths of directories. With `nofollow`, a
+        link as the last component is not followed; `cached` is as in open(). Raise OSError as open(2): EXDEV, with a
+        reason that names the real path, if that is not allowed; ELOOP if the path leads through a zarrfs mount,
+        because its daemon might be waiting for the result of this call.
         """
         flags = os.O_PATH | (os.O_NOFOLLOW if nofollow else 0)
         try:
@@ -189,7 +190,7 @@ class BaseDirectory:
         return found
 
     def _find_cached(self, path: bytes, flags: int) -> int:
-        """Find a path that is cached as a whole and crosses no mount point, which might be our own mount."""
+        """Find a path of which all components are cached, and which crosses no mount point, as that may be our own."""
         if not (self._kernel_walks and self._kernel_caches):
             raise BlockingIOError(errno.EAGAIN, "not cached")
         try:
@@ -206,7 +207,7 @@ class BaseDirectory:
             raise OSError(errno.EXDEV, f"leads to {real}, which is out of the store (-o allow_path=DIR)")
 
     def directory(self, path: bytes) -> int:
-        """Return an O_PATH descriptor of the directory `path`. Raise OSError; ENOTDIR for any symbolic link in it."""
+        """Return an O_PATH descriptor of the directory `path`. Raise OSError; ENOTDIR if it has a symbolic link."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         while self._kernel_walks and len(path) < _PATH_MAX:
             try:
@@ -228,7 +229,7 @@ class BaseDirectory:
         return found
 
     def _works(self) -> bool:
-        """Tell whether openat2 works at all: EPERM may come from seccomp or from the file."""
+        """Return whether openat2 works at all, because EPERM may come from seccomp or from the file."""
         try:
             os.close(_openat2(self.descriptor, b".", os.O_PATH | os.O_CLOEXEC, _BENEATH))
         except OSError:
@@ -236,7 +237,7 @@ class BaseDirectory:
         return True
 
     def _walk(self, path: bytes, flags: int) -> int:
-        """Open component by component. The open descriptors of all parent directories make ".." safe."""
+        """Open a path component by component. All parent directories stay open, which makes ".." safe."""
         stack = [os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)]
         todo = _parts(path)
         links = 0
@@ -273,14 +274,14 @@ class BaseDirectory:
                 os.close(descriptor)
 
     def _walk_out(self, path: bytes, nofollow: bool) -> int:
-        """Find `path` component by component wherever links lead, but look nothing up in a zarrfs mount."""
+        """Find `path` component by component, follow links to any place, but look up nothing in a zarrfs mount."""
         found = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
         own, todo, links = OTHER_MOUNTS.device_of(found), _parts(path), 0
         try:
             while todo:
                 above, name = found, todo.pop(0)
                 found = _open_part(name, above, bool(todo))
-                if OTHER_MOUNTS.device_of(found) not in (None, own):  # before fstat(2), a request to its daemon
+                if OTHER_MOUNTS.device_of(found) not in (None, own):  # before fstat(2), which its daemon would answer
                     os.close(above)
                     raise OSError(errno.ELOOP, "leads into a mount of zarrfs", os.fsdecode(path))  # noqa: TRY301
                 status = os.fstat(found)
@@ -302,7 +303,7 @@ class BaseDirectory:
         return found
 
     def _inside(self, target: bytes, path: bytes) -> bytes:
-        """Return an absolute link target relative to the base directory."""
+        """Return an absolute link target relative to the base directory. Raise OSError (EXDEV) if it is outside."""
         for root in self._roots:
             if target == root or target.startswith(root.rstrip(b"/") + b"/"):
                 return target[len(root) :]
@@ -318,9 +319,10 @@ def real_path(descriptor: int) -> str:
 
 
 def reopen(descriptor: int, flags: int, wait: bool = False) -> int:
-    """Open the regular file of an O_PATH descriptor, even if its name has changed. OSError: EIO without /proc.
+    """Open the regular file of an O_PATH descriptor, even if its name has changed. Raise OSError; EIO without /proc.
 
-    A file with a lease (fcntl_locking(2)) is a BlockingIOError; with `wait` the call blocks until its holder yields.
+    Raise BlockingIOError if another process holds a lease on the file (fcntl_locking(2)). With `wait`, block instead
+    until the lease holder has released or downgraded it.
     """
     try:
         return os.open(f"/proc/self/fd/{descriptor}", flags | (_BASIC & ~os.O_NONBLOCK if wait else _BASIC))
@@ -329,17 +331,17 @@ def reopen(descriptor: int, flags: int, wait: bool = False) -> int:
 
 
 def _open_part(name: bytes, above: int, inner: bool) -> int:
-    """Open one component with O_PATH. With `inner` more components follow, so an automount must be triggered."""
+    """Open one component with O_PATH. With `inner`, more components follow, so that an automount must be triggered."""
     if inner:
         try:
             return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
         except NotADirectoryError:
-            pass  # a link, or the end of the path
+            pass  # a symbolic link, or a file in the middle of the path
     return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
 
 def _reopen(stack: list[int], flags: int) -> int:
-    """Open the directory at the top of the stack with `flags`."""
+    """Open the top of the stack with `flags`. With O_PATH, take its descriptor off the stack and return that."""
     if flags & os.O_PATH and not (flags & os.O_DIRECTORY and not stat.S_ISDIR(os.fstat(stack[-1]).st_mode)):
         return stack.pop()
     return os.open(b".", flags, dir_fd=stack[-1])

@@ -1,4 +1,4 @@
-"""Bytes-like objects: memory for them, and complete reads and writes of them."""
+"""Buffers: allocation without zeros, and reads and writes that are complete."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_WRITE = 256 << 10  # bytes per call: larger writes take the page cache some five times as long (docs/speed.md)
-_PARTS = 1000  # buffers per writev(2): IOV_MAX is 1,024
-_ZEROED = 64 << 10  # bytes up to which zeros cost no more than doing without
+_WRITE = 256 << 10  # bytes per call; larger writes to the page cache take about five times as long (docs/speed.md)
+_PARTS = 1000  # buffers per writev(2); IOV_MAX is 1,024
+_ZEROED = 64 << 10  # bytes; up to this size, filling with zeros takes no extra time
 
 
 def unfilled(size: int) -> bytearray:
-    """Return a bytearray with arbitrary contents: the caller overwrites all of it, or cuts off the rest.
+    """Return a bytearray with arbitrary contents. The caller must overwrite all of it, or cut off the rest.
 
-    Filling 4 MiB with zeros takes a tenth of the time that it takes to receive and decrypt them.
+    Filling 4 MiB with zeros would take a tenth of the time that receiving and decrypting 4 MiB takes.
     """
     return bytearray(size) if size <= _ZEROED else _allocator()(size)
 
 
 @functools.cache
 def _allocator() -> Callable[[int], bytearray]:
-    """Source: PyByteArray_FromStringAndSize of Python's C interface."""
+    """Return PyByteArray_FromStringAndSize of Python's C API, called without a string; bytearray if it is missing."""
     import ctypes
 
     try:
@@ -39,7 +39,7 @@ def _allocator() -> Callable[[int], bytearray]:
 def read_all(descriptor: int, length: int, at: int) -> bytes:
     """Read `length` bytes at offset `at`; fewer only at the end of the file. Raise OSError.
 
-    One pread(2) returns 2 GiB at most, and less on some network file systems.
+    A single pread(2) returns 2 GiB at most, and less on some network file systems.
     """
     data = os.pread(descriptor, length, at)
     if len(data) == length or not data:
@@ -53,7 +53,7 @@ def read_all(descriptor: int, length: int, at: int) -> bytes:
 
 
 def write_all(descriptor: int, data: Buffer, at: int) -> int:
-    """Write all of `data` at offset `at`; return the offset behind it. Raise OSError."""
+    """Write all of `data` at offset `at`; return the offset after it. Raise OSError."""
     view = memoryview(data).cast("B")
     while view:
         count = os.pwrite(descriptor, view[:_WRITE], at)
@@ -62,7 +62,7 @@ def write_all(descriptor: int, data: Buffer, at: int) -> int:
 
 
 def write_parts(descriptor: int, parts: Iterable[Buffer]) -> None:
-    """Write buffers one after the other at the descriptor's position. Raise OSError."""
+    """Write buffers in sequence at the current file offset. Raise OSError."""
     left = deque(memoryview(part).cast("B") for part in parts)
     while left:
         batch: list[memoryview] = []

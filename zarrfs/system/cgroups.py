@@ -1,4 +1,4 @@
-"""The cgroups of this process, whose files say what it may use. Source: cgroups(7)."""
+"""The cgroups of this process, whose files contain its resource limits. Source: cgroups(7)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 
 def directories(controller: str, root: str) -> Iterator[tuple[int, str]]:
-    """Yield (version, directory) of the cgroup that a controller has for this process, and of its ancestors.
+    """Yield (version, directory) of this process's cgroup under a controller, and of each ancestor of the cgroup.
 
-    /proc and /sys are below `root`.
+    /proc and /sys are expected below `root`.
     """
     with contextlib.suppress(OSError, ValueError), open(os.path.join(root, "proc/self/cgroup"), "rb") as file:
         for line in os.fsdecode(file.read()).splitlines():

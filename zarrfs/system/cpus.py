@@ -1,4 +1,4 @@
-"""The processors that this process may use: those of its affinity mask, as far as its cgroups let it use them."""
+"""The number of processors that this process may use, by its affinity mask and the quotas of its cgroups."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from zarrfs.system import cgroups
 
-_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # by version; time and period in microseconds
+_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # by version; quota, period in microseconds
 
 
 def usable(root: str = "/") -> int:
-    """Return how many processors are usable, at least 1. /proc and /sys are below `root`.
+    """Return the number of usable processors, at least 1. /proc and /sys are expected below `root`.
 
     Source: sched_getaffinity(2); "CPU" of cgroup-v2 and "CFS Bandwidth Control" in the kernel's documentation.
     """
@@ -21,7 +21,7 @@ def usable(root: str = "/") -> int:
 
 
 def _quotas(root: str) -> Iterator[float]:
-    """Yield the processors that this process's cgroup and its ancestors have, where that is limited."""
+    """Yield the quota, as a number of processors, of each cgroup of this process that has one, ancestors included."""
     for version, directory in cgroups.directories("cpu", root):
         words: list[str] = []
         with contextlib.suppress(OSError):

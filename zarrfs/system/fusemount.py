@@ -1,7 +1,7 @@
-"""The mounting of a FUSE file system, by mount(2) or through fusermount3.
+"""Mounting of a FUSE file system, by mount(2) or through fusermount3.
 
-pyfuse3 encodes the options of libfuse in ASCII, but a source and a mount point may have any name that Linux allows. So
-libfuse mounts nothing: it gets an open descriptor of a file system that is mounted already.
+libfuse does not mount, because pyfuse3 encodes its options in ASCII, but a source or a mount point may have any name
+that Linux allows. Instead, libfuse gets a descriptor of /dev/fuse whose file system is mounted already.
 Source: mount(2), fuse(4), fusermount3(1) and its _FUSE_COMMFD.
 """
 
@@ -22,27 +22,27 @@ from zarrfs.errors import MountError
 from zarrfs.system import kernelflags, mounts, requirements
 
 _SUBTYPE = "zarrfs"
-_watched: list[socket.socket] = []  # open as long as the daemon lives: fusermount3 unmounts when they close
+_watched: list[socket.socket] = []  # kept open while the daemon runs: fusermount3 unmounts when they close
 
 
 def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str], writable: bool) -> int:
     """Mount a new FUSE file system on `mountpoint` and return its descriptor of /dev/fuse.
 
     The mount table shows `source`. `kernel` are options of mount(8): nosuid, noatime, ... Raise MountError with the
-    reason of the kernel or of fusermount3.
+    reason that the kernel or fusermount3 gives.
     """
     kernel = list(kernel)
     flags = kernelflags.combined({"nosuid", "nodev", *({"dirsync"} & {*kernel})}, kernel, whole=False)
     if not writable:
         flags.add("ro")
-    if not options.auto_unmount:  # that needs a process that outlives this one: fusermount3
-        with contextlib.suppress(PermissionError):  # users, and root in a container, go through fusermount3
+    if not options.auto_unmount:  # auto_unmount needs a process that outlives this one, which is fusermount3
+        with contextlib.suppress(PermissionError):  # users, and root in a container, need fusermount3
             return _mount(source, mountpoint, options, flags)
     return _fusermount(source, mountpoint, options, flags)
 
 
 def _permissions(options: Options) -> list[str]:
-    """Return the permission options. For allow_root, libfuse itself refuses everybody but root and the owner."""
+    """Return the permission options. allow_root is mounted as allow_other; libfuse admits only root and the owner."""
     others = ["allow_other"] if options.allow_other or options.allow_root else []
     return ["default_permissions", *others]
 
@@ -71,15 +71,15 @@ def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> i
 
 
 def descriptors() -> set[int]:
-    """Return those by which fusermount3 sees, for auto_unmount, that the last process has ended that answers a mount.
+    """Return the descriptors of sockets that every process which serves the mount must keep open.
 
-    If any process still answered, fusermount3 would not unmount.
+    fusermount3 unmounts, for auto_unmount, when no process has them open any more.
     """
     return {each.fileno() for each in _watched}
 
 
 def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str]) -> int:
-    """Mount through fusermount3, which opens the device and sends the descriptor over a socket."""
+    """Mount through fusermount3, which opens /dev/fuse and sends the descriptor over a socket."""
     name = source.replace("\\", "\\\\").replace(",", "\\,")
     words = {"suid", "dev"} - {flag.removeprefix("no") for flag in flags}  # else fusermount3 adds nosuid and nodev
     words |= flags - {"relatime"}  # the kernel's default, which fusermount3 does not know
@@ -87,7 +87,7 @@ def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str])
     if options.auto_unmount:
         chosen.append("auto_unmount")
     ours, theirs = socket.socketpair()
-    with theirs, os.fdopen(os.memfd_create("fusermount3"), "rb") as output:  # no pipe: auto_unmount keeps it open
+    with theirs, os.fdopen(os.memfd_create("fusermount3"), "rb") as output:  # no pipe, as auto_unmount keeps it open
         process = subprocess.Popen(
             [mounts.fusermount(), "-o", ",".join(chosen), "--", mountpoint],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno()],
@@ -109,7 +109,7 @@ def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str])
 
 
 def _receive(connection: socket.socket) -> int | None:
-    """Receive the descriptor that fusermount3 sends; None if fusermount3 has failed."""
+    """Receive the descriptor that fusermount3 sends; return None if fusermount3 failed."""
     descriptors = array.array("i")
     _data, ancillary, _flags, _address = connection.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize))
     for level, kind, data in ancillary:

@@ -1,7 +1,7 @@
 """The flags that the kernel keeps for a mount: ro, nosuid, noatime, ...
 
-They are changed by mount(2) itself: mount(8) would mix in the options of fstab and mountinfo, and so drop nosuid or
-keep noexec.
+They are changed with mount(2) instead of mount(8), because mount(8) would merge in options from fstab and mountinfo,
+and so drop nosuid or keep noexec.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _ATIME = ("noatime", "relatime", "strictatime")  # exactly one of them is set
 
 
 def bits(flags: Iterable[str]) -> int:
-    """Return the flags of mount(2) for options of mount(8); options without a flag add nothing."""
+    """Return the flags of mount(2) for options of mount(8). Options without a flag are ignored."""
     return sum(_BITS.get(flag, 0) for flag in flags)
 
 
 def flags_of(mount: mounts.Mount) -> set[str]:
-    """Return the flags of a mount."""
+    """Return the flags of a mount, as names. If it has no flag about atime, strictatime is added."""
     found = {flag for flag in mount.flags if flag in _BITS}
     return found if found & {*_ATIME} else {*found, "strictatime"}
 
 
 def combined(now: set[str], words: Iterable[str], whole: bool) -> set[str]:
-    """Return the flags after a remount with the options `words` of a mount with the flags `now`; later words win.
+    """Return the flags after a remount, of a mount with the flags `now`, with the options `words`. Later words win.
 
-    With `whole` a flag that is not named is off, as mount(8) gives its helpers the complete list. The flags that an
-    omission never means to clear are kept: ro, nosuid, nodev and those about times. Raise UsageError for an option
-    that no remount can change.
+    With `whole`, `words` is the complete list, as mount(8) gives it to its helpers: flags that are not named are
+    cleared, except ro, nosuid, nodev, dirsync and those about atime, which only an explicit option clears. Raise
+    UsageError for an option that no remount can change.
     """
     flags = now & {"ro", "nosuid", "nodev", "nodiratime", "dirsync", *_ATIME} if whole else {*now}
     for word in words:
@@ -46,7 +46,7 @@ def combined(now: set[str], words: Iterable[str], whole: bool) -> set[str]:
             raise UsageError("option dirsync: cannot change while mounted: unmount, and mount again")
         if word in OFF:
             flags.discard(OFF[word])
-        elif word == "atime":  # the kernel's default
+        elif word == "atime":  # means the kernel's default
             flags = {*(flags - {*_ATIME}), "relatime"}
         elif word in _ATIME:
             flags = {*(flags - {*_ATIME}), word}
@@ -56,7 +56,7 @@ def combined(now: set[str], words: Iterable[str], whole: bool) -> set[str]:
 
 
 def remount(mountpoint: str, flags: set[str]) -> None:
-    """Set exactly `flags` on the mount at `mountpoint`. Raise MountError if the kernel refuses or ignores one."""
+    """Set exactly `flags` on the mount at `mountpoint`. Raise MountError if the kernel refuses or ignores a flag."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"none", os.fsencode(mountpoint), None, ctypes.c_ulong(_REMOUNT | bits(flags)), None):
         raise MountError(f"{mountpoint}: cannot remount: {os.strerror(ctypes.get_errno()).lower()}")

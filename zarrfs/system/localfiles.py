@@ -1,4 +1,4 @@
-"""Reads of local files: from the page cache at once, else in a worker thread."""
+"""Reads of local files: directly if the page cache has the bytes, otherwise in a worker thread."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChang
 from zarrfs.system.buffers import Buffer, read_all, unfilled
 from zarrfs.system.othermounts import OTHER_MOUNTS, mount_id
 
-_DESCRIPTORS = 1024  # open at most, and never more than a quarter of the process's limit
+_DESCRIPTORS = 1024  # open at most, or a quarter of the process's limit if that is lower
 _PINS = 65_536  # files whose identity is remembered
 _NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
 
 _LOOP = "lies in the mount that refers to it"
 
 Identity = tuple[int, int, int, int]  # device, inode, size, mtime in ns
-_TICK = 0.012  # seconds by which the kernel's times of files may be late
+_TICK = 0.012  # seconds; the kernel's file times may lag behind the clock by one tick
 
 
 async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
     """Read the bytes [offset, offset + length) of a file; fewer only at its end. Raise OSError as pread(2).
 
-    There is no checkpoint if the page cache has all bytes: the caller decides how long it stays on the trio loop.
+    This executes no checkpoint if the page cache has all bytes: the caller must let other tasks run.
     """
     found = read_cached(descriptor, offset, length)
     missing = length - len(found)
@@ -39,7 +39,10 @@ async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
 
 
 def read_cached(descriptor: int, offset: int, length: int) -> bytearray:
-    """Read the first bytes of [offset, offset + length) that the page cache has; never block on the disk."""
+    """Read the part of [offset, offset + length) that the page cache has, from its start. Never block on the disk.
+
+    Raise OSError for errors other than missing support of RWF_NOWAIT.
+    """
     buffer = unfilled(length)
     try:
         count = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
@@ -53,7 +56,7 @@ def read_cached(descriptor: int, offset: int, length: int) -> bytearray:
 
 
 def read_ends(descriptor: int, offset: int) -> bool:
-    """Return whether the file is known, without blocking, to end at `offset`."""
+    """Return whether the file ends at `offset`; False if this cannot be determined without blocking."""
     try:
         return not os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except OSError:
@@ -61,7 +64,7 @@ def read_ends(descriptor: int, offset: int) -> bool:
 
 
 class _File:
-    """An open file, the number of reads in progress, and its identity when first seen."""
+    """An open file, its identity when it was opened, and the number of reads in progress."""
 
     __slots__ = ("descriptor", "evicted", "identity", "readers")
 
@@ -72,15 +75,16 @@ class _File:
 
 
 class LocalFiles:
-    """Reads regular files by path through a bounded set of open descriptors.
+    """A reader of regular files by path, through a bounded set of open descriptors.
 
-    A file is pinned when first opened, by device, inode, size and modification time; a later difference raises
-    TargetChanged. Other errors: TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (the file lies
-    on `forbidden_device`, the st_dev of the mount being served), ReadError.
+    A file is pinned when it is first opened, by device, inode, size and mtime. If one of these differs later, reads
+    raise TargetChanged. Other errors are TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (the
+    file is on `forbidden_device`, the st_dev of the mount being served, or in another zarrfs mount that reads from
+    this one), and ReadError.
 
-    `roots` are real directories; a file that lies beneath none of them raises AccessDenied with the reason `rule`.
-    None allows every file. A file that was changed after the time `since` (seconds since 1970; 0: at any time) raises
-    TargetChanged when it is first opened, as processes that share a mount could pin different versions.
+    `roots` are the real paths of directories; reading a file that is below none of them raises AccessDenied with the
+    reason `rule`. None allows every file. If `since` is not 0 (seconds since 1970), opening a file whose ctime is
+    later raises TargetChanged, because processes that share a mount could pin different versions of it.
     """
 
     def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "", since: float = 0.0) -> None:
@@ -89,13 +93,13 @@ class LocalFiles:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
         self._forbidden: tuple[int, frozenset[bytes]] | None = None  # device, and the ids of its mounts
-        self._open: LRU[str, _File] = LRU(capacity, _evict)  # the file opened first goes first: no work a read
+        self._open: LRU[str, _File] = LRU(capacity, _evict)  # evicts in order of opening: a read updates nothing
         self._pins: LRU[str, Identity] = LRU(_PINS)
         self._opens = self._reads = self._waits = 0
 
     @property
     def forbidden_device(self) -> int | None:
-        """The st_dev that no file may lie on."""
+        """The st_dev of the mount being served, in which no file may be."""
         return self._forbidden and self._forbidden[0]
 
     @forbidden_device.setter
@@ -103,7 +107,7 @@ class LocalFiles:
         self._forbidden = None if device is None else (device, _mounts_of(device))
 
     async def read(self, path: str, offset: int, length: int) -> Buffer:
-        """Read exactly the bytes [offset, offset + length) of the file `path` (absolute)."""
+        """Read exactly the bytes [offset, offset + length) of the file `path`, which is absolute."""
         file = self._open.get(path)
         if file is None:
             file = await self._open_pinned(path)
@@ -116,7 +120,8 @@ class LocalFiles:
         try:
             data: Buffer = read_cached(descriptor, offset, length)
             if len(data) == length:
-                # The page cache had it, so this file system supports RWF_NOWAIT and is local: fstat does not block.
+                # The page cache had all bytes, so the file system supports RWF_NOWAIT and is local: fstat(2) does not
+                # block.
                 status = os.fstat(descriptor)
             else:
                 self._waits += 1
@@ -128,7 +133,7 @@ class LocalFiles:
             raise _read_error(path, exc, opened=True) from exc
         finally:
             self._leave(file)
-        # Compared after the read: a writer changes the time before the bytes.
+        # Compared after the read, because a write updates the mtime before the bytes.
         if status.st_mtime_ns != file.identity[3] or status.st_size != file.identity[2]:
             raise TargetChanged(path, "has changed since it was first read")
         if len(data) != length:
@@ -136,22 +141,22 @@ class LocalFiles:
         return data
 
     async def size(self, path: str) -> int:
-        """Return the size in bytes of the file `path`, as pinned."""
+        """Return the size in bytes of the pinned version of the file `path`."""
         pin = self._pins.get(path)
         return pin[2] if pin is not None else (await self._open_pinned(path)).identity[2]
 
     async def version(self, path: str) -> str:
-        """Return a text that differs for other files of this name, and for later versions of this one."""
+        """Return a string that identifies the pinned version of the file `path`."""
         pin = self._pins.get(path)
         found = pin if pin is not None else (await self._open_pinned(path)).identity
-        return "-".join(map(str, found[1:]))  # the device has another number on other nodes, and after a reboot
+        return "-".join(map(str, found[1:]))  # no device: its number differs between nodes and after a reboot
 
     def stats(self) -> dict[str, Any]:
         """Return counters for the statistics of a mount."""
         return {"open": len(self._open), "opens": self._opens, "reads": self._reads, "waits": self._waits}
 
     async def aclose(self) -> None:
-        """Close every idle file; a file that is being read is closed when its last read ends."""
+        """Close all files. A file that is being read is closed when its last read ends."""
         while self._open:
             _evict(self._open.popitem()[1])
 
@@ -177,7 +182,7 @@ class LocalFiles:
 
     def _open_regular(self, path: str) -> tuple[int, Identity]:
         """Open a regular file and return (descriptor, identity). Raise OSError or ReadError. Blocks."""
-        # O_NONBLOCK: opening a FIFO must not block the thread until a writer comes
+        # O_NONBLOCK: opening a FIFO must not block the thread until a writer opens it
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         checked = self._forbidden is not None or self._roots is not None
         try:
@@ -191,9 +196,9 @@ class LocalFiles:
             raise
 
     def _identity(self, path: str, descriptor: int) -> Identity:
-        """Return what distinguishes a regular file from others and from its later versions. Raise ReadError."""
+        """Return the identity of an open file. Raise ReadError if it is not regular or must not be read."""
         status = os.fstat(descriptor)
-        if status.st_dev == self.forbidden_device:  # reached through a bind mount of it
+        if status.st_dev == self.forbidden_device:  # reached through a bind mount of the mount being served
             raise Loop(path, _LOOP)
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(path, "is not a regular file")
@@ -202,13 +207,13 @@ class LocalFiles:
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _open_checked(self, path: str, flags: int, wait: bool = False) -> int:
-        """Open a file. Raise Loop if it lies in the mount being served, AccessDenied if it lies beneath no root.
+        """Open a file. Raise Loop if it is in the mount being served, AccessDenied if it is below none of the roots.
 
-        `wait`: if it is a regular file, until the holder of a lease on it yields.
+        With `wait`, if a regular file has a lease, block until the lease holder releases or downgrades it.
         """
-        # The check is on the file found, not on its name, so no link and no rename in between matters. O_PATH
-        # looks up without opening: nothing outside the roots is touched, and our own mount gets no request. open(2)
-        # and fstat(2) ask for attributes, which may be the very request that is being answered.
+        # Check the file that was found, not its name, so that links and concurrent renames do not matter. O_PATH looks
+        # up a file without opening it: files outside the roots are not touched, and our own mount gets no request.
+        # open(2) and fstat(2) would request attributes from it, perhaps while it is answering that very request.
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if self._forbidden is not None:
@@ -241,7 +246,7 @@ def _evict(file: _File) -> None:
 
 
 def _mounts_of(device: int) -> frozenset[bytes]:
-    """Return the ids of all mounts of a device; none without /proc."""
+    """Return the mount ids of all mounts of a device; an empty set without /proc."""
     number = b"%d:%d" % (os.major(device), os.minor(device))
     try:
         with open("/proc/self/mountinfo", "rb") as file:

@@ -1,4 +1,4 @@
-"""Memory of this process: the default of memory_limit=, and settings of the C heap and the garbage collector."""
+"""Memory of this process: the default of memory_limit=, and tuning of the C heap and the garbage collector."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from zarrfs.config.options import Options
 from zarrfs.system import cgroups
 
-# M_MMAP_THRESHOLD; M_TRIM_THRESHOLD: bytes kept at the end of a heap; M_ARENA_MAX: heaps, by default one per thread;
-# M_TOP_PAD: bytes by which a heap grows
+# M_MMAP_THRESHOLD: bytes from which an allocation is mapped by itself; M_TRIM_THRESHOLD: free bytes kept at the end of
+# a heap; M_ARENA_MAX: number of heaps, by default up to one per thread; M_TOP_PAD: bytes by which a heap grows
 _MALLOPT = ((-3, 32 << 20), (-1, 64 << 20), (-8, 2), (-2, 16 << 20))
 _MADV_HUGEPAGE = 14
-_MOST = 1 << 30  # bytes, unless memory_limit= says more
-_LEAST = 64 << 20  # bytes
-# by the version of cgroups: files with limits; above memory.high the kernel throttles the process
+_MOST = 1 << 30  # bytes; upper bound of the default of memory_limit=
+_LEAST = 64 << 20  # bytes; lower bound of that default
+# by cgroup version: files with limits; above memory.high the kernel throttles the process
 _FILES = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
 
 
@@ -34,7 +34,7 @@ def _default() -> int:
 
 @functools.cache
 def quarter() -> int:
-    """Return a quarter of the machine's memory or of the cgroup's limit, in bytes."""
+    """Return a quarter of the machine's memory or of the cgroup's limit, whichever is lower, in bytes."""
     return _quarter(_machine(), "/")
 
 
@@ -43,9 +43,10 @@ def _machine() -> int:
 
 
 def suggested(machine: int, root: str = "/") -> int:
-    """Return a quarter of `machine` bytes or of the cgroup's limit, between 64 MiB and 1 GiB.
+    """Return a quarter of `machine` bytes or of the cgroup's limit, whichever is lower, between 64 MiB and 1 GiB.
 
-    /proc and /sys are below `root`. Limits: cgroups(7), "memory" of version 1 and 2 in the kernel's documentation.
+    /proc and /sys are expected below `root`. Sources: cgroups(7); "memory" of cgroup versions 1 and 2 in the kernel's
+    documentation.
     """
     return max(_LEAST, min(_MOST, _quarter(machine, root)))
 
@@ -53,7 +54,7 @@ def suggested(machine: int, root: str = "/") -> int:
 def _quarter(machine: int, root: str) -> int:
     limits = [machine]
     for version, directory in cgroups.directories("memory", root):
-        for name in _FILES[version]:  # no limit is "max", or in version 1 a number beyond all memory
+        for name in _FILES[version]:  # without a limit: "max", or in version 1 a huge number
             with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, name)) as file:
                 limits.append(int(file.read()))
     return min(limits) // 4
@@ -61,15 +62,16 @@ def _quarter(machine: int, root: str) -> int:
 
 @functools.cache
 def heap() -> Heap:
-    """Return the heap of this process, tuned at the first call."""
+    """Return the heap of this process. The first call tunes it."""
     return Heap()
 
 
 class Heap:
-    """The C library's heap, set up to keep freed blocks and to grow by huge pages.
+    """The heap of the C library, tuned to keep freed memory and to grow by huge pages.
 
-    Fresh memory from the system is several times slower than reused memory: the first touch of 512 KiB takes 200
-    microseconds, in huge pages 40. Sources: mallopt(3) of glibc, sbrk(2), madvise(2). Without glibc nothing happens.
+    New memory from the system is several times slower than reused memory: the first access to 512 KiB takes 200
+    microseconds, in huge pages 40. Without glibc, this class does nothing. Sources: mallopt(3) of glibc, sbrk(2),
+    madvise(2).
     """
 
     def __init__(self) -> None:
@@ -89,17 +91,17 @@ class Heap:
         self._sbrk, self._end = sbrk, sbrk(0)
 
     def grown(self) -> None:
-        """Request huge pages for what the heap has grown by. To be called after large allocations."""
+        """Request huge pages for the memory by which the heap has grown. Call this after large allocations."""
         if self._sbrk is None:
             return
         start, self._end = self._end, self._sbrk(0)
         if start < self._end:
             start -= start % mmap.PAGESIZE
-            self._madvise(start, self._end - start, _MADV_HUGEPAGE)  # a kernel without them refuses, harmlessly
+            self._madvise(start, self._end - start, _MADV_HUGEPAGE)  # fails harmlessly if the kernel has none
 
 
 def trim() -> None:
-    """Return free heap memory to the system by malloc_trim(3) of glibc. Takes milliseconds."""
+    """Return free heap memory to the system with malloc_trim(3) of glibc. Takes milliseconds."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):
@@ -107,6 +109,6 @@ def trim() -> None:
 
 
 def freeze_garbage_collector() -> None:
-    """Exempt all present objects from garbage collection, and collect younger ones less often."""
+    """Exempt all existing objects from garbage collection, and collect new ones less often."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

@@ -1,6 +1,7 @@
 """The mount table: lookups in it, the processes that use a mount, and unmounting.
 
-Nothing here touches a path below a mount point, except getxattr in `ask` and statvfs in `unanswered`, with deadlines.
+No function accesses the mount that it is called for, except by getxattr in `ask` and statvfs in `unanswered`, which
+have deadlines.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from zarrfs.system.processes import close_descriptors, readable, shown
 
 FSTYPE = "fuse.zarrfs"
 _NOT_OURS = "permission denied, also for root: run it as the user who mounted it (or mount with allow_root)"
-_ANSWER = 3.0  # seconds that a daemon has for an answer
+_ANSWER = 3.0  # seconds that a daemon has to answer
 _KILLED = 1.0  # seconds that a killed process may take to end
-_BUSY = 1.0  # seconds that a short request, as of df, may keep a mount busy
+_BUSY = 1.0  # seconds that a short request, such as one of df, may keep a mount busy
 _LAST_REQUESTS = 10.0  # seconds that a daemon has to end after the unmount
 
 
 class Mount(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
-    device: str  # "major:minor", also the name of its directory in /sys/class/bdi
+    device: str  # "major:minor", which is also the name of a directory in /sys/class/bdi
     mountpoint: str
     fstype: str
     source: str
-    flags: tuple[str, ...] = ()  # of the mount and of its file system: ro, nosuid, noatime, ...
+    flags: tuple[str, ...] = ()  # of the mount and of the file system: ro, nosuid, noatime, ...
 
 
 def mounts() -> list[Mount]:
     """Return all mounts of this mount namespace, oldest first."""
     found = []
     with open("/proc/self/mountinfo", "rb") as file:
-        for line in file.read().split(b"\n")[:-1]:  # not splitlines(): a name may have other line separators
+        for line in file.read().split(b"\n")[:-1]:  # not splitlines(), as names may have other line separators
             left, _, right = os.fsdecode(line).partition(" - ")
             fields, more = left.split(" "), right.split(" ")
             flags = (*fields[5].split(","), *more[2].split(","))
@@ -63,20 +64,23 @@ def mount_at(mountpoint: str) -> Mount | None:
 
 
 def mount_around(path: str) -> Mount:
-    """Return the mount that an absolute path lies in, by its text; of several at one mount point, the topmost."""
-    found = [mount for mount in mounts() if beneath(path, mount.mountpoint)]  # none in a chroot whose / is no mount
+    """Return the mount that an absolute path is in; if several are at one mount point, the topmost.
+
+    Links are not resolved.
+    """
+    found = [mount for mount in mounts() if beneath(path, mount.mountpoint)]  # [] in a chroot whose / is no mount
     return max(reversed(found), key=lambda mount: len(mount.mountpoint), default=Mount("", "/", "", ""))
 
 
 def beneath(path: str, above: str) -> bool:
-    """Return whether `path` is `above` or below it, by their texts; both are absolute."""
+    """Return whether `path` equals `above` or is below it. Both are absolute; links are not resolved."""
     return (path + "/").startswith(above.rstrip("/") + "/")
 
 
 def resolved(path: str) -> str:
-    """Return `path` as an absolute path, its parent without symlinks; its last component may be one.
+    """Return `path` as an absolute path, with symlinks resolved except in the last component.
 
-    Raise MountError for "", such as "$UNSET" in a script; it would be the working directory.
+    Raise MountError for "", such as "$UNSET" in a script, because os.path.abspath("") is the working directory.
     """
     if not path:
         raise MountError("an empty name of a directory (a variable that is not set?)")
@@ -85,9 +89,9 @@ def resolved(path: str) -> str:
 
 
 def canonical(mountpoint: str) -> str:
-    """Return `mountpoint` as mountinfo spells it. Its last component is not resolved, as it may be a dead mount.
+    """Return `mountpoint` as mountinfo spells it. Raise MountError for "".
 
-    Raise MountError for "".
+    A mount point itself is not accessed, because its daemon may have died.
     """
     path = resolved(mountpoint)
     if mount_at(path) is None and os.path.islink(path):
@@ -96,7 +100,7 @@ def canonical(mountpoint: str) -> str:
 
 
 def check_mountpoint(mountpoint: str) -> str | None:
-    """Raise MountError if nothing can be mounted on `mountpoint`; clear a dead mount there and return a note on it."""
+    """Raise MountError if nothing can be mounted on `mountpoint`. Clear a dead mount there; return a note on that."""
     note = None
     if clear_dead(mountpoint):
         note = f"{mountpoint}: cleared a mount whose daemon had died"
@@ -115,14 +119,14 @@ def check_mountpoint(mountpoint: str) -> str | None:
 
 
 def taken(mount: Mount) -> str:
-    """Return the message for a place where something is mounted, and what to do."""
+    """Return the message for a mount point that is in use by `mount`, with what to do."""
     ours = mount.fstype == FSTYPE
     remedy = f"unmount it (zarrfs umount {shlex.quote(mount.mountpoint)}), or take" if ours else "take"
     return f"already a mount point ({mount.source}, type {mount.fstype}): {remedy} another directory"
 
 
 def clear_dead(mountpoint: str) -> bool:
-    """Unmount a zarrfs mount whose daemon has died; return whether there was one. Raise MountError."""
+    """Unmount the zarrfs mount at `mountpoint` if its daemon has died; return whether it had. Raise MountError."""
     mount = mount_at(mountpoint)
     if mount is None or mount.fstype != FSTYPE or not is_dead(mountpoint):
         return False
@@ -131,14 +135,14 @@ def clear_dead(mountpoint: str) -> bool:
 
 
 def is_dead(mountpoint: str) -> bool:
-    """Return whether a FUSE mount has lost its daemon (ENOTCONN). A daemon that is late to answer is not dead."""
+    """Return whether the daemon of a FUSE mount has died (ENOTCONN). A daemon that is slow to answer is not dead."""
     return bool(unanswered([mountpoint], _ANSWER)[0])
 
 
 def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[str], list[str]]:
-    """Probe FUSE mounts all at once; return (those without a daemon, those silent for `patience` seconds).
+    """Probe FUSE mounts concurrently; return (those without a daemon, those without an answer in `patience` seconds).
 
-    A child process probes them: see ask().
+    A child process probes them, for the reason given in ask().
     """
     said, _ended = from_child(functools.partial(_probe, mountpoints), patience)
     found = {mountpoints[number]: code for number, code in (map(int, line.split()) for line in said.splitlines())}
@@ -147,7 +151,7 @@ def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[
 
 
 def _probe(mountpoints: Sequence[str], pipe: int) -> None:
-    """In the child: write the number of each mount and its errno, or 0, to the pipe, as they answer."""
+    """In the child: as each mount answers, write its number and errno, or 0, to the pipe."""
     pipe = _keep_only(pipe)
 
     def probe(number: int) -> None:
@@ -166,9 +170,10 @@ def _probe(mountpoints: Sequence[str], pipe: int) -> None:
 
 
 def unmount(mountpoint: str, lazy: bool = False) -> None:
-    """Unmount. Raise MountError with the kernel's reason; for EBUSY, with the processes that hold the mount.
+    """Unmount. Raise MountError with the kernel's reason; for EBUSY, with the processes that use the mount.
 
-    A short request, as of `zarrfs top` or df, also makes a mount busy: EBUSY without a holder is retried for a moment.
+    A short request, such as one of `zarrfs top` or df, also makes a mount busy, so EBUSY is retried for a second if no
+    process is found that uses the mount.
     """
     before, pause = mount_at(mountpoint), 0.01
     deadline = 0.0
@@ -177,7 +182,7 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
             return  # another process has unmounted it, and perhaps mounted something else
         reason, busy = refused
         users = holders(mountpoint) if busy else []
-        deadline = deadline or time.monotonic() + _BUSY  # from here on: holders() takes long among many processes
+        deadline = deadline or time.monotonic() + _BUSY  # set now, because holders() may have taken long
         if busy and not users and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, 0.04)
@@ -188,7 +193,7 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
 
 
 def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
-    """Unmount once; return None, or the kernel's reason and whether that is EBUSY."""
+    """Try to unmount; return None if that succeeded, else the kernel's reason and whether it is EBUSY."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         flags = 8 | (2 if lazy else 0)  # UMOUNT_NOFOLLOW, MNT_DETACH
@@ -212,7 +217,7 @@ def unmount_own(mountpoint: str, device: int | None, lazy: bool = False) -> None
             other = f"{top.source}, {top.fstype}"
             raise MountError(f"{mountpoint}: cannot unmount: something else is mounted over it ({other})")
         unmount(mountpoint, lazy)
-    except OSError as exc:  # such as out of descriptors, which must not end the daemon
+    except OSError as exc:  # such as EMFILE, which must not end the daemon
         raise MountError(f"{mountpoint}: cannot unmount: {reason_of(exc)}") from None
 
 
@@ -230,7 +235,7 @@ def end(mountpoint: str, lazy: bool = False) -> None:
 
 
 def fusermount() -> str:
-    """Return the path of fusermount3, also without PATH, as in mount helpers and units. Raise MountError."""
+    """Return the path of fusermount3, also if PATH is unset, as in mount helpers and units. Raise MountError."""
     found = shutil.which("fusermount3", path=os.environ.get("PATH", "") + ":/bin:/usr/bin:/usr/local/bin")
     if found is None:
         raise MountError("fusermount3 is not installed (Debian: apt install fuse3)")
@@ -238,7 +243,10 @@ def fusermount() -> str:
 
 
 def holders(mountpoint: str, limit: int = 5) -> list[str]:
-    """Return the processes with an open file, directory or mapping below `mountpoint`, as "pid 12 (vim)"."""
+    """Return the processes that have a file, directory or mapping below `mountpoint` open, as "pid 12 (vim)".
+
+    Of more than `limit` processes, the last item is the number of the others.
+    """
     found: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if any(beneath(path, mountpoint) for path in _paths_of(pid)):
@@ -247,7 +255,7 @@ def holders(mountpoint: str, limit: int = 5) -> list[str]:
 
 
 def _paths_of(pid: str) -> list[str]:
-    """Return the paths that a process holds open, read from links in /proc without resolving them."""
+    """Return the paths of the files that a process has open or mapped, from /proc, without accessing those files."""
     links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root"]
     with contextlib.suppress(OSError):
         links += [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
@@ -261,7 +269,7 @@ def _paths_of(pid: str) -> list[str]:
 
 
 def daemon_of(mountpoint: str, timeout: float = 2.0) -> dict[str, Any] | None:
-    """Return what a mount's daemon reports of itself (pid, source, kind); None if it does not answer."""
+    """Return the report of a mount's daemon about itself (pid, source, kind); None if it does not answer."""
     try:
         return dict(json.loads(ask(mountpoint, "user.zarrfs.mount", timeout)))
     except OSError:
@@ -271,8 +279,8 @@ def daemon_of(mountpoint: str, timeout: float = 2.0) -> dict[str, Any] | None:
 def ask(mountpoint: str, name: str, timeout: float) -> bytes:
     """Return the extended attribute `name` of a mount's root. Raise OSError; TimeoutError after `timeout` seconds.
 
-    A child process asks, which is killed at the timeout. A thread that waits for a suspended daemon could not be, and
-    would keep the mount in use.
+    A child process sends the request, because it can be killed at the timeout. A thread that waits for a suspended
+    daemon cannot be killed, and would keep the mount busy.
     """
     said, ended = from_child(functools.partial(_answer, mountpoint, name), timeout)
     if not ended:
@@ -295,9 +303,9 @@ def _answer(mountpoint: str, name: str, pipe: int) -> None:
 
 
 def from_child(answer: Callable[[int], None], timeout: float) -> tuple[bytes, bool]:
-    """Return what `answer` writes to a pipe in a child process, and whether it ended before the timeout; then kill it.
+    """Call `answer(pipe)` in a child process; return the bytes that it wrote, and whether it ended before the timeout.
 
-    `answer` is called with the pipe.
+    The child is killed before this returns.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -322,7 +330,7 @@ def from_child(answer: Callable[[int], None], timeout: float) -> tuple[bytes, bo
 
 
 def _keep_only(pipe: int) -> int:
-    """Close all descriptors but a pipe, in a child that may never end: readers of our output would wait for it."""
+    """Close all descriptors but a pipe, in a child that may never end. Otherwise readers of our output would wait."""
     pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 3)
     close_descriptors({pipe})
     os.dup2(0, 2)
@@ -330,8 +338,8 @@ def _keep_only(pipe: int) -> int:
 
 
 def _end_child(child: int) -> None:
-    """Kill a child, and wait a moment for it: a FUSE request that the daemon has read cannot be interrupted."""
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # if our parent ignores SIGCHLD
+    """Kill a child and wait up to a second for its end, because it may be in an uninterruptible FUSE request."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # SIGCHLD may be ignored, as inherited
         os.kill(child, signal.SIGKILL)
         deadline = time.monotonic() + _KILLED
         while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
@@ -339,7 +347,7 @@ def _end_child(child: int) -> None:
 
 
 def wait_for_end(pid: int, timeout: float) -> bool:
-    """Wait until the process `pid` has ended; return False if it has not within `timeout` seconds."""
+    """Wait until the process `pid` has ended; return False if it has not ended within `timeout` seconds."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The command that adds an optional package to the environment that this program runs in."""
+"""The command that adds an optional package to the environment in which this program runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEBIAN = "/usr/lib/zarrfs"  # the environment of the Debian package, which has n
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra: with pipx, pip, or uv where there is no pip."""
+    """Return the command that installs the packages of an extra: with pipx, with pip, or with uv if pip is missing."""
     if sys.prefix == DEBIAN:
         return f"scripts/build-deb --extras {extra}, and install that package"
     if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
@@ -23,8 +23,8 @@ def install_command(extra: str) -> str:
 
 
 def _requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra, as zarrfs itself may be in no index."""
-    from importlib import metadata  # takes 20 ms, and imports of this module are many
+    """Return the requirements of an extra by name, because zarrfs itself may not be in any package index."""
+    from importlib import metadata  # not at the top: this takes 20 ms, and many modules import this one
 
     found = []
     try:

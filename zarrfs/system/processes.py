@@ -12,7 +12,7 @@ import resource
 import select
 import sys
 
-_VARIABLES = (  # of the environment that name files which clients of servers read
+_VARIABLES = (  # of the environment, with names of files that network clients read
     "NETRC", "SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS",
 )  # fmt: skip
@@ -26,45 +26,45 @@ def boot() -> str:
 
 
 def pid_namespace() -> str:
-    """Return the id of the pid namespace of this process, which is unique while the namespace exists."""
+    """Return the id of this process's pid namespace. It is unique while the namespace exists."""
     return os.readlink("/proc/self/ns/pid")
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process of this pid namespace is running; a zombie is not."""
+    """Return whether a process of this pid namespace is running. A zombie is not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between open and read
+    except (FileNotFoundError, ProcessLookupError):  # the latter if the process ends between open and read
         return False
 
 
 def shown(pid: int) -> str:
-    """Return a process as messages name it: "pid 12 (sleep)"."""
+    """Return the description of a process for messages: "pid 12 (sleep)"."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", errors="backslashreplace") as file:
         return f"pid {pid} ({file.read().strip()})"
     return f"pid {pid}"
 
 
 def python(module: str) -> list[str]:
-    """Return the command of a new interpreter that runs `module`, with the packages of this one; arguments may follow.
+    """Return a command that runs `module` in a new interpreter with the packages of this one. Arguments may follow it.
 
-    It is isolated from the environment and the working directory, but PYTHONPATH or the user's own site-packages may
-    be where zarrfs is installed: the child gets the directories of packages that this process has.
+    The new interpreter ignores the environment and the working directory. zarrfs may be installed in PYTHONPATH or in
+    the user's site-packages, so the command sets sys.path to the absolute paths in this process's sys.path.
     """
     places = [place for place in sys.path if os.path.isabs(place)]
     run = f"import runpy, sys; sys.path = {places!a}; runpy.run_module({module!r}, None, '__main__', True)"
-    utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []  # -I ignores PYTHONUTF8, and both must read names alike
+    utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []  # -I ignores PYTHONUTF8, and both must decode names alike
     return [sys.executable, "-I", *utf8, *no_bytecode(), "-c", run]
 
 
 def no_bytecode() -> list[str]:
-    """Return the option by which a new interpreter writes no bytecode if this one does not."""
+    """Return the option that keeps a new interpreter from writing bytecode, if this one writes none either."""
     return ["-B"] if sys.dont_write_bytecode else []
 
 
 def use_utf8() -> None:
-    """Run the program again with names in UTF-8, as stores have them, if the locale has another encoding."""
+    """Run the program again in UTF-8 mode if the locale has another encoding, because names in stores are UTF-8."""
     if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:  # the latter: at most once
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
@@ -72,7 +72,7 @@ def use_utf8() -> None:
 def readable(descriptor: int, seconds: float) -> bool:
     """Wait up to `seconds` until a descriptor is readable or at its end; return whether it is.
 
-    Unlike select(2), this works for descriptors of 1024 and above.
+    Unlike select(2), this works for descriptor numbers above 1023.
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -80,9 +80,10 @@ def readable(descriptor: int, seconds: float) -> bool:
 
 
 def end_with_parent(parent: int | None, number: int = 0) -> None:
-    """Ask the kernel to send this process the signal `number` when its parent `parent` ends; None: cancel that.
+    """Make the kernel send this process the signal `number` when its parent process `parent` ends; None cancels that.
 
-    The signal also comes when only the thread that forked this process ends, so that thread must wait.
+    If the parent has ended already, this process ends immediately. The kernel also sends the signal when only the
+    thread that forked this process ends, so that thread must outlive this process.
     """
     import ctypes
 
@@ -92,13 +93,13 @@ def end_with_parent(parent: int | None, number: int = 0) -> None:
 
 
 def allow_descriptors() -> None:
-    """Let this process have as many open files as the system allows it."""
+    """Raise the limit of open files to the maximum that the system allows this process."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def leave_directory() -> None:
-    """Make / the working directory, and relative names of files in the environment absolute."""
+    """Change the working directory to /, after making relative file names in the environment absolute."""
     for name in _VARIABLES:
         value = os.environ.get(name, "")
         if value and value[0] not in "/~":
@@ -107,7 +108,7 @@ def leave_directory() -> None:
 
 
 def close_descriptors(keep: set[int]) -> None:
-    """In a forked process: redirect stdin and stdout to /dev/null, and close every other descriptor but `keep`."""
+    """In a forked process: redirect stdin and stdout to /dev/null, and close all descriptors but stderr and `keep`."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)

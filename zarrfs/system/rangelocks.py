@@ -1,8 +1,9 @@
 """Open-file-description locks on single bytes of a file: fcntl(2), F_OFD_SETLK.
 
-The lock belongs to the open file description, not to the process: two opens of one file exclude each other even in one
-process, and the kernel drops the lock with the last descriptor, so with a process that is killed. A byte may lie
-beyond the end of the file. On NFS, taking and dropping a lock revalidates and flushes what the client has cached.
+A lock belongs to the open file description, not to the process. So two descriptions of one file exclude each other,
+even in one process, and the kernel drops the lock when the last descriptor is closed, also if the process is killed. A
+locked byte may be beyond the end of the file. On NFS, taking and dropping a lock makes the client revalidate and flush
+its cached data.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 def try_lock(descriptor: int, at: int) -> bool:
-    """Lock byte `at` for writing unless another description holds it; waits only where a server is asked.
+    """Lock byte `at` exclusively; return False if another description holds a lock on it.
 
-    Raise OSError, one of UNSUPPORTED where the file system or the kernel has no such locks.
+    This waits for no other lock holder, but perhaps for a file server. Raise OSError, with an errno in UNSUPPORTED if
+    the file system or the kernel has no such locks.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, at, 1, 0))

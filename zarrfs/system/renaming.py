@@ -1,4 +1,4 @@
-"""renameat2(2), which Python lacks: a rename that replaces nothing, or exchanges two names."""
+"""renameat2(2), which Python lacks: a rename that fails if the new name exists, or that exchanges two names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def rename(one: bytes, other: bytes, flags: int, one_directory: int = CWD, other_directory: int = CWD) -> None:
-    """Rename `one` in `one_directory` to `other` in `other_directory`; with EXCHANGE swap them.
+    """Rename `one` in `one_directory` to `other` in `other_directory`; with EXCHANGE, exchange them.
 
     Raise OSError; EINVAL if the file system does not support the flag.
     """

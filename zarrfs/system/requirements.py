@@ -1,6 +1,6 @@
-"""Requirements of a mount: /dev/fuse, fusermount3, and the permissions of the user.
+"""Checks of what a mount requires: /dev/fuse, fusermount3, and the permissions of the user.
 
-They are checked before a source is prepared, which may take minutes. The rules of fusermount3 are those observed of
+They run before the source is prepared, which may take minutes. The rules of fusermount3 are those observed with
 libfuse 3.14: it reads /etc/fuse.conf as the user, and ignores a last line without a line feed.
 """
 
@@ -19,7 +19,7 @@ from zarrfs.system import mounts
 
 DEVICE = "/dev/fuse"
 CONFIGURATION = "/etc/fuse.conf"
-MOUNT_MAX = 1000  # FUSE mounts by users, unless fuse.conf says otherwise
+MOUNT_MAX = 1000  # FUSE mounts that fusermount3 allows in total, unless fuse.conf sets another number
 _SYS_ADMIN = 21  # CAP_SYS_ADMIN, linux/capability.h
 _CONTAINER = "start the container with --device /dev/fuse --cap-add SYS_ADMIN (docs/containers.md)"
 _USER = "a user mounts only where he may write"
@@ -34,7 +34,7 @@ class Configuration(NamedTuple):
 
 
 def check(mountpoint: str, options: Options) -> None:
-    """Raise MountError, or UsageError for an option, if the mount would be refused; the text says what to do."""
+    """Raise MountError, or UsageError for an option, if the mount would be refused. The message says what to do."""
     problem = device_problem()
     if problem:
         raise MountError(f"{mountpoint}: {problem}")
@@ -52,7 +52,7 @@ def check(mountpoint: str, options: Options) -> None:
 
 
 def device_problem() -> str:
-    """Return why /dev/fuse cannot be used, and what to do; "" if it can."""
+    """Return why /dev/fuse cannot be used, and what to do about it; "" if it can."""
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def device_problem() -> str:
 
 
 def mounts_itself() -> bool:
-    """Return whether this process may call mount(2): it has CAP_SYS_ADMIN, as root has outside containers."""
+    """Return whether this process may call mount(2). That takes CAP_SYS_ADMIN, which root has outside containers."""
     return bool(int(_status("CapEff") or "0", 16) >> _SYS_ADMIN & 1)
 
 
@@ -122,7 +122,7 @@ def count() -> int:
 
 
 def count_problem() -> str:
-    """Return why a user may not have one more mount; "" if he may."""
+    """Return why users may not make one more mount; "" if they may."""
     most = configuration().mount_max
     if most == -1 or (there := count()) < most:
         return ""
@@ -130,7 +130,7 @@ def count_problem() -> str:
 
 
 def allow_problem() -> str:
-    """Return why a user may not let others use his mount; "" if he may."""
+    """Return why a user may not give other users access to a mount; "" if that is allowed."""
     found = configuration()
     if found.user_allow_other:
         return ""
@@ -147,7 +147,7 @@ def allow_problem() -> str:
 
 
 def in_container() -> bool:
-    """Return whether this looks like a container, by the files and variables that container runtimes leave."""
+    """Return whether this process seems to run in a container, by files and variables that container runtimes set."""
     if any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/systemd/container"))):
         return True
     with contextlib.suppress(OSError), open("/proc/1/environ", "rb") as file:
@@ -156,7 +156,7 @@ def in_container() -> bool:
 
 
 def why_refused(said: str) -> str:
-    """Turn an error of mount(2), or the output of fusermount3, into one line that says what to do."""
+    """Return one line, with what to do, for an error of mount(2) or the output of fusermount3."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     # the last line is the reason; warnings about fuse.conf come before it
     text = lines[-1] if lines else "fusermount3 gave no reason"
@@ -173,18 +173,18 @@ def why_refused(said: str) -> str:
 
 
 def _mountpoint_problem(mountpoint: str, options: Options) -> str:
-    """Return why fusermount3 would refuse the mount point; "" if it would not."""
+    """Return why fusermount3 would refuse the mount point; "" if it would accept it."""
     status = os.stat(mountpoint)
     mine = status.st_uid == os.geteuid()
     if status.st_mode & stat.S_ISVTX and not mine:
         return f"belongs to another user (sticky): {_USER}"
-    if not os.access(mountpoint, os.W_OK) and not (mine and options.guard):  # which is lifted first
+    if not os.access(mountpoint, os.W_OK) and not (mine and options.guard):  # the guard is lifted first
         return f"not writable: {_USER}"
     return ""
 
 
 def _check_owner(options: Options) -> None:
-    """Raise UsageError for an owner that a user cannot give to files copied to his upper directory."""
+    """Raise UsageError for a uid= or gid= that a user cannot give to files copied to the upper directory."""
     groups = {os.getegid(), *os.getgroups()}
     for name, number, ours in (("uid", options.uid, {os.geteuid()}), ("gid", options.gid, groups)):
         if number is not None and number not in ours:
@@ -192,7 +192,7 @@ def _check_owner(options: Options) -> None:
 
 
 def _status(name: str) -> str:
-    """Return a field of /proc/self/status; "" without one."""
+    """Return a field of /proc/self/status; "" if it does not exist."""
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         for line in file:
             if line.startswith(f"{name}:"):

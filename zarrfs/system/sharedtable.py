@@ -1,8 +1,8 @@
-"""Append-only maps in shared memory, from 64-bit numbers to bytes, for processes forked from one.
+"""Append-only maps from 64-bit numbers to bytes, in memory shared by processes forked from one.
 
-A table has one writer and any number of readers, and takes no locks: a record is complete before the cell that leads
-to it is stored, and a reader only looks for numbers that it got from the writer, by way of the kernel. A writer that
-is killed leaves at most a record without a cell; its successor goes on behind it.
+A table has one writer and any number of readers, and uses no locks: the writer completes a record before it stores the
+cell that points to it, and readers only look up numbers that they got from the writer through the kernel. A writer
+that is killed leaves at most one record without a cell. The next writer appends after that record.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import os
 import struct
 from collections.abc import Iterator
 
-_HEADER = mmap.PAGESIZE  # a cell for each segment: the end of its log
-_FIRST = 1024  # records of the first segment; each one after it has twice as many
-_RECORD = 96  # bytes of the log for each record, on average
-_HEAD = struct.Struct("<QH")  # of a record: number, length
-_OFFSET = (1 << 40) - 1  # of a cell: where its record lies, plus 1; above it a part of the number
+_HEADER = mmap.PAGESIZE  # bytes before the segments: their number, the end of each log, records of each segment
+_FIRST = 1024  # records of the first segment; each further segment has twice as many as the one before
+_RECORD = 96  # bytes of the log per record, on average
+_HEAD = struct.Struct("<QH")  # head of a record: number, length of the value
+_OFFSET = (1 << 40) - 1  # low bits of a cell: offset of the record plus 1; the high bits equal those of the number
 _LONGEST = (1 << 16) - 1
 
 
 def _size(records: int) -> int:
-    """Return the bytes of a segment: whole pages, as the next one is mapped behind it."""
+    """Return the bytes of a segment: whole pages, because the next segment is mapped after it."""
     return -(-records * (16 + _RECORD) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class _Segment:
-    """A log of records, and open addressing over it."""
+    """A log of records, with a hash table (open addressing) whose cells point into it."""
 
     def __init__(self, file: int, at: int, index: int) -> None:
         records = _FIRST << index
@@ -50,7 +50,7 @@ class _Segment:
         return None
 
     def write(self, number: int, value: bytes, start: int) -> int:
-        """Write a record at `start`; return its end."""
+        """Write a record at offset `start` of the log; return the offset after it."""
         end = start + 10 + len(value)
         _HEAD.pack_into(self._log, start, number, len(value))
         self._log[start + 10 : end] = value
@@ -71,18 +71,18 @@ class _Segment:
 
 
 class SharedTable:
-    """One table. Make it before the fork; only one process at a time may call put()."""
+    """A table, which must be made before the fork. Only one process at a time may call put()."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("zarrfs-names")
         os.ftruncate(self._file, _HEADER)
-        self._ends = memoryview(mmap.mmap(self._file, _HEADER)).cast("Q")  # [0]: segments; [1 + i]: of the log of i
-        self._counts = self._ends[256:]  # [i]: records of segment i
+        self._ends = memoryview(mmap.mmap(self._file, _HEADER)).cast("Q")  # [0]: segments; [1 + i]: end of log i
+        self._counts = self._ends[256:]  # [i]: number of records in segment i
         self._segments: list[_Segment] = []
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the memory, which every process has to keep."""
+        """The descriptor of the memory, which every process must keep open."""
         return self._file
 
     def get(self, number: int) -> bytes | None:
@@ -96,7 +96,7 @@ class SharedTable:
         return None
 
     def put(self, number: int, value: bytes) -> None:
-        """Add a value, of at most 65,535 bytes, under a number that has none yet. Raise OSError without memory."""
+        """Add a value of at most 65,535 bytes under a number that has none yet. Raise OSError if memory runs out."""
         assert len(value) <= _LONGEST
         if len(self._segments) != self._ends[0]:
             self._map()
@@ -127,7 +127,7 @@ class SharedTable:
 
     def _grow(self) -> None:
         at, index = _HEADER + sum(segment.size for segment in self._segments), len(self._segments)
-        # allocated, not only sized: where memory ends, this fails, and no later access to the map
+        # allocate the pages, so that a lack of memory raises here and not as SIGBUS at a later access to the map
         os.posix_fallocate(self._file, at, _size(_FIRST << index))
         self._segments.append(_Segment(self._file, at, index))
         self._ends[0] = index + 1

@@ -1,8 +1,9 @@
-"""Exceptions raised by signal handlers, made reliable: one that Python drops is raised again.
+"""Reliable exceptions from signal handlers: an exception that Python drops is raised again.
 
-Python drops an exception that is raised in a weak reference callback or in __del__, and goes on; importlib has such a
-callback for each module. Some C code clears exceptions, as io.BufferedReader does in its constructor. A signal handler
-may run there as anywhere, and then Ctrl-C had no effect. Source: sys.unraisablehook in the Python library reference.
+Python reports and drops an exception that is raised in a weak reference callback or in __del__; importlib has such a
+callback for each module. Some C code clears exceptions, for example the constructor of io.BufferedReader. A signal
+handler may run in any of these places, and then Ctrl-C would have no effect. Source: sys.unraisablehook in the Python
+library reference.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from types import FrameType
 
 from zarrfs.errors import TimedOut
 
-_LATER = 0.001  # seconds: by then Python has usually left the code that dropped it
-ALARM_AGAIN = 0.01  # seconds: an alarm that comes just before a system call does not interrupt it, so that more follow
+_LATER = 0.001  # seconds, after which Python has usually left the code that dropped the exception
+ALARM_AGAIN = 0.01  # seconds between alarms; they repeat because one just before a system call does not interrupt it
 
 
 class End(SystemExit):
-    """The end of this process, raised by a signal handler. Code that catches it ends the process by os._exit().
+    """The end of this process, raised by a signal handler. Code that catches it must call os._exit().
 
-    If Python drops it, SIGALRM raises it again, whose handler it replaces.
+    If Python drops the exception, SIGALRM raises it again. For that, the constructor replaces the handler of SIGALRM.
     """
 
     def __init__(self, code: int) -> None:
@@ -40,9 +41,9 @@ class End(SystemExit):
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless that is ignored, end what is inside as Ctrl-C does."""
+    """Make SIGTERM, and SIGHUP unless it is ignored, interrupt the body as Ctrl-C does."""
     ends = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) has it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup(1)
         ends.append(signal.SIGHUP)
     came = False
 
@@ -53,11 +54,12 @@ def orderly_end() -> Iterator[None]:
 
     before = {number: signal.signal(number, end) for number in ends}
     interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt is signal.SIG_IGN:  # as scripts start what goes on behind them (cmd &): SIGTERM would be, too
+    # shells ignore SIGINT in background commands of scripts (cmd &), and end() raises SIGINT for SIGTERM
+    if interrupt is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
-    except Exception as exc:  # what code made of the signal's exception, or a consequence of it
+    except Exception as exc:  # code may have turned the KeyboardInterrupt into another exception
         if came:
             raise KeyboardInterrupt from exc
         raise
@@ -70,7 +72,7 @@ def orderly_end() -> Iterator[None]:
 def raise_again() -> None:
     """Install a hook that raises KeyboardInterrupt and TimedOut again when Python reports that it dropped them.
 
-    The hook then uses SIGALRM, replacing the handler of a deadline.
+    The hook uses SIGALRM for that, and replaces the handler that a deadline may have set.
     """
     sys.unraisablehook = _hook
 
@@ -84,7 +86,7 @@ def _hook(dropped: sys.UnraisableHookArgs) -> None:
         return
 
     def raise_anew(number: int, frame: FrameType | None) -> None:
-        if _is_hook(frame):  # Python would drop what is raised here, and call no hook
+        if _is_hook(frame):  # Python would drop an exception raised now, without calling the hook again
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         if isinstance(lost, KeyboardInterrupt):
@@ -95,7 +97,7 @@ def _hook(dropped: sys.UnraisableHookArgs) -> None:
     try:
         signal.signal(signal.SIGALRM, raise_anew)
         signal.setitimer(signal.ITIMER_REAL, _LATER, ALARM_AGAIN)
-    except ValueError:  # not the main thread: handlers run only there, so this came from no handler
+    except ValueError:  # not in the main thread, so no signal handler raised the exception
         sys.__unraisablehook__(dropped)
 
 

@@ -1,4 +1,4 @@
-"""Sparse files: their data extents, and copies and writes that keep holes; also directory times kept over a change."""
+"""Sparse files: data extents, and copies and writes that keep holes. Also restores times of a changed directory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator
 from zarrfs.errors import ReadError, reason_of
 from zarrfs.system.buffers import Buffer, write_all
 
-_HOLE = 64 << 10  # bytes: an aligned run of zeros of this size is left as a hole
+_HOLE = 64 << 10  # bytes; an aligned run of zeros of this size is left as a hole
 _ZEROS = bytes(_HOLE)
 _PIECE = 64 << 20  # bytes copied by one call
 _READ = 1 << 20
 
 
 def data_extents(descriptor: int, size: int) -> list[tuple[int, int]]:
-    """Return each_extent() as a list."""
+    """Return the extents of each_extent() as a list."""
     return list(each_extent(descriptor, size))
 
 
 def each_extent(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of the data extents in the first `size` bytes. Source: lseek(2), SEEK_DATA.
 
-    A file system without SEEK_DATA yields the whole range as one extent. Raise OSError as lseek(2).
+    On a file system without SEEK_DATA, yield the whole range as one extent. Raise OSError as lseek(2).
     """
     stop = 0
     while stop < size:
@@ -44,7 +44,7 @@ def each_extent(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def keep_times(directory: int) -> Iterator[None]:
-    """Restore the access and modification times of a directory after the body, which changes its entries."""
+    """Restore the atime and mtime of a directory after the body, which changes its entries."""
     status = os.fstat(directory)
     yield
     with contextlib.suppress(OSError):  # only the owner may set times
@@ -52,7 +52,7 @@ def keep_times(directory: int) -> Iterator[None]:
 
 
 def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
-    """Write `data` from offset `at` on, leaving holes for long runs of zeros."""
+    """Write `data` at offset `at`, except long runs of zeros, for which holes are left."""
     view = memoryview(data).cast("B")
     for start, stop in _data_runs(view):
         write_all(descriptor, view[start:stop], at + start)
@@ -63,8 +63,8 @@ def copy_data(
 ) -> None:
     """Copy the data extents in the first `size` bytes of a file, and set the size of the copy.
 
-    `copied` is called after each piece with its bytes, and may raise to cancel. Raise OSError for a failed write, and
-    ReadError about `name` for a source that cannot be read, or ends early. Source: copy_file_range(2).
+    `copied` is called after each piece with its number of bytes, and may raise to cancel the copy. Raise OSError for a
+    failed write, and ReadError about `name` if the source cannot be read or ends early. Source: copy_file_range(2).
     """
     in_kernel = True
     with _reading(name):
@@ -74,7 +74,7 @@ def copy_data(
         while at < stop:
             count = 0
             if in_kernel:
-                # it is not supported everywhere, and a failure may be of either file: pread and write tell of which
+                # not supported everywhere. On failure, fall back to pread and pwrite, which show the failing file
                 with contextlib.suppress(OSError):
                     count = os.copy_file_range(source, to, min(stop - at, _PIECE), at, at)
             if not count:  # some file systems return 0 instead of an error
@@ -98,7 +98,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 def _data_runs(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of the runs that are not all zeros."""
+    """Yield (start, stop) of the runs of blocks that are not all zeros."""
     begin = None
     for at in range(0, len(view), _HOLE):
         piece = view[at : at + _HOLE]

@@ -1,4 +1,4 @@
-"""A line on standard error that changes, such as one of progress."""
+"""A line on standard error that is replaced in place, such as a progress line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def shows_progress() -> bool:
 
 
 def replace_line(text: str = "") -> None:
-    """Write `text` in place of the line of progress that is shown; without `text`, erase it."""
+    """Replace the current progress line with `text`; without `text`, erase it."""
     sys.stderr.write(f"\r\x1b[K{text}")
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""A pool of forked worker processes for many small files.
+"""A pool of forked worker processes, for work on many small files.
 
-Threads would wait for the interpreter lock more than for the system (docs/archives.md).
+Threads would spend most of their time waiting for the interpreter lock (docs/archives.md).
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from typing import IO, Any
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.system.processes import end_with_parent
 
-_AHEAD = 4  # tasks per process that are sent, or done, before the caller takes their results
+_AHEAD = 4  # tasks per process that may be sent before the caller takes their results
 _PATIENCE = 500  # ms
-_USUAL = 8 << 20  # bytes of memory: tasks that may need more are sent one at a time
+_USUAL = 8 << 20  # bytes of memory per task; if tasks need more, a process is sent one task at a time
 _KILLED = "a process that reads or writes files was killed"
 
 
 class Workers:
     """A pool that runs `function(task, memory)` in up to `jobs` processes. Tasks and results are marshalled.
 
-    The processes are forked by start(), or when map() gets a second task, and see the caller's state of that moment.
-    close() ends them at once. `memory` is shared, `size` bytes per task. SourceErrors of the pool name `about`.
+    The processes are forked by start(), or when map() gets a second task, and see the state of the caller at that
+    moment. `memory` is shared with the caller, and has `size` bytes per task. SourceErrors of the pool itself name
+    `about`. close() must be called to end the processes.
     """
 
     def __init__(
         self, function: Callable[[Any, memoryview], Any], jobs: int, size: int = 0, about: str = "archive",
         begin: Callable[[], object] = lambda: None, pause: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        """Call `begin` in each worker before its first task, and `pause` in this process while waiting."""
+        """Call `begin` in each worker before its first task, and `pause` here twice a second while waiting."""
         self._function, self._jobs, self._about = function, jobs, about
         self._begin, self._pause = begin, pause
         self._ahead = _AHEAD if size <= _USUAL else 1
         self._idle: list[_Worker] = []
-        self._busy: dict[int, tuple[_Worker, int]] = {}  # by descriptor: the worker and the number of its task
+        self._busy: dict[int, tuple[_Worker, int]] = {}  # by descriptor of answers: the worker, number of its task
         self._results: dict[int, Any] = {}
         self._numbers = itertools.count()
         self._poll = select.poll()
@@ -50,10 +51,10 @@ class Workers:
         self._memory = _Memory(size, slots)
 
     def map(self, tasks: Iterable[Any]) -> Iterator[tuple[Any, memoryview]]:
-        """Yield (result, memory) in the order of the tasks; the memory is valid until the next result is taken.
+        """Yield (result, memory) in the order of the tasks. The memory is valid until the next result is taken.
 
-        Two calls may be in progress at the same time. Raise a SourceError or UsageError of a task, SourceError if a
-        process dies, RuntimeError for any other failure of a task.
+        Two calls may be in progress at the same time. Raise the SourceError or UsageError of a task, SourceError if a
+        process dies, RuntimeError for any other exception of a task in a worker process.
         """
         source = iter(tasks)
         few = list(itertools.islice(source, 2))
@@ -81,20 +82,20 @@ class Workers:
                 number, slot = waiting.popleft()
                 yield self._results.pop(number), self._memory.of(slot)
                 self._memory.give(slot)
-            elif waiting or more:  # the other call of map() may have all processes busy
+            elif waiting or more:  # also if `waiting` is empty: another call of map() may have all processes busy
                 self._receive()
 
     def close(self) -> None:
-        """End the processes; kill them if any is busy."""
+        """End the processes and wait for them. Kill all of them if any is busy."""
         workers = self._idle + [worker for worker, _number in self._busy.values()]
         for worker in workers:
             worker.end(bool(self._busy))
         self._idle, self._busy = [], {}
 
     def start(self) -> None:
-        """Fork the processes unless they run already or `jobs` is 1. They end with the calling thread.
+        """Fork the processes unless they run already or `jobs` is 1. They are killed when the calling thread ends.
 
-        Raise OSError if not all can be started; then none runs.
+        Raise OSError if a process cannot be started; the others are then ended.
         """
         if self._jobs == 1 or self._idle or self._busy:
             return
@@ -113,7 +114,7 @@ class Workers:
     def _send(self, task: Any, slot: int) -> int:
         number, worker = next(self._numbers), self._idle.pop()
         self._busy[worker.answers.fileno()] = worker, number
-        with contextlib.suppress(BrokenPipeError):  # it has died; reading its answer reports that
+        with contextlib.suppress(BrokenPipeError):  # the worker has died, which _receive() reports
             _write(worker.tasks, (task, slot))
         return number
 
@@ -140,7 +141,7 @@ class Workers:
 
 
 class _Memory:
-    """Slots of anonymous memory shared with forked processes. The slot freed last is reused first."""
+    """Slots of anonymous memory shared with forked processes. The slot that was freed last is reused first."""
 
     def __init__(self, size: int, count: int) -> None:
         self._size = size
@@ -180,11 +181,11 @@ class _Worker:
             if not self._pid:
                 try:
                     end_with_parent(parent, signal.SIGKILL)
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends us
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets SIGINT, too, and ends this worker
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     for descriptor in (tasks, answers, *(d for other in others for d in other.descriptors())):
-                        os.close(descriptor)  # so that the end of the parent is the end of the tasks
+                        os.close(descriptor)  # so that the pipe of tasks ends when the parent ends
                     begin()
                     _serve(function, os.fdopen(theirs, "rb"), os.fdopen(mine, "wb"))
                 finally:
@@ -198,7 +199,7 @@ class _Worker:
         return self.tasks.fileno(), self.answers.fileno()
 
     def end(self, at_once: bool) -> None:
-        """End the process and wait for it; kill it if `at_once`."""
+        """End the process and wait for it. With `at_once`, kill it; otherwise let it end at the end of its tasks."""
         if at_once:
             os.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(BrokenPipeError):
@@ -220,7 +221,7 @@ def _pipes() -> tuple[int, int, int, int]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[set[int]]:
-    """Block SIGINT and SIGTERM: a new process that has not set its handlers yet would raise the parent's exception."""
+    """Block SIGINT and SIGTERM in the body, so that a new process does not run the handlers of its parent."""
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))}
     try:
         yield before
