@@ -48,7 +48,7 @@ def as_mallory(*command: object) -> subprocess.CompletedProcess[str]:
 # -- other users of the machine and a mount
 
 
-def test_other_users_can_neither_read_nor_control_a_mount(place: Path) -> None:
+def test_a_mount_is_its_users_own(place: Path) -> None:
     """Without allow_other, another user gets no names, bytes or statistics, and cannot unmount or kill it."""
     (place / "mnt").mkdir()
     with mounted(document(place, {"a": "secret"}), place / "mnt") as root:
@@ -65,7 +65,7 @@ def test_other_users_can_neither_read_nor_control_a_mount(place: Path) -> None:
         assert (root / "a").read_text() == "secret"
 
 
-def test_other_users_cannot_control_a_mount_they_may_read(place: Path) -> None:
+def test_a_mount_for_others_is_not_controlled_by_them(place: Path) -> None:
     """With allow_other they read files, but cannot refresh the mount, change its options, write or unmount."""
     (place / "mnt").mkdir()
     with mounted(document(place, {"a": "for all"}), place / "mnt", "allow_other") as root:
@@ -110,7 +110,7 @@ def planted(directory: Path, source: Path) -> str:
     return name
 
 
-def test_an_index_planted_by_another_user_is_not_used(place: Path) -> None:
+def test_an_index_that_another_user_has_planted_is_not_believed(place: Path) -> None:
     """The index is in a directory like /tmp, where every user may create files but not remove those of others."""
     (place / "index").mkdir()
     (place / "index").chmod(0o1777)
@@ -124,7 +124,7 @@ def test_an_index_planted_by_another_user_is_not_used(place: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o777), lambda path: os.chown(path, MALLORY, MALLORY)])
-def test_an_index_directory_where_others_may_replace_files_is_refused(
+def test_a_directory_of_indexes_where_others_may_exchange_files_is_refused(
     spoil: Callable[[Path], None], place: Path
 ) -> None:
     """Otherwise another user could replace an index between its check and its use."""
@@ -138,7 +138,7 @@ def test_an_index_directory_where_others_may_replace_files_is_refused(
     assert not mount_lines(place / "mnt")
 
 
-def test_symlinks_planted_in_a_cache_directory_are_not_followed(place: Path) -> None:
+def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Path) -> None:
     """cache_dir= is in a directory like /tmp. Nothing is written through another user's symlinks; no read fails."""
     victim = place / "victim"
     victim.mkdir()
@@ -192,8 +192,8 @@ def test_the_name_of_a_source_adds_no_mount_option(name: str, tmp_path: Path) ->
         assert {"nosuid", "nodev", "ro"} <= set(options)
 
 
-def test_names_cannot_forge_log_lines_or_send_escape_sequences(tmp_path: Path) -> None:
-    """This holds for names of entries and targets, in the log and in the output of commands."""
+def test_names_forge_no_lines_and_move_no_cursor(tmp_path: Path) -> None:
+    """Names of entries and targets cannot send control characters to the log or to a terminal."""
     evil = "a\n2026-01-01 00:00:00,000 zarrfs[1]: ERROR: forged \x1b[31m"
     source = document(tmp_path, {evil: ["file:///nonexistent/\x1b[2J\nforged", 0, 10], "\x1b]0;x\x07": ["x"] * 9})
     with mounted(source, tmp_path / "mnt") as root:
@@ -289,7 +289,7 @@ ANSWERS = [endless_headers, endless_status, endless_interim, one_byte_a_second, 
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_endless_response_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
+def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
     """Reads fail with EIO in time, memory is bounded, and other files can still be read.
 
     The compressed response ends, so it is read if it arrives in time.
@@ -313,7 +313,7 @@ def test_an_endless_response_is_an_error(answer: Callable[[socket.socket], None]
 
 
 @pytest.mark.parametrize("answer", [endless_headers, endless_status, endless_redirects, one_byte_a_second])
-def test_an_endless_document_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
+def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
     """The error message is one line, and nothing is mounted."""
     server = Hostile(answer)
     (tmp_path / "mnt").mkdir()
@@ -331,7 +331,7 @@ def test_an_endless_document_is_an_error(answer: Callable[[socket.socket], None]
 
 
 @pytest.mark.parametrize("target", ["/proc/self/mem", "/dev/zero", "/proc/kmsg", "/dev/stdin"])
-def test_targets_that_are_special_files_do_not_hang(target: str, tmp_path: Path) -> None:
+def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> None:
     """These are targets of the user's own sets; a set from the network may refer to no local file at all."""
     done = threading.Event()
     with mounted(document(tmp_path, {"x": [target, 0, 100], "w": [target]}), tmp_path / "mnt") as root:
@@ -345,8 +345,8 @@ def test_targets_that_are_special_files_do_not_hang(target: str, tmp_path: Path)
         assert done.wait(60)
 
 
-def test_caches_and_indexes_are_for_their_user_alone(tmp_path: Path) -> None:
-    """The directories have mode 0700, although the umask is 0."""
+def test_a_user_and_mode_of_what_is_made(tmp_path: Path) -> None:
+    """Caches and indexes that zarrfs makes are for their user alone, even with umask 0."""
     (tmp_path / "mnt").mkdir()
     options = f"index_dir={tmp_path}/index,cache_dir={tmp_path}/blocks,retries=0"
     source = document(tmp_path, {"a": ["http://127.0.0.1:9/x", 0, 9]})
