@@ -178,7 +178,7 @@ def test_a_broken_set_is_refused_before_mounting(tmp_path: Path) -> None:
 
 
 def test_a_record_file_within_the_mount_is_a_loop(tmp_path: Path) -> None:
-    """It links into another directory than the chunk's: the kernel looks up one name of a directory at a time."""
+    """The chunk is in another directory, because the kernel looks up only one name of a directory at a time."""
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {})
     (root / "a").mkdir()
     (root / "a/refs.0.parq").symlink_to(tmp_path / "mnt/.zmetadata")

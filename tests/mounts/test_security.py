@@ -168,7 +168,7 @@ def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Pat
 
 
 def test_modules_in_the_working_directory_are_not_imported(place: Path) -> None:
-    """Root runs zarrfs in another user's directory. The child process that reads documents imports none either."""
+    """Root runs zarrfs in another user's directory; the child process that reads documents imports none either."""
     for name in ("json", "sqlite3", "orjson", "trio", "zarrfs", "click", "sitecustomize"):
         (place / f"{name}.py").write_text(f"open({str(place / 'ran')!r}, 'a').write({name!r})\n")
     (place / "mnt").mkdir()

@@ -440,7 +440,7 @@ def test_a_target_inside_the_mount_does_not_hang(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", ["b", "a"])
 def test_a_whole_target_inside_the_mount_does_not_hang(whole: str, tmp_path: Path) -> None:
-    """Its size is needed for a name that the kernel is looking up for the first time, with the directory locked."""
+    """The target's size is needed while the kernel looks up the file's name with the directory locked."""
     mnt = tmp_path / "mnt"
     with mounted(document(tmp_path, {"a": [str(mnt / whole)], "b": "x"}), mnt) as root:
         done = subprocess.run(["stat", root / "a"], timeout=60, check=False, capture_output=True, text=True)
@@ -457,7 +457,7 @@ def test_a_lookup_does_not_access_the_target(tmp_path: Path) -> None:
 
 
 def test_a_zip_file_inside_the_mount_is_not_opened(tmp_path: Path) -> None:
-    """A daemon that had a file of its own mount open could never be unmounted."""
+    """A mount could never be unmounted if its own daemon had a file in it open."""
     archive, mnt = tmp_path / "t.zip", tmp_path / "mnt"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("d/a", "text")

@@ -58,7 +58,7 @@ def test_a_mount_is_kept_in_use_until_it_is_unstaged(node: Node) -> None:
 
 
 def test_a_staged_mount_is_never_idle(node: Node) -> None:
-    """Its holder keeps it in use, so a message says that idle_timeout= has no effect; the same for `zarrfs run`."""
+    """The holder keeps the mount in use, so stage and run report that idle_timeout= has no effect."""
     done = run("stage", "-o", "idle_timeout=1s", SOURCE, node.path / "input")
     assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
     time.sleep(2)
