@@ -19,7 +19,7 @@ from tests.machine import Machine
 from tests.mounts.mounting import until
 from tests.pages import ROOT
 
-# What can go wrong for different reasons: what one reason makes go wrong is in one name
+# One name for each cause of failure: characters that fail for the same reason share a name
 NAMES = {
     "unicode": "Größe 数据 😀 e\u0301te\u0301", "latin1": os.fsdecode(b"l\xe4nge"), "blank": " a\tb ",
     "newline": "a\nb", "return": "a\rb", "comma": "a=b,allow_other,c=d", "backslash": "a\\b\\040",
@@ -33,7 +33,7 @@ EVERY = "ZARRFS_WHOLE_MATRIX" in os.environ  # all 540 cases, in ten minutes
 
 
 def cases() -> Iterator[tuple[str, str, str, str]]:
-    """Every name with three kinds, in each locale, in each way: any two values but name and kind occur together."""
+    """Yield three cases for every name. All pairs of values occur, except pairs of a name and a kind."""
     turns = list(enumerate(itertools.product(LOCALES, WAYS)))
     for (row, name), (column, kind) in itertools.product(enumerate(NAMES), enumerate(KINDS)):
         step = (column - row) % len(KINDS)
@@ -42,8 +42,7 @@ def cases() -> Iterator[tuple[str, str, str, str]]:
                 yield name, kind, locale, way
 
 
-def test_cases() -> None:
-    """Pairs that are left out are not missed by chance."""
+def test_cases_cover_all_pairs_but_those_of_name_and_kind() -> None:
     found = [set(itertools.combinations(enumerate(case), 2)) for case in cases()]
     pairs = set().union(*found)
     for one, other in ((0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
@@ -61,11 +60,11 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The URL of a web server on which every name has CONTENT."""
+    """Start a web server that answers every path with CONTENT; yield its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+        disable_nagle_algorithm = True  # send the body before the headers are acknowledged
 
         def do_GET(self) -> None:
             self.send_response(200)
@@ -86,7 +85,7 @@ def server() -> Iterator[str]:
 
 
 def make(kind: str, base: Path, inside: str, name: str, server: str) -> tuple[str, list[str], str]:
-    """Write a source of `kind` into `base`, which the machine knows as `inside`: (its name there, options, a key)."""
+    """Write a source of `kind` into `base`, `inside` in the machine; return (its path there, options, a key)."""
     text = name.encode("utf-8", "replace").decode() if name.isascii() or "\udce4" not in name else "plain"
     data = base / name
     data.write_bytes(CONTENT)
@@ -122,7 +121,7 @@ def of_fstab(text: str) -> str:
 
 
 def source_of(machine: Machine, place: str) -> list[str]:
-    """The sources that the mount table has for exactly `place`."""
+    """Return the sources of the mounts on exactly `place`, from the machine's mount table."""
     lines = Path(f"/proc/{machine.pid}/mountinfo").read_bytes().split(b"\n")
     fields = [[re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), field) for field in line.split(b" ")]
               for line in lines]  # fmt: skip
@@ -131,7 +130,7 @@ def source_of(machine: Machine, place: str) -> list[str]:
 
 @pytest.mark.promise("S49")
 @pytest.mark.parametrize(("name", "kind", "locale", "way"), list(cases()))
-def test_any_name(
+def test_any_name_can_be_mounted(
     machine: Machine, server: str, name: str, kind: str, locale: str, way: str
 ) -> None:
     word = NAMES[name]
@@ -167,7 +166,7 @@ def test_any_name(
                 continue
             done = machine.run("zarrfs", command, "--", place, LC_ALL=locale)
             assert (done.returncode, done.stderr) == (0, ""), command
-        if way == "fstab":  # a second mount -a sees that it is there
+        if way == "fstab":  # mount -a recognises the mount and adds no second one
             assert machine.run("mount", "-a", "-T", f"{inside}/fstab", LC_ALL=locale).returncode == 0
             assert source_of(machine, place) == [source]
     finally:
@@ -178,8 +177,8 @@ def test_any_name(
 
 
 @pytest.mark.parametrize("name", ["unicode", "latin1", "newline", "comma", "backslash", "quotes"])
-def test_any_name_of_a_user(machine: Machine, name: str) -> None:
-    """fusermount3 mounts for users: it splits its options at commas and takes backslashes for escapes."""
+def test_a_user_can_mount_any_name(machine: Machine, name: str) -> None:
+    """fusermount3, which mounts for users, splits its options at commas and treats backslashes as escapes."""
     if not os.path.exists(machine.path("/home/ann")):
         machine.user("ann")
     word, inside = NAMES[name], f"/home/ann/{len(os.listdir(machine.path('/home/ann')))}"
@@ -213,8 +212,8 @@ def test_auto_unmount_of_any_name(machine: Machine, name: str) -> None:
     until(lambda: source_of(machine, place) == [])
 
 
-def test_keys_where_python_would_not_read_names_as_utf8(machine: Machine) -> None:
-    """As in LC_ALL=en_US, which is ISO 8859-1: names are found that no listing has shown."""
+def test_keys_are_found_where_python_does_not_decode_names_as_utf8(machine: Machine) -> None:
+    """As with LC_ALL=en_US (ISO 8859-1). The key is looked up without a listing before it."""
     inside = "/home/keys"
     (base := machine.path(inside)).mkdir()
     (base / "mnt").mkdir()

@@ -1,4 +1,4 @@
-"""One mount with view=netcdf, read by the programs and libraries that know NetCDF and HDF5, not Zarr."""
+"""A mount with view=netcdf, read with programs and libraries for NetCDF and HDF5."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = np.linspace(230, 310, 6 * 90 * 120).reshape(6, 90, 120)
 
 
 def write_source(path: Path) -> None:
-    """Write a data set with packed data, a missing chunk, a damaged one, and an array that NetCDF has no form for."""
+    """Write a data set with packed data, a missing and a damaged chunk, and an array of a type NetCDF-4 lacks."""
     t = T.copy()
     t[0, :4, :4] = np.nan
     coordinates = {"time": ("time", np.arange(6), {"units": "days since 2000-01-01"}), "level": ((), 2.0)}
@@ -63,7 +63,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def file(source: Path) -> Iterator[Path]:
-    """The file in the mount."""
+    """Mount the source with view=netcdf; yield the path of its NetCDF file."""
     with mounted(source, source.parent / "mnt", "view=netcdf", f"index_dir={source.parent}/index") as mountpoint:
         assert os.listdir(mountpoint) == ["forecast.nc"]
         yield mountpoint / "forecast.nc"
@@ -71,20 +71,20 @@ def file(source: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def wanted(source: Path) -> xr.Dataset:
-    """Open the Zarr store with xarray, without its damaged arrays and those that NetCDF has no form for."""
+    """Load the Zarr store with xarray, without the damaged array and the one of a type NetCDF-4 lacks."""
     left = ["bad", "quad"]
     return xr.open_zarr(source, consolidated=True, drop_variables=left).load()
 
 
 def tool(*command: object) -> str:
-    """Run a program; return what it writes."""
+    """Run a program; return its output."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf"])
-def test_xarray(file: Path, wanted: xr.Dataset, engine: Literal["netcdf4", "h5netcdf"]) -> None:
+def test_xarray_reads_the_store(file: Path, wanted: xr.Dataset, engine: Literal["netcdf4", "h5netcdf"]) -> None:
     with xr.open_dataset(file, engine=engine) as found:
         xr.testing.assert_equal(found.drop_vars("bad").load(), wanted)
         assert found.attrs == wanted.attrs
@@ -95,7 +95,7 @@ def test_xarray(file: Path, wanted: xr.Dataset, engine: Literal["netcdf4", "h5ne
         assert tree["stations/name"].values.tolist() == [b"Bonn", b"Ulm"]
 
 
-def test_netcdf4_python_and_h5netcdf(file: Path, wanted: xr.Dataset) -> None:
+def test_netcdf4_python_and_h5netcdf_read_the_store(file: Path, wanted: xr.Dataset) -> None:
     with netCDF4.Dataset(file) as data:
         np.testing.assert_allclose(data["t2m"][1].filled(np.nan), wanted["t2m"][1])
         assert data["mask"].endian() == "big"
@@ -107,14 +107,14 @@ def test_netcdf4_python_and_h5netcdf(file: Path, wanted: xr.Dataset) -> None:
         np.testing.assert_array_equal(data["lat"][...], wanted["lat"])
 
 
-def test_h5py(file: Path) -> None:
+def test_h5py_sees_dimension_scales_and_fill_values(file: Path) -> None:
     with h5py.File(file) as data:
         assert [scale[0].name for scale in data["t2m"].dims] == ["/time", "/lat", "/lon"]
         assert (data["t2m"][2, :45, 60:] == -32768).all()
         assert data["t2m"].chunks is None
 
 
-def test_ncdump(file: Path) -> None:
+def test_ncdump_prints_the_metadata_and_values(file: Path) -> None:
     header = tool("ncdump", "-h", file)
     for line in (
         "time = 6 ;", "short t2m(time, lat, lon) ;", "t2m:_FillValue = -32768s ;", "t2m:scale_factor = 0.01 ;",
@@ -122,11 +122,11 @@ def test_ncdump(file: Path) -> None:
         "char name(phony_dim_0, string4) ;", "char source(time, string7) ;",
     ):  # fmt: skip
         assert line in header
-    assert not re.search(r"^\s*string ", header, re.MULTILINE)  # text is NC_CHAR, which every program knows
+    assert not re.search(r"^\s*string ", header, re.MULTILINE)  # text is NC_CHAR, which every program supports
     assert '"Bonn"' in tool("ncdump", "-v", "/stations/name", file)
 
 
-def test_cdo(file: Path, wanted: xr.Dataset) -> None:
+def test_cdo_computes_the_statistics_of_the_store(file: Path, wanted: xr.Dataset) -> None:
     table = [line.split() for line in tool("cdo", "-s", "infon", "-selname,t2m", file).splitlines()[1:]]
     assert [line[2] for line in table] == [f"2000-01-0{day}" for day in range(1, 7)]
     assert [int(line[6]) for line in table] == wanted["t2m"].isnull().sum(("lat", "lon")).values.tolist()
@@ -134,13 +134,13 @@ def test_cdo(file: Path, wanted: xr.Dataset) -> None:
     np.testing.assert_allclose(found, wanted["t2m"].mean(("lat", "lon")), atol=0.01)
 
 
-def test_nco(file: Path, tmp_path: Path, wanted: xr.Dataset) -> None:
+def test_ncks_cuts_out_the_values_of_the_store(file: Path, tmp_path: Path, wanted: xr.Dataset) -> None:
     tool("ncks", "-O", "-v", "t2m", "-d", "time,3", "-d", "lat,10,20", file, tmp_path / "cut.nc")
     with xr.open_dataset(tmp_path / "cut.nc") as found:
         np.testing.assert_array_equal(found["t2m"], wanted["t2m"][3:4, 10:21])
 
 
-def test_h5dump(file: Path) -> None:
+def test_h5dump_prints_the_values_and_types(file: Path) -> None:
     found = tool("h5dump", "-y", "-d", "/lat", "-s", "0", "-c", "3", file)
     assert "-89, -87, -85" in found
     assert "H5T_STD_I16BE" in tool("h5dump", "-H", "-d", "/mask", file)
@@ -167,8 +167,8 @@ def test_variables_that_are_left_out_are_reported(file: Path, source: Path) -> N
     assert "quad: dtype <f16: NetCDF-4 has no such type" in done.stdout
 
 
-def test_commands(file: Path, source: Path, tmp_path: Path) -> None:
-    """Convert a store: the copy has the bytes of the mounted file and opens without zarrfs."""
+def test_stage_run_and_cat_write_the_mounted_file(file: Path, source: Path, tmp_path: Path) -> None:
+    """The copy opens without zarrfs. A damaged chunk is reported by `check`, and `stage` fails and writes nothing."""
     sound = tmp_path / "sound.zarr"
     xr.Dataset({"v": ("x", np.arange(50_000.0))}, {"x": np.arange(50_000)}).to_zarr(sound, zarr_format=2)
     done = run("stage", "--copy", "-o", "view=netcdf", sound, tmp_path / "out")

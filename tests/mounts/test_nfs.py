@@ -1,4 +1,4 @@
-"""A cache directory on NFS, shared by two daemons, in User-mode Linux: a kernel that has NFS, on any machine."""
+"""A cache directory on NFS that two daemons share, in User-mode Linux: a kernel with NFS on any machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import PROGRAM
 
-MODULES = Path("/usr/lib/uml/modules")  # where Debian has them
+MODULES = Path("/usr/lib/uml/modules")  # where Debian installs them
 SBIN = "/usr/sbin:/usr/bin:/sbin:/bin"
 NEEDED = {
     "linux.uml": "user-mode-linux", "rpc.nfsd": "nfs-kernel-server", "mount.nfs": "nfs-common", "modprobe": "kmod",
@@ -51,11 +51,11 @@ sleep 60
     [
         ("vers=4.2", "/", 1.6),
         ("vers=3", "/mnt/export", 1.6),
-        ("vers=3,nolock", "/mnt/export", 2.0),  # locks of each node alone: both fetch
+        ("vers=3,nolock", "/mnt/export", 2.0),  # locks are local to a node, so both nodes fetch
     ],
 )
 def test_two_nodes_share_a_cache_directory_on_nfs(options: str, export: str, most: float, tmp_path: Path) -> None:
-    """Two mounts of NFS that share no page cache stand for two nodes. A third one fetches little."""
+    """Two NFS mounts without a common page cache act as two nodes. A third zarrfs mount fetches few blocks."""
     missing = [package for program, package in NEEDED.items() if not shutil.which(program, path=SBIN)]
     if missing:
         pytest.skip(f"NFS needs the packages {' '.join(missing)}")

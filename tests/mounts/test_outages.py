@@ -1,4 +1,4 @@
-"""A server that goes away while a mount is read: a delay, not an error. Real servers, real sockets, real readers."""
+"""Outages of a server while a mount is read: its readers are delayed, and get no error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.servers import nginx as nginx
 
 __all__ = ["proxy"]
 
-AWAY = float(os.environ.get("ZARRFS_OUTAGE", "2.5"))  # seconds; the soak has 20
+AWAY = float(os.environ.get("ZARRFS_OUTAGE", "2.5"))  # seconds; longer in a soak test
 ALONE = "cache=none,prefetch=0B,coalesce_gap=0B"
 BEGINS = r".*WARNING: (\S+) is out: (.+): its requests wait, and one at a time tries again"
 ENDS = r".*WARNING: (\S+) answers again: it was out for ([\d.]+) s, and ([\d,]+) requests? waited for it"
@@ -45,20 +45,20 @@ def warnings(root: Path) -> list[str]:
 
 
 class Logged(NamedTuple):
-    """An outage that has ended, as the log tells of it."""
+    """An outage that has ended, as logged."""
 
     server: str
     reason: str
-    waited: int  # how many requests
+    waited: int  # number of requests
     seconds: float
 
     def took(self, least: float, most: float) -> bool:
-        """Return whether it took so many seconds; the log rounds them to tenths."""
+        """Return whether the outage took between `least` and `most` seconds; the log rounds to tenths."""
         return least - 0.05 <= self.seconds <= most + 0.05
 
 
 def logged(root: Path) -> list[Logged]:
-    """The outages in the log, each of which has two lines; there are no others."""
+    """Return the outages in the log. Fail if a warning or error is not one of the two lines of an outage."""
     lines, found = warnings(root), []
     for first, last in zip(lines[::2], lines[1::2], strict=False):
         begins, ends = re.fullmatch(BEGINS, first), re.fullmatch(ENDS, last)
@@ -70,7 +70,7 @@ def logged(root: Path) -> list[Logged]:
 
 
 def check_log(root: Path, server: str, least: float, most: float) -> tuple[str, int]:
-    """(reason, how many waited): the log tells of one outage, of `server`."""
+    """Check that the log has exactly one outage, of `server`; return (reason, number of requests that waited)."""
     wait_for(lambda: len(warnings(root)) > 1)
     assert len(warnings(root)) == 2
     [one] = logged(root)
@@ -80,14 +80,14 @@ def check_log(root: Path, server: str, least: float, most: float) -> tuple[str, 
 
 
 def values_at(root: Path, url: str, name: str, count: int = 600) -> tuple[Path, list[Value]]:
-    """(a document, its values), of 8 KiB each."""
+    """Publish `count` values of 8 KiB each; return (a reference set of them, the values)."""
     values = cut(publish(root, name, count << 13), "v", 8 << 10)
     return document(root.parent / f"{name}.json", {f"{url}/{name}": values}), values
 
 
 @contextlib.contextmanager
 def reading(root: Path, values: Sequence[Value], threads: int) -> Iterator[Outcome]:
-    """Values are read all the while, one after the other by each thread."""
+    """Read values in `threads` threads, each one value at a time, until the block ends; yield the outcome."""
     outcome, done = Outcome(), threading.Event()
 
     def go_on(number: int) -> None:
@@ -112,7 +112,7 @@ def reading(root: Path, values: Sequence[Value], threads: int) -> Iterator[Outco
 
 
 class Clock:
-    """The time since it was made: what a loaded machine delays takes longer here, too."""
+    """A stopwatch that starts when it is made. Measured limits include the delays of a loaded machine."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -123,23 +123,23 @@ class Clock:
 
 
 def outage(root: Path, name: str) -> dict[str, Any]:
-    """What counters say of the outage of a server; nothing where it has none."""
+    """Return the counters of a server's current outage; empty if it has none."""
     return dict(counters_of(root)["remote"]["hosts"].get(name, {}).get("outage", {}))
 
 
 def all_wait(root: Path, name: str, threads: int) -> Clock:
-    """Wait until all readers wait for a server; a clock that begins then."""
+    """Wait until all readers wait for the server; return a clock started at that moment."""
     wait_for(lambda: outage(root, name).get("waiting") == threads)
     return Clock()
 
 
-# -- a server that is not there
+# -- servers that do not answer for a while
 
 
 @pytest.mark.promise("S2")
 @pytest.mark.parametrize("threads", [1, 16])
-def test_nginx_is_stopped_while_a_mount_is_read(threads: int, tmp_path: Path) -> None:
-    """No EIO, every byte right, two lines in the log; few connections; `stats` and `doctor` say what goes on."""
+def test_readers_wait_while_nginx_is_stopped(threads: int, tmp_path: Path) -> None:
+    """No read fails, the log has two lines, few requests are tried; `stats` and `doctor` report the outage."""
     (tmp_path / "www").mkdir()
     (tmp_path / "nginx").mkdir()
     with contextlib.ExitStack() as stack:
@@ -163,12 +163,12 @@ def test_nginx_is_stopped_while_a_mount_is_read(threads: int, tmp_path: Path) ->
             )  # fmt: skip
             said = f"{threads} waiting: Connection refused: its readers go on when it answers"
             told = re.compile(rf"{re.escape(str(root))}: {name} is out for .*{said}")
-            wait_for(lambda: bool(told.search(run("doctor").stdout)))  # it leaves out mounts that are slow to answer
+            wait_for(lambda: bool(told.search(run("doctor").stdout)))  # doctor omits mounts that are slow to answer
             metrics = run("stats", "--prometheus", root).stdout
             assert re.search(r"^zarrfs_host_outage_waiting\{.*\} " + str(threads), metrics, re.MULTILINE)
             time.sleep(AWAY / 2)
             attempts = counters_of(root)["remote"]["requests"] - at_stop
-            assert attempts <= threads + 8 + stopped.seconds / 3  # those in flight, and probes
+            assert attempts <= threads + 8 + stopped.seconds / 3  # requests in flight, and probes
             least, right = waiting.seconds, outcome.right
             server.start()
             wait_for(lambda: outcome.right > right + 50)
@@ -180,14 +180,14 @@ def test_nginx_is_stopped_while_a_mount_is_read(threads: int, tmp_path: Path) ->
 
 
 class Restartable:
-    """An nginx that is stopped, and started again on the same ports."""
+    """An nginx server that can be stopped, and started again on the same ports."""
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         made = stack.enter_context(nginx_at(directory / "nginx", directory / "www"))
         self.web = made.plain
         self._directory, self._stack = directory / "nginx", stack
         pid = directory / "nginx/pid"
-        wait_for(lambda: pid.exists() and pid.read_text().endswith("\n"))  # nginx listens before it writes that
+        wait_for(lambda: pid.exists() and pid.read_text().endswith("\n"))  # nginx listens before it writes its pid
         self._pid = int(pid.read_text())
 
     def stop(self) -> None:
@@ -214,7 +214,7 @@ def restartable(directory: Path) -> Iterator[Restartable]:
 
 
 @pytest.mark.promise("S2")
-def test_a_server_that_answers_503_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_readers_wait_while_a_server_answers_503(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     source, values = values_at(nginx.plain.root, proxy.url, "busy.bin")
     name = proxy.url.removeprefix("http://")
     with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB") as root:
@@ -234,8 +234,8 @@ def test_a_server_that_answers_503_for_a_while(nginx: Nginx, proxy: FaultProxy, 
 
 
 @pytest.mark.promise("S2")
-def test_a_server_that_takes_connections_and_says_nothing(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """As a black hole: what was sent into it is lost, and what is sent when it is gone is answered."""
+def test_readers_wait_while_a_server_stalls_in_its_responses(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """A response that stalls never completes; requests sent after the outage are answered."""
     source, values = values_at(nginx.plain.root, proxy.url, "silent.bin")
     name = proxy.url.removeprefix("http://")
     with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB,request_timeout=1s") as root:
@@ -248,12 +248,12 @@ def test_a_server_that_takes_connections_and_says_nothing(nginx: Nginx, proxy: F
             wait_for(lambda: outcome.right > right + 50)
         assert outcome.failed == {}
         wanted, most = (name, "no answer within 1 s", 4), silent.seconds
-        # on a busy machine right answers may take more than a second, too: another outage, before or after
+        # on a busy machine a good response can take more than a second too: another outage, before or after this one
         wait_for(lambda: any(one[:3] == wanted and one.took(least, most) for one in logged(root)))
 
 
 @pytest.mark.promise("S2")
-def test_a_name_server_that_is_not_there_for_a_while(tmp_path: Path) -> None:
+def test_readers_wait_while_no_name_server_answers(tmp_path: Path) -> None:
     script = without_others() + 'exec "$@"'
     nameless = [sys.executable, "-m", "tests.mounts.nameless", tmp_path, str(AWAY)]
     command = ["unshare", "-mn", "sh", "-c", script, "sh", *nameless]
@@ -268,12 +268,12 @@ def test_a_name_server_that_is_not_there_for_a_while(tmp_path: Path) -> None:
     assert re.fullmatch(ENDS, ends)
 
 
-# -- how it ends otherwise
+# -- kills, timeouts and other kinds of source
 
 
 @pytest.mark.promise("S46")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_reader_that_waits_for_a_server_is_killed_at_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_reader_that_waits_for_a_server_can_be_killed_immediately(number: signal.Signals, tmp_path: Path) -> None:
     name = f"127.0.0.1:{free_port()}"
     [value] = cut(bytes(8 << 10), "v", 8 << 10)
     source = document(tmp_path / "refs.json", {f"http://{name}/f": [value]})
@@ -296,8 +296,8 @@ threading.Event().wait()
 """
 
 
-def test_many_reads_that_wait_for_a_server_hold_up_nobody_else(tmp_path: Path) -> None:
-    """A session loop with as many tasks would not read the request of anybody else."""
+def test_many_reads_that_wait_for_a_server_do_not_block_other_requests(tmp_path: Path) -> None:
+    """If each of them occupied a task of the session loop, no task would be left to read other requests."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         refs: dict[str, Any] = {f"v{number}": [f"{url}/{number}", 0, 4096] for number in range(300)}
@@ -319,8 +319,8 @@ def test_many_reads_that_wait_for_a_server_hold_up_nobody_else(tmp_path: Path) -
 
 @pytest.mark.promise("S2")
 @pytest.mark.parametrize(("how", "patience"), [("refused", 3), ("silent", 10)])
-def test_a_read_ends_with_read_timeout_and_says_why(how: str, patience: int, faulty: Faulty, tmp_path: Path) -> None:
-    """One line: the server, the reason, how long it was tried. It is seen to be silent long before the read ends."""
+def test_a_read_fails_after_read_timeout_and_logs_why(how: str, patience: int, faulty: Faulty, tmp_path: Path) -> None:
+    """One line names the server, the reason and the duration of the outage, which begins before the read fails."""
     [value] = cut(bytes(8 << 10), "v", 8 << 10)
     url = f"http://127.0.0.1:{free_port()}/f" if how == "refused" else faulty.put("/f", bytes(10), forever="slow")
     source = document(tmp_path / "refs.json", {url: [value]})
@@ -333,7 +333,7 @@ def test_a_read_ends_with_read_timeout_and_says_why(how: str, patience: int, fau
             os.pread(descriptor, 10, 0)
         os.close(descriptor)
         assert caught.value.errno == errno.EIO
-        # the kernel asks for a page twice; a second wait would have a line, too
+        # the kernel requests a page twice; a second wait would log a line too
         assert patience - 0.1 <= began.seconds <= 60
         reason = "Connection refused" if how == "refused" else "no answer within 1 s"
         [line] = [line for line in warnings(root) if " ERROR: " in line]
@@ -341,11 +341,11 @@ def test_a_read_ends_with_read_timeout_and_says_why(how: str, patience: int, fau
         says += r"\[EIO\]"
         found = re.search(says, line)
         assert found is not None, line
-        assert 0 < float(found[1]) <= began.seconds + 0.05, line  # it is out from the first failure on
+        assert 0 < float(found[1]) <= began.seconds + 0.05, line  # the outage begins with the first failure
     faulty.release()
 
 
-def test_a_document_whose_server_is_down_is_an_error_soon(tmp_path: Path) -> None:
+def test_mounting_a_document_fails_soon_if_its_server_is_down(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     name = f"127.0.0.1:{free_port()}"
     began = Clock()
@@ -355,8 +355,8 @@ def test_a_document_whose_server_is_down_is_an_error_soon(tmp_path: Path) -> Non
     assert began.seconds < 60
 
 
-def test_blobs_are_read_from_the_next_place_where_one_is_out(faulty: Faulty, tmp_path: Path) -> None:
-    """Places are tried in their order: the next one is better than to wait."""
+def test_blobs_are_read_from_the_next_source_if_one_is_out(faulty: Faulty, tmp_path: Path) -> None:
+    """Blob sources are tried in order; trying the next source is better than waiting for one that is out."""
     data = b"of a blob\n" * 1000
     ref = f"sha1-{hashlib.sha1(data).hexdigest()}"
     faulty.put(f"/blobs/{ref}", data)
@@ -371,8 +371,8 @@ def test_blobs_are_read_from_the_next_place_where_one_is_out(faulty: Faulty, tmp
 
 
 @pytest.mark.promise("S2")
-def test_an_archive_whose_server_is_out(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """A zip file behind a URL: readers of its members wait for its server, and the log says so."""
+def test_readers_of_a_zip_file_wait_for_its_server(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """With a short read_timeout= a read fails instead, and the log says why."""
     with zipfile.ZipFile(nginx.plain.root / "out.zip", "w") as file:
         for number in range(40):
             file.writestr(f"a/{number}", bytes([number]) * 300_000)

@@ -1,4 +1,4 @@
-"""Owners, masks and set-user-ID bits, as several users meet them: who may read what, and what never acts."""
+"""Owners, masks and set-user-ID bits of mounts that several users read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECTORIES = {"d755": 0o755, "d750": 0o750, "d701": 0o701}
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """A machine with ann, bob, and cat, who is in ann's group; /srv/a.json has many modes, and `id`, set-user-ID."""
+    """Start a machine with users ann, bob and cat (in ann's group); /srv/a.json has many modes, a set-user-ID `id`."""
     with Machine() as made:
         for name in ("ann", "bob", "cat"):
             made.user(name)
@@ -43,7 +43,7 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture
 def mount(machine: Machine) -> Iterator[Mount]:
-    """Mounts the archive as root, with options; unmounted in the end."""
+    """Yield a function that mounts the archive as root with options; unmount the archive afterwards."""
 
     def mounted(*options: str) -> None:
         done = machine.run("zarrfs", "mount", "/srv/a.json", MNT, "-o", ",".join(("cache=none", *options)))
@@ -78,7 +78,7 @@ def may(mode: int, uid: int, gid: int, user: int, groups: set[int], bit: int) ->
 def test_permissions_decide_which_user_may_read(
     options: tuple[str, ...], files: int, directories: int, machine: Machine, mount: Mount
 ) -> None:
-    """Every user tries everything; the kernel decides by what is shown."""
+    """Each user tries to read every entry; the kernel decides by the owner and mode that the mount reports."""
     numbers = {name: int(machine.root(f"id -u {name}")) for name in ("ann", "bob", "cat")}
     uid, gid = numbers["bob"], numbers["ann"]
     mount("allow_other", f"uid={uid}", f"gid={gid}", *options)
@@ -106,7 +106,7 @@ def test_permissions_decide_which_user_may_read(
 
 
 def euid(machine: Machine, path: str) -> str:
-    """As whom a program, a copy of id, acts that ann executes."""
+    """Let ann execute a copy of `id`; return the user it acts as: "root", "ann", or else its error output."""
     done = machine.run(path, user="ann")
     if "euid=0" in done.stdout or "egid=0" in done.stdout:
         return "root"
@@ -114,8 +114,8 @@ def euid(machine: Machine, path: str) -> str:
 
 
 @pytest.mark.promise("S40")
-def test_set_user_id_never_acts(machine: Machine, mount: Mount) -> None:
-    """A copy of id, set-user-ID and owned by root: ann executes it."""
+def test_set_user_id_bits_never_take_effect(machine: Machine, mount: Mount) -> None:
+    """ann executes a copy of `id` that is owned by root and has the set-user-ID bit."""
     machine.root("cp /usr/bin/id /srv/id && chmod 6755 /srv/id")
     assert euid(machine, "/srv/id") == "root", "this machine honours the bit, else this test shows nothing"
     for options in (("allow_other",), ("allow_other", "suid"), ("allow_other", "suid", "file_mode=6755")):
@@ -141,6 +141,7 @@ def test_set_user_id_never_acts(machine: Machine, mount: Mount) -> None:
 
 @pytest.mark.promise("S40")
 def test_set_user_id_is_not_written(machine: Machine) -> None:
+    """Only `archive extract` without --no-set-id writes set-user-ID bits; all three keep set-group-ID directories."""
     for number, (command, expected) in enumerate((
         ("archive extract --no-set-id a.json -C out{}", "ann"), ("archive extract a.json -C out{}", "root"),
         ("stage --copy a.json /srv/out{}", "ann"),
@@ -150,6 +151,7 @@ def test_set_user_id_is_not_written(machine: Machine) -> None:
         assert done.returncode == 0, done.stderr
         assert euid(machine, f"/srv/out{number}/id") == expected, command
         assert machine.root(f"stat -c %a /srv/out{number}/shared") == "2775"
+    # bob's set-user-ID program, in a mount by root
     machine.root("cd /srv && mkdir of-bob && cp /usr/bin/id of-bob && chown -R bob of-bob && chmod 4755 of-bob/id")
     machine.root("echo '{\"zarr_format\": 2}' > /srv/of-bob/.zgroup")
     done = machine.run("zarrfs", "mount", "/srv/of-bob", MNT, "-o", "suid,allow_other")
@@ -162,7 +164,7 @@ def test_set_user_id_is_not_written(machine: Machine) -> None:
 
 @pytest.mark.promise("S41")
 def test_masks_of_a_writable_mount(machine: Machine, mount: Mount) -> None:
-    """They change what is shown, not what is stored; copies in the upper have the modes of the source."""
+    """Masks change the modes that the mount reports, not those in the upper directory; file_mode= changes both."""
     mount("allow_other", f"upperdir={UP}", "fmask=077", "dmask=027")
     machine.root(f"umask 022; echo new > {MNT}/new; mkdir {MNT}/dir; echo more >> {MNT}/f644; touch {MNT}/d755/f")
     shown = {"new": 0o600, "dir": 0o750, "f644": 0o600, "d755": 0o750, "d755/f": 0o600}

@@ -1,4 +1,4 @@
-"""Sets in the Parquet layout through a real mount."""
+"""Reference sets in the Parquet layout, read through a real mount."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["nginx"]
 
 @pytest.fixture
 def combined(references: Path, tmp_path: Path) -> Path:
-    """The combined sample set as kerchunk writes it."""
+    """Write the combined sample set with kerchunk, in the Parquet layout; return its path."""
     refs = json.loads((references / "combined_v1.json").read_text())["refs"]
     kerchunk.df.refs_to_dataframe(refs, str(tmp_path / "combined.parq"), record_size=100)
     return tmp_path / "combined.parq"
@@ -43,7 +43,7 @@ def test_xarray_reads_a_set_as_h5py_reads_its_files(consolidated: bool, combined
         compare_with_files(root, consolidated)
 
 
-def test_stat_and_listing_and_source(combined: Path, tmp_path: Path) -> None:
+def test_stat_listings_and_the_source_attribute_are_right(combined: Path, tmp_path: Path) -> None:
     with mounted(combined, tmp_path / "mnt") as root:
         document = (combined / ".zmetadata").stat()
         for path in files_below(root).values():
@@ -57,7 +57,7 @@ def test_stat_and_listing_and_source(combined: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_listing_with_holes(tmp_path: Path) -> None:
-    """Several pieces of readdir, several record files; seekdir goes back."""
+    """The listing takes several readdir requests and several record files."""
     rows: list[Reference] = [None if number % 3 == 1 else b"%d" % number for number in range(5000)]
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([50, 100], [1, 1])}, {"a": rows}, 700)
     expected = [".zarray", *(f"{n // 100}.{n % 100}" for n in range(5000) if n % 3 != 1)]
@@ -69,10 +69,10 @@ def test_a_long_listing_with_holes(tmp_path: Path) -> None:
             number = int(name.split(".")[0]) * 100 + int(name.split(".")[1])
             assert (mount / "a" / name).read_bytes() == b"%d" % number
         array = zarr.open_array(mount / "a", mode="r")
-        assert array[0, 1] == 7  # absent: the fill value
+        assert array[0, 1] == 7  # the chunk is absent: the fill value
 
 
-def test_a_lost_record_file_is_an_error_of_its_own_keys(tmp_path: Path) -> None:
+def test_a_lost_record_file_is_an_error_for_its_own_keys_only(tmp_path: Path) -> None:
     rows: list[Reference] = [b"%d" % (number % 10) for number in range(40)]
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([40], [1]), "a/.zattrs": {}}, {"a": rows}, 10)
     (root / "a/refs.2.parq").unlink()
@@ -91,7 +91,7 @@ def test_a_lost_record_file_is_an_error_of_its_own_keys(tmp_path: Path) -> None:
 
 
 def write_sparse(root: Path, target: Path) -> np.ndarray:
-    """A set of fsspec's own writer, two of whose five record files it does not write; the values of its array."""
+    """Write a set with fsspec, which omits two of its five record files; return the values of its array."""
     values = np.full(50, 7, np.uint8)
     theirs = LazyReferenceMapper.create(str(root), fs=fsspec.filesystem("file"), record_size=10, engine="pyarrow")
     theirs[".zgroup"] = json.dumps({"zarr_format": 2})
@@ -107,7 +107,7 @@ def write_sparse(root: Path, target: Path) -> np.ndarray:
 
 @pytest.mark.promise("S50")
 @pytest.mark.parametrize("place", ["local", "http", "zip"])
-def test_a_record_file_that_was_not_written_stands_for_absent_chunks(
+def test_the_chunks_of_a_record_file_that_was_not_written_are_absent(
     place: str, nginx: Nginx, tmp_path: Path
 ) -> None:
     root = nginx.plain.root / "sparse.parq" if place == "http" else tmp_path / "sparse.parq"
@@ -138,7 +138,7 @@ def test_a_record_file_that_was_not_written_stands_for_absent_chunks(
         assert (mount / "a/20").read_bytes() == b"\x14"
 
 
-def test_commands_on_a_set_without_all_record_files(tmp_path: Path) -> None:
+def test_commands_accept_a_set_with_absent_record_files(tmp_path: Path) -> None:
     root, expected = tmp_path / "sparse.parq", ["a/20", "a/29", "a/3", "a/41"]
     write_sparse(root, tmp_path / "target")
     refs = json.loads(run("refs", "expand", root).stdout)
@@ -157,7 +157,7 @@ def test_commands_on_a_set_without_all_record_files(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "2 errors, 0 warnings")
 
 
-def test_over_http_without_listings(nginx: Nginx, combined: Path, tmp_path: Path) -> None:
+def test_xarray_reads_a_set_over_http_without_listings(nginx: Nginx, combined: Path, tmp_path: Path) -> None:
     shutil.copytree(combined, nginx.plain.root / "combined.parq", dirs_exist_ok=True)
     url = f"{nginx.plain.url}/combined.parq"
     with mounted(url, tmp_path / "mnt", "allow=file") as root:
@@ -178,7 +178,7 @@ def test_a_broken_set_is_refused_before_mounting(tmp_path: Path) -> None:
 
 
 def test_a_record_file_within_the_mount_is_a_loop(tmp_path: Path) -> None:
-    """In another directory than the chunk: the kernel looks up one name of a directory at a time."""
+    """The chunk is in another directory, because the kernel looks up only one name of a directory at a time."""
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {})
     (root / "a").mkdir()
     (root / "a/refs.0.parq").symlink_to(tmp_path / "mnt/.zmetadata")
@@ -186,8 +186,8 @@ def test_a_record_file_within_the_mount_is_a_loop(tmp_path: Path) -> None:
         assert error_of((mount / "a/0").read_bytes) == errno.ELOOP
 
 
-def test_a_listing_gives_what_it_has_before_it_fails(tmp_path: Path) -> None:
-    """And each getdents64(2) after that fails: a clean end would make the chunks fill values."""
+def test_a_listing_returns_the_names_it_has_before_it_fails(tmp_path: Path) -> None:
+    """Each later getdents64(2) fails too: after a clean end, the missing chunks would read as fill values."""
     metadata = {"v/.zarray": {"shape": [1]}, "v/.zattrs": {}, "v/sub/.zgroup": {}}
     write_set(tmp_path / "set", metadata, {})
     libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(32768)

@@ -1,4 +1,4 @@
-"""Mounts of archives whose blobs, or that themselves, are somewhere else than in files."""
+"""Mounts of archives that are, or whose blobs are, at a URL, in a dump, in a database or in a Flux instance."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_files(root: Path) -> None:
     assert {name: (root / name).read_bytes() for name in FILES} == FILES
 
 
-def test_over_http_with_a_cache(nginx: Nginx, document: Path, tmp_path: Path) -> None:
+def test_blobs_read_over_http_are_kept_in_the_cache(nginx: Nginx, document: Path, tmp_path: Path) -> None:
     url, place = web(nginx)
     cache = tmp_path / "cache"
     with mounted(document, tmp_path / "mnt", f"blobs={url}", f"cache_dir={cache}") as root:
@@ -86,7 +86,7 @@ def test_over_http_with_a_cache(nginx: Nginx, document: Path, tmp_path: Path) ->
         check_files(root)
 
 
-def test_of_a_stopped_instance(document: Path, tmp_path: Path) -> None:
+def test_blobs_are_read_from_the_database_of_a_stopped_instance(document: Path, tmp_path: Path) -> None:
     content_db(tmp_path / "content.sqlite", [ONE, TWO])
     with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/content.sqlite") as root:
         check_files(root)
@@ -98,7 +98,7 @@ def test_of_a_stopped_instance(document: Path, tmp_path: Path) -> None:
     assert "missing" in done.stdout + done.stderr
 
 
-def test_a_dump_and_where_it_lies(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_dump_is_mounted_from_a_file_or_a_url(nginx: Nginx, tmp_path: Path) -> None:
     dump_tar(tmp_path / "x.tar", {"main": (archive(), [ONE, TWO, ONE, TWO]), "none": ([], [])})
     with mounted(f"{tmp_path}/x.tar#main", tmp_path / "mnt") as root:
         check_files(root)
@@ -113,7 +113,7 @@ def test_a_dump_and_where_it_lies(nginx: Nginx, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_running_instance(flux: FakeFlux, tmp_path: Path) -> None:
+def test_the_helper_for_a_running_instance_ends_with_the_daemon(flux: FakeFlux, tmp_path: Path) -> None:
     with mounted("flux:main", tmp_path / "mnt") as root:
         assert not any(call.startswith("python") for call in flux.calls())  # no blob was read
         check_files(root)
@@ -133,19 +133,19 @@ def test_the_running_instance(flux: FakeFlux, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_instance_that_goes_away_or_hangs(flux: FakeFlux, tmp_path: Path) -> None:
-    with mounted("flux:main", tmp_path / "mnt", "request_timeout=5s") as root:  # the command has no more, either
-        # request_timeout= cannot be changed, and a busy machine may take longer than that for what is not delayed
+def test_an_instance_that_hangs_or_stops(flux: FakeFlux, tmp_path: Path) -> None:
+    with mounted("flux:main", tmp_path / "mnt", "request_timeout=5s") as root:  # which limits the flux command too
+        # request_timeout= of a mount cannot be changed, and a busy machine may exceed it even without the delay
         until(lambda: error_of((root / "d/two").read_bytes) is None)
         assert (root / "d/two").read_bytes() == TWO
         flux.delay(600)
         assert error_of((root / "one").read_bytes) == errno.EIO
-        assert sorted(os.listdir(root)) == ["d", "one"]  # nobody else waits
+        assert sorted(os.listdir(root)) == ["d", "one"]  # other requests do not wait
         flux.delay(0)
         until(lambda: error_of((root / "one").read_bytes) is None)
         check_files(root)
         flux.stop()
-        check_files(root)  # held
+        check_files(root)  # from the cache
     assert "no answer within 5 s" in log_of(tmp_path / "mnt")
 
 
@@ -162,13 +162,13 @@ def test_servers_that_fail(faulty: Faulty, document: Path, tmp_path: Path) -> No
     with mounted(document, tmp_path / "mnt", f"blobs={url}") as root:
         assert run("refresh", "--set", "read_timeout=500ms", root).returncode == 0
         assert error_of((root / "one").read_bytes) == errno.EIO
-        assert run("refresh", "--set", "read_timeout=300s", root).returncode == 0  # for what can be read
+        assert run("refresh", "--set", "read_timeout=300s", root).returncode == 0  # enough for the next blob
         assert (root / "d/two").read_bytes() == TWO
     faulty.release()
     assert faulty.url in log_of(tmp_path / "mnt")
 
 
-def test_a_place_that_is_removed_under_a_mount(nginx: Nginx, document: Path, tmp_path: Path) -> None:
+def test_a_blob_source_that_is_removed_under_a_mount(nginx: Nginx, document: Path, tmp_path: Path) -> None:
     url, place = web(nginx)
     content_db(tmp_path / "db", [ONE])
     with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/db", f"blobs={url}") as root:

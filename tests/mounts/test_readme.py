@@ -1,4 +1,4 @@
-"""The transcript in README.md: every command does what is written below it."""
+"""The transcript in README.md: every command prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_the_transcript(tmp_path: Path) -> None:
     shutil.copytree(DATA / "archives/blobs", tmp_path / "blobs")
     page = tmp_path / "README.md"
     said = (ROOT / "README.md").read_text()
-    # the table of arrays, which is above the last line, is left out there
+    # README.md omits the table of arrays, which the command prints before its last line
     page.write_text(said.replace("$ zarrfs check combined.json\nok", "$ zarrfs check combined.json\n...\nok"))
     check_transcript(tmp_path, page, names={"/srv/references": f"{tmp_path}/references"}, least=8)

@@ -1,4 +1,4 @@
-"""A mount whose source changes: what refresh, and SIGHUP, make of it."""
+"""`zarrfs refresh` and SIGHUP on a mount whose source has changed."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = ["faulty", "nginx"]
 
 
 def indexes_of(pid: int) -> list[str]:
-    """The indexes that a daemon has open."""
+    """Return the paths of the indexes that a daemon has open."""
     links = []
     for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed since
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return [path for path in links if ".index" in path]
 
 
 @pytest.mark.promise("S35")
-def test_many_readers_while_it_is_refreshed(tmp_path: Path) -> None:
-    """Every open file has the bytes of one version, not older than that of the last completed refresh."""
+def test_many_readers_during_refreshes_read_whole_versions(tmp_path: Path) -> None:
+    """Every open file has the bytes of one version, no older than the last refresh completed before it was opened."""
     document, names = tmp_path / "set.json", [f"f{index}" for index in range(10)]
 
     def put(number: int) -> None:
@@ -73,7 +73,7 @@ def test_many_readers_while_it_is_refreshed(tmp_path: Path) -> None:
             if data != whole or size != len(whole) or number < least:
                 problems.append((reader, number, least, len(data), size))
             reads[reader] += 1
-            time.sleep(0.01)  # whoever prepares the next version needs a processor, too
+            time.sleep(0.01)  # the child that prepares the next version needs a processor too
 
     with mounted(document, tmp_path / "mnt") as root:
         threads = [threading.Thread(target=read_on, args=(reader, root)) for reader in range(len(reads))]
@@ -113,11 +113,11 @@ def test_a_broken_document_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S36")
-def test_a_document_that_is_what_it_was(tmp_path: Path) -> None:
+def test_a_refresh_of_an_unchanged_document_keeps_its_inodes(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     write_set(document, {"a": b"same"})
     with mounted(document, tmp_path / "mnt") as root:
-        held = os.open(root / "a", os.O_PATH)  # or the kernel may forget the inode meanwhile
+        held = os.open(root / "a", os.O_PATH)  # otherwise the kernel may forget the inode
         inode = os.fstat(held).st_ino
         write_set(document, {"a": b"same"})
         done = run("refresh", "--json", root / "a")
@@ -128,8 +128,8 @@ def test_a_document_that_is_what_it_was(tmp_path: Path) -> None:
         os.close(held)
 
 
-def test_the_options_hold_from_any_directory(tmp_path: Path) -> None:
-    """A daemon works in "/": names that were relative to where it was started are still found."""
+def test_a_refresh_finds_relative_paths_of_options(tmp_path: Path) -> None:
+    """The daemon's working directory is "/", but the paths are relative to the directory it was started in."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_bytes(b"target")
     (tmp_path / "mnt").mkdir()
@@ -146,7 +146,7 @@ def test_the_options_hold_from_any_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S35")
-def test_archives(tmp_path: Path) -> None:
+def test_a_refresh_updates_an_archive(tmp_path: Path) -> None:
     document = tmp_path / "archive.json"
 
     def put(files: dict[str, str]) -> None:
@@ -166,7 +166,7 @@ def test_archives(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S35")
-def test_sets_in_the_parquet_layout(tmp_path: Path) -> None:
+def test_a_refresh_updates_a_set_in_the_parquet_layout(tmp_path: Path) -> None:
     def put(name: str, value: bytes) -> None:
         metadata = {".zgroup": {"zarr_format": 2}, "x/.zarray": zarray([4], [2])}
         write_parquet(tmp_path / name, metadata, {"x": [value, None]})
@@ -186,7 +186,7 @@ def test_sets_in_the_parquet_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S35")
-def test_a_directory_behind_a_link(tmp_path: Path) -> None:
+def test_a_refresh_follows_a_symlink_to_another_directory(tmp_path: Path) -> None:
     for name in ("one", "two"):
         zarr.create_array(str(tmp_path / name), data=np.full(4, len(name) + ord(name[0])), zarr_format=2)
     place = tmp_path / "current"
@@ -200,7 +200,7 @@ def test_a_directory_behind_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S35")
-def test_views(tmp_path: Path) -> None:
+def test_a_refresh_updates_views(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
 
     def put(shape: int) -> None:
@@ -230,7 +230,7 @@ def test_a_changed_target_is_an_error_until_the_refresh(cached: bool, faulty: Fa
             until(lambda: counters_of(root)["remote"]["disk"]["writes"])
         faulty.put("/data", after, tag="2")
         assert error_of((root / "b").read_bytes) == errno.EIO
-        assert refresh(root) == "refreshed"  # although the document is what it was
+        assert refresh(root) == "refreshed"  # although the document is unchanged
         assert [set((root / name).read_bytes()) for name in "abc"] == [set(b"2")] * 3
         assert refresh(root) == "unchanged"
 
@@ -246,14 +246,14 @@ def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) ->
         assert refresh(root, force=True) == "refreshed"
         faulty.requests.clear()
         assert set((root / "a").read_bytes()) == set(b"1")
-        assert not faulty.gets()  # it is what it was
+        assert not faulty.gets()  # the target is unchanged
         faulty.put("/data", b"2" * 300_000, tag="2")
         assert refresh(root, force=True) == "refreshed"
         assert set((root / "a").read_bytes()) == set(b"2")
 
 
 def growing(part: Any, *path: str) -> dict[tuple[str, ...], float]:
-    """The counters in counters_of(), by path: what must never go back."""
+    """Return the counters in `part` that must never decrease, by path."""
     found: dict[tuple[str, ...], float] = {}
     for name, value in part.items():
         if isinstance(value, dict) and name not in ("latency", "process"):
@@ -272,8 +272,8 @@ STATES = {
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_no_counter_goes_back(held: bool, faulty: Faulty, tmp_path: Path) -> None:
-    """Those of servers and latencies too, whether the older version is closed or still in use."""
+def test_no_counter_decreases_with_a_refresh(held: bool, faulty: Faulty, tmp_path: Path) -> None:
+    """Counters of hosts and latencies included, whether the older version is closed or still in use."""
     document, options = tmp_path / "set.json", ("allow=private", f"cache_dir={tmp_path / 'cache'}", "retries=1")
     urls = [faulty.put(f"/{index}", b"value", *([503] if index == 3 else [])) for index in range(40)]
     document.write_text(json.dumps({"version": 1, "refs": {f"x/{index}": [url] for index, url in enumerate(urls)}}))
@@ -291,7 +291,7 @@ def test_no_counter_goes_back(held: bool, faulty: Faulty, tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("S37")
-def test_a_store_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_refresh_updates_a_store_at_a_url(nginx: Nginx, tmp_path: Path) -> None:
     store = nginx.listing.root / "changing"
     shutil.rmtree(store, ignore_errors=True)
     zarr.create_array(str(store), data=np.arange(4), chunks=(2,), zarr_format=2)
@@ -304,12 +304,12 @@ def test_a_store_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
             assert refresh(root) == "refreshed"
             assert (root / ".zarray").read_bytes() == (store / ".zarray").read_bytes() != old
             assert (root / "2").read_bytes() == (store / "2").read_bytes()
-            with contextlib.suppress(OSError):  # where memory was short, the kernel has it no more
+            with contextlib.suppress(OSError):  # the kernel may have dropped the old page if memory was short
                 assert held.read() == old
 
 
 def test_old_versions_are_closed(tmp_path: Path) -> None:
-    """50 refreshes, with files and directories open over some: descriptors and memory stay what they were."""
+    """With 50 refreshes, and files open across some of them, descriptors and memory do not grow."""
     for name in ("one", "two"):
         zarr.create_array(str(tmp_path / name), data=np.full(400, ord(name[0]), "u1"), chunks=(2,), zarr_format=2)
     place, chunks = tmp_path / "set", {name: (tmp_path / name / "0").read_bytes() for name in ("one", "two")}
@@ -319,7 +319,7 @@ def test_old_versions_are_closed(tmp_path: Path) -> None:
         return len(os.listdir(f"/proc/{pid}/fd"))
 
     def memory(pid: int) -> int:
-        """Return the KiB that the daemon uses, without free parts of its heap and pages of files."""
+        """Return the KiB of the daemon's anonymous memory, after it has returned free heap memory."""
         seen = log_of(root).count(" memory: ")
         os.kill(pid, signal.SIGUSR1)
         until(lambda: log_of(root).count(" memory: ") > seen)
@@ -346,7 +346,7 @@ def test_old_versions_are_closed(tmp_path: Path) -> None:
         assert memory(pid) < before[1] + 8_000
 
 
-def test_a_writable_mount_refuses(tmp_path: Path) -> None:
+def test_a_writable_mount_refuses_a_refresh(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     write_set(document, {"a": b"old"})
     (tmp_path / "upper").mkdir()
@@ -376,8 +376,8 @@ def test_other_users_may_not_refresh_or_change_a_mount(tmp_path: Path) -> None:
         assert not [name for name in os.listxattr(root) if "refresh" in name or "set" in name]
 
 
-def test_several_at_once_and_one_that_gives_up(faulty: Faulty, tmp_path: Path) -> None:
-    """Other requests go on meanwhile; killing a process that waits affects no other."""
+def test_killing_one_of_several_refresh_commands_affects_no_other(faulty: Faulty, tmp_path: Path) -> None:
+    """Other requests are served while the refresh is in progress."""
     url = faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "old"}}).encode())
     with mounted(url, tmp_path / "mnt", "allow=private") as root:
         faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")
@@ -395,7 +395,7 @@ def test_several_at_once_and_one_that_gives_up(faulty: Faulty, tmp_path: Path) -
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a daemon has started, and that have not ended."""
+    """Return the pids of a daemon's running child processes."""
     found = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(number) for number in found.split()]
 
@@ -419,7 +419,7 @@ def test_the_child_preparing_a_version_ends_with_the_mount(ending: str, faulty: 
 
 
 def told_of_state(manager: socket.socket) -> bytes:
-    """The next message that is not about what is open."""
+    """Return the next message to the service manager other than STATUS=."""
     while (told := manager.recv(4096)).startswith(b"STATUS="):
         pass
     return told
@@ -427,7 +427,7 @@ def told_of_state(manager: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def managed(document: Path, mountpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
-    """(a daemon that serves a mount for a service manager, the manager's socket)."""
+    """Start a foreground daemon that notifies a service manager; yield (daemon, the manager's socket)."""
     mountpoint.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         place = document.with_name("notify")
@@ -448,7 +448,7 @@ def managed(document: Path, mountpoint: Path) -> Iterator[tuple[subprocess.Popen
 
 
 def test_a_service_that_is_in_use_is_not_stopping(tmp_path: Path) -> None:
-    """From STOPPING=1 on systemd gives it TimeoutStopSec=: that may not be while a detached mount has users."""
+    """systemd kills a service TimeoutStopSec= after STOPPING=1: none may be sent while a detached mount is in use."""
     document, mountpoint = tmp_path / "set.json", tmp_path / "mnt"
     write_set(document, {"a": b"content"})
     with managed(document, mountpoint) as (daemon, manager):

@@ -21,12 +21,12 @@ LARGE = 16 << 20
 
 
 def resident(root: Path) -> int:
-    """Bytes of memory that the daemon of a mount has."""
+    """Return the resident memory of a mount's daemon, in bytes."""
     return int(counters_of(root)["process"]["resident"])
 
 
-def test_older_versions_give_their_memory_back(faulty: Faulty, tmp_path: Path) -> None:
-    """Ten files, each open in a version of its own and read in it, take as much as a few of them may."""
+def test_older_versions_release_their_memory(faulty: Faulty, tmp_path: Path) -> None:
+    """Ten files, each read and still open in a version of its own, add less memory than three files of their size."""
     document, values = tmp_path / "set.json", [bytes([number]) * LARGE for number in range(10)]
 
     def put(number: int) -> None:
@@ -50,15 +50,15 @@ def test_older_versions_give_their_memory_back(faulty: Faulty, tmp_path: Path) -
         assert had[-1] < had[0] + 3 * LARGE
         faulty.requests.clear()
         for file, value in zip(files, values, strict=True):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else the kernel answers
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache answers
             file.seek(0)
             assert file.read() == value
         assert len({path for _, path, _ in faulty.requests}) >= len(values) - 1
         assert resident(root) < had[0] + 3 * LARGE
 
 
-def test_a_large_blob_of_an_older_version(faulty: Faulty, tmp_path: Path) -> None:
-    """It is larger than what an older version may keep, and read all the same."""
+def test_a_large_blob_of_an_older_version_is_still_read(faulty: Faulty, tmp_path: Path) -> None:
+    """The blob is larger than the memory that an older version may keep."""
     value, document = b"blob" * (2 << 20), tmp_path / "archive.json"
     name = "sha1-" + hashlib.sha1(value).hexdigest()
     faulty.put(f"/{name}", value)
@@ -75,7 +75,7 @@ def test_a_large_blob_of_an_older_version(faulty: Faulty, tmp_path: Path) -> Non
         assert file.read() == value
 
 
-def test_a_large_chunk_of_an_older_version(tmp_path: Path) -> None:
+def test_a_large_chunk_of_an_older_version_is_still_read(tmp_path: Path) -> None:
     place, values = tmp_path / "set", np.arange(1 << 20, dtype="i4")
     for name in ("one", "two"):
         zarr.create_array(str(tmp_path / name / "x"), data=values, chunks=(1 << 19,), zarr_format=2)

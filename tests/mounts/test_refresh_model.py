@@ -1,4 +1,4 @@
-"""Random uses of a mount whose source changes, against a model: dictionaries of bytes, one a version."""
+"""Random operations on a mount whose source changes, compared with a model: a dictionary of bytes per version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOL = [*NAMES, *(f"{one}/{other}" for one in NAMES for other in NAMES), *(f"kee
 
 
 class Uses:
-    """A process with open files and directories in the mount, and the model of what it must read."""
+    """Open files, listings and a directory in the mount, with the content that each must have."""
 
     def __init__(self, root: Path, document: Path, chance: random.Random) -> None:
         self.root, self.document, self.chance = root, document, chance
@@ -29,7 +29,7 @@ class Uses:
         self.keep = os.open(root / "keep", os.O_PATH | os.O_DIRECTORY)
 
     def change(self) -> None:
-        """A new version of the document, and a refresh."""
+        """Write a new version of the document and refresh."""
         self.number += 1
         self.files = some_files(self.chance, self.number)
         write_set(self.document, self.files)
@@ -65,7 +65,7 @@ class Uses:
         assert os.readlink(f"/proc/self/fd/{self.keep}") == str(self.root / "keep")
 
     def look(self, path: Path, key: str, dir_fd: int | None) -> None:
-        """A name is what the newest version says."""
+        """Check that a name has the type and size that it has in the newest version, or is absent from it."""
         try:
             found = os.stat(path, dir_fd=dir_fd)
         except OSError as exc:
@@ -88,7 +88,7 @@ class Uses:
         self.listings.append((entries, first, names_in(self.files, "many")))
 
     def end_listing(self) -> None:
-        """It gives the names of the version that it was begun in, whatever is shown by now."""
+        """Check that a listing returns the names of the version it was begun in, whatever the newest version is."""
         if self.listings:
             entries, first, names = self.listings.pop(self.chance.randrange(len(self.listings)))
             assert first | {entry.name for entry in entries} == names
@@ -103,7 +103,7 @@ class Uses:
 
 @pytest.mark.promise("S35")
 @pytest.mark.parametrize(("kernel", "seed"), [("new", 1), ("new", 2), ("old", 3)])
-def test_every_handle_has_its_version(tmp_path: Path, kernel: str, seed: int) -> None:
+def test_every_open_handle_keeps_its_version(tmp_path: Path, kernel: str, seed: int) -> None:
     chance = random.Random(seed)
     document = tmp_path / "set.json"
     files = some_files(chance, 0)

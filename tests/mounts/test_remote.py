@@ -22,7 +22,7 @@ __all__ = ["either_client", "faulty", "nginx", "s3"]
 
 
 def publish_references(root: Path) -> None:
-    """The sample sets below `root`, with targets relative to the documents."""
+    """Copy the sample sets below `root`, with targets relative to the documents."""
     target = root / "references"
     if not target.exists():
         shutil.copytree(DATA / "references", target)
@@ -67,7 +67,7 @@ def test_a_store_on_s3(s3: S3, tmp_path: Path) -> None:
         assert check_hierarchy("v3_hier", root) > 10
 
 
-def test_a_zip_file(tmp_path: Path) -> None:
+def test_a_store_in_a_zip_file(tmp_path: Path) -> None:
     shutil.make_archive(str(tmp_path / "store"), "zip", DATA / "zarr/v2_hier")
     with mounted(tmp_path / "store.zip", tmp_path / "mnt") as root:
         assert check_hierarchy("v2_hier", root) > 10
@@ -76,12 +76,12 @@ def test_a_zip_file(tmp_path: Path) -> None:
 @pytest.mark.promise("S2")
 @pytest.mark.promise("S8")
 @pytest.mark.parametrize("fault", [404, 403, 500, "truncate", "reset", "elsewhere", "short"])
-def test_a_target_that_fails(fault: object, faulty: Faulty, tmp_path: Path) -> None:
+def test_a_target_that_fails_is_an_error_until_it_recovers(fault: object, faulty: Faulty, tmp_path: Path) -> None:
     value = bytes(range(250)) * 40
     url = faulty.put("/target.bin", value, forever=fault)
     document = tmp_path / "refs.json"
     document.write_text(json.dumps({"version": 1, "refs": {"x": [url, 1000, 2000]}}))
-    patience = "5s" if fault == "reset" else "30s"  # that is an outage, which is waited for; the others are answers
+    patience = "5s" if fault == "reset" else "30s"  # only a reset is an outage, whose end reads wait for
     options = f"retries=1,request_timeout={patience},read_timeout={patience}"
     with mounted(document, tmp_path / "mnt", options) as root:
         code = error_of((root / "x").read_bytes)
@@ -95,7 +95,7 @@ def test_a_target_that_fails(fault: object, faulty: Faulty, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fault", [500, "truncate", "reset", "whole"])
-def test_a_target_that_fails_once(fault: object, faulty: Faulty, tmp_path: Path) -> None:
+def test_a_target_that_fails_once_is_read(fault: object, faulty: Faulty, tmp_path: Path) -> None:
     value = bytes(range(250)) * 40
     url = faulty.put("/target.bin", value, fault)
     document = tmp_path / "refs.json"
@@ -106,7 +106,7 @@ def test_a_target_that_fails_once(fault: object, faulty: Faulty, tmp_path: Path)
 
 @pytest.mark.promise("S2")
 def test_a_chunk_that_cannot_be_fetched_is_no_fill_value(faulty: Faulty, tmp_path: Path) -> None:
-    """The reason for it all: zarr-python over a set whose target fails raises, and over an absent key fills."""
+    """zarr-python fills in an absent chunk with the fill value, but must raise for a chunk whose target fails."""
     meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "fill_value": 7, "order": "C",
             "compressor": None, "filters": None}  # fmt: skip
     url = faulty.put("/chunk.bin", bytes(8), forever=500)

@@ -1,4 +1,4 @@
-"""Mounts of data behind a network that fails: every byte is right or the read is EIO, and nothing hangs or is lost."""
+"""Mounts of data behind a failing network: every read returns the right bytes or EIO, and none hangs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.servers import Nginx, nginx
 
 __all__ = ["nginx", "proxy"]
 
-STALLS = "request_timeout=1s,read_timeout=20s,retries=6"  # where answers stall on purpose
+STALLS = "request_timeout=1s,read_timeout=20s,retries=6"  # for tests in which responses stall
 PATIENCE = "request_timeout=5s,read_timeout=60s,retries=6"
 READERS = Path(__file__).with_name("concurrent_readers.py")
 LARGE = 32 << 20
-SETTLED = 40  # idle connections, at most host_requests=32, and idle threads; hundreds of answers are spoilt
+SETTLED = 40  # allows for idle threads and connections (at most host_requests=32); hundreds of responses fail
 
 
 def settled(root: Path) -> bool:
@@ -39,11 +39,11 @@ def settled(root: Path) -> bool:
 
 
 def patience(root: Path, time: str) -> None:
-    """Change read_timeout=: short for reads that are to fail, long for those that are not, on a busy machine."""
+    """Set read_timeout=: short where reads must fail, long where they must succeed even on a busy machine."""
     assert run("refresh", "--set", f"read_timeout={time}", root).returncode == 0
 
 
-# -- one in ten answers is spoilt
+# -- one response in ten is spoilt
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def patience(root: Path, time: str) -> None:
 )  # fmt: skip
 @pytest.mark.promise("S2")
 def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """2,500 reads by 16 threads."""
+    """Reads are right or EIO, few are EIO, no failure is remembered, and descriptors and threads do not leak."""
     small = cut(publish(nginx.plain.root, "small.bin", 9_000_000), "small", 2000, gap=1000)
     large = cut(publish(nginx.plain.root, "large.bin", LARGE), "large", LARGE)
     chance = random.Random(5)
@@ -62,7 +62,7 @@ def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: Fault
     more = f"{STALLS},part_size=64KiB,{options}"
     with mounted(source, tmp_path / "mnt", more) as root:
         first = read_all(root, [(small[-1], 0, 10), (large[0], 0, 10)], 1)
-        assert first.right == 2  # what the versions are is known before one is spoilt
+        assert first.right == 2  # the versions of both targets are known before a response is spoilt
         proxy.faults = dict.fromkeys(FAULTS, 0.1 / len(FAULTS))
         outcomes = [read_all(root, reads[:500], 16)]
         descriptors, threads = holdings(root)
@@ -82,17 +82,17 @@ def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: Fault
 
 
 def check_outcomes(outcomes: list[Outcome], reads: int) -> None:
-    """All were right or EIO, and few were EIO: most faults pass when the request is repeated."""
+    """Check that all reads were right or EIO, and few were EIO: most requests succeed when they are repeated."""
     assert set().union(*(outcome.failed for outcome in outcomes)) <= {errno.EIO}
     failed = sum(outcome.failed.get(errno.EIO, 0) for outcome in outcomes)
     assert sum(outcome.right for outcome in outcomes) + failed == reads
     assert failed <= reads / 10
 
 
-# -- a server that goes away and comes back
+# -- a server that stops and comes back
 
 
-def test_the_server_restarts_in_mid_read(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_reads_succeed_when_the_server_restarts_meanwhile(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "restart.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/restart.bin": values})
     with mounted(source, tmp_path / "mnt", f"{PATIENCE},prefetch=0B") as root:
@@ -102,14 +102,14 @@ def test_the_server_restarts_in_mid_read(nginx: Nginx, proxy: FaultProxy, tmp_pa
             reading = pool.submit(read_all, root, whole(values[4:12]), 8)
             assert proxy.held.wait(60)
             proxy.stop()
-            time.sleep(0.2)  # some attempts find nobody
+            time.sleep(0.2)  # some attempts find no server
             proxy.release()
             proxy.start()
             outcome = reading.result()
         assert (outcome.right, outcome.failed) == (8, {})
 
 
-def test_the_server_stays_away_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_reads_fail_if_the_server_is_down_for_read_timeout(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "away.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/away.bin": values})
     with mounted(source, tmp_path / "mnt", "request_timeout=5s,read_timeout=60s,retries=2,prefetch=0B") as root:
@@ -118,7 +118,7 @@ def test_the_server_stays_away_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_
         proxy.stop()
         gone = read_all(root, whole(values[4:12]), 8)
         assert (gone.right, gone.failed) == (0, {errno.EIO: 8})
-        assert read_all(root, whole(values[:1]), 1).right == 1  # what is in memory stays
+        assert read_all(root, whole(values[:1]), 1).right == 1  # cached values can still be read
         patience(root, "60s")
         proxy.start()
         back = read_all(root, whole(values), 8)
@@ -128,6 +128,7 @@ def test_the_server_stays_away_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_
 
 @pytest.mark.promise("S2")
 def test_a_read_that_gets_no_answer_ends_with_its_deadline(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """The server sends half of each body and then nothing."""
     values = cut(publish(nginx.plain.root, "mute.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/mute.bin": values})
     proxy.faults = {"stall": 1}
@@ -144,7 +145,7 @@ def test_a_read_that_gets_no_answer_ends_with_its_deadline(nginx: Nginx, proxy: 
 
 
 def start_readers(path: Path, count: int, length: int, direct: bool) -> tuple[subprocess.Popen[str], dict[int, int]]:
-    """Readers that are about to read, or wait for bytes: (their parent, number -> process)."""
+    """Start `count` reader processes, wait until each is about to read; return (their parent, {number: pid})."""
     command = [sys.executable, str(READERS), str(path), str(count), str(length), *(["direct"] if direct else [])]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -158,7 +159,7 @@ def joined(root: Path) -> int:
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["page cache", "O_DIRECT"])
-def test_many_processes_that_read_one_block(
+def test_many_processes_read_one_block_with_one_request(
     direct: bool, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     [value] = cut(publish(nginx.plain.root, "one.bin", 512 << 10), "v", 512 << 10)
@@ -168,7 +169,7 @@ def test_many_processes_that_read_one_block(
         parent, _ = start_readers(root / value.key, 64, len(value), direct)
         assert proxy.held.wait(60)
         if direct:
-            wait_for(lambda: joined(root) >= 8)  # the kernel lets a dozen through at a time
+            wait_for(lambda: joined(root) >= 8)  # the kernel sends about a dozen of the reads at a time
         proxy.release()
         answers = dict(line.split(maxsplit=1) for line in parent.communicate(timeout=100)[0].splitlines())
         digest = hashlib.sha256(value.data).hexdigest()
@@ -178,10 +179,10 @@ def test_many_processes_that_read_one_block(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("direct", [False, True], ids=["page cache", "O_DIRECT"])
-def test_a_reader_that_is_killed_fails_no_other(
+def test_killing_a_reader_fails_no_other_reader(
     direct: bool, number: int, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """The first reader, for which the block is being fetched, and one that waits for the same block."""
+    """Kill the first reader, for which the block is being fetched, and one that waits for the same block."""
     [value] = cut(publish(nginx.plain.root, "killed.bin", 512 << 10), "v", 512 << 10)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/killed.bin": [value]})
     with mounted(source, tmp_path / "mnt") as root:
@@ -193,7 +194,7 @@ def test_a_reader_that_is_killed_fails_no_other(
             wait_for(lambda: joined(root) >= 4)
         os.kill(one, number)
         os.kill(processes.pop(3), number)
-        time.sleep(0.1)  # for the kernel to tell the daemon
+        time.sleep(0.1)  # the kernel must first send the interrupt to the daemon
         proxy.release()
         answers = dict(line.split(maxsplit=1) for line in others.communicate(timeout=100)[0].splitlines())
         first.communicate(timeout=100)
@@ -204,7 +205,7 @@ def test_a_reader_that_is_killed_fails_no_other(
         wait_for(lambda: settled(root))
 
 
-# -- targets that change or go away
+# -- targets that are replaced or deleted
 
 
 @pytest.mark.promise("S2")
@@ -238,8 +239,8 @@ def test_a_target_that_is_deleted_while_it_is_mounted(nginx: Nginx, tmp_path: Pa
 
 
 @pytest.mark.promise("S8")
-def test_403_means_absent_only_where_that_is_said(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """As S3 answers where a bucket may be read and not listed."""
+def test_403_means_absent_only_with_missing_status(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """S3 answers 403 for an absent key if the client may read the bucket but not list it."""
     shutil.copytree(DATA / "zarr/v3_hier", nginx.plain.root / "v3_403", dirs_exist_ok=True)
     with mounted(f"{proxy.url}/v3_403", tmp_path / "mnt") as root:
         proxy.absent = 403

@@ -1,4 +1,4 @@
-"""Numbers of requests for a Zarr store at a URL, counted at its server: one for a value, none for a name."""
+"""The number of requests for a Zarr store at a URL, counted at its server: one per value, and few others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["nginx", "s3"]
 
 CHUNKS = 30
 VALUES = CHUNKS + 2  # and two documents
-OTHERS = 15  # requests besides those for values; fewer than a second one for each of these
+OTHERS = 15  # requests besides one per value; fewer than a second request per value
 
 
 class Served(NamedTuple):
@@ -37,17 +37,17 @@ class Served(NamedTuple):
 
     url: str
     options: str
-    requests: Callable[[], list[str]]  # all so far: "GET /path"
+    requests: Callable[[], list[str]]  # returns all requests so far: "GET /path"
 
     def during(self, action: Callable[[], object]) -> list[str]:
-        """The requests that an action took."""
+        """Run an action; return the requests that it caused."""
         before = len(self.requests())
         action()
         return self.requests()[before:]
 
 
 def make(root: Path, version: int, consolidated: bool) -> None:
-    """A group with one array of many chunks."""
+    """Write a group with one array of many chunks."""
     shutil.rmtree(root, ignore_errors=True)
     group = zarr.open_group(str(root), mode="w", zarr_format=version)  # type: ignore[arg-type]
     array = group.create_array("x", shape=(CHUNKS, 8, 8), chunks=(1, 8, 8), dtype="f4")
@@ -58,7 +58,7 @@ def make(root: Path, version: int, consolidated: bool) -> None:
 
 @pytest.fixture
 def bucket(s3: S3) -> Iterator[list[str]]:
-    """The requests that the server of S3 gets."""
+    """Record the requests that the S3 server receives; yield the list."""
     seen: list[str] = []
 
     class Handler(logging.Handler):
@@ -77,12 +77,12 @@ def bucket(s3: S3) -> Iterator[list[str]]:
 
 @pytest.fixture(params=["s3 v3", "s3 v2", "listing v3", "listing v2", "plain v3", "plain v2"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> Served:
-    """A store on a server that lists all keys, or directories, or nothing; there, metadata is consolidated."""
+    """Put a store on a server that lists all keys, directories, or nothing; the last gets consolidated metadata."""
     return put(str(request.param), tmp_path, nginx, s3, bucket)
 
 
 def put(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> Served:
-    """See served()."""
+    """Put a store on a server of `kind`; see served()."""
     server, version = kind.split()
     name = f"{tmp_path.name}-{server}-{version}"
     if server == "s3":
@@ -105,8 +105,8 @@ def read_all(root: Path) -> None:
 
 
 @pytest.mark.promise("S54")
-def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
-    """One request for a value, in every Zarr version, with and without listings; the mount's own are counted."""
+def test_reading_an_array_takes_one_request_per_value(served: Served, tmp_path: Path) -> None:
+    """In both Zarr formats, with and without listings. The requests made by mounting are counted too."""
 
     def action() -> None:
         with mounted(served.url, tmp_path / "mnt", served.options) as root:
@@ -118,14 +118,14 @@ def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
 
 @pytest.fixture
 def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Iterator[tuple[str, list[str]]]:
-    """(URL of a store that has moved to another server, below a prefix or not; requests that the first one got)."""
+    """Move a store to another server; yield (its old URL, with or without a prefix; paths requested there)."""
     seen: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *arguments: object) -> None:
-            """Nothing."""
+            """Do not log."""
 
         def do_GET(self) -> None:
             seen.append(self.path)
@@ -147,10 +147,10 @@ def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Itera
 @pytest.mark.parametrize(
     ("moved", "client"), [("/", "auto"), ("/old/", "auto"), ("/old/", "fsspec")], indirect=["moved"]
 )
-def test_a_redirect_is_followed_once(
+def test_a_permanent_redirect_is_remembered(
     moved: tuple[str, list[str]], client: str, nginx: Nginx, tmp_path: Path
 ) -> None:
-    """A server that has moved for good is asked for the first names, and where it leads for all others."""
+    """The first few requests go to the old server, all others directly to the new one."""
     url, seen = moved
     before = len(nginx.log.read_text().splitlines())
     with mounted(url, tmp_path / "mnt", f"retries=0,client={client}") as root:
@@ -165,7 +165,7 @@ WHOLE = 200
 
 @pytest.fixture
 def references_to(nginx: Nginx, tmp_path: Path) -> Callable[[str], Path]:
-    """Makes a reference set of whole values on a server."""
+    """Return a function that writes a reference set of whole values on a server."""
     directory = nginx.plain.root / tmp_path.name
     directory.mkdir()
     for number in range(WHOLE):
@@ -180,15 +180,15 @@ def references_to(nginx: Nginx, tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-def test_sizes_of_a_listing_are_asked_for_many_at_once(references_to: Callable[[str], Path], tmp_path: Path) -> None:
-    """ls asks for one after the other: of a server 30 ms away, that would take six seconds."""
+def test_sizes_of_a_listing_are_requested_concurrently(references_to: Callable[[str], Path], tmp_path: Path) -> None:
+    """ls stats one file after another; with a server 30 ms away, 200 requests in a row would take six seconds."""
     going, lock, seen = 0, threading.Lock(), list[int]()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *arguments: object) -> None:
-            """Nothing."""
+            """Do not log."""
 
         def do_HEAD(self) -> None:
             nonlocal going
@@ -217,7 +217,7 @@ def test_sizes_of_a_listing_are_asked_for_many_at_once(references_to: Callable[[
 def test_whole_values_take_a_request_each(
     references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path, cached: bool
 ) -> None:
-    """On a disk, too; and what is there takes none."""
+    """Also with a disk cache, from which the second mount reads the values without a request."""
     document = references_to(nginx.plain.url)
     option = f"cache_dir={tmp_path / 'cache'}" if cached else "cache=on"
     names = random.Random(1).sample(range(WHOLE), WHOLE // 2)
@@ -226,7 +226,7 @@ def test_whole_values_take_a_request_each(
         with ThreadPoolExecutor(16) as readers:
             found = list(readers.map(lambda number: len((root / f"v{number:03}").read_bytes()), names))
         assert found == [number + 1 for number in names]
-        if cached:  # at its end, a daemon gives up on blocks that wait for the disk after 4 s
+        if cached:  # on exit, a daemon drops blocks that are not on disk after 4 s
             until(lambda: counters_of(root)["remote"]["disk"]["queued"] == 0)
             assert counters_of(root)["remote"]["disk"]["dropped"] == 0
     after = len(nginx.log.read_text().splitlines())
@@ -237,8 +237,8 @@ def test_whole_values_take_a_request_each(
         assert len(nginx.log.read_text().splitlines()) == after
 
 
-def test_a_grid_that_is_only_looked_at_is_not_fetched(tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
-    """ls -l on a server that does not list asks for sizes, not for bytes."""
+def test_a_long_listing_does_not_fetch_chunks(tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+    """`ls -l` of a store on a server without listings requests the sizes of chunks, not their bytes."""
     served = put("plain v2", tmp_path, nginx, s3, bucket)
     with mounted(served.url, tmp_path / "mnt", served.options) as root:
         before = len(served.requests())
@@ -253,7 +253,7 @@ def test_a_grid_that_is_only_looked_at_is_not_fetched(tmp_path: Path, nginx: Ngi
 
 
 def unusual(requests: list[str]) -> str:
-    """Return the requests beside one GET of each chunk, for the message of a failure."""
+    """Return the requests other than one GET of each chunk, as text for a failure message."""
     seen: set[str] = set()
     found = []
     for request in requests:
@@ -268,14 +268,14 @@ def shell(root: Path, *command: str) -> None:
     subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL, timeout=100, check=True)
 
 
-FIND, LS = ("find", "."), ("ls", "-lR", ".")  # ls looks at all that find and du do, and at more
+FIND, LS = ("find", "."), ("ls", "-lR", ".")  # ls needs all names and attributes that find and du need, and more
 
 
 @pytest.mark.parametrize(("kind", "walk"), [("s3 v3", FIND), ("s3 v3", LS), ("s3 v2", LS)])
-def test_walks_of_an_object_store(
+def test_walks_of_an_object_store_take_few_requests(
     kind: str, walk: tuple[str, ...], tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
 ) -> None:
-    """One listing has all names, sizes and times."""
+    """One listing returns all names, sizes and times."""
     served = put(kind, tmp_path, nginx, s3, bucket)
     with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
         requests = served.during(lambda: shell(root, *walk))
@@ -283,7 +283,7 @@ def test_walks_of_an_object_store(
 
 
 @pytest.mark.parametrize(("kind", "walk"), [("listing v3", FIND), ("listing v3", LS), ("listing v2", LS)])
-def test_walks_of_listing_pages(
+def test_walks_of_listing_pages_take_a_request_per_directory_and_document(
     kind: str, walk: tuple[str, ...], tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
 ) -> None:
     served = put(kind, tmp_path, nginx, s3, bucket)
@@ -297,7 +297,7 @@ def test_walks_of_listing_pages(
 
 @pytest.mark.parametrize("kind", ["s3 v3", "listing v3"])
 @pytest.mark.parametrize("tool", ["cp", "check", "stage"])
-def test_copies_and_checks(
+def test_copies_and_checks_take_one_request_per_value(
     kind: str, tool: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
 ) -> None:
     served = put(kind, tmp_path, nginx, s3, bucket)
@@ -320,8 +320,8 @@ def test_copies_and_checks(
 
 
 @pytest.mark.parametrize("served", ["s3 v3", "listing v2", "plain v3"], indirect=True)
-def test_a_second_mount_asks_nothing(served: Served, tmp_path: Path) -> None:
-    """Within metadata_ttl=, which is over for the third one."""
+def test_a_second_mount_sends_no_request(served: Served, tmp_path: Path) -> None:
+    """The second mount is within metadata_ttl=; for the third one metadata_ttl= is 0."""
     with mounted(served.url, tmp_path / "mnt", served.options) as root:
         shell(root, *LS)
     with mounted(served.url, tmp_path / "mnt", served.options) as root:

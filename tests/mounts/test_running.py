@@ -1,4 +1,4 @@
-"""Changes of a running mount: its bounds, its end when idle, and its statistics."""
+"""Running mounts: changed options, idle timeout, final report, signals, pid files and notify pipes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def document(tmp_path: Path) -> Path:
 
 
 def remount(root: Path, options: str) -> subprocess.CompletedProcess[str]:
-    """As mount -o remount does, which calls the helper."""
+    """Run the mount helper as `mount -o remount` does."""
     return subprocess.run(
         [*HELPER, "set.json", str(root), "-o", options], capture_output=True, text=True, check=False, timeout=100
     )
 
 
 @pytest.mark.promise("S38")
-def test_bounds_change_while_it_is_mounted(faulty: Faulty, tmp_path: Path) -> None:
-    """The cache in memory gets a new limit, and evicts what exceeds it."""
+def test_limits_can_be_changed_while_mounted(faulty: Faulty, tmp_path: Path) -> None:
+    """The memory cache gets a lower limit and evicts the blocks above it."""
     url, document = faulty.put("/data", os.urandom(1 << 20)), tmp_path / "set.json"
     document.write_text(json.dumps({"version": 1, "refs": {
         f"f{index}": [url, index << 16, 1 << 16] for index in range(16)}}))  # fmt: skip
@@ -57,13 +57,13 @@ def test_bounds_change_while_it_is_mounted(faulty: Faulty, tmp_path: Path) -> No
 
 
 @pytest.mark.promise("S38")
-def test_prefetch_from_nothing_and_to_nothing(faulty: Faulty, tmp_path: Path) -> None:
+def test_prefetch_can_be_switched_on_and_off(faulty: Faulty, tmp_path: Path) -> None:
     refs = {f"x/{index}": [faulty.put(f"/{index}", b"value")] for index in range(120)}
     (tmp_path / "set.json").write_text(json.dumps({"version": 1, "refs": refs}))
     with mounted(tmp_path / "set.json", tmp_path / "mnt", "allow=private", "prefetch=0B") as root:
 
         def started(first: int) -> int:
-            """Return the number of keys prefetched after 40 reads in order."""
+            """Read 40 values in order; return the number of keys prefetched so far."""
             for index in range(first, first + 40):
                 assert (root / f"x/{index}").read_bytes() == b"value"
             return int(counters_of(root)["read_ahead"]["started"])
@@ -95,18 +95,18 @@ def test_remount_changes_all_or_nothing(document: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S39")
-def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
+def test_an_idle_mount_is_unmounted(document: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     log = tmp_path / "log"
     options = f"log_file={log},log_level=debug,attr_timeout=0,entry_timeout=0"
     assert run("mount", document, mountpoint, "-o", options).returncode == 0
     pid = daemon_pid(mountpoint)
-    with open(mountpoint / "a", "rb") as file:  # open, and not read
+    with open(mountpoint / "a", "rb") as file:  # open, but not read
         assert run("refresh", "--set", "idle_timeout=1500ms", mountpoint).returncode == 0
         time.sleep(2.5)
         assert file.read() == b"content"
-        holder = subprocess.Popen(["sleep", "60"], cwd=mountpoint)  # asks for nothing
+        holder = subprocess.Popen(["sleep", "60"], cwd=mountpoint)  # keeps the mount in use without a request
     looked = [time.monotonic()]
 
     def in_vain() -> bool:
@@ -114,7 +114,7 @@ def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
         return "idle for " in log.read_text()
 
     try:
-        until(in_vain)  # it was to be unmounted; the next attempt, which must not see the holder go, is to come
+        until(in_vain)  # an attempt to unmount has just failed, and the next one is some time away
         os.stat(mountpoint / "a")
         assert mount_lines(mountpoint)
     finally:
@@ -122,12 +122,12 @@ def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
         holder.wait()
     began = last = time.monotonic()
     longest = began - looked[-2]
-    while last < began + 2.5:  # used
+    while last < began + 2.5:  # the mount is in use
         with contextlib.suppress(FileNotFoundError):
             os.stat(mountpoint / "a")
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
         time.sleep(0.1)
-    # or the machine was busy and the mount idle: two stat() in a row began 1.5 s apart
+    # unless the machine was so busy that the mount was idle between two stat()
     assert mount_lines(mountpoint) or longest > 0.7
     until(lambda: not mount_lines(mountpoint))
     until(lambda: not alive(pid))
@@ -151,7 +151,7 @@ def test_statistics_do_not_reset_the_idle_timeout(document: Path, tmp_path: Path
 
 @pytest.mark.promise("S39")
 @pytest.mark.parametrize("how", ["umount", "zarrfs", "term"])
-def test_a_report_at_the_end(how: str, faulty: Faulty, tmp_path: Path) -> None:
+def test_the_daemon_logs_a_report_when_it_ends(how: str, faulty: Faulty, tmp_path: Path) -> None:
     url, document, mountpoint = faulty.put("/data", b"x" * 5000), tmp_path / "set.json", tmp_path / "mnt"
     document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 5000], "b": [faulty.url + "/none", 0, 5]}}))
     mountpoint.mkdir()
@@ -211,7 +211,7 @@ def test_an_idle_timeout_of_zero_never_unmounts(tmp_path: Path) -> None:
         assert (root / "a").read_text() == "x"
 
 
-def test_an_idle_mount_keeps_the_mount_on_top_of_it(tmp_path: Path) -> None:
+def test_sigterm_does_not_unmount_another_mount_on_top(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
     with mounted(document, tmp_path / "mnt") as root:
@@ -227,8 +227,8 @@ def test_an_idle_mount_keeps_the_mount_on_top_of_it(tmp_path: Path) -> None:
         assert (root / "a").read_text() == "x"
 
 
-def test_files_of_a_writable_mount_are_written_by_its_user_alone(document: Path, tmp_path: Path) -> None:
-    """Its daemon has umask 0, as the kernel applies the umask of each process that creates a file in the mount."""
+def test_the_daemon_of_a_writable_mount_writes_its_files_with_mode_644(document: Path, tmp_path: Path) -> None:
+    """The daemon has umask 0, because the kernel applies the umask of the process that creates a file in the mount."""
     (tmp_path / "upper").mkdir()
     names = {"pid_file": "pid", "record": "record", "metrics": "metrics"}
     options = ",".join(f"{option}={tmp_path / name}" for option, name in names.items())
@@ -238,7 +238,7 @@ def test_files_of_a_writable_mount_are_written_by_its_user_alone(document: Path,
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o644, name
 
 
-def test_the_notify_pipe_is_written_without_a_pid_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_notify_pipe_does_not_need_a_pid_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from zarrfs.daemon import serve
 
     read, write = os.pipe()
@@ -264,7 +264,7 @@ def test_the_notify_pipe_may_be_standard_output(more: list[str], tmp_path: Path)
         assert process.wait(60) == 0
 
 
-def test_a_notify_pipe_that_nobody_reads_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notify_pipe_without_a_reader_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     from zarrfs.daemon import serve
 
     read, write = os.pipe()
@@ -275,7 +275,7 @@ def test_a_notify_pipe_that_nobody_reads_is_closed(caplog: pytest.LogCaptureFixt
     assert f"notify_pipe={write}: cannot be written to: broken pipe" in caplog.text
 
 
-def test_a_file_that_holds_no_process_number_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_that_is_no_pid_file_is_not_replaced(tmp_path: Path) -> None:
     document, mine = tmp_path / "set.json", tmp_path / "mine"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
     mine.write_text("my thesis")

@@ -1,4 +1,4 @@
-"""The transcript in docs/running-changes.md: every command does what is written below it."""
+"""The transcript in docs/running-changes.md: every command prints the output shown below it."""
 
 from __future__ import annotations
 

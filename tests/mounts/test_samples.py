@@ -1,4 +1,4 @@
-"""Every sample mounts, and every file's bytes, size, mode and mtime are those that its makers recorded."""
+"""Mounts of all samples: bytes, size, mode and mtime of every file are as recorded with the samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.mounts.mounting import mounted
 
 REFERENCES = json.loads((DATA / "references/expected.json").read_text())
 ARCHIVE = json.loads((DATA / "archives/expected.json").read_text())
-# One of each kind: all are listed and read without a mount in tests/cli/test_cli.py
+# One store of each kind; tests/cli/test_cli.py lists and reads all of them without a mount
 ZARR = ["v0_float32_04", "v0_pickled_text", "v1_int32_11", "v2_hier", "v3_draft", "v3_hier"]
 
 
 def files_below(root: Path) -> dict[str, Path]:
-    """Every file below `root` by its key."""
+    """Return the paths of all files below `root`, by key."""
     found = {}
     for directory, _names, names in os.walk(root):
         for name in names:
@@ -36,7 +36,7 @@ def sha256(path: Path) -> str:
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 @pytest.mark.promise("S3")
 @pytest.mark.promise("S5")
-def test_reference_sets(name: str, references: Path, tmp_path: Path) -> None:
+def test_reference_sets_have_the_recorded_files(name: str, references: Path, tmp_path: Path) -> None:
     expected = REFERENCES[name]
     document = references / f"{name}.json"
     with mounted(document, tmp_path / "mnt") as root:
@@ -52,7 +52,7 @@ def test_reference_sets(name: str, references: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["flux-list.json", "flux-dict.json"])
 @pytest.mark.promise("S5")
-def test_archives(name: str, tmp_path: Path) -> None:
+def test_archives_have_the_recorded_entries(name: str, tmp_path: Path) -> None:
     with mounted(DATA / "archives" / name, tmp_path / "mnt", f"blobs={DATA / 'archives/blobs'}") as root:
         seen = set()
         for directory, directories, names in os.walk(root):
@@ -74,7 +74,7 @@ def check_entry(path: Path, expected: dict[str, object]) -> None:
         assert (status.st_size, sha256(path)) == (expected["size"], expected["sha256"]), path
 
 
-def test_jobspec(tmp_path: Path) -> None:
+def test_a_jobspec_mounts_as_the_files_in_it(tmp_path: Path) -> None:
     with mounted(DATA / "archives/jobspec.json", tmp_path / "mnt") as root:
         files = files_below(root)
         assert sorted(files) == ["config.json", "mesh.bin", "run.sh"]
@@ -84,7 +84,7 @@ def test_jobspec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ZARR)
-def test_zarr_stores_show_their_keys(name: str, tmp_path: Path) -> None:
+def test_zarr_stores_mount_as_the_files_in_them(name: str, tmp_path: Path) -> None:
     with mounted(DATA / "zarr" / name, tmp_path / "mnt") as root:
         below, shown = files_below(DATA / "zarr" / name), files_below(root)
         assert shown.keys() == below.keys()

@@ -1,4 +1,4 @@
-"""Secrets stay secret: put wherever one may be, and looked for wherever others may look."""
+"""Secrets in sources, options and targets: none of them appears where other users can look."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import DATA, run
 from tests.mounts.mounting import daemon_pid, mount_lines, until
 from tests.servers import free_port
 
-MINE = {  # of who mounts
+MINE = {  # secrets of the user who mounts
     "the password in the source": "srcpassq1w2e3",
     "the signature in the source": "srcsigr4t5y6",
     "a header": "headeru7i8o9",
@@ -29,7 +29,7 @@ MINE = {  # of who mounts
     "storage_options=": "jsonsecreth6j7k8",
     "a file": "filesecretl9z0x1",
 }
-THEIRS = {  # of who made the set: its index has to know them
+THEIRS = {  # secrets of the author of the set, which its index has to contain
     "the password of a target": "tgtpassc2v3b4",
     "the token of a target": "tgttokenn5m6q7",
     "the token of a redirect": "redirtokenw8e9r0",
@@ -38,14 +38,14 @@ STATUSES = (401, 403, 404, 410, 429, 500)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Serves `documents`; /N is answered with the status N, /away redirects with a token."""
+    """A handler that serves `documents`, answers /N with status N and redirects /away-N to /N with a token."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # send the body before the headers are acknowledged
     documents: dict[str, bytes]
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Do not log."""
 
     def do_HEAD(self) -> None:
         self._answer(False)
@@ -77,12 +77,12 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients go when they know enough."""
+        """Ignore clients that close a connection early."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """host:port of a server that has /set.json, and an answer for all else."""
+    """Start a server with /set.json, a response for every other path; yield its host:port."""
     documents: dict[str, bytes] = {}
     handler = type("Handler", (_Handler,), {"documents": documents})
     with _Server(("127.0.0.1", 0), handler) as server:
@@ -96,7 +96,7 @@ def server() -> Iterator[str]:
 
 
 def refs(port: int) -> dict[str, object]:
-    """A set whose targets fail in as many ways as there are, and two that do not."""
+    """Return the references of a set: most targets fail, each in another way, and a few do not."""
     password, token = THEIRS["the password of a target"], THEIRS["the token of a target"]
     user, query, closed = f"u:{password}@", f"?X-Amz-Signature={token}&a=1", free_port()
     base = f"http://{user}127.0.0.1:{port}"
@@ -120,7 +120,7 @@ def refs(port: int) -> dict[str, object]:
 
 
 def options(tmp_path: Path, client: str, retries: int = 1) -> list[str]:
-    """Options of all commands, with a secret in each kind of option that may have one."""
+    """Return options for all commands, with a secret in each kind of option that can contain one."""
     (tmp_path / "secret").write_text(MINE["a file"] + "\n")
     many = {"http": {"cookies": {"session": MINE["storage_options="]}}}
     lines = [
@@ -149,7 +149,7 @@ def processes() -> bytes:
 
 
 def assert_hidden(where: str, data: bytes | str, secrets: dict[str, str] | None = None) -> None:
-    """None of the secrets is in `data`."""
+    """Check that `data` contains none of the secrets."""
     data = data.encode() if isinstance(data, str) else data
     for what, secret in (secrets or {**MINE, **THEIRS}).items():
         at = data.find(secret.encode())
@@ -182,12 +182,12 @@ def test_secrets_are_shown_nowhere(client: str, server: str, tmp_path: Path) -> 
                 return True
             return False
 
-        with ThreadPoolExecutor(16) as readers:  # at once: some wait for read_timeout=
+        with ThreadPoolExecutor(16) as readers:  # concurrently: some wait for read_timeout=
             failed = sum(readers.map(fails, sorted(os.listdir(mnt))))
         assert failed >= 20, "what was to fail did not"
         assert (mnt / "inline").read_bytes() == b"text"
-        if client != "obstore":  # it takes no password in a URL
-            until(lambda: not fails("good"))  # of a busy machine, an answer may come too late
+        if client != "obstore":  # obstore accepts no password in a URL
+            until(lambda: not fails("good"))  # on a busy machine, a response may come too late
             assert (mnt / "good").read_bytes() == bytes(8)
         for name in os.listxattr(mnt):
             assert_hidden(name, os.getxattr(mnt, name))
@@ -206,7 +206,7 @@ def test_secrets_are_shown_nowhere(client: str, server: str, tmp_path: Path) -> 
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "secret":
             assert_hidden(str(path), bytes_of(path), MINE)
-            if "index" not in path.parts:  # which has what the set has, and nobody else may enter
+            if "index" not in path.parts:  # the index contains the set's secrets; only its user may enter
                 assert_hidden(str(path), bytes_of(path), THEIRS)
     assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
 
@@ -228,7 +228,7 @@ OF_CLIENTS = [line for line in COMMANDS if line.startswith(("cat", "ls http://US
     ("client", "lines"), [("auto", COMMANDS), ("fsspec", OF_CLIENTS), ("obstore", OF_CLIENTS)],
     ids=["auto", "fsspec", "obstore"],
 )  # fmt: skip
-def test_commands_do_not_tell_them(
+def test_commands_do_not_print_secrets(
     client: str, lines: list[str], server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = options(tmp_path, client, retries=0)
@@ -261,8 +261,8 @@ def test_commands_do_not_tell_them(
             assert_hidden(str(path), bytes_of(path))
 
 
-def test_what_commands_print_of_their_source_has_no_secret(server: str, tmp_path: Path) -> None:
-    """The source may be a name of the configuration, whose URL nobody has typed."""
+def test_commands_print_their_source_without_secrets(server: str, tmp_path: Path) -> None:
+    """The source can also be a name in the configuration file, whose URL is not on the command line."""
     password, signature = MINE["the password in the source"], MINE["the signature in the source"]
     of_set, of_store = (
         f"http://joe:{password}@{server}/{name}?X-Amz-Signature={signature}" for name in ("set.json", "store.zarr")

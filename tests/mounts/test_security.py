@@ -1,4 +1,4 @@
-"""Attacks of other users of the machine, of servers and of documents, with real users: docs/security.md."""
+"""Attacks by other users of the machine, by servers and by documents: see docs/security.md."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.mounts.mounting import daemon_pid, log_of, mount_lines, mounted
 from tests.mounts.test_semantics import document, error_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
-MALLORY = 65533  # a user and group that nothing belongs to
+MALLORY = 65533  # a user and group that own nothing
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that every user can pass, which those of pytest are not."""
+    """Make a directory that every user can enter, unlike those of pytest; yield its path."""
     made = Path(f"/tmp/zarrfs-security-{os.getpid()}")
     made.mkdir(mode=0o755)
     yield made
@@ -38,18 +38,18 @@ def place() -> Iterator[Path]:
 
 
 def as_mallory(*command: object) -> subprocess.CompletedProcess[str]:
-    """Run a command as another user, with a home of their own that is not there."""
+    """Run a command as another user."""
     become = ["setpriv", f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups", "--"]
     return subprocess.run(
         [*become, *map(str, command)], capture_output=True, text=True, timeout=60, check=False, cwd="/"
     )
 
 
-# -- other users of the machine, and a mount
+# -- other users of the machine and a mount
 
 
 def test_a_mount_is_its_users_own(place: Path) -> None:
-    """Names, bytes, statistics and control: EACCES; not even root's processes of others get in."""
+    """Without allow_other, another user gets no names, bytes or statistics, and cannot unmount or kill it."""
     (place / "mnt").mkdir()
     with mounted(document(place, {"a": "secret"}), place / "mnt") as root:
         for command in (
@@ -66,7 +66,7 @@ def test_a_mount_is_its_users_own(place: Path) -> None:
 
 
 def test_a_mount_for_others_is_not_controlled_by_them(place: Path) -> None:
-    """They read; they neither refresh it, nor change its options, nor write, nor end it."""
+    """With allow_other they read files, but cannot refresh the mount, change its options, write or unmount."""
     (place / "mnt").mkdir()
     with mounted(document(place, {"a": "for all"}), place / "mnt", "allow_other") as root:
         assert as_mallory("cat", root / "a").stdout == "for all"
@@ -93,11 +93,11 @@ def test_a_set_user_id_program_in_an_archive_gives_no_rights(place: Path) -> Non
         assert "nodev" in line
 
 
-# -- other users, and directories that are shared
+# -- other users and shared directories
 
 
 def planted(directory: Path, source: Path) -> str:
-    """An index that says "forged", under the name of the one that `source` has, with the right hash of itself."""
+    """Replace the index by a forged one of another user, whose name has the right hashes; return that name."""
     [index] = directory.glob("*.index")
     data = index.read_bytes().replace(b"genuine", b"forged!")
     index.unlink()
@@ -111,7 +111,7 @@ def planted(directory: Path, source: Path) -> str:
 
 
 def test_an_index_that_another_user_has_planted_is_not_believed(place: Path) -> None:
-    """In a directory like /tmp, where everybody may make files, and nobody may remove those of others."""
+    """The index is in a directory like /tmp, where every user may create files but not remove those of others."""
     (place / "index").mkdir()
     (place / "index").chmod(0o1777)
     (place / "mnt").mkdir()
@@ -127,7 +127,7 @@ def test_an_index_that_another_user_has_planted_is_not_believed(place: Path) -> 
 def test_a_directory_of_indexes_where_others_may_exchange_files_is_refused(
     spoil: Callable[[Path], None], place: Path
 ) -> None:
-    """Between the check of an index and its use there would be time to put another in its place."""
+    """Otherwise another user could replace an index between its check and its use."""
     (place / "index").mkdir()
     spoil(place / "index")
     (place / "mnt").mkdir()
@@ -139,7 +139,7 @@ def test_a_directory_of_indexes_where_others_may_exchange_files_is_refused(
 
 
 def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Path) -> None:
-    """cache_dir= in /tmp: what is not made by zarrfs is not written through, and no read fails."""
+    """cache_dir= is in a directory like /tmp. Nothing is written through another user's symlinks; no read fails."""
     victim = place / "victim"
     victim.mkdir()
     (victim / "file").write_text("as it was")
@@ -168,7 +168,7 @@ def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Pat
 
 
 def test_modules_in_the_working_directory_are_not_imported(place: Path) -> None:
-    """A program that root starts in a directory of somebody else, and the child that reads documents."""
+    """Root runs zarrfs in another user's directory; the child process that reads documents imports none either."""
     for name in ("json", "sqlite3", "orjson", "trio", "zarrfs", "click", "sitecustomize"):
         (place / f"{name}.py").write_text(f"open({str(place / 'ran')!r}, 'a').write({name!r})\n")
     (place / "mnt").mkdir()
@@ -193,7 +193,7 @@ def test_the_name_of_a_source_adds_no_mount_option(name: str, tmp_path: Path) ->
 
 
 def test_names_forge_no_lines_and_move_no_cursor(tmp_path: Path) -> None:
-    """Of entries and targets, in the log and on terminals."""
+    """Names of entries and targets cannot send control characters to the log or to a terminal."""
     evil = "a\n2026-01-01 00:00:00,000 zarrfs[1]: ERROR: forged \x1b[31m"
     source = document(tmp_path, {evil: ["file:///nonexistent/\x1b[2J\nforged", 0, 10], "\x1b]0;x\x07": ["x"] * 9})
     with mounted(source, tmp_path / "mnt") as root:
@@ -212,7 +212,7 @@ def test_names_forge_no_lines_and_move_no_cursor(tmp_path: Path) -> None:
 
 
 class Hostile:
-    """A server that answers each connection with what `answer` sends."""
+    """A server that calls `answer` for each connection once it has received a request."""
 
     def __init__(self, answer: Callable[[socket.socket], None]) -> None:
         self._answer = answer
@@ -241,7 +241,7 @@ class Hostile:
             connection.close()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop accepting connections."""
         self._socket.close()
 
 
@@ -290,9 +290,9 @@ ANSWERS = [endless_headers, endless_status, endless_interim, one_byte_a_second, 
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
-    """EIO within the deadline, bounded memory, and the rest of the mount goes on.
+    """Reads fail with EIO in time, memory is bounded, and other files can still be read.
 
-    The compressed answer is what the server means, if it came in time.
+    The compressed response ends, so it is read if it arrives in time.
     """
     expected = {errno.EIO, None} if answer is compressed_bomb else {errno.EIO}
     server = Hostile(answer)
@@ -314,7 +314,7 @@ def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], Non
 
 @pytest.mark.parametrize("answer", [endless_headers, endless_status, endless_redirects, one_byte_a_second])
 def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
-    """Told in one line, with nothing mounted."""
+    """The error message is one line, and nothing is mounted."""
     server = Hostile(answer)
     (tmp_path / "mnt").mkdir()
     try:
@@ -327,12 +327,12 @@ def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], No
         server.close()
 
 
-# -- places of the kernel
+# -- special files
 
 
 @pytest.mark.parametrize("target", ["/proc/self/mem", "/dev/zero", "/proc/kmsg", "/dev/stdin"])
 def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> None:
-    """Of the user's own sets; a set from the network reaches no local file at all."""
+    """These are targets of the user's own sets; a set from the network may refer to no local file at all."""
     done = threading.Event()
     with mounted(document(tmp_path, {"x": [target, 0, 100], "w": [target]}), tmp_path / "mnt") as root:
 
@@ -346,7 +346,7 @@ def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> N
 
 
 def test_a_user_and_mode_of_what_is_made(tmp_path: Path) -> None:
-    """Caches and indexes that zarrfs makes are for their user alone."""
+    """Caches and indexes that zarrfs makes are for their user alone, even with umask 0."""
     (tmp_path / "mnt").mkdir()
     options = f"index_dir={tmp_path}/index,cache_dir={tmp_path}/blocks,retries=0"
     source = document(tmp_path, {"a": ["http://127.0.0.1:9/x", 0, 9]})

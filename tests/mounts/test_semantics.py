@@ -1,4 +1,4 @@
-"""The promises of docs/semantics.md, seen on real mounts."""
+"""The promises of docs/semantics.md, checked on real mounts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def error_of(call: object, *arguments: object) -> int | None:
 
 
 def counters(root: Path) -> dict[str, int]:
-    """The daemon's counters, out of its log."""
+    """Return the daemon's counters, which it logs on SIGUSR1."""
     before = log_of(root).count("statistics: ")
     os.kill(daemon_pid(root), signal.SIGUSR1)
     for _ in range(200):
@@ -72,7 +72,7 @@ def test_every_promise_has_a_test() -> None:
 
 
 @pytest.mark.promise("S1")
-def test_absent_names_are_remembered(tmp_path: Path) -> None:
+def test_the_kernel_caches_negative_entries(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"a": "x"}), tmp_path / "mnt") as root:
         assert error_of(os.stat, root / "nothing") == errno.ENOENT
         lookups = counters(root)["lookup"]
@@ -97,11 +97,11 @@ def test_a_listed_name_is_never_enoent(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S3")
-def test_the_size_of_a_whole_target_is_asked_late(tmp_path: Path) -> None:
+def test_the_size_of_a_whole_target_is_not_needed_for_a_listing(tmp_path: Path) -> None:
     target = tmp_path / "target.bin"
     with mounted(document(tmp_path, {"whole": [str(target)]}), tmp_path / "mnt") as root:
         assert os.listdir(root) == ["whole"]
-        target.write_bytes(b"x" * 1000)  # only now there is something to ask
+        target.write_bytes(b"x" * 1000)  # the target did not exist before
         with os.scandir(root) as entries:
             [entry] = entries
             assert entry.is_file()
@@ -110,7 +110,7 @@ def test_the_size_of_a_whole_target_is_asked_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S4")
-def test_links_dots_and_blocks(tmp_path: Path) -> None:
+def test_link_counts_dot_entries_and_block_counts(tmp_path: Path) -> None:
     with mounted(DATA / "archives/flux-list.json", tmp_path / "mnt", BLOBS) as root:
         assert root.stat().st_nlink == 3
         assert (root / "job").stat().st_nlink == 4
@@ -124,7 +124,7 @@ def test_links_dots_and_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S5")
-def test_owner_and_modes_by_option(tmp_path: Path) -> None:
+def test_options_set_owner_and_modes(tmp_path: Path) -> None:
     options = ["uid=1234", "gid=4321", "umask=022", "file_mode=0666", "dir_mode=0777"]
     with mounted(document(tmp_path, {"d/a": "x"}), tmp_path / "mnt", *options) as root:
         status = (root / "d/a").stat()
@@ -165,13 +165,13 @@ def test_listings_resume_anywhere(tmp_path: Path) -> None:
             "assert found == ['.', '..', *(f'{i:05}' for i in range(5000))], found[:9]\n"
         )
         subprocess.run(["python3", "-c", script, str(root)], check=True, timeout=60)
-        with os.scandir(root) as entries:  # entries are read while the listing goes on
+        with os.scandir(root) as entries:  # files are read while the listing is in progress
             seen = [entry.name for entry in entries if entry.stat().st_size == 1 and Path(entry.path).read_text()]
         assert seen == [f"{n:05}" for n in range(count)]
 
 
 @pytest.mark.promise("S7")
-def test_inode_numbers(tmp_path: Path) -> None:
+def test_inode_numbers_are_distinct_and_stable(tmp_path: Path) -> None:
     names = ("a", "b", "d/a", "d")
     with mounted(document(tmp_path, {"a": "x", "b": "y", "d/a": "z"}), tmp_path / "mnt") as root:
         descriptors = [os.open(root / name, os.O_RDONLY) for name in names]
@@ -184,7 +184,7 @@ def test_inode_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S8")
 @pytest.mark.promise("S9")
-def test_a_target_that_ends_too_early(tmp_path: Path) -> None:
+def test_reads_beyond_the_end_of_a_target_are_eio(tmp_path: Path) -> None:
     target = tmp_path / "target.bin"
     target.write_bytes(bytes(range(256)) * 400)  # 102,400 bytes: 25 pages
     refs = {"half": [str(target), 4096, 200_000]}
@@ -200,7 +200,7 @@ def test_a_target_that_ends_too_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S10")
-def test_a_damaged_blob(tmp_path: Path) -> None:
+def test_a_damaged_blob_is_not_served(tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     shutil.copytree(DATA / "archives/blobs", blobs)
     victim = blobs / "sha1-9874f8c1f062fed25812012a944d88fa9b254140"
@@ -210,7 +210,7 @@ def test_a_damaged_blob(tmp_path: Path) -> None:
     with mounted(DATA / "archives/flux-list.json", tmp_path / "mnt", f"blobs={blobs}") as root:
         mesh = os.open(root / "job/inputs/mesh.bin", os.O_RDONLY)
         assert len(os.pread(mesh, 4096, 0)) == 4096
-        # a byte of it that is right is not served either
+        # the intact bytes of the damaged blob are not served either
         assert error_of(os.pread, mesh, 4096, 1_200_000) == errno.EIO
         os.close(mesh)
         assert "job/inputs/mesh.bin" in log_of(root)
@@ -219,7 +219,7 @@ def test_a_damaged_blob(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S11")
-def test_a_target_that_changes(tmp_path: Path) -> None:
+def test_a_target_that_has_changed_is_eio(tmp_path: Path) -> None:
     target = tmp_path / "target.bin"
     target.write_bytes(b"a" * 100_000)
     refs = {"x": [str(target), 0, 10], "y": [str(target), 50_000, 10]}
@@ -231,7 +231,7 @@ def test_a_target_that_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S12")
-def test_a_second_read_asks_for_nothing(tmp_path: Path) -> None:
+def test_a_second_read_sends_no_request_to_the_daemon(tmp_path: Path) -> None:
     target = tmp_path / "target.bin"
     target.write_bytes(os.urandom(3_000_000))
     refs = {"d/x": [str(target), 0, 2_000_000], "d/y": "text"}
@@ -240,7 +240,7 @@ def test_a_second_read_asks_for_nothing(tmp_path: Path) -> None:
         with caches.pinned(root / "d/x"), caches.pinned(root / "d/y"):
             for name in ("x", "y"):
                 with (root / "d" / name).open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # as a busy machine may do
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # a busy machine may do this too
             before = counters(root)
             assert ((root / "d/x").read_bytes(), (root / "d/y").read_bytes(), os.stat(root / "d/x")) == first
             after = counters(root)
@@ -248,7 +248,7 @@ def test_a_second_read_asks_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S13")
-def test_where_the_bytes_are(tmp_path: Path) -> None:
+def test_the_source_attribute_says_where_the_bytes_are(tmp_path: Path) -> None:
     def where(path: Path) -> dict[str, object]:
         assert os.listxattr(path) == ["user.zarrfs.source"]
         found: dict[str, object] = json.loads(os.getxattr(path, "user.zarrfs.source"))
@@ -272,7 +272,7 @@ def test_where_the_bytes_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S15")
-def test_read_only(tmp_path: Path) -> None:
+def test_a_read_only_mount_refuses_all_changes(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"d/a": "x"}), tmp_path / "mnt") as root:
         file = root / "d/a"
         changes: list[Callable[[], object]] = [
@@ -288,7 +288,7 @@ def test_read_only(tmp_path: Path) -> None:
             assert error_of(change) == errno.EROFS
         assert file.read_text() == "x"
         if os.geteuid() == 0:
-            subprocess.run(["mount", "-i", "-o", "remount,rw", root], check=True)  # not by mount.zarrfs
+            subprocess.run(["mount", "-i", "-o", "remount,rw", root], check=True)  # without mount.zarrfs
             for change in changes:
                 assert error_of(change) == errno.EROFS
             assert file.read_text() == "x"
@@ -303,7 +303,7 @@ def test_umount_leaves_no_process(tmp_path: Path) -> None:
     assert run("mount", document(tmp_path, {"a": "x"}), tmp_path / "mnt").returncode == 0
     pid = daemon_pid(tmp_path / "mnt")
     assert run("umount", tmp_path / "mnt").returncode == 0
-    assert not alive(pid)  # already now: umount waits
+    assert not alive(pid)  # umount has waited for the daemon
     done = run("umount", tmp_path / "mnt")
     assert (done.returncode, done.stderr) == (1, f"zarrfs: {tmp_path}/mnt: not mounted\n")
 
@@ -320,7 +320,7 @@ def test_signals_unmount(number: signal.Signals, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S18")
-def test_signals_do_not_unmount_what_is_in_use(tmp_path: Path) -> None:
+def test_signals_do_not_unmount_a_mount_in_use(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt") as root, (root / "a").open():
         os.kill(daemon_pid(root), signal.SIGTERM)
         until(lambda: "in use" in log_of(root))
@@ -333,7 +333,7 @@ def test_signals_do_not_unmount_what_is_in_use(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S18")
 @pytest.mark.promise("S19")
-def test_abort_leaves_a_dead_endpoint_that_is_mounted_over(tmp_path: Path) -> None:
+def test_abort_leaves_a_dead_endpoint_that_a_new_mount_replaces(tmp_path: Path) -> None:
     source, mnt = document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt"
     mnt.mkdir()
     assert run("mount", source, mnt, "-o", "on_exit=abort").returncode == 0
@@ -350,7 +350,7 @@ def test_abort_leaves_a_dead_endpoint_that_is_mounted_over(tmp_path: Path) -> No
 
 
 @pytest.mark.promise("S19")
-def test_killed_daemon_is_replaced(tmp_path: Path) -> None:
+def test_a_new_mount_replaces_that_of_a_killed_daemon(tmp_path: Path) -> None:
     source, mnt = document(tmp_path, {"a": "x"}), tmp_path / "mnt"
     mnt.mkdir()
     assert run("mount", source, mnt).returncode == 0
@@ -363,7 +363,7 @@ def test_killed_daemon_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S20")
-def test_df(tmp_path: Path) -> None:
+def test_statvfs_counts_bytes_and_files(tmp_path: Path) -> None:
     target = tmp_path / "target.bin"
     target.write_bytes(b"x")
     refs = {"a": [str(target), 0, 1_000_000], "b": "text"}
@@ -374,7 +374,7 @@ def test_df(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S17")
-def test_an_index_that_is_cut_short_under_the_mount(tmp_path: Path) -> None:
+def test_listings_from_a_truncated_index_are_eio(tmp_path: Path) -> None:
     refs: dict[str, object] = {f"d{n}/{m}": "x" for n in range(100) for m in range(100)}
     with mounted(document(tmp_path, refs), tmp_path / "mnt", f"index_dir={tmp_path / 'index'}") as root:
         [index] = (tmp_path / "index").glob("*.index")
@@ -385,7 +385,7 @@ def test_an_index_that_is_cut_short_under_the_mount(tmp_path: Path) -> None:
         assert os.stat(root).st_nlink == 102
 
 
-def test_without_root_the_rest_of_a_value_is_pushed(tmp_path: Path) -> None:
+def test_without_root_the_rest_of_a_value_is_pushed_into_the_page_cache(tmp_path: Path) -> None:
     target, mnt = tmp_path / "target.bin", tmp_path / "mnt"
     target.write_bytes(os.urandom(4 << 20))
     mnt.mkdir()
@@ -397,13 +397,13 @@ def test_without_root_the_rest_of_a_value_is_pushed(tmp_path: Path) -> None:
         for number in range(16):
             assert (mnt / f"v{number}").read_bytes() == target.read_bytes()[number : number + (4 << 20) - 16]
             requests.append(counters(mnt)["read"])
-            time.sleep(0.05)  # the daemon learns after the mount that it may not raise the read-ahead
-        assert min(after - before for before, after in pairwise(requests)) < 4  # and not 32
+            time.sleep(0.05)  # the daemon finds out after mounting that it cannot raise the read-ahead
+        assert min(after - before for before, after in pairwise(requests)) < 4  # instead of 32
     finally:
         assert run("umount", mnt).returncode == 0
 
 
-def test_relative_paths_of_options(tmp_path: Path) -> None:
+def test_options_accept_relative_paths(tmp_path: Path) -> None:
     source, mnt = document(tmp_path, {"a": "x"}), tmp_path / "mnt"
     mnt.mkdir()
     options = "index_dir=index,log_file=log,pid_file=pid"
@@ -440,7 +440,7 @@ def test_a_target_inside_the_mount_does_not_hang(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", ["b", "a"])
 def test_a_whole_target_inside_the_mount_does_not_hang(whole: str, tmp_path: Path) -> None:
-    """Its size is asked for; the name is new to the kernel, which holds the directory while it looks it up."""
+    """The target's size is needed while the kernel looks up the file's name with the directory locked."""
     mnt = tmp_path / "mnt"
     with mounted(document(tmp_path, {"a": [str(mnt / whole)], "b": "x"}), mnt) as root:
         done = subprocess.run(["stat", root / "a"], timeout=60, check=False, capture_output=True, text=True)
@@ -449,7 +449,7 @@ def test_a_whole_target_inside_the_mount_does_not_hang(whole: str, tmp_path: Pat
         assert error_of((root / "a").read_bytes) == errno.ELOOP
 
 
-def test_a_name_is_looked_up_without_asking_its_target(tmp_path: Path) -> None:
+def test_a_lookup_does_not_access_the_target(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"gone": [str(tmp_path / "nothing")], "b": "x"}), tmp_path / "mnt") as root:
         with open(os.open(root / "gone", os.O_PATH)) as found:
             assert error_of(lambda: os.fstat(found.fileno())) == errno.EIO
@@ -457,7 +457,7 @@ def test_a_name_is_looked_up_without_asking_its_target(tmp_path: Path) -> None:
 
 
 def test_a_zip_file_inside_the_mount_is_not_opened(tmp_path: Path) -> None:
-    """A daemon that held a file of its own mount could never be unmounted."""
+    """A mount could never be unmounted if its own daemon had a file in it open."""
     archive, mnt = tmp_path / "t.zip", tmp_path / "mnt"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("d/a", "text")

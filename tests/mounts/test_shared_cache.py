@@ -1,4 +1,4 @@
-"""Blocks kept on disk with -o cache_dir=: daemons that are killed or share it, full disks, targets that change."""
+"""Blocks on disk with -o cache_dir=: killed daemons, shared directories, full disks, changing targets."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ KILLS = 12
 
 
 def disk(root: Path, name: str) -> int:
-    """A counter of the blocks on disk."""
+    """Return a counter of the disk cache."""
     return int(counters_of(root)["remote"]["disk"][name])
 
 
 def all_written(root: Path) -> bool:
-    """Return whether there are blocks on disk, and none waits: at its end, a daemon gives up on these after 4 s."""
+    """Return whether blocks are on disk and none is queued; on exit, a daemon drops queued blocks after 4 s."""
     return disk(root, "bytes_written") > 0 and disk(root, "queued") == 0
 
 
@@ -43,7 +43,7 @@ def usage(directory: Path) -> int:
 
 
 def usage_at_once(directory: Path) -> int:
-    """As usage(), of what was there at one moment: two looks saw it, and du(1) may see a file and its successor."""
+    """Return the bytes of files found by two scans in a row; du(1) may count both a file and its successor."""
 
     def look() -> dict[tuple[str, int], int]:
         found = {}
@@ -83,7 +83,7 @@ def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
 
 
 @pytest.mark.promise("S2")
-def test_a_target_that_was_replaced_between_mounts(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_target_that_was_replaced_between_mounts_is_read_anew(nginx: Nginx, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "mutable.bin", 1 << 20), "v", 10_000, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/mutable.bin": values})
     options = f"cache_dir={tmp_path}/blocks,cache_validity=0s,cache_min_free=0B"
@@ -112,7 +112,7 @@ def test_cache_none_writes_nothing(nginx: Nginx, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+    """Mount a file system of 2 MiB; yield its path."""
     path = tmp_path / "disk"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(path)], check=True)
@@ -121,7 +121,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_disk_that_others_fill_is_no_cache_and_one_warning(
+def test_a_full_disk_causes_one_warning_and_no_error(
     small_disk: Path, nginx: Nginx, tmp_path: Path
 ) -> None:
     values = cut(publish(nginx.plain.root, "full.bin", 16 << 20), "v", 64 << 10, gap=0)
@@ -137,7 +137,7 @@ def test_a_disk_that_others_fill_is_no_cache_and_one_warning(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_disk_smaller_than_the_cache_may_be_keeps_what_was_read_last(
+def test_blocks_are_evicted_from_a_disk_smaller_than_cache_size(
     small_disk: Path, nginx: Nginx, tmp_path: Path
 ) -> None:
     values = cut(publish(nginx.plain.root, "small.bin", 16 << 20), "v", 64 << 10, gap=0)
@@ -149,7 +149,7 @@ def test_a_disk_smaller_than_the_cache_may_be_keeps_what_was_read_last(
         wait_for(lambda: disk(root, "evicted") > 0 and disk(root, "bytes_written") > 2 << 20)
 
 
-def test_a_cache_directory_that_cannot_be_is_no_cache_and_one_warning(nginx: Nginx, tmp_path: Path) -> None:
+def test_an_impossible_cache_directory_causes_one_warning_and_no_error(nginx: Nginx, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "nowhere.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/nowhere.bin": values})
     (tmp_path / "file").write_bytes(b"not a directory")
@@ -164,7 +164,7 @@ def test_a_cache_directory_that_cannot_be_is_no_cache_and_one_warning(nginx: Ngi
 
 
 def mount_and_kill(source: Path, mountpoint: Path, options: str, values: list[Value], chance: random.Random) -> int:
-    """Read until the daemon is killed, some time after the first bytes; returns how many blocks came from disk."""
+    """Read until a timer kills the daemon; return the number of blocks that its first reads found on disk."""
     done = run("mount", source, mountpoint, "-o", f"log_file={mountpoint}.log,{options}")
     assert done.returncode == 0, done.stderr
     pid, killed = daemon_pid(mountpoint), threading.Event()
@@ -193,15 +193,15 @@ def mount_and_kill(source: Path, mountpoint: Path, options: str, values: list[Va
 
 @pytest.mark.timeout(400)
 @pytest.mark.promise("S2")
-def test_a_daemon_that_is_killed_while_it_writes_blocks(nginx: Nginx, tmp_path: Path) -> None:
-    """Time and again: the next one finds the blocks of those before, whole or not at all."""
+def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx, tmp_path: Path) -> None:
+    """Kill a dozen daemons in turn: each finds the blocks of those before complete or not at all."""
     values = cut(publish(nginx.plain.root, "kills.bin", 24 << 20), "v", 100_000, gap=50_000)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/kills.bin": values})
     (tmp_path / "mnt").mkdir()
-    blocks, bound = tmp_path / "blocks", 8 << 20  # about half of all: there is always something to write
+    blocks, bound = tmp_path / "blocks", 8 << 20  # about half of all values, so that there are always blocks to write
     options = f"cache_dir={blocks},cache_size={bound}B,cache_min_free=0B,coalesce_gap=0B"
     chance, hits = random.Random(9), 0
-    with mounted(source, tmp_path / "mnt", options) as root:  # blocks to find, however slow the machine is
+    with mounted(source, tmp_path / "mnt", options) as root:  # leave blocks to find, however slow the machine is
         assert read_all(root, whole(values), 4).right == len(values)
         wait_for(lambda: disk(root, "bytes_written") > bound / 2)
     for _ in range(KILLS):
@@ -213,7 +213,7 @@ def test_a_daemon_that_is_killed_while_it_writes_blocks(nginx: Nginx, tmp_path: 
     assert usage(blocks) <= bound
 
 
-# -- daemons that share
+# -- shared and damaged directories
 
 
 def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) 
     assert 0 < max(usages) <= bound
 
 
-def test_a_block_that_rots_on_disk_is_not_served(nginx: Nginx, tmp_path: Path) -> None:
-    """Every file of the directory is spoilt in its middle, cut in half or made empty."""
+def test_a_damaged_block_on_disk_is_not_served(nginx: Nginx, tmp_path: Path) -> None:
+    """Every block file is changed in its middle, cut in half or emptied."""
     values = cut(publish(nginx.plain.root, "rot.bin", 4 << 20), "v", 50_000, gap=50_000)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/rot.bin": values})
     options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,coalesce_gap=0B"

@@ -1,4 +1,4 @@
-"""zarrfs stage --mount and unstage: there, kept in use, and gone without a trace."""
+"""`zarrfs stage --mount` and `unstage`: the mount is kept in use until it is unstaged, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def staged(*arguments: object) -> dict[str, object]:
 
 
 def unstaged(*arguments: object) -> list[str]:
-    """The destinations that `zarrfs unstage` has taken away."""
+    """Run `zarrfs unstage`; return the destinations that it has unstaged."""
     done = run("unstage", *arguments, "--report", "-")
     assert done.returncode == 0, done.stderr
     return [one["dest"] for one in json.loads(done.stdout)["unstaged"]]
@@ -57,8 +57,8 @@ def test_a_mount_is_kept_in_use_until_it_is_unstaged(node: Node) -> None:
     assert not any(alive(int(str(report[name]))) for name in ("daemon", "keeper"))
 
 
-def test_it_is_never_idle(node: Node) -> None:
-    """The holder uses it, and a message says so; with `zarrfs run`, too."""
+def test_a_staged_mount_is_never_idle(node: Node) -> None:
+    """The holder keeps the mount in use, so stage and run report that idle_timeout= has no effect."""
     done = run("stage", "-o", "idle_timeout=1s", SOURCE, node.path / "input")
     assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
     time.sleep(2)
@@ -68,7 +68,7 @@ def test_it_is_never_idle(node: Node) -> None:
     assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
 
 
-def test_a_directory_that_was_there_stays(node: Node) -> None:
+def test_unstage_keeps_a_directory_that_existed_before(node: Node) -> None:
     dest = node.path / "input"
     dest.mkdir()
     staged(dest)
@@ -77,7 +77,7 @@ def test_a_directory_that_was_there_stays(node: Node) -> None:
     assert node.clean()
 
 
-def test_the_keeper_is_small(node: Node) -> None:
+def test_the_holder_has_little_memory_and_few_descriptors(node: Node) -> None:
     keeper = staged(node.path / "input")["keeper"]
     text = Path(f"/proc/{keeper}/smaps_rollup").read_text()
     assert int(text.split("Pss:")[1].split()[0]) < 6 << 10
@@ -121,10 +121,10 @@ def test_a_failed_stage_leaves_nothing(what: str, node: Node) -> None:
     assert dest.exists() == (what in ("file", "not empty", "staged"))
 
 
-def test_node_local_is_a_link(node: Node) -> None:
+def test_node_local_makes_the_destination_a_symlink(node: Node) -> None:
     dest = node.path / "input"
     dest.mkdir(mode=0o750)
-    done = run("stage", "--node-local", SOURCE, dest, "--report", "-")  # it takes no word that is not its own
+    done = run("stage", "--node-local", SOURCE, dest, "--report", "-")  # which takes no value from the next word
     report = json.loads(done.stdout)
     place = Path(str(report["mountpoint"]))
     assert place.parent == node.local
@@ -136,14 +136,14 @@ def test_node_local_is_a_link(node: Node) -> None:
     assert node.clean()
 
 
-def test_a_writable_mount_never_lies_where_flux_deletes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writable_mount_is_never_placed_where_flux_deletes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     flux, upper = node.path / "flux", node.path / "upper"
     flux.mkdir()
     monkeypatch.setenv("FLUX_JOB_TMPDIR", str(flux))
     done = run("stage", SOURCE, flux / "work", "-o", f"upperdir={upper}")
     assert "Flux deletes" in one_line(done.stderr)
     (flux / "work/new").write_text("kept")
-    shutil.rmtree(flux)  # as Flux does at the end of a job: it removes the link, and nothing behind it
+    shutil.rmtree(flux)  # as Flux does at the end of a job: this removes the symlink, not the files behind it
     assert (upper / "new").read_text() == "kept"
     assert len(node.mounts()) == 1
     refused = run("stage", SOURCE, node.path / "w2", "--node-local=" + str(flux), "-o", f"upperdir={upper}")
@@ -152,13 +152,13 @@ def test_a_writable_mount_never_lies_where_flux_deletes(node: Node, monkeypatch:
     assert node.clean()
 
 
-def test_it_ends_with_the_process_that_it_is_for(node: Node) -> None:
+def test_a_mount_ends_with_the_process_it_was_staged_for(node: Node) -> None:
     dest, job = node.path / "input", subprocess.Popen(["sleep", "100"])
     staged(dest, "--for", job.pid)
     reader = subprocess.Popen(["sleep", "100"], cwd=dest)
     kill_and_reap(job)
     assert eventually(lambda: [record["state"] for record in node.records()] == ["ending"])
-    assert is_mounted(dest)  # what the job has left behind still uses it
+    assert is_mounted(dest)  # a process that the job has left behind still uses the mount
     assert unstaged("--stale") == []
     kill_and_reap(reader)
     assert eventually(node.clean)
@@ -172,7 +172,7 @@ def kill_and_reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def test_processes_that_ask_for_the_same_share_a_mount(node: Node) -> None:
+def test_equal_requests_with_join_share_a_mount(node: Node) -> None:
     dest = node.path / "input"
     with subprocess.Popen(["sleep", "100"]) as one, subprocess.Popen(["sleep", "100"]) as other:
         first = staged(dest, "--join", "--for", one.pid, "-o", "links=keep")
@@ -191,7 +191,7 @@ def test_the_process_holding_a_mount_is_named_and_waited_for(node: Node) -> None
     holder = subprocess.Popen(["sleep", "100"], cwd=dest)
     done = run("unstage", "--job", "7")
     assert (done.returncode, f"pid {holder.pid} (sleep)" in one_line(done.stderr)) == (1, True)
-    assert run("umount", dest).returncode == 1  # it is kept in use as before
+    assert run("umount", dest).returncode == 1  # the mount is kept in use as before
     assert eventually(lambda: "zarrfs-keeper" in run("umount", dest).stderr)
     waiting = subprocess.Popen([PROGRAM, "unstage", dest, "--timeout", "60s"], stderr=subprocess.DEVNULL)
     time.sleep(0.5)
@@ -203,7 +203,7 @@ def test_the_process_holding_a_mount_is_named_and_waited_for(node: Node) -> None
     assert run("unstage", dest).returncode == 1
 
 
-def test_lazy_detaches_what_is_in_use(node: Node) -> None:
+def test_lazy_detaches_a_mount_in_use(node: Node) -> None:
     dest = node.path / "input"
     staged(dest)
     with open(dest / "gzip/.zarray", "rb") as file:
@@ -213,7 +213,7 @@ def test_lazy_detaches_what_is_in_use(node: Node) -> None:
 
 
 @pytest.mark.parametrize("what", ["daemon", "boot", "owner", "unmounted"])
-def test_stale(what: str, node: Node) -> None:
+def test_unstage_removes_stale_mounts(what: str, node: Node) -> None:
     dest, owner = node.path / "input", subprocess.Popen(["sleep", "100"])
     report = staged(dest, "--node-local", *(["--for", owner.pid] if what != "daemon" else []))
     if what == "daemon":
@@ -226,7 +226,7 @@ def test_stale(what: str, node: Node) -> None:
         change(node, report, boot="another")
     if what == "owner":
         assert unstaged("--stale") == []
-        kill(node.records()[0]["keeper"][0])  # there is a new one
+        kill(node.records()[0]["keeper"][0])  # the one that has replaced the killed one
         kill_and_reap(owner)
     assert unstaged("--stale") == [str(dest)]
     kill_and_reap(owner)
@@ -242,16 +242,16 @@ def test_a_dead_mount_stays_an_error_as_long_as_its_job(node: Node) -> None:
     with pytest.raises(OSError, match=r"abort|not connected"):
         os.listdir(dest)
     kill_and_reap(owner)
-    assert eventually(node.clean)  # its keeper has seen that
+    assert eventually(node.clean)  # the holder has noticed that the job has ended
 
 
 def change(node: Node, report: dict[str, object], **values: object) -> None:
-    """Let a record tell something else."""
+    """Change values of a record on disk."""
     path = node.state / f"staged/{report['record']}.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_keeper_that_was_killed_is_replaced(node: Node) -> None:
+def test_a_holder_that_was_killed_is_replaced(node: Node) -> None:
     dest = node.path / "input"
     keeper = int(str(staged(dest)["keeper"]))
     kill(keeper)
@@ -274,7 +274,7 @@ def test_another_mount_at_the_same_place_is_kept(node: Node) -> None:
 
 
 def test_processes_of_another_boot_are_left_alone(node: Node) -> None:
-    """Their numbers, and even their times, may be those of others now."""
+    """After a reboot, an unrelated process may have the pid, and even the start time, of a recorded one."""
     dest, other = node.path / "input", subprocess.Popen(["sleep", "100"])
     report = staged(dest)
     kill(int(str(report["keeper"])))
@@ -314,14 +314,14 @@ def test_a_mount_that_hangs_is_refused_as_a_mount_point(command: str, node: Node
 
 @pytest.mark.parametrize("how", ["killed", "timeout"])
 def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> None:
-    """It waits for somebody to write to a pipe here, before it mounts."""
+    """In this test the daemon waits for a writer of a named pipe before it mounts."""
     dest, pipe = node.path / "input", node.path / "pipe"
     os.mkfifo(pipe)
     timeout = "60s" if how == "killed" else "2s"
     arguments = [PROGRAM, "stage", str(SOURCE), str(dest), "-o", f"warm={pipe}", "--timeout", timeout]
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
     if how == "killed":
-        # a record first: before it is written, trio starts ldconfig, which looks like a second process of this command
+        # wait for the record: until it is written, trio may run ldconfig, which looks like a second process of stage
         assert eventually(lambda: node.records() and len(node.processes()) == 2)
         kill_and_reap(process)
     else:
@@ -332,7 +332,7 @@ def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> Non
     assert not dest.exists()
 
 
-def test_two_at_once_take_it_away_once(node: Node) -> None:
+def test_two_concurrent_unstage_commands_both_succeed(node: Node) -> None:
     dest = node.path / "input"
     staged(dest)
     both = [subprocess.Popen([PROGRAM, "unstage", "--all", "--timeout", "60s"]) for _ in range(2)]
@@ -351,8 +351,8 @@ def test_staging_a_silent_source_ends_with_the_timeout(how: str, node: Node, fau
     assert not (node.path / "input").exists()
 
 
-# In a mount namespace of its own, where everybody may use /dev/fuse, as `nobody`; Python may lie in a directory of
-# root's, so reading is permitted.
+# Runs as `nobody`, in a mount namespace where every user may open /dev/fuse. Python may be installed in a directory
+# of root's, so the process is permitted to read all files.
 FORBIDDEN = """
 set -e
 mknod {path}/fuse c 10 229; chmod 666 {path}/fuse; mount --bind {path}/fuse /dev/fuse
@@ -365,8 +365,8 @@ exec setpriv --inh-caps=+dac_read_search --ambient-caps=+dac_read_search --reuid
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace is root's to make")
-def test_where_fusermount3_refuses_there_is_a_link(node: Node) -> None:
-    """A real refusal, by the set-uid program, of a file system that it does not know; only users get it."""
+def test_stage_makes_a_symlink_where_fusermount3_refuses_to_mount(node: Node) -> None:
+    """The set-user-ID program refuses file systems of an unknown type to all users but root."""
     os.chmod(node.path, 0o755)
     for parent in list(node.path.parents)[:3]:
         parent.chmod(parent.stat().st_mode | 0o055 if parent != Path("/tmp") else 0o1777)
@@ -384,7 +384,7 @@ KILLS = int(os.environ.get("ZARRFS_TEST_KILLS", "6"))  # of each kind; 100 for a
 
 
 @pytest.mark.parametrize("how", ["--mount", "--copy"])
-def test_killed_at_any_time_it_is_done_again_or_taken_away(how: str, node: Node) -> None:
+def test_a_stage_killed_at_any_time_can_be_repeated_or_unstaged(how: str, node: Node) -> None:
     dest = node.path / "input"
     for number in range(KILLS):
         extra = ["--node-local"] if number % 3 == 2 else []
@@ -393,12 +393,12 @@ def test_killed_at_any_time_it_is_done_again_or_taken_away(how: str, node: Node)
         kill_and_reap(process)
         if number % 2:
             assert run("unstage", "--stale").returncode == 0
-            if [record["state"] for record in node.records()] == ["ready"]:  # it was killed when all was done
+            if [record["state"] for record in node.records()] == ["ready"]:  # stage was killed when all was done
                 run("unstage", dest)
             assert eventually(node.clean), (number, node.records(), node.processes())
         elif process.returncode:
             done = run("stage", how, SOURCE, dest, *extra)
-            if "staged there already" not in done.stderr:  # it was killed when all was done
+            if "staged there already" not in done.stderr:  # otherwise stage was killed when all was done
                 assert done.returncode == 0, done.stderr
         if not number % 2:
             assert subprocess.run(["diff", "-r", SOURCE, dest], check=False).returncode == 0
@@ -428,7 +428,7 @@ test -e /tmp/zarrfs-1/staged/a.json
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace is root's to make")
-def test_root_takes_away_what_is_stale_of_all_users(node: Node) -> None:
+def test_root_unstages_the_stale_mounts_of_all_users(node: Node) -> None:
     program = f"{sys.executable} -I -m zarrfs"
     script = without_others() + ALL_USERS.format(program=program, source=SOURCE, root=ROOT)
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)

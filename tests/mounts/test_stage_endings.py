@@ -1,4 +1,4 @@
-"""stage and unstage beside signals, dead mounts, other mount namespaces, renamed directories and damaged records."""
+"""`stage` and `unstage` with signals, dead mounts, mount namespaces, renamed directories and damaged records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCE = DATA / "zarr/v2_hier"
 
 
 def keeper(node: Node) -> int:
-    """The process that keeps the one mount in use."""
+    """Return the pid of the holder of the only staged mount."""
     (record,) = node.records()
     pid: int = record["keeper"][0]
     return pid
@@ -34,7 +34,7 @@ def kept(node: Node, dest: Path) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_an_unstage_that_is_ended_leaves_the_mount_kept(number: signal.Signals, node: Node) -> None:
+def test_an_unstage_ended_by_a_signal_leaves_the_mount_staged(number: signal.Signals, node: Node) -> None:
     dest = node.path / "input"
     assert run("stage", SOURCE, dest).returncode == 0
     with open(dest / ".zgroup"):
@@ -49,8 +49,8 @@ def test_an_unstage_that_is_ended_leaves_the_mount_kept(number: signal.Signals, 
 
 
 @pytest.mark.parametrize("how", [["--stale"], ["--all"]])
-def test_a_keeper_that_is_not_on_record_holds_up_nothing(how: list[str], node: Node) -> None:
-    """Its parent was killed before it could record the holder."""
+def test_a_holder_missing_from_its_record_does_not_block_unstage(how: list[str], node: Node) -> None:
+    """The process that started the holder was killed before it could record the holder."""
     dest = node.path / "input"
     assert run("stage", SOURCE, dest).returncode == 0
     pid = keeper(node)
@@ -65,7 +65,7 @@ def test_a_keeper_that_is_not_on_record_holds_up_nothing(how: list[str], node: N
     assert node.clean()
 
 
-def test_a_mount_of_another_mount_namespace_stays(node: Node) -> None:
+def test_a_mount_of_another_mount_namespace_is_left_alone(node: Node) -> None:
     """A job may have a /tmp of its own, which the cleaning process does not see."""
     dest = node.path / "input"
     script = f"{without_others()}'{PROGRAM}' stage '{SOURCE}' '{dest}' && echo up && exec sleep 100"
@@ -84,7 +84,7 @@ def test_a_mount_of_another_mount_namespace_stays(node: Node) -> None:
     job.wait()
 
 
-def test_a_mount_whose_directory_was_renamed(node: Node) -> None:
+def test_a_mount_in_a_renamed_directory_can_be_unstaged(node: Node) -> None:
     (node.path / "old").mkdir()
     old, new = node.path / "old/input", node.path / "new/input"
     for name in (old, new):
@@ -98,8 +98,8 @@ def test_a_mount_whose_directory_was_renamed(node: Node) -> None:
         (node.path / "new").rename(node.path / "old")
 
 
-def test_another_mount_with_the_same_number_is_none_of_ours(node: Node) -> None:
-    """Numbers of devices are given again as soon as they are free."""
+def test_a_record_does_not_match_another_mount_with_its_device_number(node: Node) -> None:
+    """The kernel reuses device numbers as soon as they are free."""
     dest, other = node.path / "input", node.path / "other"
     assert run("stage", SOURCE, dest).returncode == 0
     (file,) = (node.state / "staged").glob("*.json")
@@ -149,7 +149,7 @@ def test_a_damaged_record_does_not_keep_others_from_staging(node: Node) -> None:
     assert node.clean()
 
 
-def test_bad_directories_of_state_are_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_node_local_and_state_directories_are_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = run("stage", "--node-local=", SOURCE, node.path / "input")
     assert (refused.returncode, one_line(refused.stderr)) == (2, "zarrfs: --node-local=: expected a directory")
     monkeypatch.setenv("ZARRFS_STATE_DIR", "state")
@@ -170,7 +170,7 @@ def test_a_stage_that_fails_leaves_no_upper(there: bool, node: Node) -> None:
     assert upper.exists() == there
     assert run("stage", SOURCE, node.path / "in", "-o", f"upperdir={upper}").returncode == 0
     assert run("unstage", node.path / "in").returncode == 0
-    assert upper.is_dir()  # though the job has written nothing: stage-out may look for it
+    assert upper.is_dir()  # although the job has written nothing: stage-out may look for the directory
 
 
 def test_written_files_outlive_a_dead_mount(node: Node) -> None:
@@ -186,8 +186,8 @@ def test_written_files_outlive_a_dead_mount(node: Node) -> None:
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_stage_out_goes_on_where_a_directory_cannot_be_read(local: bool, node: Node, s3: S3) -> None:
-    """As root reads all, it meets a mount whose daemon has died."""
+def test_stage_out_keep_going_continues_after_an_unreadable_directory(local: bool, node: Node, s3: S3) -> None:
+    """The directory is a mount whose daemon has died, because root can read every other directory."""
     upper = node.path / "upper"
     for name in ("a", "z"):
         (upper / name).mkdir(parents=True)
@@ -223,7 +223,7 @@ def test_an_unwritable_output_is_refused_before_staging(option: str, node: Node)
     assert list(directory.iterdir()) == []
 
 
-def test_the_report_of_unstage_is_looked_at_first(node: Node) -> None:
+def test_unstage_checks_its_report_path_before_it_unmounts(node: Node) -> None:
     assert run("stage", SOURCE, node.path / "in").returncode == 0
     refused = run("unstage", node.path / "in", "--report", node.path)
     assert (refused.returncode, one_line(refused.stderr)) == (2, f"zarrfs: --report {node.path}: is a directory")
