@@ -282,7 +282,7 @@ def test_paths_of_4095_bytes_can_be_read(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.promise("S45")
 def test_files_of_2_to_the_60_bytes_can_be_read(tmp_path: Path) -> None:
-    """The files are mostly holes, which take no blocks and no memory; they are read at the start, middle and end."""
+    """The files are mostly holes: they have few blocks, take little memory, and can be read at any offset."""
     reference = _blob(tmp_path / "blobs")
     regions = [[0, len(BLOB), reference], [HUGE - len(BLOB), len(BLOB), reference]]
     entries = [

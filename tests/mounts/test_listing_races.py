@@ -1,4 +1,4 @@
-"""Reads of files whose size is known only from their targets, while other processes list the directory."""
+"""Reads of files whose size is known only from their targets, while other threads list the directory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ FILES, SIZE = 1500, 5000
 
 @pytest.mark.promise("S8")
 def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:
-    """The entries of a listing may have no sizes yet; they must not replace the size that an open has found meanwhile.
-    """
+    """A listing that was read ahead has no sizes; it must not replace those that a stat has found meanwhile."""
     (tmp_path / "data").mkdir()
     refs = {}
     for number in range(FILES):
