@@ -72,7 +72,7 @@ http {{
     }}
 }}
 """
-# The network: a public address on the loopback device (zarrfs refuses private ones), and the servers
+# The network: a public address on the loopback device, as reference sets may not reach private ones, and the servers
 _SERVERS = f"""
 ip link set lo up && ip addr add 11.0.0.1/32 dev lo
 touch /run/world/net && mount --bind /proc/self/ns/net /run/world/net

@@ -26,8 +26,7 @@ def write_set(path: Path, files: Files) -> None:
 
 
 def some_files(chance: random.Random, number: int, many: int = 1500) -> Files:
-    """Return version `number` of a tree: a random subset of names, each a file or a directory; files contain `number`.
-    """
+    """Return version `number` of a tree: random names, as files or directories; every file contains `number`."""
     files = {f"keep/{name}": _said(chance, number, name) for name in NAMES if chance.random() < 0.7}
     files["keep/always"] = _said(chance, number, "always")
     for name in NAMES:

@@ -151,7 +151,7 @@ def test_stores_and_other_commands_write_nothing(
         places.check()
 
 
-def test_an_index_that_is_asked_for_is_written(places: Places, references: Path, tmp_path: Path) -> None:
+def test_an_index_is_written_only_to_a_given_file(places: Places, references: Path, tmp_path: Path) -> None:
     source = references / "combined_v1.json"
     done = run("index", "--option", "cache=none", "-O", tmp_path / "made.index", source)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/made.index\n")

@@ -178,9 +178,7 @@ def test_the_current_version_is_copied_up(changing: Changing, tmp_path: Path, si
 
 
 def test_a_replaced_value_is_found_in_a_mount_with_an_upper_directory(changing: Changing, tmp_path: Path) -> None:
-    """The error for the old inode is ESTALE, so that the kernel looks the name up again; a Zarr reader that got ENOENT
-    would return the fill value.
-    """
+    """The old inode is ESTALE, so that the kernel looks the name up again. ENOENT would be read as fill values."""
     (tmp_path / "upper").mkdir()
     options = f"upperdir={tmp_path}/upper,entry_timeout=1d,attr_timeout=0s,{SMALL}"
     with mounted(changing.url, tmp_path / "mnt", options) as root:

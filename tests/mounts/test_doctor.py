@@ -132,7 +132,7 @@ trio.run(pyfuse3.main)
 
 
 def test_a_daemon_that_never_answers_a_request_does_not_block_doctor(tmp_path: Path) -> None:
-    """No signal ends a process that waits for a request which the daemon has read: doctor waits in a child process."""
+    """No signal ends a process that waits for a request that the daemon has read: doctor waits in another process."""
     (mnt := tmp_path / "mnt").mkdir()
     with subprocess.Popen([sys.executable, "-c", MUTE, mnt], stdout=subprocess.PIPE) as daemon:
         try:
@@ -141,7 +141,7 @@ def test_a_daemon_that_never_answers_a_request_does_not_block_doctor(tmp_path: P
                 assert daemon.stdout is not None
                 assert daemon.stdout.readline() == b"asked\n"
                 try:
-                    said, _ = doctor.communicate(timeout=60)  # the child that waits does not keep the pipe open
+                    said, _ = doctor.communicate(timeout=60)  # the process that waits does not keep the pipe open
                 finally:
                     daemon.kill()
                 assert re.search(rf"with a daemon that does not answer: .*{re.escape(str(mnt))}\b", said), said

@@ -183,8 +183,7 @@ def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_
 def test_a_mount_command_ended_by_a_signal_before_the_mount_is_ready_leaves_no_mount(
     command: list[str], number: str, tmp_path: Path
 ) -> None:
-    """The signal arrives after mount(2). After SIGKILL the command cannot stop its daemon: the kernel signals it then.
-    """
+    """The signal arrives after mount(2). If it is SIGKILL, the kernel signals the daemon when the command dies."""
     mnt, pids = tmp_path / "mnt", tmp_path / "pids"
     mnt.mkdir()
     program = Path(__file__).with_name("interrupted_mount.py")

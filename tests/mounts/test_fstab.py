@@ -124,7 +124,7 @@ def test_autofs_mounts_on_access_and_expires_mounts(clean: Machine) -> None:
 
 
 @pytest.mark.skipif("autofs" not in Path("/proc/filesystems").read_text(), reason="this kernel has no autofs")
-def test_autofs_with_names_beyond_ascii(clean: Machine) -> None:
+def test_autofs_mounts_names_beyond_ascii(clean: Machine) -> None:
     if shutil.which("automount", path="/usr/sbin:/sbin") is None:
         pytest.skip("there is no automount (package autofs)")
     name = "Größe 数据"

@@ -109,7 +109,7 @@ def part(number: int) -> slice:
 def test_allowed_links_to_chunks_are_followed_and_other_entries_are_errors(
     name: str, view: str, tmp_path: Path
 ) -> None:
-    """This holds with and without a view; `check` and `stage --copy` follow the same rules."""
+    """This holds with and without a view; `check` and `stage --copy` follow the same rules for links."""
     case, version = CASES[name], 3
     store = store_of(tmp_path, version)
     case.make(store / chunk_of(version))
@@ -236,7 +236,7 @@ def test_links_of_a_lower_directory_are_kept_unless_they_lead_out(tmp_path: Path
 
 @pytest.mark.promise("S51")
 def test_links_to_directories_are_followed_if_allowed(tmp_path: Path) -> None:
-    """They lead to an allowed array, out of the store without being allowed, to nothing, and to their own parent."""
+    """The links lead to an allowed array, to a directory that is not allowed, to nothing, and to their own parent."""
     store, elsewhere = store_of(tmp_path, 2), tmp_path / "elsewhere"
     os.rename(tmp_path / "annex/object", store / "x/1")
     shutil.copytree(store / "x", elsewhere / "y")
@@ -311,8 +311,7 @@ def test_a_link_into_its_own_mount_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_annexed_store_in_a_directory_with_a_non_ascii_name_is_read(tmp_path: Path) -> None:
-    """The main use of links: the files of a store are links made by git-annex. It is read, also in views, and checked.
-    """
+    """The main use of links: all files of a store are links made by git-annex. It is read, viewed and checked."""
     base = tmp_path / "Größe" / "数据"
     store, objects = base / "store.zarr", base / ".git/annex/objects"
     group = zarr.create_group(store)
