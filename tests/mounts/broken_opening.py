@@ -1,4 +1,4 @@
-"""A mount in the foreground that fails after mount(2), before its loop: broken_opening.py SOURCE DIRECTORY OPTIONS."""
+"""A daemon that fails after mount(2), before its event loop starts: broken_opening.py SOURCE MOUNTPOINT OPTIONS."""
 
 from __future__ import annotations
 

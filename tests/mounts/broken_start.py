@@ -1,4 +1,4 @@
-"""A daemon that fails when it has mounted, and before it answers: broken_start.py SOURCE MOUNTPOINT."""
+"""A daemon that fails after it has mounted, before it answers requests: broken_start.py SOURCE MOUNTPOINT."""
 
 from __future__ import annotations
 

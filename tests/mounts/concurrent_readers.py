@@ -1,8 +1,8 @@
-"""Processes that read one file: concurrent_readers.py PATH COUNT LENGTH [direct].
+"""COUNT processes that read one file concurrently: concurrent_readers.py PATH COUNT LENGTH [direct].
 
-Each reads LENGTH bytes from the start on, with O_DIRECT if so asked: then the kernel sends every read(2) to the file
-system, and otherwise only one for each page. A line "NUMBER PID" tells that a process is about to read; at the end
-there is a line "NUMBER SHA256" or "NUMBER errno N" of each.
+Each process reads the first LENGTH bytes. With `direct` (O_DIRECT) the kernel sends every read(2) to the file system;
+without it, the kernel requests each page only once. A process prints "NUMBER PID" just before it reads, and then
+"NUMBER SHA256" or "NUMBER errno N".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 
 def one(number: int, path: str, length: int, flags: int) -> None:
-    """Read with one process."""
+    """Read in this process, and print the result."""
     memory = mmap.mmap(-1, length)
     descriptor = os.open(path, os.O_RDONLY | flags)
     os.write(1, f"{number} {os.getpid()}\n".encode())

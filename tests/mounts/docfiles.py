@@ -1,7 +1,7 @@
-"""The files that the commands of the documentation use; this program writes them, inside a DocWorld.
+"""A program that writes the files used by the commands of the documentation; it runs inside a DocWorld.
 
-All is small. Whatever a page calls by a name is there under that name: in the working directory, in /data, in buckets,
-on an HTTP server, in a Flux instance.
+All files are small. Every name that a page uses exists: in the working directory, in /data, in buckets, on an HTTP
+server, or in a Flux instance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zarrfs.cli import main as zarrfs
 
 HOME = Path("/home/joe")
 CASE = HOME / "case"  # the working directory
-WEB = Path("/run/www")  # what https://host and https://example.org show
+WEB = Path("/run/www")  # the document root of https://host and https://example.org
 FLUX = Path("/run/flux")
 S3_PORT = 5000
 CHUNK = 8192  # bytes
@@ -32,7 +32,7 @@ METADATA: dict[str, Any] = {
                     "filters": None, "fill_value": 0, "order": "C"},
     "air/.zattrs": {"_ARRAY_DIMENSIONS": ["t", "y", "x"]},
 }  # fmt: skip
-# Made by the program itself, in this order
+# zarrfs commands that make further files, in this order; each runs in this process
 MADE = """
 archive create -C /data -O job.json --blobs /srv/blobs input config.toml
 archive create -C /data -O inline.json --inline input config.toml
@@ -47,7 +47,7 @@ refs convert moving.json set.parq
 refs convert remote.json /run/www/combined.parq
 index refs.json -O refs.index
 """
-# and what takes processes of their own
+# A shell script for the files that need other programs or a mount
 COPIED = """
 set -e
 cp job.json new.json
@@ -62,14 +62,14 @@ zarrfs umount mnt
 
 
 def write(path: Path, content: str | bytes | dict[str, Any]) -> None:
-    """A file, and the directories it lies in."""
+    """Write a file, and make its parent directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else (
         content if isinstance(content, str) else json.dumps(content)).encode())  # fmt: skip
 
 
 def store(put: Callable[[str, bytes], object]) -> None:
-    """A Zarr store of version 2."""
+    """Write a Zarr store of format 2."""
     for name, document in METADATA.items():
         put(name, json.dumps(document).encode())
     for name, value in CHUNKS.items():
@@ -77,14 +77,14 @@ def store(put: Callable[[str, bytes], object]) -> None:
 
 
 def references(first: str, second: str | None = None) -> dict[str, Any]:
-    """A reference set of version 1 whose chunks are in the files `first` and `second`, or in one."""
+    """Return a reference set of version 1 whose two chunks are in `first` and `second`, or both in `first`."""
     refs: dict[str, Any] = {name: json.dumps(document) for name, document in METADATA.items()}
     refs |= {"air/0.0.0": [first, 0, CHUNK], "air/1.0.0": [second or first, CHUNK, CHUNK]}
     return {"version": 1, "refs": refs}
 
 
 def templated() -> dict[str, Any]:
-    """The same set, with a template and generated references."""
+    """Return the same reference set, with a template and generated references."""
     made = references("")
     made["refs"] = {name: value for name, value in made["refs"].items() if name not in CHUNKS}
     gen = {"key": "air/{{i}}.0.0", "url": "{{u}}", "offset": f"{{{{i * {CHUNK}}}}}", "length": str(CHUNK)}
@@ -92,7 +92,7 @@ def templated() -> dict[str, Any]:
 
 
 def local() -> None:
-    """Directories and files."""
+    """Write the local files and directories."""
     both = b"".join(CHUNKS.values())
     for name in ("air.bin", "fixed.bin"):
         write(Path("/data") / name, both)
@@ -129,7 +129,7 @@ def local() -> None:
 
 
 def buckets() -> None:
-    """Objects that anybody may read."""
+    """Write the buckets. All objects are publicly readable."""
     import boto3
 
     client = boto3.client("s3")
@@ -149,7 +149,7 @@ def buckets() -> None:
 
 
 def archives() -> None:
-    """Store the archives; the blobs of job.json lie in three places: a directory, Flux and S3."""
+    """Write the archives. The blobs of job.json are in three places: a directory, Flux and S3."""
     import boto3
 
     flux = FakeFlux(FLUX)
@@ -174,16 +174,16 @@ def archives() -> None:
 
 
 def program(line: str) -> None:
-    """Run zarrfs in this process."""
+    """Run a zarrfs command in this process."""
     try:
         status = zarrfs(line.split(), standalone_mode=False)
-    except SystemExit as end:  # some commands end with their status even so
+    except SystemExit as end:  # some commands raise SystemExit in spite of standalone_mode=False
         status = end.code
     assert not status, line
 
 
 def main() -> None:
-    """Write all of it."""
+    """Write all files, buckets and archives."""
     local()
     buckets()
     os.chdir(CASE)
@@ -192,7 +192,7 @@ def main() -> None:
     subprocess.run(["bash", "-c", COPIED], check=True)
     archives()
     for name in ("refs", "combined", "set", "a", "b", "remote", "job", "archive", "inline"):
-        program(f"index {name}.json")  # most commands begin with that
+        program(f"index {name}.json")  # most commands would build the index first
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Preparations for commands of the documentation, and the running of commands that do not end by themselves.
+"""The code that prepares and runs the commands of the documentation, including those that run until Ctrl-C.
 
-Which commands there are, the pages alone say (tests.pages.lines); here is only what a sort of them has in common.
+The commands themselves are in the pages only (tests.pages.lines). This module holds what kinds of commands have in
+common.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from tests.pages import Line, as_here, lines
 
 Ended = dict[str, "Future[subprocess.CompletedProcess[str]]"]
 
-# Words of pages that stand for others
+# Placeholders in the pages, and the words that replace them
 NAMES = {
     "SOURCE": "refs.json", "MOUNTPOINT": "mnt", "DIR": "changes", "IMAGE ...": "image true",
     "http://...": "https://storage.example.org",
 }  # fmt: skip
-# Lines that are not run here, by how they begin, and why
+# Lines that are not run here: how they begin, and why they are not run
 NOT_HERE = {
     "flux archive create": "it takes a Flux instance: tests/flux/test_flux.py runs it where there is one",
     "scripts/build-deb": "tests/project/test_debian_package.py builds a package with --extras flux, and installs it",
@@ -31,12 +32,14 @@ EMPTY = "rm -r changes && mkdir changes"
 RECORD = r"zarrfs mount -o record=job.reads \1 mnt && cat mnt/air/* >/dev/null && zarrfs umount mnt"
 CHANGE = rf"{EMPTY} && zarrfs mount \1 mnt -o upperdir=changes && echo 1 >mnt/.zattrs && zarrfs umount mnt"
 WORK = f"{EMPTY} && zarrfs stage archive.json work -o upperdir=changes && echo new >work/new"
-# (lines, what is done before them): a mount that they are about, what other commands have written, a name that is free
+# (pattern of a line, commands to run before it): they mount the mount point that the line uses, write the files that
+# it reads, or remove the file that it will write
 BEFORE = (
     (r"zarrfs (?:umount|stats|top|refresh)\b.* (/mnt/data|mnt)\b", r"zarrfs mount refs.json \1 -o cache_dir=blocks"),
     (r"getfattr .* (/mnt/data)\b", r"zarrfs mount s3://bucket/refs.json \1 && cat \1/air/0.0.0 >/dev/null"),
     (r"apptainer exec --bind (/tmp/data)", r"zarrfs mount refs.json \1"),
-    (r"zarrfs mount refs.json .* allow_other|docker", "cp remote.json refs.json"),  # root's reaches no local files
+    # allow_other lets a mount made by root read no local files: the set has to be one with remote targets
+    (r"zarrfs mount refs.json .* allow_other|docker", "cp remote.json refs.json"),
     (r"docker run -v /srv", r"zarrfs mount refs.json /srv/data -o allow_other"),
     (r"zarrfs (?=.*warm).* (\S*(?:set|refs)\.json) .*job.reads", RECORD),
     (r"zarrfs cache .*--cache-dir (\S+)", r"zarrfs cat s3://bucket/refs.json air/0.0.0 -o cache_dir=\1 >/dev/null"),
@@ -52,13 +55,13 @@ BEFORE = (
     (r"zarrfs (?:stage|run) archive.json .*upperdir=", EMPTY),
     (r"zarrfs archive extract (?!.*--blobs).*job.json", "cp inline.json job.json"),
 )  # fmt: skip
-# Lines that go on until Ctrl-C, and what is waited for before that
+# Lines that run until Ctrl-C: pattern, and the command that must succeed before the Ctrl-C
 ENDLESS = {r"zarrfs mount --foreground": "ls /mnt/data/air", r"zarrfs top (?!--once)": "test -s said"}
-ASKS = r"zarrfs discard (?!.*--yes)"  # a terminal
+ASKS = r"zarrfs discard (?!.*--yes)"  # commands that ask a question, and so need a terminal
 
 
 def run(world: DocWorld, line: str) -> subprocess.CompletedProcess[str]:
-    """Run a line in a world."""
+    """Run a line of the documentation in a DocWorld."""
     text = as_here(line, NAMES)
     before = [match.expand(what) for pattern, what in BEFORE if (match := re.match(pattern, text))]
     kept = text.startswith(("zarrfs stage", "zarrfs unstage"))
@@ -71,13 +74,13 @@ def run(world: DocWorld, line: str) -> subprocess.CompletedProcess[str]:
 
 
 def here() -> list[Line]:
-    """All lines that are run."""
+    """Return all lines that are run here."""
     return [line for line in lines() if not line.text.startswith(tuple(NOT_HERE))]
 
 
 @pytest.fixture(scope="module")
 def ended(request: pytest.FixtureRequest) -> Iterator[Ended]:
-    """Run the command lines under test, three at a time, and yield their futures by text."""
+    """Run the lines of all selected tests of the module, three at a time; yield a dict from a line to its future."""
     ours = [item for item in request.session.items if item.path == request.path]
     calls = [item.callspec for item in ours if hasattr(item, "callspec")]
     texts = dict.fromkeys(call.params["line"].text for call in calls)
@@ -87,7 +90,7 @@ def ended(request: pytest.FixtureRequest) -> Iterator[Ended]:
 
 
 def check(line: Line, ended: Ended) -> None:
-    """A line has ended with status 0; what it has mounted has files, and they could be read."""
+    """Assert that a line exited with status 0, and that its mount, if any, has files, all of them readable."""
     done = ended[line.text].result()
     assert done.returncode == 0, f"{line.name}: {line.text}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     if line.text.startswith(("zarrfs mount", "mount -t")) and "--foreground" not in line.text:

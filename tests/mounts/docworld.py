@@ -1,9 +1,10 @@
-"""A machine in which the commands of the documentation can be run as they stand.
+"""A machine in which the commands of the documentation can be run unchanged.
 
-Its / is new: what pages name (/data, /srv, /scratch, /lustre, ...) is there, written by docfiles.py, and nothing of it
-is seen outside. It has a network of its own, in which nginx is https://host, https://example.org and, with moto behind
-it, https://storage.example.org. Each command has its own copy of the files, and mount and process namespaces that end
-with it. Stand-ins for what cannot be installed are in PATH: containers (CONTAINER), and the fake Flux.
+It has a root directory of its own with the directories that the pages name (/data, /srv, /scratch, /lustre, ...);
+docfiles.py fills them, and nothing is visible outside. It has a network namespace of its own, in which nginx serves
+https://host, https://example.org and, as a proxy of moto, https://storage.example.org. Each command gets its own copy
+of the files, and mount and PID namespaces that end with it. For software that cannot be installed, PATH has
+substitutes: container runtimes (CONTAINER) and the fake Flux.
 
     with DocWorld() as world:
         done = world.shell("zarrfs ls refs.json")
@@ -21,10 +22,10 @@ from tests.conftest import PROGRAM
 from tests.machine import ROOT, Machine
 from tests.mounts.docfiles import CASE, FLUX, HOME, S3_PORT, WEB
 
-# What runs is seen also where pages write to, /tmp or /home
+# Python, its virtual environment and the repository stay visible where the copies of /tmp and /home would hide them
 _OURS = " ".join(sorted({sys.base_prefix, sys.prefix, str(ROOT)}, key=len))  # the outer ones first
 _BACK = f"for place in {_OURS}; do mkdir -p $place && mount --bind /run/world/ours$place $place; done"
-# /: what is not of the machine's own. Directories that pages write to are made in the world's own file system
+# The new root: a tmpfs with the directories that pages write to; all other names are bound from the machine's root
 _ROOT = f"""
 set -e
 mkdir /run/new
@@ -46,8 +47,8 @@ echo 11.0.0.1 host example.org storage.example.org >>/etc/hosts
 groupadd climate
 {ROOT}/scripts/install-helper >/dev/null
 """
-PLACES = "data srv scratch project lustre local home var tmp"  # of which each command has a copy
-# One certificate of one authority for all names
+PLACES = "data srv scratch project lustre local home var tmp"  # each command gets a copy of these directories
+# One certificate for all host names, signed by a certificate authority of the tests
 _CERTIFICATE = """
 set -e
 cd /run/world
@@ -71,15 +72,15 @@ http {{
     }}
 }}
 """
-# The network: an address that counts as public, and the servers
+# The network: a public address on the loopback device, as reference sets may not reach private ones, and the servers
 _SERVERS = f"""
 ip link set lo up && ip addr add 11.0.0.1/32 dev lo
 touch /run/world/net && mount --bind /proc/self/ns/net /run/world/net
 nginx -c /run/world/nginx.conf -e /run/world/nginx.log &
 exec {sys.executable} {Path(sys.executable).parent}/moto_server -H 127.0.0.1 -p {S3_PORT} >/run/world/moto.log 2>&1
 """
-# apptainer exec --bind FROM:TO:ro IMAGE COMMAND..., docker run -v FROM:TO:OPTIONS IMAGE COMMAND...: the bind and the
-# command are real, the image is this machine
+# A substitute for "apptainer exec --bind FROM:TO:ro IMAGE COMMAND..." and "docker run -v FROM:TO:OPTIONS IMAGE
+# COMMAND...": it makes the bind mount and runs the command on this machine instead of in the image
 CONTAINER = r"""#!/bin/sh
 set -eu
 case "${0##*/} $1 $2" in "apptainer exec --bind" | "docker run -v") ;; *) echo "$0: $*" >&2; exit 2 ;; esac
@@ -89,7 +90,8 @@ shift 4
 exec unshare --mount --propagation slave sh -ec 'mount --rbind "$0" "$1"; ls "$1"/* >/dev/null; shift; exec "$@"' \
     "$from" "$to" "$@"
 """
-# One command. The files are copies; what it mounts is read, and unmounted where no process keeps it in use
+# _RUN comes before a command, and gives it a copy of the files. _READ comes after the command: it reads all files of
+# each mount that the command made, and unmounts it unless a process keeps it in use
 _RUN = f"""
 mount -t tmpfs copy /run/world/copy
 cp -a /run/world/files/. /run/world/copy
@@ -110,7 +112,7 @@ exit $status
 
 
 class DocWorld(Machine):
-    """The machine, with all files and servers."""
+    """The machine of the documentation, with its files and servers."""
 
     def __enter__(self) -> DocWorld:
         super().__enter__()
@@ -127,7 +129,7 @@ class DocWorld(Machine):
             self._servers.communicate()
 
     def _make(self) -> None:
-        """The root, the servers, and all that commands find."""
+        """Make the root directory, start the servers, and write the files."""
         self.root(f"server={forkserver.address({}).parent}\n{_ROOT}")
         for name, text in {"nginx.conf": _NGINX, "apptainer": CONTAINER, "docker": CONTAINER}.items():
             self.path(f"/run/world/{name}").write_text(text)
@@ -143,14 +145,14 @@ class DocWorld(Machine):
         self.root(f"mkdir /run/world/files && cd / && cp -ax {PLACES} /run/world/files")
 
     def bash(self, script: str, network: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a script in the world itself."""
+        """Run a script in the namespaces of the DocWorld, without a copy of the files."""
         net = ["nsenter", "--net=/run/world/net"] if network else []
         return self.run(*net, *self.environment, "bash", "-c", script, timeout=timeout)
 
     def shell(self, line: str, before: str = "", kept: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run a line of the shell on files of its own, `before` first; what it mounts is read.
+        """Run a shell line on its own copy of the files, after the lines in `before`; then read its mounts.
 
-        `kept`: what it mounts is kept in use by another process, and not unmounted.
+        With `kept`, another process keeps the mounts in use: they are not unmounted.
         """
         keep = "yes" if kept else "no"
         script = f"{_RUN}set -e\n{before}\nset +e -o pipefail\n{line}\nstatus=$? kept={keep}\n{_READ}"
@@ -160,7 +162,7 @@ class DocWorld(Machine):
 
     @property
     def environment(self) -> list[str]:
-        """env(1) with the variables of a user of the world."""
+        """The env(1) command that sets the variables of a user."""
         programs = f"{os.path.dirname(PROGRAM)}:{os.path.dirname(sys.executable)}"
         path = f"/run/world:{FLUX}/bin:{programs}:/usr/sbin:/usr/bin:/sbin:/bin"
         variables = forkserver.variables(path, Path("/run/world/server/server")) | {

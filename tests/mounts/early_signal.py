@@ -1,4 +1,4 @@
-"""zarrfs in the foreground that gets a signal when it has mounted, and before it serves.
+"""zarrfs in the foreground that gets a signal after it has mounted, before it serves requests.
 
 early_signal.py SIGNAL SOURCE MOUNTPOINT
 """

@@ -1,7 +1,7 @@
-"""A mount with one handler that raises: faulty_daemon.py MOUNTPOINT HANDLER.
+"""A mount with one FUSE handler that raises: faulty_daemon.py MOUNTPOINT HANDLER.
 
-The fault sits inside the handler, under the wrapper that is tested. MOUNTPOINT.fault names what is raised: nothing
-where that is missing. MOUNTPOINT.raised names what was raised last.
+The handler raises inside the wrapper under test. The file MOUNTPOINT.fault names the exception to raise; without that
+file the handler works. The file MOUNTPOINT.raised names the exception that was raised last.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
             writer.inline("other", b"more")
             writer.symlink("link", "file")
             writer.commit()
-        # no timeouts: every call reaches its handler
+        # with timeouts of 0 the kernel caches no entries or attributes: every call reaches its handler
         options = Options(attr_timeout=0, entry_timeout=0, negative_timeout=0)
         serve.serve(
             Plan("faulty", "references", index=path), mountpoint, options, [],

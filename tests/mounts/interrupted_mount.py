@@ -1,6 +1,6 @@
-"""A mounting command that gets a signal when its daemon has mounted, and is not ready yet.
+"""A mount command that gets a signal after its daemon has mounted, before the daemon is ready.
 
-interrupted_mount.py SIGNAL FILE PROGRAM ARGUMENT...; the pid of the daemon is written to FILE.
+interrupted_mount.py SIGNAL FILE PROGRAM ARGUMENT...; the daemon writes its pid to FILE.
 """
 
 from __future__ import annotations

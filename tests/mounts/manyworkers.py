@@ -1,4 +1,4 @@
-"""The processes of a mount with workers=: find them, stop some of them, and drop pages that the kernel has."""
+"""Helpers for mounts with workers=: find their processes, stop or kill them, and drop pages from the page cache."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ def children(pid: int) -> list[int]:
 
 
 def starter(mountpoint: Path) -> int:
-    """Return the process that forks workers; with auto_unmount, the first one has started fusermount3 as well."""
+    """Return the process that forks the workers.
+
+    It is a child of the first process, which with auto_unmount also has the child fusermount3.
+    """
     found = children(daemon_pid(mountpoint))
     (one,) = [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() != "fusermount3\n"]
     return one
 
 
 def workers(mountpoint: Path) -> list[int]:
-    """Return the processes that answer requests, without the first."""
+    """Return the worker processes: those that answer requests, without the first process."""
     return children(starter(mountpoint))
 
 
 def replace_workers(mountpoint: Path) -> None:
-    """Kill the workers, and wait until others are in their place; the kernel aborts a request that one of them has."""
+    """Kill the workers, and wait until new ones replace them; the kernel aborts the requests that they held."""
     parent = starter(mountpoint)
     old = children(parent)
     for pid in old:
@@ -38,24 +41,24 @@ def replace_workers(mountpoint: Path) -> None:
 
 
 def running(mountpoint: Path) -> int | None:
-    """Return how many processes answer; None if one that dies had the question."""
+    """Return the number of processes that answer requests; None if the one that took the query died."""
     with contextlib.suppress(OSError):
         return int(counters_of(mountpoint)["workers"])
     return None
 
 
 def processes(mountpoint: Path) -> list[int]:
-    """Return all processes that answer requests; the first one comes first."""
+    """Return all processes that answer requests: the first process, then the workers."""
     return [daemon_pid(mountpoint), *workers(mountpoint)]
 
 
 def state(pid: int) -> str:
-    """Return the state of a process: T is stopped, S waits (proc_pid_stat(5))."""
+    """Return the state of a process (proc_pid_stat(5)): T is stopped, S is sleeping."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped; raise ProcessLookupError if it has ended, and will never be."""
+    """Return whether a process is stopped; raise ProcessLookupError if it has ended."""
     try:
         if (found := state(pid)) != "Z":
             return found == "T"
@@ -65,7 +68,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def drop_pages(directory: Path) -> None:
-    """Drop what the page cache has of the files in a directory of a mount."""
+    """Drop the pages of all files in a directory of a mount from the page cache."""
     for path in directory.iterdir():
         if path.is_file():
             with open(path, "rb") as file:
@@ -77,7 +80,7 @@ def stopped(*pids: int) -> Iterator[None]:
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        until(lambda: all(map(_is_stopped, pids)))  # or it would take one more request, and keep it
+        until(lambda: all(map(_is_stopped, pids)))  # a process that still runs could take one more request
         yield
     finally:
         for pid in pids:

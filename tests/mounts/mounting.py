@@ -1,4 +1,4 @@
-"""Real mounts for tests: made with the program itself, and checked to be gone at the end."""
+"""Real mounts for tests: made with the zarrfs program, and checked to be unmounted at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import PROGRAM, run
 
 
 def mount_lines(mountpoint: Path | str) -> list[str]:
-    """The lines of mountinfo for exactly `mountpoint`."""
+    """Return the lines of mountinfo whose mount point is exactly `mountpoint`."""
     with open("/proc/self/mountinfo") as file:
         return [line for line in file if line.split(" ")[4] == str(mountpoint)]
 
@@ -26,11 +26,11 @@ def daemon_pid(mountpoint: Path) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ended, before it was opened or after
+    except (FileNotFoundError, ProcessLookupError):  # the process ended, before the open or after it
         return False
 
 
@@ -38,7 +38,7 @@ def alive(pid: int) -> bool:
 def mounted(
     source: Path | str, mountpoint: Path, *options: str, program: Sequence[str] = (PROGRAM,)
 ) -> Iterator[Path]:
-    """`source` mounted on `mountpoint` by `program`; unmounted afterwards, and the daemon seen to end."""
+    """Mount `source` on `mountpoint` with `program`; on exit unmount it, and wait until its daemon has ended."""
     mountpoint.mkdir(exist_ok=True)
     log = mountpoint.parent / f"{mountpoint.name}.log"
     arguments = [part for option in options for part in ("-o", option)]
@@ -51,10 +51,10 @@ def mounted(
         done = run("umount", mountpoint)
         if done.returncode:
             subprocess.run(["umount", "-l", str(mountpoint)], check=False)
-    late = "but its daemon" in done.stderr  # unmounted, and the daemon takes longer than umount waits
+    late = "but its daemon" in done.stderr  # unmounted, but the daemon did not end while umount waited
     assert done.returncode == 0 or late, done.stderr
     assert not mount_lines(mountpoint)
-    until(lambda: not alive(pid))  # a daemon that did not say in time who it is was not waited for
+    until(lambda: not alive(pid))  # umount does not wait for a daemon that does not report its pid in time
 
 
 def counters_of(mountpoint: Path) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def counters_of(mountpoint: Path) -> dict[str, Any]:
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for a condition. `seconds` are for a machine that does other things as well."""
+    """Wait until a condition holds. The default timeout allows for a busy machine."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited for in vain"
@@ -71,10 +71,10 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def log_of(mountpoint: Path) -> str:
-    """Return the log of the daemon of a `mounted` mount, after its thread has written all lines."""
+    """Return the log of a mount made by `mounted`, after the log thread of its daemon has written all lines."""
     path = mountpoint.parent / f"{mountpoint.name}.log"
     until = time.monotonic() + 60
-    with contextlib.suppress(OSError):  # it is unmounted, and all is written
+    with contextlib.suppress(OSError):  # unmounted: the daemon has written all lines
         while counters_of(mountpoint)["log"]["waiting"] and time.monotonic() < until:
             time.sleep(0.005)
     return path.read_text() if path.exists() else ""

@@ -1,4 +1,4 @@
-"""A mount in namespaces of its own, whose DNS server is not there for the first seconds of a read.
+"""A mount in namespaces of its own, whose DNS server starts only seconds after a read has begun.
 
 Run by test_outages.py with `unshare -mn`: python -m tests.mounts.nameless DIRECTORY SECONDS. Writes a JSON object.
 """
@@ -44,7 +44,7 @@ def main(directory: Path, seconds: float) -> dict[str, object]:
         reader = threading.Thread(target=lambda: found.append((root / "v").read_bytes()))
         reader.start()
         until(lambda: any(host.get("outage") for host in counters_of(root)["remote"]["hosts"].values()))
-        began = time.monotonic()  # a name is not known to be unknown at once
+        began = time.monotonic()  # timed from here, as it takes a while until the outage is noticed
         time.sleep(seconds)
         [out] = [host.get("outage") for host in counters_of(root)["remote"]["hosts"].values()]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:

@@ -1,6 +1,6 @@
-"""Two daemons with one cache directory on two mounts of NFS, run by test_nfs.py in a kernel that has NFS.
+"""Two daemons that share a cache directory through two NFS mounts; test_nfs.py runs this in a kernel with NFS.
 
-    nfs_guest.py PROGRAM DIRECTORY NFS NFS      print one JSON object: what the daemons read, and the requests
+    nfs_guest.py PROGRAM DIRECTORY NFS NFS      print a JSON object: the values read wrongly, and the requests sent
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ counts: Counter[str] = Counter()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Ranges of DATA, some time after they were requested."""
+    """A handler of range requests for DATA that delays each response."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer a range."""
+        """Send the requested range."""
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
         counts[self.headers["Range"]] += 1
         time.sleep(0.05)
@@ -39,11 +39,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(DATA[first : last + 1])
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def wrong(root: Path) -> int:
-    """Read all values by eight threads; return how many are wrong."""
+    """Read all values with eight threads; return the number of wrong ones."""
 
     def is_wrong(number: int) -> bool:
         return (root / f"v{number}").read_bytes() != DATA[number * APART : number * APART + SIZE]

@@ -1,4 +1,4 @@
-"""zarrfs as on a kernel without epochs: every name is invalidated by itself. Arguments are those of the program."""
+"""zarrfs as on a kernel without dentry epochs: it invalidates each name on its own. Takes the arguments of zarrfs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents that change, and mounts that are refreshed."""
+"""Helpers for tests of refreshes: documents that change, and mounts of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OLD_KERNEL = Path(__file__).parent / "old_kernel.py"
 
 
 def write_set(path: Path, files: Files) -> None:
-    """A reference set with inline values, put in place as a whole."""
+    """Write a reference set with inline values, replacing the old file atomically."""
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps({"version": 1, "refs": {key: data.decode() for key, data in files.items()}}))
     os.replace(beside, path)
 
 
 def some_files(chance: random.Random, number: int, many: int = 1500) -> Files:
-    """Version `number` of a tree: some names, as files here and directories there; every file says its version."""
+    """Return version `number` of a tree: random names, as files or directories; every file contains `number`."""
     files = {f"keep/{name}": _said(chance, number, name) for name in NAMES if chance.random() < 0.7}
     files["keep/always"] = _said(chance, number, "always")
     for name in NAMES:
@@ -45,7 +45,7 @@ def _said(chance: random.Random, number: int, name: str) -> bytes:
 
 
 def directories(files: Files) -> set[str]:
-    """All directories that these files lie in."""
+    """Return the parent directories of all files, and their ancestors up to the root ("")."""
     found = {""}
     for key in files:
         parts = key.split("/")[:-1]
@@ -54,19 +54,19 @@ def directories(files: Files) -> set[str]:
 
 
 def names_in(files: Files, directory: str) -> set[str]:
-    """The names in a directory of these files."""
+    """Return the names in one directory of a tree of files."""
     prefix = directory + "/" if directory else ""
     return {key[len(prefix) :].split("/")[0] for key in files if key.startswith(prefix)}
 
 
 def refresh(mountpoint: Path, force: bool = False) -> str:
-    """Refresh, and tell what came of it."""
+    """Refresh a mount, and return the result that the daemon reports."""
     return str(control_client.refresh(str(mountpoint), force)["result"])
 
 
 def mounted_on(
     kernel: str, source: Path | str, mountpoint: Path, *options: str
 ) -> contextlib.AbstractContextManager[Path]:
-    """As mounted(); `kernel` "old": one without epochs."""
+    """Mount as mounted() does; with `kernel` "old", as on a kernel without dentry epochs."""
     program = (PROGRAM,) if kernel == "new" else (sys.executable, str(OLD_KERNEL))
     return mounted(source, mountpoint, *options, program=program)

@@ -1,4 +1,4 @@
-"""Fixtures of tests of stage, unstage, run and stage-out: a node with its own records, and a check for leftovers."""
+"""Fixtures for tests of stage, unstage, run and stage-out: a node with its own records, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tests.mounts.mounting import alive, mount_lines
 
 
 class Node:
-    """A place for records and for jobs' directories, as if it were a node of its own."""
+    """A simulated node: its own directory for records, and its own local directory for jobs."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.state, self.local = path, path / "state", path / "local"
         self.local.mkdir()
 
     def records(self) -> list[dict[str, Any]]:
-        """All records, as they are on disk."""
+        """Return all records on disk."""
         found = []
         for file in self.state.glob("staged/*.json"):
-            with contextlib.suppress(FileNotFoundError):  # it has gone since
+            with contextlib.suppress(FileNotFoundError):  # removed since the listing
                 found.append(json.loads(file.read_text()))
         return found
 
     def mounts(self) -> list[str]:
-        """Mount points of zarrfs in the test's directory."""
+        """Return the mount points of zarrfs below the test's directory."""
         with open("/proc/self/mountinfo") as file:
             points = [line.split(" ")[4] for line in file if " - fuse.zarrfs " in line]
         return [point for point in points if point.startswith(f"{self.path}/")]
 
     def processes(self) -> list[str]:
-        """Command lines of processes that have to do with the test's directory, or keep its records."""
+        """Return the command lines of zarrfs processes that name the test's directory or the id of a record."""
         known = [str(self.path).encode(), *(record["id"].encode() for record in self.records())]
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -51,13 +51,13 @@ class Node:
         return found
 
     def clean(self) -> bool:
-        """Return whether no mount, record or job directory is left."""
+        """Return whether no mount, record, job directory or process is left."""
         return not (self.mounts() or self.records() or list(self.local.iterdir()) or self.processes())
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """A node of its own, on which nothing is left at the end."""
+    """Yield a node for this test; unstage and unmount all that is left on it at the end."""
     made = Node(tmp_path)
     monkeypatch.setenv("ZARRFS_STATE_DIR", str(made.state))
     monkeypatch.setenv("TMPDIR", str(made.local))
@@ -82,18 +82,18 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> bool:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, and wait for the end."""
+    """Kill a process with SIGKILL, and wait until it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not alive(pid))
 
 
 def one_line(text: str) -> str:
-    """`text` without its line end; it has one line."""
+    """Assert that `text` is one line, and return it without its line end."""
     assert text.count("\n") == 1, text
     return text.rstrip("\n")
 
 
 def is_mounted(path: Path) -> bool:
-    """Return whether something is mounted exactly there."""
+    """Return whether `path` is a mount point."""
     return bool(mount_lines(path))

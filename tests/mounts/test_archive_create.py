@@ -1,4 +1,4 @@
-"""A tree, archived with zarrfs archive create and mounted, is the tree."""
+"""A tree that `zarrfs archive create` archives and zarrfs mounts is equal to the original tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zarrfs.store.api import SET_IDS, Kind
 
 
 def together(drawn: list[Model]) -> Model:
-    """Several trees, each below a directory of its own."""
+    """Join several trees, each in a directory of its own."""
     model: Model = {}
     for number, one in enumerate(drawn):
         model[f"t{number}"] = (0o750, number * 10**9)
@@ -32,7 +32,7 @@ def together(drawn: list[Model]) -> Model:
         ["--jobs", "2"], ["--inline"],
     ],
 )  # fmt: skip
-def test_a_mounted_archive_is_the_tree(more: list[str]) -> None:
+def test_a_mounted_archive_equals_the_archived_tree(more: list[str]) -> None:
     @settings(
         deadline=None, max_examples=2, phases=[Phase.generate], database=None, derandomize=True,
         suppress_health_check=list(HealthCheck),
@@ -46,7 +46,7 @@ def test_a_mounted_archive_is_the_tree(more: list[str]) -> None:
 
 
 def compare(place: Path, model: Model, more: list[Any]) -> None:
-    """Write the tree, archive it, mount the archive, and look at both."""
+    """Write the tree, archive it, mount the archive, and compare the two."""
     tree, blobs, document = place / "tree", place / "blobs", place / "new.json.zst"
     tree.mkdir()
     blobs.mkdir()
@@ -59,7 +59,7 @@ def compare(place: Path, model: Model, more: list[Any]) -> None:
             path: (what[0], what[1] & ~SET_IDS, *what[2:]) if what[0] is Kind.FILE else what
             for path, what in on_disk(tree).items()
         }
-        assert on_disk(mountpoint) == expected  # set-user-ID bits do not act, so they are not shown
+        assert on_disk(mountpoint) == expected  # a mount shows no set-ID bits, as they have no effect
         for path, what in model.items():
             if isinstance(what, File) and "--inline" not in more and len(what.data()) > 1024:
                 assert (mountpoint / path).stat().st_blocks * 512 <= -(-what.allocated() // 512) * 512

@@ -1,4 +1,4 @@
-"""Arrays as flat files on real mounts, read by numpy and by programs that know nothing of Zarr."""
+"""Arrays as flat files on real mounts, read by NumPy and by programs that do not support Zarr."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def counters(mountpoint: Path) -> dict[str, int]:
 
 
 def mapped(path: Path) -> Array:
-    """An array, by a mapping of its file: that is in use for as long as the array lives."""
+    """Map a file as an array; the file stays in use as long as the array exists."""
     found: Array = np.load(path, mmap_mode="r")
     return found
 
 
 @pytest.mark.parametrize("source", [ROOT, ROOT / "v0_int16_12", ROOT / "v3_draft"], ids=lambda source: source.name)
-def test_every_sample_by_numpy(tmp_path: Path, source: Path) -> None:
-    """All of them in one mount, and an array and an experimental store that are the root of theirs."""
+def test_numpy_reads_every_sample(tmp_path: Path, source: Path) -> None:
+    """All samples are in one mount; an array and an experimental store are also the root of a mount of their own."""
     samples = [sample for sample in SAMPLES + DRAFT if sample.store.is_relative_to(source)]
     with mounted(source, tmp_path / "mnt", "view=arrays") as mountpoint:
         for sample in samples:
@@ -52,16 +52,16 @@ def test_every_sample_by_numpy(tmp_path: Path, source: Path) -> None:
 
 
 def large(path: Path, chunks: tuple[int, ...] = (128, 512), **more: object) -> Array:
-    """A store with an array `x` of 8 MiB, by default in 32 chunks; what it holds."""
+    """Make a store with an array `x` of 8 MiB, by default in 32 chunks; return its values."""
     items = np.random.default_rng(0).integers(0, 1000, (1024, 2048)).astype("<i4")
     group = zarr.open_group(path, mode="w", zarr_format=2)
     group.create_array("x", shape=items.shape, chunks=chunks, dtype="<i4", **more)[:] = items
     return items
 
 
-def test_a_second_read_is_the_kernels(tmp_path: Path) -> None:
+def test_a_second_read_is_answered_from_the_page_cache(tmp_path: Path) -> None:
     items = large(tmp_path / "x.zarr")
-    for document in (tmp_path / "x.zarr").rglob(".z*"):  # of something that has just changed, pages are read again
+    for document in (tmp_path / "x.zarr").rglob(".z*"):  # pages of a file that changed just now are read again
         os.utime(document, (0, 0))
     with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
         assert (np.load(mountpoint / "x.npy") == items).all()
@@ -86,7 +86,7 @@ def test_random_reads_decode_a_chunk_each(tmp_path: Path) -> None:
         assert counters(mountpoint)["decoded"] <= 100
 
 
-def test_a_damaged_chunk_is_eio_on_its_pages_alone(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_eio_on_its_own_pages_only(tmp_path: Path) -> None:
     items = large(tmp_path / "x.zarr")
     wanted = items.tobytes()
     damaged = {2 * row for row in range(512, 640)}  # a page is half a row
@@ -94,7 +94,7 @@ def test_a_damaged_chunk_is_eio_on_its_pages_alone(tmp_path: Path) -> None:
     with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
         descriptor = os.open(mountpoint / "x.bin", os.O_RDONLY)
         try:
-            for at in range(0, len(wanted), 4096):  # in order: the kernel reads ahead, into the damage too
+            for at in range(0, len(wanted), 4096):  # in order, so that the kernel reads ahead into the damaged pages
                 if at // 4096 not in damaged:
                     assert os.pread(descriptor, 4096, at) == wanted[at : at + 4096]
                     continue
@@ -141,7 +141,7 @@ int main(int count, char **arguments) {
 """
 
 
-def test_a_program_in_c(tmp_path: Path) -> None:
+def test_a_c_program_reads_an_array(tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler here")

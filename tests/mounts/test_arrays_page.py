@@ -1,4 +1,4 @@
-"""The transcript in docs/array-views.md: every command does what is written below it."""
+"""The transcript in docs/array-views.md: every command prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pages import DOCS, check_transcript
 PAGE = DOCS / "array-views.md"
 
 
-def test_the_transcript(tmp_path: Path) -> None:
+def test_the_transcript_shows_the_real_output(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "forecast.zarr", mode="w", zarr_format=3)
     root.attrs["title"] = "a forecast"
     array = root.create_group("model").create_array("t2m", shape=(4, 300, 300), chunks=(1, 100, 100), dtype="f4")

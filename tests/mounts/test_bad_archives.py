@@ -1,6 +1,6 @@
-"""Archives that break a rule, through mount, extract and verify alike: refused in one line, and nothing written.
+"""Archives that break a rule: mount, extract and verify each refuse them with one line, and write nothing.
 
-Each row of the table "Decisions" in docs/archives.md that ends with a refusal, or with an error for one file.
+The cases are the rows of the table "Decisions" in docs/archives.md that end with a refusal or an error for one file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def refused(command: list[str], document: Path, options: list[str], words: list[
     if command[0] == "mount":
         done = run(*given, document.parent / "mnt")
         status, text = done.returncode, done.stdout + done.stderr
-    else:  # in this process: a start of Python for each takes long
+    else:  # in this process, because starting Python for each command is slow
         found = CliRunner().invoke(main, given)
         status, text = found.exit_code, found.output
     assert status == 1, text
@@ -91,8 +91,8 @@ def test_refused(name: str, command: str, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["bad.json", "mnt"]
 
 
-def test_bytes_that_cannot_be_had(tmp_path: Path) -> None:
-    """A blob that is lost, or another: the mount works, and that one file fails wherever it is read."""
+def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:
+    """The archive can be mounted; reads, extract and verify fail for the files whose blob is missing or wrong."""
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     lying, good = put(blobs, b"honest"), put(blobs, b"good")
@@ -121,7 +121,7 @@ def test_bytes_that_cannot_be_had(tmp_path: Path) -> None:
 
 
 def test_oddities_are_reported_once_and_extracted(tmp_path: Path) -> None:
-    """Duplicates, unknown keys, data on a directory; regions that overlap, come in any order, or have no bytes."""
+    """Duplicates, unknown keys, data on a directory; regions that overlap, are out of order, or are empty."""
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     one, two, none = put(blobs, b"1" * 10), put(blobs, b"2" * 4), put(blobs, b"")

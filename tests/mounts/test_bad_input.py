@@ -1,4 +1,4 @@
-"""Bad input: one line that names file, entry and rule, a status that is not 0, and nothing mounted."""
+"""Bad input: one line that names the file, the entry and the rule, a non-zero exit status, and nothing mounted."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_refused(name: str, compress: Callable[[bytes], bytes] | None, tmp_path:
     ],
 )
 @pytest.mark.promise("S14")
-def test_source_that_is_not_there(source: str, words: list[str], tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_opened_is_refused(source: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     done = run("mount", source, tmp_path / "mnt", "-o", "retries=0")
     assert done.returncode == 1
@@ -107,7 +107,7 @@ def test_source_that_is_not_there(source: str, words: list[str], tmp_path: Path)
     assert not mount_lines(tmp_path / "mnt")
 
 
-def test_mountpoint_that_is_not_there(tmp_path: Path) -> None:
+def test_a_mount_point_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     done = run("mount", DATA / "zarr/v2_hier", tmp_path / "nothing")
     assert done.returncode == 1
     assert f"{tmp_path}/nothing: no such file or directory; make the directory: mkdir {tmp_path}/no" in done.stderr
@@ -125,14 +125,14 @@ def test_mountpoint_that_is_not_there(tmp_path: Path) -> None:
         ("s3://bucket/x", "a URL is no mount point: the source comes first"),
     ],
 )
-def test_swapped_arguments(tmp_path: Path, mountpoint: str, says: str) -> None:
+def test_swapped_arguments_are_recognised(tmp_path: Path, mountpoint: str, says: str) -> None:
     with pytest.raises(MountError) as caught:
         session.mount(str(tmp_path), mountpoint, parse([]))
     assert str(caught.value).startswith(f"{mountpoint}: {says}")
 
 
 @pytest.mark.promise("S19")
-def test_mountpoint_in_use(tmp_path: Path) -> None:
+def test_a_mount_point_in_use_is_refused(tmp_path: Path) -> None:
     with mounted(DATA / "zarr/v2_hier", tmp_path / "mnt") as root:
         done = run("mount", DATA / "zarr/v3_hier", root)
         assert done.returncode == 1
@@ -141,8 +141,8 @@ def test_mountpoint_in_use(tmp_path: Path) -> None:
         assert f"unmount it (zarrfs umount {root}), or take another directory" in done.stderr
 
 
-def test_the_order_of_arguments_is_not_asked_of_a_mount_that_does_not_answer(tmp_path: Path) -> None:
-    """Its stat would wait for ever, before the error that something is mounted there."""
+def test_the_check_for_swapped_arguments_does_not_block_on_a_hung_mount(tmp_path: Path) -> None:
+    """A stat of the hung mount would block forever, before the error that the mount point is in use."""
     (tmp_path / "source").mkdir()
     with mounted(DATA / "zarr/v2_hier", tmp_path / "mnt", "attr_timeout=0") as root:
         program = "import sys; from zarrfs.daemon import session; session._check_order(*sys.argv[1:])"
@@ -154,7 +154,7 @@ def test_the_order_of_arguments_is_not_asked_of_a_mount_that_does_not_answer(tmp
         assert len(mount_lines(root)) == 1
 
 
-def test_a_bad_key_takes_nothing_else_away(tmp_path: Path) -> None:
+def test_a_bad_key_leaves_all_other_keys_readable(tmp_path: Path) -> None:
     document = tmp_path / "doc.json"
     refs = {"good": "x", "bad": ["u", -1, 5], "worse": [], "a//b": "y", "also/good": "base64:AAEC"}
     document.write_text(json.dumps({"version": 1, "refs": refs}))
@@ -163,7 +163,7 @@ def test_a_bad_key_takes_nothing_else_away(tmp_path: Path) -> None:
         assert (root / "also/good").read_bytes() == b"\0\1\2"
 
 
-def test_mountpoint_inside_the_source(tmp_path: Path) -> None:
+def test_a_mount_point_inside_the_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     done = run("mount", tmp_path, tmp_path / "mnt")
     assert done.returncode == 1
@@ -171,14 +171,14 @@ def test_mountpoint_inside_the_source(tmp_path: Path) -> None:
     assert not mount_lines(tmp_path / "mnt")
 
 
-def test_mount_over_the_source_itself(tmp_path: Path) -> None:
+def test_a_source_can_be_mounted_over_itself(tmp_path: Path) -> None:
     source = tmp_path / "store"
     shutil.copytree(DATA / "zarr/v2_hier", source)
     with mounted(source, source) as root:
         assert (root / ".zgroup").read_bytes() == (DATA / "zarr/v2_hier/.zgroup").read_bytes()
 
 
-def test_a_mount_over_its_source_cannot_be_refreshed_and_goes_on(tmp_path: Path) -> None:
+def test_a_mount_over_its_source_refuses_a_refresh_and_still_serves(tmp_path: Path) -> None:
     source = tmp_path / "store"
     shutil.copytree(DATA / "zarr/v2_hier", source)
     with mounted(source, source, "attr_timeout=0") as root:
@@ -193,7 +193,7 @@ def test_a_mount_over_its_source_cannot_be_refreshed_and_goes_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("option", ["pid_file", "record"])
-def test_files_of_the_daemon_are_not_beneath_its_mount_point(option: str, tmp_path: Path) -> None:
+def test_files_of_the_daemon_may_not_be_beneath_its_mount_point(option: str, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     done = run("mount", DATA / "zarr/v2_hier", tmp_path / "mnt", "-o", f"{option}={tmp_path}/mnt/file")
     said = f"option {option}={tmp_path}/mnt/file: lies beneath the mount point, which would hide it"

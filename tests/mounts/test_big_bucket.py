@@ -1,4 +1,4 @@
-"""A bucket of a million keys and faulty listings, on a small server that speaks S3."""
+"""A bucket with a million keys, and listings with faults, on a small S3 server."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ from zarrfs.store.remote import FsspecStore
 
 __all__ = ["gcs"]
 
-DELAY = 0.03  # seconds until a page comes
+DELAY = 0.03  # seconds until the server sends a page
 _HEAD = "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult><Name>b</Name>"
 
 
 class Bucket:
-    """ListObjectsV2 over sorted `keys`, and values of three bytes. `fault` may change a page: (number, keys, more).
+    """An S3 server that lists the sorted `keys` (ListObjectsV2); each value has three bytes.
 
-    `changed`: values, and their tags, that are others than the listing says. `most`: keys of a page. `expires`: no
-    continuation token is accepted. `tokens`: pages have them.
+    Attributes that a test may set: `fault` takes (page number, keys, more) and returns the (status, keys, more) to
+    send instead. `changed` maps keys to (value, ETag) pairs that differ from the listing. `most` is the number of keys
+    per page. With `expires` the server refuses all continuation tokens; without `tokens` it sends none. `delay` is the
+    time until a page is sent, in seconds.
     """
 
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.changed: dict[str, tuple[bytes, str]] = {}
         self.most, self.expires, self.tokens = 1000, False, True
-        self.pages: list[str] = []  # what was asked for
+        self.pages: list[str] = []  # the start-after of each requested page
         self.delay = 0.0
         self.fault: Callable[[int, list[str], bool], tuple[int, list[str], bool]] | None = None
         handler = type("Handler", (_Handler,), {"owner": self})
@@ -72,7 +74,7 @@ class Bucket:
         return self.keys[at : at + 1] == [key]
 
     def page(self, query: dict[str, str]) -> tuple[int, bytes]:
-        """(status, body) of a listing."""
+        """Return (status, body) for a listing request."""
         self.pages.append(query.get("start-after", ""))
         time.sleep(self.delay)
         if self.expires and "continuation-token" in query:
@@ -109,17 +111,17 @@ class Bucket:
 
 
 def tag(key: str) -> str:
-    """Of a value."""
+    """Return the ETag of a key in listings."""
     return f"{len(key):032x}"
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # send the body without waiting for the acknowledgement of the headers
     owner: Bucket
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -151,14 +153,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def bucket() -> Iterator[Bucket]:
-    """A server of its own: requests of an earlier test may come late, and would be counted or meet a fault."""
+    """Yield a server for this test only: a shared one would count late requests of an earlier test, or fail them."""
     made = Bucket()
     yield made
     made.close()
 
 
 def using(bucket: Bucket | GCS, check: Any, **more: Any) -> Any:
-    """`check(store)` of the store at the bucket's x."""
+    """Run `check(store)` with a store at the prefix x of the bucket, and return its result."""
 
     async def main() -> Any:
         if isinstance(bucket, Bucket):
@@ -178,10 +180,10 @@ ARRAY = [f"x/a{array:02}/c/{row}/{at}" for array in range(5) for row in range(20
 
 @pytest.mark.promise("S54")
 @pytest.mark.parametrize("fault", ["403", "503", "repeats", "goes back"])
-def test_a_listing_that_goes_wrong_is_no_shorter_directory(bucket: Bucket, fault: str) -> None:
-    """The next reader asks for it again."""
+def test_a_failed_listing_is_an_error_and_not_a_shorter_directory(bucket: Bucket, fault: str) -> None:
+    """Once the server works again, the next listing is complete."""
     bucket.keys = sorted(ARRAY)
-    first = bucket.keys[:1000]  # and not the first that is asked for: the test before may have asked for that
+    first = bucket.keys[:1000]
 
     def broken(number: int, found: list[str], more: bool) -> tuple[int, list[str], bool]:
         if number < 3:
@@ -215,7 +217,7 @@ def test_a_page_that_fails_is_an_error_to_ls(bucket: Bucket, tmp_path: Path, sta
         assert len(os.listdir(root)) == 3000
 
 
-def test_a_listing_that_is_denied_from_its_first_page_on(bucket: Bucket) -> None:
+def test_a_listing_denied_from_its_first_page_raises_access_denied(bucket: Bucket) -> None:
     bucket.keys, bucket.fault = sorted(ARRAY), lambda number, found, more: (403, [], False)
 
     async def check(store: FsspecStore) -> None:
@@ -225,8 +227,8 @@ def test_a_listing_that_is_denied_from_its_first_page_on(bucket: Bucket) -> None
     using(bucket, check)
 
 
-def test_a_page_that_is_cut_and_has_no_token(bucket: Bucket) -> None:
-    """IsTruncated without a token to go on with: listed on by the last key, or an error, and never the end."""
+def test_a_truncated_page_without_a_token_is_not_the_end_of_a_listing(bucket: Bucket) -> None:
+    """After IsTruncated without a continuation token, the listing resumes after the last key, or is an error."""
     bucket.keys, bucket.most, bucket.tokens = sorted(ARRAY), 300, False
 
     async def check(store: FsspecStore) -> None:
@@ -240,8 +242,8 @@ def test_a_page_that_is_cut_and_has_no_token(bucket: Bucket) -> None:
     using(bucket, check)
 
 
-def test_a_continuation_token_that_expires(bucket: Bucket) -> None:
-    """A server whose pages are shorter is asked for the rest by the last key instead."""
+def test_a_listing_is_complete_though_continuation_tokens_expire(bucket: Bucket) -> None:
+    """The server sends short pages and refuses its own tokens; the listing resumes after the last key instead."""
     bucket.keys, bucket.most, bucket.expires = sorted(ARRAY), 300, True
 
     async def check(store: FsspecStore) -> None:
@@ -256,8 +258,10 @@ OTHERS = {"longer": (b"longer", "1"), "shorter": (b"s", "2"), "longer, one tag":
 
 @pytest.mark.parametrize("stale", ["error", "reread"])
 @pytest.mark.parametrize("other", list(OTHERS))
-def test_a_value_that_is_another_than_was_listed(bucket: Bucket, tmp_path: Path, other: str, stale: str) -> None:
-    """A reader that knows it from the listing gets an error, then the new version; or that at once. Never a mix."""
+def test_a_value_that_differs_from_its_listing_is_never_mixed(
+    bucket: Bucket, tmp_path: Path, other: str, stale: str
+) -> None:
+    """A reader that knows the listed version gets EIO and then the new version; with stale=reread, only the latter."""
     bucket.keys = ["x/a", "x/b"]
     value, told = OTHERS[other]
     with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0,stale={stale}") as root:
@@ -291,8 +295,8 @@ def test_keys_that_no_path_can_have_are_left_out(bucket: Bucket) -> None:
     using(bucket, check)
 
 
-def test_keys_that_come_and_go(bucket: Bucket) -> None:
-    """A page is of one moment; what is looked for again later is what is there then."""
+def test_a_listing_allows_for_keys_that_are_added_and_removed(bucket: Bucket) -> None:
+    """No key is listed twice, and no key that stays is missing; a later listing shows the current keys."""
     bucket.keys = sorted(ARRAY)
 
     async def check(store: FsspecStore) -> None:
@@ -312,8 +316,8 @@ def test_keys_that_come_and_go(bucket: Bucket) -> None:
     using(bucket, check)
 
 
-def test_a_large_tree_is_listed_side_by_side(bucket: Bucket) -> None:
-    """One page after the other would take 30 times as long as a page; what is asked for in vain is little."""
+def test_the_parallel_listing_of_a_large_tree_requests_few_extra_pages(bucket: Bucket) -> None:
+    """The tree has 30 pages of keys. The time is not checked."""
     bucket.keys = sorted(f"x/t/c/{row}/{at}" for row in range(300) for at in range(100))
     bucket.delay = DELAY
 
@@ -324,8 +328,8 @@ def test_a_large_tree_is_listed_side_by_side(bucket: Bucket) -> None:
     assert len(bucket.pages) < 2 * 30 + 40
 
 
-def test_a_walk_through_arrays_asks_for_pages_alone(bucket: Bucket) -> None:
-    """The tops of large directories are listed, and none of what is below them."""
+def test_a_walk_through_arrays_does_not_list_each_directory(bucket: Bucket) -> None:
+    """The 20,000 keys are 20 pages; the 200 rows, each a directory, need no listings of their own."""
     bucket.keys = sorted(f"x/a{array}/c/{row}/{at}" for array in range(4) for row in range(50) for at in range(100))
 
     async def check(store: FsspecStore) -> None:
@@ -336,8 +340,8 @@ def test_a_walk_through_arrays_asks_for_pages_alone(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("rows", [15, 40, 60])
-def test_a_walk_goes_on_from_one_directory_into_the_next(bucket: Bucket, rows: int) -> None:
-    """A directory has less than a page, an array one or more; beside directories lie names that begin as theirs."""
+def test_the_pages_of_a_walk_cover_several_directories(bucket: Bucket, rows: int) -> None:
+    """A directory has less than a page of keys. Next to directories there are keys that begin with their names."""
     beside = [f"x/a1/c/3{odd}{at}" for odd in "-.!" for at in range(30)]
     bucket.keys = sorted([
         *(f"x/a{array}/c/{row}/{at}" for array in range(5) for row in range(rows) for at in range(rows)), *beside,
@@ -351,8 +355,10 @@ def test_a_walk_goes_on_from_one_directory_into_the_next(bucket: Bucket, rows: i
 
 
 @pytest.mark.parametrize("how", ["as find does", "list_prefix", "beside each other"])
-def test_a_table_of_names_without_room_lists_all(bucket: Bucket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is emptied again and again while a walk goes on, also in the middle of a directory."""
+def test_all_names_are_listed_with_a_small_name_table(
+    bucket: Bucket, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full table is emptied many times during a walk, also in the middle of a directory."""
     monkeypatch.setattr(name_table, "_MOST_IN_MEMORY", 200 << 10)
     bucket.keys = sorted([
         *(f"x/a{array}/c/{row}/{at}" for array in range(3) for row in range(40) for at in range(40)),
@@ -382,8 +388,8 @@ def test_a_table_of_names_without_room_lists_all(bucket: Bucket, how: str, monke
 
 @pytest.mark.parametrize("every", [1, 7])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_name_that_a_reader_forgets_stays_in_a_listing_under_way(bucket: Bucket, known: bool, every: int) -> None:
-    """A value that has changed is looked up anew; to its directory it is still the same name."""
+def test_a_listing_in_progress_keeps_a_name_that_is_forgotten(bucket: Bucket, known: bool, every: int) -> None:
+    """The store forgets a changed value to look it up anew, but its directory still has the name."""
     bucket.keys = [f"x/d/k{number:04}" for number in range(4000)]
     expected = [key.removeprefix("x/d/") for key in bucket.keys]
 
@@ -404,7 +410,7 @@ def test_a_name_that_a_reader_forgets_stays_in_a_listing_under_way(bucket: Bucke
 
 
 async def walked(store: FsspecStore, directory: str) -> list[str]:
-    """All keys, as find(1) looks for them: a directory is listed to its end, then those in it."""
+    """Return all keys in the order of find(1): list a directory to its end, then its subdirectories."""
     found = [info async for info in store.list_dir(directory)]
     names = []
     for info in found:
@@ -413,8 +419,8 @@ async def walked(store: FsspecStore, directory: str) -> list[str]:
     return names
 
 
-def test_a_bucket_of_google_is_listed_in_pages(bucket: Bucket) -> None:
-    """By obstore, which asks as for S3."""
+def test_a_google_bucket_is_listed_in_pages(bucket: Bucket) -> None:
+    """obstore sends the same list requests as for S3."""
     bucket.keys = [f"x/{number:04}" for number in range(10_000)]
 
     async def check(store: FsspecStore) -> None:
@@ -426,8 +432,8 @@ def test_a_bucket_of_google_is_listed_in_pages(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("client", ["auto", "fsspec"])
-def test_pages_of_an_emulator_of_google(gcs: GCS, client: str) -> None:
-    """It ignores from where obstore wants a page, and is then asked by the other interface."""
+def test_a_google_emulator_is_listed_completely(gcs: GCS, client: str) -> None:
+    """The emulator ignores the key after which obstore wants a page; its other interface is then used instead."""
     names = sorted(f"a{number // 100:02}/{number % 100}" for number in range(1200))
     for name in names:
         gcs.put(f"x/{name}", b"abc")
@@ -444,8 +450,8 @@ def test_pages_of_an_emulator_of_google(gcs: GCS, client: str) -> None:
 
 
 @pytest.mark.promise("S54")
-def test_a_million_keys(bucket: Bucket, tmp_path: Path) -> None:
-    """The top is a page or two, a lookup a few; the daemon's memory is bounded."""
+def test_a_bucket_of_a_million_keys_needs_few_pages_and_little_memory(bucket: Bucket, tmp_path: Path) -> None:
+    """The root takes at most one page and a lookup a few; the memory of the daemon stays below 150 MiB."""
     hundred = range(100)
     bucket.keys = sorted(f"x/a{array:02}/c/{row}/{at}" for array in hundred for row in hundred for at in hundred)
     with mounted("s3://b/x", tmp_path / "mnt", bucket.option) as root:

@@ -1,4 +1,4 @@
-"""-o cache=none: nothing is written anywhere, before, while and after something is mounted."""
+"""-o cache=none: zarrfs writes nothing anywhere, neither before nor during nor after a mount."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.servers import Nginx, nginx
 __all__ = ["nginx"]
 
 MEMORY = Path("/dev/shm")
-SYSTEM = Path("/var/cache/zarrfs/index")  # root's, where the environment names none
+SYSTEM = Path("/var/cache/zarrfs/index")  # the index directory of root where the environment names none
 
 
 class Places:
-    """The directories that a program may think of as places to write to, and what is in them."""
+    """The directories that a program might write to, and a record of their contents."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -34,7 +34,7 @@ class Places:
         self.seen = self.listing()
 
     def listing(self) -> dict[str, tuple[int, int, int, int]]:
-        """Everything in them with inode, mode, size and time of change."""
+        """Return all paths in the directories, each with its inode, mode, size and modification time."""
         found = {}
         for top in self.all:
             for path in [top, *top.rglob("*")]:
@@ -43,13 +43,13 @@ class Places:
         return found
 
     def check(self) -> None:
-        """Nothing has changed since this was made."""
+        """Assert that nothing has changed since the record was made."""
         assert self.listing() == self.seen
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
-    """New places in the environment of what a test starts; they are as they were in the end."""
+    """Set the environment of a test's commands to new, empty directories; check at the end that they are unchanged."""
     found = Places(tmp_path / "places")
     monkeypatch.setenv("HOME", str(found.base / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(found.base / "cache"))
@@ -60,11 +60,11 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
     yield found
     found.check()
     left = set(os.listdir(MEMORY)) - before
-    until(lambda: not left & set(os.listdir(MEMORY)))  # what another program has there is gone in a moment
+    until(lambda: not left & set(os.listdir(MEMORY)))  # other programs remove their files soon
 
 
 def own_files(mountpoint: Path) -> list[str]:
-    """The paths of the files that the daemon of a mount has open."""
+    """Return the paths of the files that the daemon of a mount has open."""
     directory = f"/proc/{daemon_pid(mountpoint)}/fd"
     found = []
     for number in os.listdir(directory):
@@ -73,7 +73,7 @@ def own_files(mountpoint: Path) -> list[str]:
     return found
 
 
-def test_a_document(places: Places, references: Path, tmp_path: Path) -> None:
+def test_a_mount_of_a_document_writes_nothing(places: Places, references: Path, tmp_path: Path) -> None:
     for _ in range(2):
         with mounted(references / "combined_v1.json", tmp_path / "mnt", "cache=none") as root:
             places.check()
@@ -86,9 +86,8 @@ def test_a_document(places: Places, references: Path, tmp_path: Path) -> None:
             assert not os.path.exists(os.path.dirname(index))
 
 
-def test_a_document_and_targets_behind_urls_where_caches_are_named(
-    places: Places, nginx: Nginx, tmp_path: Path
-) -> None:
+def test_cache_directories_that_are_named_stay_empty(places: Places, nginx: Nginx, tmp_path: Path) -> None:
+    """The document and its targets are behind URLs, so both directories would be used without cache=none."""
     publish_references(nginx.plain.root)
     named = f"cache=none,index_dir={places.base}/index,cache_dir={places.base}/blocks,cache_min_free=0B"
     with mounted(f"{nginx.plain.url}/references/combined_v1.json", tmp_path / "mnt", named) as root:
@@ -105,10 +104,10 @@ def test_a_refused_mount_leaves_no_index(places: Places, references: Path, tmp_p
     assert "the mount would contain itself" in done.stderr
 
 
-def test_without_a_place_in_the_environment(
+def test_nothing_is_written_to_the_index_directory_of_the_system(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system's directory is not looked at as a whole: others may use it meanwhile."""
+    """Without HOME it is the default. The test looks for its own index only, as other programs may use it, too."""
     for name in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name)
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"x": os.urandom(16).hex()}}))
@@ -120,7 +119,7 @@ def test_without_a_place_in_the_environment(
     assert not list(SYSTEM.glob(f"{digest}.*"))
 
 
-def test_a_document_whose_directories_take_more_than_the_memory_of_sqlite(places: Places, tmp_path: Path) -> None:
+def test_a_document_that_sqlite_cannot_hold_in_memory_writes_nothing(places: Places, tmp_path: Path) -> None:
     refs = {f"directory-{number:06}/{number:040}/x": "1" for number in range(60_000)}
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     with mounted(tmp_path / "refs.json", tmp_path / "mnt", "cache=none") as root:
@@ -130,7 +129,7 @@ def test_a_document_whose_directories_take_more_than_the_memory_of_sqlite(places
 
 def test_earlier_cache_files_are_neither_used_nor_removed(places: Places, references: Path, tmp_path: Path) -> None:
     source, kept = references / "combined_v1.json", places.base / "cache/zarrfs/index"
-    while not list(kept.glob("*.known")):  # a document that has just been written is not remembered
+    while not list(kept.glob("*.known")):  # the index of a document written just now is not remembered
         assert run("ls", source).returncode == 0
     places.seen = places.listing()
     with mounted(source, tmp_path / "mnt", "cache=none") as root:
@@ -138,7 +137,9 @@ def test_earlier_cache_files_are_neither_used_nor_removed(places: Places, refere
         places.check()
 
 
-def test_stores_and_other_commands(places: Places, nginx: Nginx, references: Path, tmp_path: Path) -> None:
+def test_stores_and_other_commands_write_nothing(
+    places: Places, nginx: Nginx, references: Path, tmp_path: Path
+) -> None:
     shutil.copytree(DATA / "zarr/v3_hier", nginx.listing.root / "none_v3", dirs_exist_ok=True)
     for source in (f"{nginx.listing.url}/none_v3/", DATA / "zarr/v2_hier"):
         with mounted(source, tmp_path / "mnt", "cache=none") as root:
@@ -150,7 +151,7 @@ def test_stores_and_other_commands(places: Places, nginx: Nginx, references: Pat
         places.check()
 
 
-def test_an_index_that_is_asked_for_is_written(places: Places, references: Path, tmp_path: Path) -> None:
+def test_an_index_is_written_only_to_a_given_file(places: Places, references: Path, tmp_path: Path) -> None:
     source = references / "combined_v1.json"
     done = run("index", "--option", "cache=none", "-O", tmp_path / "made.index", source)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/made.index\n")

@@ -1,4 +1,4 @@
-"""Values of a store behind a URL that are replaced: an open file never mixes two of them."""
+"""Values of a remote store that are replaced: an open file never mixes two versions of a value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METADATA = {"zarr_format": 2, "shape": [2 * SIZE], "chunks": [SIZE], "dtype": "|
 
 
 class Changing:
-    """A server with a store, whose chunk v/0 becomes another one."""
+    """A server with a store whose chunk v/0 a test can replace."""
 
     def __init__(self, server: Faulty) -> None:
         self.server, self.url, self.number = server, f"{server.url}/store", 0
@@ -50,14 +50,14 @@ class Changing:
         self.value = self.change()
 
     def change(self, size: int = SIZE) -> bytes:
-        """The next value."""
+        """Replace the chunk with a new value of `size` bytes, and return the value."""
         self.number += 1
         self.value = random.Random(self.number).randbytes(size)
         self.server.put("/store/v/0", self.value, tag=str(self.number))
         return self.value
 
     def gets(self) -> int:
-        """Return the number of fetches of the chunk since it was changed."""
+        """Return the number of GET requests for the chunk since it was last replaced."""
         return sum((method, path) == ("GET", "/store/v/0") for method, path, _ in self.server.requests)
 
 
@@ -69,7 +69,7 @@ def changing() -> Iterator[Changing]:
 
 
 def opened(path: Path) -> int:
-    """A descriptor of which the kernel reads what is asked for, and nothing ahead."""
+    """Open a file without read-ahead, and return the descriptor."""
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor
@@ -84,9 +84,9 @@ def test_an_open_file_never_mixes_versions(changing: Changing, tmp_path: Path, s
         assert os.pread(file, 4096, 0) == old[:4096]
         new = changing.change(size)
         assert error_of(os.pread, file, 4096, LATER) == errno.EIO
-        with contextlib.suppress(OSError):  # another test may have the kernel drop its pages
-            assert os.pread(file, 4096, 0) == old[:4096]  # as before
-        assert chunk.read_bytes() == new  # who opens it anew
+        with contextlib.suppress(OSError):  # EIO if another test has made the kernel drop its page cache
+            assert os.pread(file, 4096, 0) == old[:4096]  # from the page cache
+        assert chunk.read_bytes() == new  # a new open shows the new version
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         assert error_of(os.pread, file, 4096, LATER) == errno.EIO
         os.close(file)
@@ -97,8 +97,8 @@ def test_an_open_file_never_mixes_versions(changing: Changing, tmp_path: Path, s
 
 @pytest.mark.promise("S21")
 @pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE])
-def test_the_size_of_before_is_not_believed(changing: Changing, tmp_path: Path, size: int) -> None:
-    """Attributes are kept for long here; who opens a value that has grown reads all of it."""
+def test_opening_a_replaced_value_does_not_use_its_cached_size(changing: Changing, tmp_path: Path, size: int) -> None:
+    """The kernel caches attributes for a day here; still, a reader that opens a grown value gets all of its bytes."""
     with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=1d,entry_timeout=1d") as root:
         assert os.stat(root / "v/0").st_size == SIZE
         new = changing.change(size)
@@ -108,7 +108,7 @@ def test_the_size_of_before_is_not_believed(changing: Changing, tmp_path: Path, 
 
 
 def test_an_open_file_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
-    """Also by its name: the open file stays the same, the name has another one."""
+    """The name then leads to another inode, with the new size."""
     with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s,entry_timeout=0s") as root:
         file = opened(root / "v/0")
         changing.change(2 * SIZE)
@@ -126,7 +126,7 @@ def test_a_listing_changes_no_inode(changing: Changing, tmp_path: Path) -> None:
         assert os.stat(root / "v/0").st_ino == inode
 
 
-def test_stale_reread(changing: Changing, tmp_path: Path) -> None:
+def test_stale_reread_continues_with_the_new_version(changing: Changing, tmp_path: Path) -> None:
     with mounted(changing.url, tmp_path / "mnt", SMALL, "stale=reread") as root:
         file = opened(root / "v/0")
         assert os.pread(file, 4096, 0) == changing.value[:4096]
@@ -135,18 +135,18 @@ def test_stale_reread(changing: Changing, tmp_path: Path) -> None:
         os.close(file)
 
 
-def test_a_value_that_stays_is_asked_for_no_more_often(changing: Changing, tmp_path: Path) -> None:
+def test_an_unchanged_value_is_fetched_at_most_once_for_three_reads(changing: Changing, tmp_path: Path) -> None:
     with mounted(changing.url, tmp_path / "mnt", "part_size=16MiB") as root:
         os.stat(root / "v/0")
         before = changing.gets()
         for _ in range(3):
             assert (root / "v/0").read_bytes() == changing.value
-        assert changing.gets() - before <= 1  # stat has fetched what was read then
+        assert changing.gets() - before <= 1  # none if the stat has fetched the value
         assert counters_of(root)["open"] == 3
 
 
 def test_pieces_are_of_one_version(changing: Changing) -> None:
-    """Copies read their pieces from one version."""
+    """A copy that reads a value in pieces fails if the value is replaced in between."""
 
     async def body() -> None:
         store = UnlistedStore(FsspecStore(changing.url, Options(part_size=512 << 10, prefetch=0, retries=0)))
@@ -177,8 +177,8 @@ def test_the_current_version_is_copied_up(changing: Changing, tmp_path: Path, si
         assert (root / "v/0").read_bytes() == b"x" + new[1:]
 
 
-def test_a_value_that_was_replaced_is_there_also_over_an_upper(changing: Changing, tmp_path: Path) -> None:
-    """A replaced value is ESTALE, so the kernel looks it up again; ENOENT would read as the fill value."""
+def test_a_replaced_value_is_found_in_a_mount_with_an_upper_directory(changing: Changing, tmp_path: Path) -> None:
+    """The old inode is ESTALE, so that the kernel looks the name up again. ENOENT would be read as fill values."""
     (tmp_path / "upper").mkdir()
     options = f"upperdir={tmp_path}/upper,entry_timeout=1d,attr_timeout=0s,{SMALL}"
     with mounted(changing.url, tmp_path / "mnt", options) as root:
@@ -193,13 +193,13 @@ def test_a_value_that_was_replaced_is_there_also_over_an_upper(changing: Changin
         until_old_is_forgotten()
         with open(chunk, "r+b") as other:
             other.write(b"x")
-        assert error_of(os.fchmod, file, 0o600) == errno.ESTALE  # it is not the copy of the new one
+        assert error_of(os.fchmod, file, 0o600) == errno.ESTALE  # the old version was not copied up
         assert os.fstat(file).st_size == SIZE // 2
         assert chunk.read_bytes() == b"x" + newer[1:]
         os.close(file)
 
 
-def test_copies_over_an_upper_are_of_one_version(changing: Changing, tmp_path: Path) -> None:
+def test_pieces_are_of_one_version_in_a_mount_with_an_upper_directory(changing: Changing, tmp_path: Path) -> None:
     (tmp_path / "upper").mkdir()
     options = Options(part_size=512 << 10, prefetch=0, retries=0, upperdir=str(tmp_path / "upper"))
     store = zarrfs.sources.open_source(changing.url, options)
@@ -217,7 +217,7 @@ def test_copies_over_an_upper_are_of_one_version(changing: Changing, tmp_path: P
 
 
 def test_without_etags_a_changed_size_is_a_new_version(changing: Changing, tmp_path: Path) -> None:
-    """Only its size shows the change."""
+    """Only the size of the value shows that it was replaced."""
     changing.server.tell_tags = False
     with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
         old, file = changing.value, opened(root / "v/0")
@@ -237,7 +237,7 @@ def test_a_last_modified_equal_to_the_date_is_not_used_as_a_version(changing: Ch
         inode = os.fstat(file).st_ino
         for at in (0, SIZE // 2, LATER):
             assert os.pread(file, 4096, at) == changing.value[at : at + 4096]
-            time.sleep(1.1)  # the server has another time
+            time.sleep(1.1)  # until the clock of the server, and so its Date, shows another second
         assert os.stat(root / "v/0").st_ino == inode
         os.close(file)
 
@@ -246,13 +246,13 @@ def test_a_last_modified_equal_to_the_date_is_not_used_as_a_version(changing: Ch
 
 
 def put(web: Web, value: bytes, age: float = 60.0) -> Path:
-    """Make `value` the chunk v/0 of a store there, written `age` seconds ago; returns its file."""
+    """Write `value` as the chunk v/0 of a store on the server, dated `age` seconds ago; return its path."""
     root = web.root / "undated"
     (root / "v").mkdir(parents=True, exist_ok=True)
     if not (root / "v/.zarray").exists():
         (root / ".zgroup").write_text('{"zarr_format": 2}')
         (root / "v/.zarray").write_text(json.dumps(METADATA))
-        for document in (root / ".zgroup", root / "v/.zarray"):  # a time of this very second would not be a version
+        for document in (root / ".zgroup", root / "v/.zarray"):  # the current second would not count as a version
             os.utime(document, (time.time() - 3600,) * 2)
     (root / "v/new").write_bytes(value)
     then = time.time() - age
@@ -262,7 +262,7 @@ def put(web: Web, value: bytes, age: float = 60.0) -> Path:
 
 @pytest.mark.parametrize("age", [60.0, -2.0])
 def test_last_modified_is_the_version_without_an_etag(nginx: Nginx, tmp_path: Path, age: float) -> None:
-    """Also of a value that was so new when it was first read that its time was no version."""
+    """This also holds for a value so new at its first read that its Last-Modified did not count as a version yet."""
     old, new = (letter * SIZE for letter in (b"a", b"b"))
     put(nginx.dated, old, age)
     url = f"{nginx.dated.url}/undated"
@@ -303,11 +303,11 @@ def test_a_server_without_versions_is_logged_once(nginx: Nginx, tmp_path: Path) 
 
 
 def test_check_twice_finds_values_that_change_in_between(changing: Changing) -> None:
-    """Nothing else finds them where tag, time and size are the same."""
+    """Where the server sends no version and the size stays the same, nothing else finds such changes."""
     number = itertools.count()
 
     class Another(dict[str, bytes]):
-        """The values of a server; the chunk is another one at each request."""
+        """The values of a server; the chunk has different bytes at each request."""
 
         def get(self, path: str, default: Any = None) -> Any:
             return b"%08d" % next(number) * (SIZE // 8) if path == "/store/v/0" else super().get(path, default)
@@ -323,7 +323,7 @@ def test_check_twice_finds_values_that_change_in_between(changing: Changing) -> 
 
 
 def test_a_translated_document_never_mixes_versions(changing: Changing, tmp_path: Path) -> None:
-    """Of one that is longer than a page, of which two versions are open."""
+    """The document is longer than a page, and two versions of it are open."""
     def attributes(letter: str) -> bytes:
         both = {".zgroup": {"zarr_format": 2}, "v/.zarray": METADATA, "v/.zattrs": {"text": letter * 60_000}}
         changing.server.put("/store/v/.zattrs", json.dumps(both["v/.zattrs"]).encode(), tag=letter)
@@ -345,5 +345,5 @@ def test_a_translated_document_never_mixes_versions(changing: Changing, tmp_path
 
 
 def until_old_is_forgotten() -> None:
-    """Longer than the daemon believes what a server has said: metadata_ttl=200ms."""
+    """Wait for longer than the daemon caches metadata (metadata_ttl=200ms)."""
     time.sleep(0.3)

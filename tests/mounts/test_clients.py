@@ -16,7 +16,7 @@ from tests.mounts.mounting import mounted
 
 
 def compare_with_files(root: Path, consolidated: bool) -> None:
-    """The combined sample set, as xarray reads it below `root`, is what h5py reads of its files."""
+    """Assert that xarray reads the same values from the combined set at `root` as h5py does from its source files."""
     files = [h5py.File(DATA / f"references/data/day{day}.nc") for day in range(3)]
     compared = 0
     with xarray.open_dataset(root, engine="zarr", consolidated=consolidated, decode_cf=False) as dataset:
@@ -34,7 +34,7 @@ def test_xarray_reads_a_combined_set_as_h5py_reads_its_files(references: Path, t
 
 
 def check_hierarchy(name: str, root: Path) -> int:
-    """Compare every array that `expected.NAME.json` lists; how many there were."""
+    """Compare every array in `expected.NAME.json` with its digest there; return the number of arrays."""
     expected = json.loads((DATA / f"zarr/expected.{name}.json").read_text())
     for path, about in expected.items():
         array = zarr.open_array(root / path, mode="r")

@@ -1,4 +1,4 @@
-"""The transcript in docs/configuration.md: every command does what is written below it."""
+"""The transcript in docs/configuration.md: every command prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.pages import DOCS, check_transcript
 
 
-def test_the_transcript(tmp_path: Path) -> None:
+def test_the_transcript_shows_the_real_output(tmp_path: Path) -> None:
     home, sets = tmp_path / "home", tmp_path / "sets"
     home.mkdir()
     sets.mkdir()

@@ -1,4 +1,4 @@
-"""The claims of docs/containers.md about mounts and namespaces, without a container around them."""
+"""The statements of docs/containers.md about mounts and namespaces, tested without a container runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes mount namespace
 
 
 class Inside:
-    """A shell with a bind of a directory in a mount namespace of its own."""
+    """A shell in a mount namespace of its own, in which a directory is bind-mounted."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -38,7 +38,7 @@ class Inside:
 
 @contextlib.contextmanager
 def container(top: Path, bound: Path, propagation: str) -> Iterator[Inside]:
-    """`bound` at top/inside, as a container has it."""
+    """Bind `bound` to top/inside in a new mount namespace, as a container runtime does; yield a shell in it."""
     script = f"mount --rbind {bound} {top}/inside\n{without_others(top)}exec sh"
     command = ["unshare", "--mount", f"--propagation={propagation}", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -50,7 +50,7 @@ def container(top: Path, bound: Path, propagation: str) -> Iterator[Inside]:
 
 @pytest.fixture
 def top(tmp_path: Path) -> Iterator[Path]:
-    """A shared mount with directories `mnt`, on which the sample is mounted, and `inside`."""
+    """Yield a shared mount with the directories `above/mnt`, where the sample is mounted, and `inside`."""
     subprocess.run(["mount", "-t", "tmpfs", "none", str(tmp_path)], check=True)
     subprocess.run(["mount", "--make-shared", str(tmp_path)], check=True)
     for name in ("above/mnt", "inside"):
@@ -60,7 +60,7 @@ def top(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", "-R", str(tmp_path)], check=False)
 
 
-def test_a_private_bind_is_a_mount_of_its_own(top: Path) -> None:
+def test_a_private_bind_keeps_a_mount_that_is_unmounted_outside(top: Path) -> None:
     mountpoint = top / "above/mnt"
     pid = daemon_pid(mountpoint)
     with container(top, mountpoint, "private") as inside:
@@ -92,6 +92,6 @@ def test_a_killed_daemon_is_an_error_inside(top: Path, propagation: str) -> None
     with container(top, top / "above", propagation) as inside:
         os.kill(daemon_pid(mountpoint), 9)
         assert "connect" in inside.run(f"ls {top}/inside/mnt")
-        assert run("mount", SOURCE, mountpoint).returncode == 0  # which clears the dead one first
+        assert run("mount", SOURCE, mountpoint).returncode == 0  # unmounts the dead mount first
         said = inside.run(f"ls {top}/inside/mnt")
         assert said == "job\n" if propagation == "slave" else "connect" in said

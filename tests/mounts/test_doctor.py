@@ -1,4 +1,4 @@
-"""zarrfs doctor finds what is wrong with a machine, a user's places and a source, and never hangs."""
+"""zarrfs doctor finds the problems of a machine, a user's directories and a source, and never hangs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def findings(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 def states(machine: Machine, *arguments: str, user: str = "ann", **more: str | None) -> dict[str, str]:
-    """By check, the worst of "ok", "warning" and "problem"."""
+    """Run doctor in the machine; return the worst state of each check: "ok", "warning" or "problem"."""
     worst: dict[str, str] = {}
     for one in findings(machine.run("zarrfs", "doctor", "--json", *arguments, user=user, **more)):
         before = worst.get(one["check"], "ok")
@@ -49,7 +49,7 @@ def states(machine: Machine, *arguments: str, user: str = "ann", **more: str | N
 
 
 def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine) -> None:
-    """Each thing that keeps a user from mounting is a problem, of its check alone."""
+    """The faults are made one by one. Each prevents a mount, and only its own check reports a problem."""
     fusermount = shutil.which("fusermount3") or "/usr/bin/fusermount3"
     machine.root(f"cp {fusermount} /mnt/plain; chmod 755 /mnt/plain")
     assert "problem" not in states(machine).values()
@@ -72,7 +72,7 @@ def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine)
     machine.root("rm -r /etc/zarrfs")
     assert (done.returncode, "/etc/zarrfs/zarrfs.toml" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
     assert states(machine, HOME="/proc")["indexes"] == "warning"
-    # of different checks, none of which is due to another's
+    # three faults at the same time, each found by another check
     found = states(machine, "-o", "cache_dir=/proc", ZARRFS_STATE_DIR="/proc/none", ZARRFS_NO_SUCH_OPTION="1")
     assert (found["records"], found["blocks"], found["configuration"]) == ("warning",) * 3
     machine.root("install -d -m 777 -o ann /home/ann/index; echo '#!/bin/sh' > /usr/sbin/mount.zarrfs")
@@ -85,12 +85,15 @@ def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine)
 
 
 def alone(directory: Path) -> tuple[str, ...]:
-    """zarrfs that sees no mounts but those below a directory: every busy one would have a share in what is found."""
+    """Return the command line of a zarrfs that sees only the mounts below a directory.
+
+    Otherwise busy mounts of other tests would appear in the findings.
+    """
     return "unshare", "-m", "sh", "-c", without_others(directory) + 'exec "$@"', "sh", PROGRAM
 
 
-def test_dead_and_stopped_mounts(tmp_path: Path) -> None:
-    """They are named, and nothing waits for them for long."""
+def test_dead_and_stopped_mounts_are_named(tmp_path: Path) -> None:
+    """doctor does not wait long for their daemons."""
     with mounted(SOURCE, tmp_path / "stopped") as stopped:
         dead = [tmp_path / "dead", tmp_path / "dead too"]
         for one in dead:
@@ -110,7 +113,7 @@ def test_dead_and_stopped_mounts(tmp_path: Path) -> None:
 
         os.kill(pid, signal.SIGSTOP)
         try:
-            until(as_expected)  # on a busy machine a dead mount may seem not to answer
+            until(as_expected)  # on a busy machine a dead mount may first be taken for a stopped one
         finally:
             os.kill(pid, signal.SIGCONT)
             ended = run("umount", *dead)
@@ -128,8 +131,8 @@ trio.run(pyfuse3.main)
 """
 
 
-def test_a_daemon_that_has_read_a_request_and_never_answers(tmp_path: Path) -> None:
-    """No signal ends a process of which a thread waits for that: doctor has to wait in another process."""
+def test_a_daemon_that_never_answers_a_request_does_not_block_doctor(tmp_path: Path) -> None:
+    """No signal ends a process that waits for a request that the daemon has read: doctor waits in another process."""
     (mnt := tmp_path / "mnt").mkdir()
     with subprocess.Popen([sys.executable, "-c", MUTE, mnt], stdout=subprocess.PIPE) as daemon:
         try:
@@ -138,7 +141,7 @@ def test_a_daemon_that_has_read_a_request_and_never_answers(tmp_path: Path) -> N
                 assert daemon.stdout is not None
                 assert daemon.stdout.readline() == b"asked\n"
                 try:
-                    said, _ = doctor.communicate(timeout=60)  # what reads its output waits for nothing either
+                    said, _ = doctor.communicate(timeout=60)  # the process that waits does not keep the pipe open
                 finally:
                     daemon.kill()
                 assert re.search(rf"with a daemon that does not answer: .*{re.escape(str(mnt))}\b", said), said
@@ -148,14 +151,14 @@ def test_a_daemon_that_has_read_a_request_and_never_answers(tmp_path: Path) -> N
 
 
 def told(*arguments: object, **env: str) -> tuple[int, str]:
-    """Status, and what is said of server, source and target."""
+    """Run doctor; return its exit status and its lines about the server, the source and the target."""
     done = run("doctor", *arguments, env={**os.environ, **env})
     lines = [line for line in done.stdout.splitlines() if line.split()[1] in ("server:", "source:", "target:")]
     assert done.stderr == ""
     return done.returncode, "\n".join(lines)
 
 
-def test_a_source_that_can_be_read(tmp_path: Path, references: Path) -> None:
+def test_a_readable_source_is_ok_and_a_missing_target_is_a_problem(tmp_path: Path, references: Path) -> None:
     status, text = told(SOURCE)
     assert (status, "zarr" in text, "20 bytes read" in text) == (0, True, True)
     status, text = told(DATA / "archives/flux-list.json", "-o", f"blobs={DATA / 'archives/blobs'}")
@@ -165,8 +168,8 @@ def test_a_source_that_can_be_read(tmp_path: Path, references: Path) -> None:
     assert (status, "problem  target:" in text, "gone" in text) == (1, True, True)
 
 
-def test_problems_of_a_server_are_told_apart(faulty: Faulty) -> None:
-    """Wrong names, ports and credentials and absent values have different findings, which show no secret."""
+def test_problems_of_a_server_are_distinguished(faulty: Faulty) -> None:
+    """Wrong names, ports and credentials and missing values lead to different findings; none shows a secret."""
     url = faulty.put("/refs.json", b"{}")
     assert told(url)[0] == 0
     for fault, words in ((403, "credentials"), (401, "credentials"), (404, "typing error"), (500, "try again later")):

@@ -1,4 +1,4 @@
-"""An open Zarr array through every way a mount can end: it must never quietly read fill values."""
+"""A reader with an open Zarr array, and all the ways its mount can end: it must never silently get fill values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import DATA, PROGRAM, run
 from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
 from zarrfs.system import mounts
 
-# Opens an array, says so, waits for a line, reads it, and says what it saw.
+# A program that opens an array, prints "open", waits for a line, reads the array, and prints what it got
 READER = """
 import sys, zarr
 array = zarr.open_array(sys.argv[1], mode="r")
@@ -52,12 +52,12 @@ def plain_umount(mnt: Path) -> None:
     subprocess.run(["umount", str(mnt)], check=False, capture_output=True)
 
 
-# root without the capabilities that let it ignore permissions: like anybody else, but still the mount's owner
+# root without the capabilities to bypass permissions: like an ordinary user, but still the owner of the mount
 PLAIN_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 def see(mnt: Path, end: Callable[[Path], None], busy: bool, *options: str, prefix: Sequence[str] = ()) -> str:
-    """Return what a reader with an open array gets after `end`; `busy`: the mount is its working directory."""
+    """Return what a reader with an open array gets after `end`; with `busy`, its working directory is the mount."""
     mnt.mkdir(mode=0o755)
     log = mnt.with_suffix(".log")
     assert run("mount", DATA / "zarr/v2_hier", mnt, "-o", f"log_file={log}", *options).returncode == 0
@@ -86,15 +86,15 @@ def test_a_killed_daemon_is_an_error(tmp_path: Path) -> None:
     assert see(tmp_path / "mnt", kill, False) == "error"
 
 
-def test_abort_is_an_error(tmp_path: Path) -> None:
+def test_on_exit_abort_gives_readers_an_error(tmp_path: Path) -> None:
     assert see(tmp_path / "mnt", terminate, True, "-o", "on_exit=abort") == "error"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="setpriv needs root")
 @pytest.mark.parametrize("end", [umount, plain_umount, terminate])
-def test_a_guarded_mount_point_is_an_error(end: Callable[[Path], None], tmp_path: Path) -> None:
-    """Nobody holds the mount and it goes; beneath it there is no empty directory but EACCES."""
-    assert see(tmp_path / "mnt", end, False, prefix=PLAIN_USER) == "fill"  # what the guard is against
+def test_a_guarded_mount_point_gives_readers_an_error(end: Callable[[Path], None], tmp_path: Path) -> None:
+    """The mount is not busy, and is unmounted. The directory beneath is then EACCES instead of empty."""
+    assert see(tmp_path / "mnt", end, False, prefix=PLAIN_USER) == "fill"  # without the guard
     (tmp_path / "mnt").rmdir()
     assert see(tmp_path / "mnt", end, False, "-o", "guard", prefix=PLAIN_USER) == "error"
     assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0
@@ -103,17 +103,17 @@ def test_a_guarded_mount_point_is_an_error(end: Callable[[Path], None], tmp_path
 @pytest.mark.skipif(os.geteuid() != 0, reason="setpriv needs root")
 @pytest.mark.parametrize("mode", [0, 0o755])
 @pytest.mark.parametrize("prefix", [[], PLAIN_USER])
-def test_a_mount_that_fails_leaves_the_permissions_beneath_as_they_were(
+def test_a_mount_that_fails_leaves_the_permissions_of_the_mount_point_unchanged(
     mode: int, prefix: list[str], tmp_path: Path
 ) -> None:
-    """Above all a guard of an earlier mount: it is lifted for the time of mounting only."""
+    """Mode 0 is the guard of an earlier mount, which is lifted only while zarrfs mounts."""
     mnt, refusing = tmp_path / "mnt", tmp_path / "bin/fusermount3"
     mnt.mkdir()
     refusing.parent.mkdir()
     refusing.write_text("#!/bin/sh\necho refused by the test >&2; exit 1\n")
     refusing.chmod(0o755)
     mnt.chmod(mode)
-    options = ["-o", "guard,auto_unmount"]  # the latter mounts through fusermount3
+    options = ["-o", "guard,auto_unmount"]  # with auto_unmount, fusermount3 makes the mount
     path = f"{refusing.parent}:{os.environ['PATH']}"
     done = run("mount", DATA / "archives/flux-list.json", mnt, *options, program=[*prefix, PROGRAM],
                env={**os.environ, "PATH": path})  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_daemon_that_fails_before_it_answers_leaves_nothing_mounted(tmp_path: 
 
 
 @pytest.mark.parametrize("options", ["foreground", "foreground,workers=2"])
-def test_a_mount_in_the_foreground_that_fails_before_it_answers_is_gone(options: str, tmp_path: Path) -> None:
+def test_a_mount_in_the_foreground_that_fails_before_it_answers_is_unmounted(options: str, tmp_path: Path) -> None:
     mnt = tmp_path / "mnt"
     mnt.mkdir()
     program = Path(__file__).with_name("broken_opening.py")
@@ -180,10 +180,10 @@ def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
 @pytest.mark.parametrize("command", [["zarrfs", "mount"], ["zarrfs", "mount", "-o", "workers=4"], ["mount.zarrfs"]])
-def test_a_command_that_a_signal_ends_before_its_mount_is_ready_leaves_none(
+def test_a_mount_command_ended_by_a_signal_before_the_mount_is_ready_leaves_no_mount(
     command: list[str], number: str, tmp_path: Path
 ) -> None:
-    """The signal comes after mount(2). Without an order of its own, the kernel asks the daemon to end (SIGKILL)."""
+    """The signal arrives after mount(2). If it is SIGKILL, the kernel signals the daemon when the command dies."""
     mnt, pids = tmp_path / "mnt", tmp_path / "pids"
     mnt.mkdir()
     program = Path(__file__).with_name("interrupted_mount.py")
@@ -192,14 +192,14 @@ def test_a_command_that_a_signal_ends_before_its_mount_is_ready_leaves_none(
     expected = 8 if command == ["mount.zarrfs"] else 130
     assert done.returncode == (-signal.SIGKILL if number == "SIGKILL" else expected), done.stderr
     daemon = int(pids.read_text())
-    if number == "SIGKILL":  # nobody waits for the daemon
+    if number == "SIGKILL":  # the killed command does not wait for its daemon
         until(lambda: not alive(daemon) and not mount_lines(mnt))
     assert not alive(daemon)
     assert not mount_lines(mnt)
 
 
-def test_a_stat_call_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of df. Here one lasts from before the first try until after it: the daemon is stopped."""
+def test_a_statfs_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """df makes such calls. Here the daemon is stopped, so that the call outlasts the first attempt to unmount."""
     mnt, refusals, refusal = tmp_path / "mnt", [], mounts._refusal
     mnt.mkdir()
     assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
@@ -227,7 +227,7 @@ def test_a_stat_call_in_progress_does_not_keep_a_mount_busy(tmp_path: Path, monk
 
 
 def test_a_mount_made_by_others_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While we wait for a reader, another process unmounts and mounts something else."""
+    """While zarrfs waits for a busy mount, another process unmounts it and mounts something else there."""
     mnt, tries = tmp_path / "mnt", []
     mnt.mkdir()
 
@@ -248,8 +248,8 @@ def test_a_mount_made_by_others_meanwhile_is_kept(tmp_path: Path, monkeypatch: p
             subprocess.run(["umount", "-l", str(mnt)], check=True)
 
 
-def test_two_unmounts_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two at once: the kernel says to one of them that nothing is mounted."""
+def test_two_simultaneous_unmounts_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To one of them the kernel reports that nothing is mounted."""
     mnt, refusal = tmp_path / "mnt", mounts._refusal
     mnt.mkdir()
 
@@ -263,8 +263,8 @@ def test_two_unmounts_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.M
     assert not mount_lines(mnt)
 
 
-def test_a_daemon_out_of_descriptors_stays_when_it_is_told_to_end(tmp_path: Path) -> None:
-    """It has to read the mount table to unmount, and to find who uses the mount."""
+def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> None:
+    """To unmount, the daemon has to open the mount table and to look for users of the mount, and can do neither."""
     (tmp_path / "store/a").mkdir(parents=True)
     for number in range(100):
         (tmp_path / f"store/a/{number}").write_text(str(number))

@@ -1,6 +1,6 @@
-"""Every command that is in no transcript is run and ends with status 0.
+"""Every command of the documentation that is not part of a transcript is run, and exits with status 0.
 
-Those of commands.md are the examples of `zarrfs COMMAND --help`.
+The commands in commands.md are the examples of `zarrfs COMMAND --help`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tests.mounts.doclines import NOT_HERE, Ended, check, here
 from tests.mounts.doclines import ended as ended
 from tests.pages import ROOT, Line, lines
 
-pytestmark = pytest.mark.timeout(600)  # the first test waits for the world, with all its servers
+pytestmark = pytest.mark.timeout(600)  # the first test waits until the DocWorld and its servers run
 
 
 @pytest.mark.parametrize("line", here(), ids=lambda line: line.name)
-def test_a_line(line: Line, ended: Ended) -> None:
+def test_a_line_exits_with_status_0(line: Line, ended: Ended) -> None:
     check(line, ended)
 
 
@@ -25,7 +25,7 @@ def test_every_exception_is_still_in_the_pages() -> None:
     assert [begin for begin in NOT_HERE if not any(line.text.startswith(begin) for line in lines())] == []
 
 
-def test_the_demo_of_the_readme() -> None:
+def test_the_demo_of_the_readme_runs() -> None:
     done = subprocess.run([ROOT / "scripts/demo"], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("demo: done\n")

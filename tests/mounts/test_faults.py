@@ -1,4 +1,4 @@
-"""Unexpected exceptions in handlers: one request fails, the mount goes on."""
+"""Unexpected exceptions in handlers: the request fails, and the mount keeps serving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.mounts.mounting import mount_lines
 
 DAEMON = Path(__file__).with_name("faulty_daemon.py")
 
-# handler: (what makes the kernel call it, the errno expected, or None where the caller is told nothing)
+# handler: (a call that leads the kernel to it, the expected errno, or None if the kernel reports no error)
 CALLS: dict[str, tuple[Callable[[Path], object], int | None]] = {
     "lookup": (lambda root: os.stat(root / "other"), errno.EIO),
     "getattr": (lambda root: os.stat(root), errno.EIO),
@@ -63,7 +63,7 @@ def faulty(mountpoint: Path, handler: str) -> Iterator[Path]:
 
 
 def read_anew(path: Path) -> None:
-    """Read the beginning of a file, which the kernel does not have in memory."""
+    """Drop a file from the page cache, and read its first byte."""
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.read(1)
@@ -74,14 +74,14 @@ def wait_for(root: Path, exception: str, again: Callable[[], object]) -> None:
     raised, deadline = Path(f"{root}.raised"), time.monotonic() + 60
     while not raised.exists() or raised.read_text() != exception:
         assert time.monotonic() < deadline, f"{exception} was not raised"
-        os.stat(root / "file")  # something to forget
+        os.stat(root / "file")  # an inode for the kernel to forget
         again()
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("handler", CALLS)
 @pytest.mark.promise("S17")
-def test_handler_that_raises(handler: str, tmp_path: Path) -> None:
+def test_a_handler_that_raises_fails_its_request_only(handler: str, tmp_path: Path) -> None:
     call, code = CALLS[handler]
     with faulty(tmp_path / "mnt", handler) as root:
         fault, device = Path(f"{root}.fault"), os.lstat(tmp_path).st_dev
@@ -89,13 +89,13 @@ def test_handler_that_raises(handler: str, tmp_path: Path) -> None:
             Path(f"{fault}.new").write_text(exception)
             os.replace(f"{fault}.new", fault)
             if code is None:
-                # the kernel does not wait for these handlers, so we do
+                # the kernel does not wait for these handlers, so the test has to
                 wait_for(root, exception, functools.partial(call, root))
             else:
                 with pytest.raises(OSError) as caught:  # noqa: PT011 (the errno is checked below)
                     call(root)
                 assert (exception, caught.value.errno) == (exception, code)
-            # the fault goes away, and the mount is as good as new: it is still there, and nothing else
+            # without the fault the mount works as before: it is still mounted, and shows the same files
             fault.unlink()
             assert os.stat(root).st_dev != device
             assert sorted(os.listdir(root)) == ["file", "link", "other"]
@@ -107,10 +107,10 @@ def test_handler_that_raises(handler: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S17")
-def test_an_error_is_one_line(tmp_path: Path) -> None:
+def test_an_error_is_logged_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "mnt.fault").write_text("ReadError")
     with faulty(tmp_path / "mnt", "read") as root, pytest.raises(OSError, match="Input/output error"):
         (root / "file").read_bytes()
     line, *more = [line for line in (tmp_path / "mnt.log").read_text().splitlines() if "read file" in line]
     assert line.endswith("file:///data/x: no luck [EIO]")
-    assert all(" more like it since the last line" in other for other in more)  # the kernel asks twice
+    assert all(" more like it since the last line" in other for other in more)  # the kernel reads twice

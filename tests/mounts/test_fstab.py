@@ -1,4 +1,4 @@
-"""docs/fstab.md and docs/systemd.md on a machine of its own: fstab, for root and users, autofs, and the installer."""
+"""docs/fstab.md and docs/systemd.md on a test machine: fstab for root and for users, autofs, and the installer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = f"{ROOT}/scripts/install-helper"
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """A machine with ann, mount.zarrfs, units and data sets in /srv/data, which the page calls /data."""
+    """Yield a machine with user ann, mount.zarrfs, units, and data sets in /srv/data, which the pages call /data."""
     with Machine() as made:
         made.user("ann")
         made.root(f"{INSTALL} --units && mount -t tmpfs -o mode=755 none /srv && mkdir /srv/data")
@@ -31,7 +31,10 @@ def machine() -> Iterator[Machine]:
 
 
 def transcript(machine: Machine, page: str = "fstab.md", autofs: bool = False) -> None:
-    """Run the transcripts of a page (or its part on autofs), each by its user: they write what the page says."""
+    """Run the transcripts of a page, each as its user, and compare their output with the page.
+
+    With `autofs`, run those about autofs only; without it, run all others.
+    """
     names = {"/data": "/srv/data", "/checkout": str(ROOT)}
     for block in blocks(DOCS / page):
         if not block.transcript or ("auto.master" in block.text) != autofs:
@@ -45,13 +48,13 @@ def transcript(machine: Machine, page: str = "fstab.md", autofs: bool = False) -
 
 @pytest.fixture
 def clean(machine: Machine) -> Iterator[Machine]:
-    """Nothing mounted before and after."""
+    """Yield the machine, and unmount everything afterwards."""
     yield machine
     for place in machine.mounts():
         machine.root(f"umount -l {place}", check=False)
 
 
-def test_lines_of_fstab(clean: Machine) -> None:
+def test_the_lines_of_fstab_are_mounted(clean: Machine) -> None:
     transcript(clean)
     assert clean.mounts() == []
     done = clean.run("mount", "/mnt/job", user="ann")  # a line without "user"
@@ -63,12 +66,12 @@ def test_lines_of_fstab(clean: Machine) -> None:
     assert clean.root("cat /mnt/v2/.zgroup") == (DATA / "zarr/v2_hier/.zgroup").read_text().strip()
 
 
-def test_the_page_of_systemd(clean: Machine) -> None:
+def test_the_transcripts_of_the_systemd_page_show_the_real_output(clean: Machine) -> None:
     transcript(clean, "systemd.md")
 
 
-def test_another_table(clean: Machine) -> None:
-    """An option that is not known is said, with its line's mount point, and nothing is mounted for it."""
+def test_an_unknown_option_prevents_the_mount_of_its_line_only(clean: Machine) -> None:
+    """The error names the mount point of the line."""
     table = "/srv/data/v2.zarr /mnt/v2 zarrfs ro,blob=x 0 0\n/srv/data/v2.zarr /mnt/job zarrfs defaults 0 0\n"
     clean.path("/run/fstab").write_text(table)
     done = clean.run("mount", "-T", "/run/fstab", "-a")
@@ -79,7 +82,7 @@ def test_another_table(clean: Machine) -> None:
 
 @contextlib.contextmanager
 def automount(machine: Machine, maps: int = 2) -> Iterator[subprocess.Popen[str]]:
-    """autofs with the maps of /etc/auto.master. It needs a process group that the machine knows: setsid."""
+    """Run autofs with the maps of /etc/auto.master; setsid gives it a process group in the machine's PID namespace."""
     with machine.start("setsid", "automount", "--foreground", "--verbose") as daemon:
         try:
             assert eventually(lambda: len(machine.mounts("autofs")) >= maps)
@@ -92,7 +95,7 @@ def automount(machine: Machine, maps: int = 2) -> Iterator[subprocess.Popen[str]
 
 
 @pytest.mark.skipif("autofs" not in Path("/proc/filesystems").read_text(), reason="this kernel has no autofs")
-def test_autofs(clean: Machine) -> None:
+def test_autofs_mounts_on_access_and_expires_mounts(clean: Machine) -> None:
     if shutil.which("automount", path="/usr/sbin:/sbin") is None:
         pytest.skip("there is no automount (package autofs)")
     transcript(clean, autofs=True)
@@ -100,7 +103,7 @@ def test_autofs(clean: Machine) -> None:
         assert clean.mounts() == []
         assert clean.run("cat", "/mnt/v2/.zgroup", user="ann").stdout == (DATA / "zarr/v2_hier/.zgroup").read_text()
         assert clean.run("ls", "/mnt/sets/job/job", user="ann").stdout == "bin\nconfig\ninputs\n"
-        mounted = "cat /mnt/v2/.zgroup; ls /mnt/sets/job; findmnt -n -o TARGET -t fuse.zarrfs | sort"  # in one go
+        mounted = "cat /mnt/v2/.zgroup; ls /mnt/sets/job; findmnt -n -o TARGET -t fuse.zarrfs | sort"  # one command
         assert eventually(lambda: clean.root(mounted).endswith("/mnt/sets/job\n/mnt/v2")), "both, before one expires"
         for _ in range(2):
             done = clean.run("ls", "/mnt/sets/gone", user="ann")
@@ -108,12 +111,12 @@ def test_autofs(clean: Machine) -> None:
             assert done.stderr.endswith(": No such file or directory\n")
 
         def used_and_listed() -> bool:
-            clean.run("ls", "/mnt/sets/job", user="ann")  # it may have expired meanwhile
+            clean.run("ls", "/mnt/sets/job", user="ann")  # mounts it again if it has expired
             return clean.run("ls", "/mnt/sets").stdout == "job\n"
 
         assert eventually(used_and_listed)
         assert eventually(lambda: clean.mounts() == []), "not expired"
-        # in one go, as it soon expires again
+        # in one command, because the mount soon expires again
         daemons = "cat /mnt/v2/.zgroup >/dev/null && ps -eo stat=,comm= | grep -c '^[^Z].* mount.zarrfs' || true"
         assert eventually(lambda: clean.root(daemons) == "1"), "those of expired mounts have not ended"
     assert daemon.stdout is not None
@@ -121,7 +124,7 @@ def test_autofs(clean: Machine) -> None:
 
 
 @pytest.mark.skipif("autofs" not in Path("/proc/filesystems").read_text(), reason="this kernel has no autofs")
-def test_autofs_with_names_beyond_ascii(clean: Machine) -> None:
+def test_autofs_mounts_names_beyond_ascii(clean: Machine) -> None:
     if shutil.which("automount", path="/usr/sbin:/sbin") is None:
         pytest.skip("there is no automount (package autofs)")
     name = "Größe 数据"
@@ -134,7 +137,7 @@ def test_autofs_with_names_beyond_ascii(clean: Machine) -> None:
         assert clean.root(f"findmnt -n -o SOURCE -t fuse.zarrfs '/mnt/sets/{name}'") == f"/srv/data/{name}"
 
 
-def test_the_installer_takes_away_what_it_brought(machine: Machine) -> None:
+def test_the_installer_removes_the_files_that_it_installed(machine: Machine) -> None:
     units = "/etc/systemd/system/zarrfs@.service /etc/systemd/user/zarrfs@.service /etc/tmpfiles.d/zarrfs.conf"
     assert machine.root(f"grep -c '=+*{ROOT}/.venv/bin/zarrfs ' {units}", check=False).split() == [
         "/etc/systemd/system/zarrfs@.service:2", "/etc/systemd/user/zarrfs@.service:2",

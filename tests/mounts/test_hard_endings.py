@@ -1,4 +1,4 @@
-"""Readers that are interrupted, daemons that are killed, suspended, or have no memory left: nothing waits for good."""
+"""Readers that are interrupted, daemons that are killed, suspended or out of memory: nothing blocks forever."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ __all__ = ["faulty"]
 
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 SIZE = 1 << 28  # bytes
-AT_ONCE = 20.0  # seconds, on a machine that does other things as well; a third of the time that is waited for else
+AT_ONCE = 20.0  # seconds that count as immediate on a busy machine; a third of the timeouts, 60 s
 MIB = 1 << 20
 
 
 def ended(command: list[object], number: signal.Signals, after: Callable[[], bool]) -> tuple[int, float]:
-    """(status, seconds) of a program that gets a signal once `after` is true; it must still run then."""
+    """Run a program and signal it once `after()` is true; return its status and the seconds that it took to end.
+
+    The program must not have ended before the signal.
+    """
     reader = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(after)
@@ -50,7 +53,7 @@ def ended(command: list[object], number: signal.Signals, after: Callable[[], boo
 @pytest.mark.promise("S46")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faulty: Faulty, tmp_path: Path) -> None:
-    """Ctrl-C on cat: gone at once. Who waits for the same bytes gets them, and the daemon is free again."""
+    """cat ends immediately. Another reader that waits for the same bytes gets them, and no request stays in flight."""
     url = faulty.put("/silent", bytes(200_000), forever="slow")
     source = document(tmp_path, {"value": [url, 0, 100_000]})
     with mounted(source, tmp_path / "mnt", "read_timeout=60s,request_timeout=60s,prefetch=0B") as root:
@@ -63,8 +66,8 @@ def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faul
 
 
 @pytest.mark.promise("S46")
-def test_a_request_that_the_kernel_waits_for_ends_with_its_answer(faulty: Faulty, tmp_path: Path) -> None:
-    """O_DIRECT: no signal ends it, not even kill -9; read_timeout does."""
+def test_a_read_with_o_direct_ends_with_its_timeout(faulty: Faulty, tmp_path: Path) -> None:
+    """No signal interrupts such a read, not even SIGKILL; read_timeout ends it."""
     url = faulty.put("/direct", bytes(200_000), forever="slow")
     source = document(tmp_path, {"value": [url, 0, 100_000]})
     opened = "os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)"
@@ -82,7 +85,7 @@ def test_a_request_that_the_kernel_waits_for_ends_with_its_answer(faulty: Faulty
 
 @pytest.fixture
 def suspended(tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """(mount point, pid) of a daemon that is suspended; afterwards it goes on, and nothing is left."""
+    """Yield (mount point, pid) of a suspended daemon; afterwards resume it, unmount, and wait until it has ended."""
     (tmp_path / "mnt").mkdir()
     assert run("mount", document(tmp_path, {"a": "here", "b": "there"}), tmp_path / "mnt").returncode == 0
     pid = daemon_pid(tmp_path / "mnt")
@@ -108,7 +111,7 @@ def test_readers_of_a_suspended_daemon_are_interrupted(suspended: tuple[Path, in
 
 
 @pytest.mark.promise("S46")
-def test_a_suspended_daemon_is_asked_with_a_deadline(suspended: tuple[Path, int]) -> None:
+def test_commands_do_not_wait_forever_for_a_suspended_daemon(suspended: tuple[Path, int]) -> None:
     root, _ = suspended
     commands = [["stats", root], ["top", "--once", root], ["mount", root.parent / "refs.json", root]]
     asking = [subprocess.Popen([PROGRAM, *command], stderr=subprocess.PIPE, text=True) for command in commands]
@@ -121,7 +124,7 @@ def test_a_suspended_daemon_is_asked_with_a_deadline(suspended: tuple[Path, int]
 @pytest.mark.promise("S46")
 @pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
 def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Path, int]) -> None:
-    """It ends when it goes on; until then it is a process that does nothing."""
+    """The suspended process remains; it ends when it is resumed."""
     root, pid = suspended
     assert subprocess.run([*command, root], timeout=30, check=False).returncode == 0
     assert not mount_lines(root)
@@ -134,7 +137,7 @@ def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Pa
 @pytest.mark.promise("S46")
 @pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
 def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> None:
-    """Nothing in /dev/shm, no pid file with a process that is not there that would hold up the next mount."""
+    """Its mount can be unmounted, its stale pid file does not prevent a new mount, and nothing stays in /dev/shm."""
     source, root = document(tmp_path, {"a": "here"}), tmp_path / "mnt"
     root.mkdir()
     before = set(os.listdir("/dev/shm"))
@@ -150,14 +153,14 @@ def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> 
     with mounted(source, root, options):
         assert (root / "a").read_text() == "here"
     left = {name for name in os.listdir("/dev/shm") if name.startswith("zarrfs-")} - before
-    wait_for(lambda: not left & set(os.listdir("/dev/shm")))  # other tests have some there for a moment
+    wait_for(lambda: not left & set(os.listdir("/dev/shm")))  # other tests have files there for a moment
 
 
 # -- mounts that fail
 
 
 def test_a_mount_that_fails_makes_no_files(tmp_path: Path) -> None:
-    """Neither a log nor a pid file, which look like those of a daemon."""
+    """A log or a pid file would look like one of a running daemon."""
     (tmp_path / "mnt").mkdir()
     (tmp_path / "bad.json").write_text("{")
     options = f"log_file={tmp_path}/log,pid_file={tmp_path}/pid"
@@ -167,7 +170,7 @@ def test_a_mount_that_fails_makes_no_files(tmp_path: Path) -> None:
 
 
 def test_a_fifo_without_a_reader_is_refused_for_records(tmp_path: Path) -> None:
-    """Nobody is waited for."""
+    """zarrfs does not wait for a reader."""
     source, fifo = document(tmp_path, {"a": "here"}), tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "mnt").mkdir()
@@ -182,7 +185,7 @@ def test_a_fifo_without_a_reader_is_refused_for_records(tmp_path: Path) -> None:
 
 
 def test_leftovers_in_dev_shm_are_removed_after_an_hour(tmp_path: Path) -> None:
-    """The child that writes an index was killed: with cache=none that is in /dev/shm."""
+    """With cache=none an index is written in /dev/shm, and stays there if the child that writes it is killed."""
     old, new = (Path("/dev/shm") / f"zarrfs-index-test-{name}-{os.getpid()}" for name in ("old", "new"))
     for left in (old, new):
         left.mkdir()
@@ -211,7 +214,7 @@ def test_leftovers_in_dev_shm_are_removed_after_an_hour(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bomb(tmp_path: Path) -> Path:
-    """A store of one chunk: 256 MiB of zeros, stored in 1 MiB; one byte of it needs all."""
+    """Make a store with one chunk of 256 MiB of zeros in about 1 MiB; to read one byte, all of it is decoded."""
     store = tmp_path / "bomb.zarr"
     (store / "x").mkdir(parents=True)
     (store / ".zgroup").write_text('{"zarr_format": 2}')
@@ -228,7 +231,7 @@ def bomb(tmp_path: Path) -> Path:
 
 @pytest.mark.promise("S46")
 def test_a_daemon_that_may_not_have_the_memory(bomb: Path, tmp_path: Path) -> None:
-    """RLIMIT_AS: the read is EIO, the log says why, and the mount goes on."""
+    """With a low RLIMIT_AS, the read gets EIO, the log says why, and the mount keeps serving."""
     root = tmp_path / "mnt"
     root.mkdir()
     command = ["prlimit", f"--as={400 * MIB}", PROGRAM, "mount", bomb, root]
@@ -243,7 +246,7 @@ def test_a_daemon_that_may_not_have_the_memory(bomb: Path, tmp_path: Path) -> No
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A cgroup whose memory can be bounded."""
+    """Yield a cgroup whose memory can be limited."""
     made = next(filter(None, map(_new_cgroup, ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"))), None)
     if made is None:
         pytest.skip("no cgroup with a bound for memory can be made here")
@@ -266,7 +269,7 @@ def _new_cgroup(directory: str) -> Path | None:
 
 @pytest.mark.promise("S46")
 def test_a_daemon_that_the_kernel_kills_for_memory(cgroup: Path, faulty: Faulty, tmp_path: Path) -> None:
-    """Readers get errors, and the mount point is cleaned by zarrfs umount."""
+    """Readers get errors, and `zarrfs umount` unmounts the dead mount."""
     url = faulty.put("/large", bytes(200 * MIB))
     source, root = document(tmp_path, {"value": [url, 0, 200 * MIB]}), tmp_path / "mnt"
     root.mkdir()
@@ -291,7 +294,7 @@ def test_a_daemon_that_the_kernel_kills_for_memory(cgroup: Path, faulty: Faulty,
 
 @pytest.mark.promise("S14")
 def test_a_document_that_no_memory_holds(tmp_path: Path) -> None:
-    """The child that prepares it ends with one clear line, and nothing is mounted."""
+    """The child process that prepares the document runs out of memory; zarrfs prints one line and mounts nothing."""
     text = ",".join(f'"k{number}": "{number:020}"' for number in range(2000))
     path = tmp_path / "refs.json"
     path.write_text('{"version": 1, "refs": {"a": "' + "x" * (100 * MIB) + '", ' + text + "}}")

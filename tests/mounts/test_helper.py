@@ -1,4 +1,4 @@
-"""mount(8), fstab and the helper's own conventions, as root."""
+"""The mount helper as root: mount(8), fstab, and the conventions of mount helpers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mount(8) needs root")
 
 @pytest.fixture(scope="module", autouse=True)
 def _helper() -> Iterator[None]:
-    """The helper as its installer installs it."""
+    """Install the helper with its installer, and uninstall it at the end."""
     before = [path for path in ("/sbin/mount.zarrfs", "/sbin/mount.fuse.zarrfs") if os.path.lexists(path)]
     assert not before, f"{before} exist: uninstall them first (scripts/install-helper --uninstall)"
     script = str(ROOT / "scripts/install-helper")
@@ -34,7 +34,7 @@ def _helper() -> Iterator[None]:
 
 @pytest.fixture
 def mnt() -> Iterator[Path]:
-    """A mount point, outside pytest's directories: fstab knows no blanks or brackets."""
+    """Yield a mount point outside of pytest's directories, whose names may have characters that fstab forbids."""
     directory = Path(tempfile.mkdtemp(prefix="zarrfs-test-"))
     path = directory / "mnt"
     path.mkdir()
@@ -52,7 +52,7 @@ def mount(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("fstype", ["zarrfs", "fuse.zarrfs"])
 @pytest.mark.promise("S14")
-def test_mount_and_umount(fstype: str, mnt: Path) -> None:
+def test_both_types_can_be_mounted_and_unmounted(fstype: str, mnt: Path) -> None:
     done = mount("-t", fstype, STORE, mnt, "-o", "ro,noatime,x-systemd.automount,_netdev,attr_timeout=5s")
     assert done.returncode == 0, done.stderr
     [line] = mount_lines(mnt)
@@ -65,7 +65,7 @@ def test_mount_and_umount(fstype: str, mnt: Path) -> None:
     until(lambda: not alive(pid))  # umount(8) does not wait for it
 
 
-def test_it_is_mounted_though_nobody_reads_so(mnt: Path) -> None:
+def test_a_mount_succeeds_though_its_output_cannot_be_written(mnt: Path) -> None:
     with open("/dev/full", "wb") as full:
         command = ["/sbin/mount.zarrfs", STORE, mnt, "-v"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
@@ -73,13 +73,13 @@ def test_it_is_mounted_though_nobody_reads_so(mnt: Path) -> None:
     assert mount_lines(mnt)
 
 
-def test_relative_source(mnt: Path) -> None:
+def test_a_relative_source_is_mounted(mnt: Path) -> None:
     done = mount("-t", "zarrfs", "v2_hier", mnt, cwd=STORE.parent)
     assert done.returncode == 0, done.stderr
     assert (mnt / ".zgroup").exists()
 
 
-def test_fstab(mnt: Path) -> None:
+def test_a_line_of_fstab_is_mounted_once(mnt: Path) -> None:
     before = FSTAB.read_text() if FSTAB.exists() else None
     try:
         FSTAB.write_text((before or "") + f"\n{STORE} {mnt} zarrfs ro,noauto,nofail,x-systemd.automount 0 0\n")
@@ -94,7 +94,7 @@ def test_fstab(mnt: Path) -> None:
         FSTAB.write_text(before) if before is not None else FSTAB.unlink()
 
 
-def test_statuses(mnt: Path) -> None:
+def test_errors_have_the_exit_statuses_of_mount(mnt: Path) -> None:
     done = mount("-t", "zarrfs", STORE, mnt, "-o", "blob=/x")
     assert (done.returncode, "did you mean blobs" in done.stderr) == (1, True)
     done = mount("-t", "zarrfs", "/nonexistent", mnt)
@@ -109,12 +109,12 @@ def test_statuses(mnt: Path) -> None:
     assert len(mount_lines(mnt)) == 1
 
 
-def test_fake(mnt: Path) -> None:
+def test_a_fake_mount_mounts_nothing(mnt: Path) -> None:
     assert mount("-f", "-t", "zarrfs", STORE, mnt).returncode == 0
     assert not mount_lines(mnt)
 
 
-def test_remount(mnt: Path) -> None:
+def test_a_remount_changes_flags_but_not_to_rw(mnt: Path) -> None:
     assert mount("-t", "zarrfs", STORE, mnt, "-o", "ro").returncode == 0
     done = mount("-o", "remount,ro,noexec", mnt)
     assert done.returncode == 0, done.stderr
@@ -128,12 +128,12 @@ def test_remount(mnt: Path) -> None:
 
 
 def flags(mountpoint: Path) -> set[str]:
-    """The kernel's flags of a mount, and of its file system."""
+    """Return the flags of a mount and of its file system, as in mountinfo."""
     [line] = mount_lines(mountpoint)
     return {*line.split(" ")[5].split(","), *line.split()[-1].split(",")}
 
 
-# what a remount says, and what is on and off after it; one after the other, on one mount
+# (options of a remount, flags that are set after it, flags that are not); one mount is remounted in this order
 REMOUNTS = [
     ("noexec", {"noexec", "nosuid", "nodev"}, set[str]()),
     ("exec", {"nosuid", "nodev"}, {"noexec"}),
@@ -149,8 +149,8 @@ REMOUNTS = [
 
 
 @pytest.mark.parametrize("line", ["", "defaults,noauto"])
-def test_each_word_of_a_remount_comes_true(mnt: Path, line: str) -> None:
-    """With a line of fstab mount(8) passes rw to its helper, without one the ro of the mount."""
+def test_each_option_of_a_remount_takes_effect(mnt: Path, line: str) -> None:
+    """If fstab has a line for the mount, mount(8) passes rw to the helper; otherwise it passes the ro of the mount."""
     before = FSTAB.read_text() if FSTAB.exists() else None
     try:
         if line:
@@ -180,7 +180,7 @@ def test_suid_and_dev_reach_the_mount(mnt: Path) -> None:
     assert "nodev" in flags(mnt)
 
 
-def test_a_remount_of_nothing_is_an_error(mnt: Path) -> None:
+def test_a_remount_of_no_zarrfs_mount_is_an_error(mnt: Path) -> None:
     command = ["/sbin/mount.zarrfs", STORE, mnt, "-o", "remount"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (32, f"mount.zarrfs: {mnt}: not mounted\n")
@@ -194,8 +194,8 @@ def test_a_remount_of_nothing_is_an_error(mnt: Path) -> None:
     assert (done.returncode, done.stderr) == (32, said)
 
 
-def test_pipes_are_let_go(mnt: Path) -> None:
-    """$(mount ...) returns: the daemon holds neither stdout nor stderr."""
+def test_the_daemon_does_not_keep_the_pipes_of_mount_open(mnt: Path) -> None:
+    """$(mount ...) returns only once the daemon has closed the stdout and stderr of mount."""
     done = subprocess.run(
         ["sh", "-c", f"out=$(mount -t zarrfs {STORE} {mnt} 2>&1); echo done"],
         capture_output=True, text=True, timeout=30, check=False,
@@ -203,7 +203,7 @@ def test_pipes_are_let_go(mnt: Path) -> None:
     assert done.stdout == "done\n"
 
 
-# -- the system's zarrfs.toml: here, as the helper has to be installed for it
+# -- the system's zarrfs.toml, tested here because the helper has to be installed for it
 
 
 CONFIGURATION = Path("/etc/zarrfs/zarrfs.toml")
@@ -211,7 +211,10 @@ CONFIGURATION = Path("/etc/zarrfs/zarrfs.toml")
 
 @pytest.fixture
 def system_file() -> Iterator[Path]:
-    """The path of the system's zarrfs.toml. Write only sections of your own sources: other tests run beside you."""
+    """Yield the path of the system's zarrfs.toml.
+
+    Tests may write only sections about their own sources, because other tests run at the same time.
+    """
     assert not CONFIGURATION.exists(), f"{CONFIGURATION} is the machine's own"
     made = not CONFIGURATION.parent.exists()
     CONFIGURATION.parent.mkdir(exist_ok=True)
@@ -222,14 +225,14 @@ def system_file() -> Iterator[Path]:
 
 
 def put(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write the whole file at once, as others may read it just now."""
+    """Replace the file atomically, as other tests may read it."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(text)
     new.chmod(mode)
     new.rename(path)
 
 
-def test_names_and_sections_of_the_system_file(mnt: Path, system_file: Path) -> None:
+def test_the_system_file_names_sources_and_sets_their_options(mnt: Path, system_file: Path) -> None:
     name, store = f"test-{mnt.parent.name}", shutil.copytree(STORE, mnt.parent / "store")
     named = f'[source.{name}]\nsource = "{store}"\nfile_mode = "0440"\n'
     put(system_file, f'{named}[source."{mnt.parent}"]\ndir_mode = "0550"\n', 0o644)
@@ -254,7 +257,7 @@ def test_names_and_sections_of_the_system_file(mnt: Path, system_file: Path) -> 
 
 
 def test_secrets_of_fstab_are_not_on_the_daemons_command_line(mnt: Path, system_file: Path) -> None:
-    """Neither those that mount(8) hands on, nor those of the file."""
+    """Neither the secrets that mount(8) passes on nor those in zarrfs.toml."""
     store = shutil.copytree(STORE, mnt.parent / "store")
     put(system_file, f'[source."{mnt.parent}".storage.s3]\ntoken = "fileshush"\n')
     assert mount("-v", "-t", "zarrfs", store, mnt, "-o", "s3.secret=hush1,s3.key=hush2").returncode == 0
@@ -266,7 +269,7 @@ def test_secrets_of_fstab_are_not_on_the_daemons_command_line(mnt: Path, system_
     subprocess.run(["umount", str(mnt)], check=True)
 
 
-def test_a_bad_option_of_a_file_mounts_nothing(mnt: Path, tmp_path: Path) -> None:
+def test_a_bad_option_in_a_configuration_file_prevents_the_mount(mnt: Path, tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("[options]\nretrys = 1\n")
     done = mount("-t", "zarrfs", STORE, mnt, "-o", f"config={tmp_path}/x.toml")
     assert done.returncode == 1

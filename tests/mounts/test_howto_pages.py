@@ -1,4 +1,4 @@
-"""The how-to pages: every command does what is written below it, at real servers instead of those that are named."""
+"""The how-to pages: every command prints the output shown below it, with test servers in place of the named ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRAY = {"zarr_format": 2, "shape": [22], "chunks": [11], "dtype": "|u1", "compr
 VALUES = {".zarray": json.dumps(ARRAY).encode(), "0": b"first half", "1": b"second half"}
 
 
-def test_s3(s3: S3, tmp_path: Path) -> None:
+def test_the_transcript_about_s3_shows_the_real_output(s3: S3, tmp_path: Path) -> None:
     s3.client.create_bucket(Bucket="climate")
     for name, value in VALUES.items():
         s3.client.put_object(Bucket="climate", Key=f"rain.zarr/{name}", Body=value, ACL="public-read")
@@ -32,7 +32,7 @@ def test_s3(s3: S3, tmp_path: Path) -> None:
     assert list((tmp_path / "blocks").iterdir())
 
 
-def test_http(nginx: Nginx, tmp_path: Path) -> None:
+def test_the_transcript_about_http_shows_the_real_output(nginx: Nginx, tmp_path: Path) -> None:
     base = nginx.plain.root / "howto"
     store = base / "rain.zarr"
     (store / "rain").mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_http(nginx: Nginx, tmp_path: Path) -> None:
     check_transcript(tmp_path, DOCS / "howto-servers.md", section="HTTP servers", names=names, least=9)
 
 
-def test_gcs(gcs: GCS, tmp_path: Path) -> None:
+def test_the_transcript_about_google_shows_the_real_output(gcs: GCS, tmp_path: Path) -> None:
     for name, value in VALUES.items():
         gcs.put(f"rain.zarr/{name}", value)
     names = {"gs://climate": f"gs://{gcs.bucket}", "gs.token=anon": f"gs.token=anon,gs.endpoint_url={gcs.endpoint}"}
@@ -57,6 +57,6 @@ def test_gcs(gcs: GCS, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "section"), [("howto-servers.md", "Credentials"), ("howto-hpc.md", ""), ("howto-performance.md", "")]
 )
-def test_those_that_lead_to_others(page: str, section: str, tmp_path: Path) -> None:
+def test_transcripts_without_a_server_show_the_real_output(page: str, section: str, tmp_path: Path) -> None:
     (tmp_path / "rain.json").write_text(json.dumps({"version": 1, "refs": {"rain/0": "text"}}))
     check_transcript(tmp_path, DOCS / page, section=section)

@@ -23,7 +23,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return write(tmp_path_factory.mktemp("icechunk"))
 
 
-def test_values_errors_and_refreshes(repository: Repository, tmp_path: Path) -> None:
+def test_a_mount_shows_one_snapshot_until_it_is_refreshed(repository: Repository, tmp_path: Path) -> None:
     source = tmp_path / "repo"
     shutil.copytree(repository.path, source)
     with mounted(source, tmp_path / "mnt") as root:
@@ -36,7 +36,7 @@ def test_values_errors_and_refreshes(repository: Repository, tmp_path: Path) -> 
         before = (root / "rain/c/0/0").read_bytes()
         third = commit(source, 9)
         with open(root / "rain/c/0/0", "rb") as file:
-            assert (root / "rain/c/0/0").read_bytes() == before  # one snapshot, until a refresh
+            assert (root / "rain/c/0/0").read_bytes() == before  # still the first snapshot
             assert run("refresh", root).returncode == 0
             assert file.read() == before
             assert (root / "rain/c/0/0").read_bytes() != before
@@ -50,11 +50,11 @@ def test_values_errors_and_refreshes(repository: Repository, tmp_path: Path) -> 
         assert (root / "deep/er/n/c").read_bytes()
 
 
-def test_a_tag_a_view_and_what_is_not_there(repository: Repository, tmp_path: Path) -> None:
+def test_a_tag_can_be_mounted_and_an_unknown_version_is_refused(repository: Repository, tmp_path: Path) -> None:
     source, mnt = repository.path, tmp_path / "mnt"
     with mounted(source, mnt, "tag=v1", "view=arrays", f"allow_path={tmp_path}") as root:
         assert np.array_equal(np.load(root / "rain.npy"), VALUES)
-        assert error_of((root / "virtual.npy").read_bytes) == errno.EIO  # its file is not beneath allow_path=
+        assert error_of((root / "virtual.npy").read_bytes) == errno.EIO  # its target is not beneath allow_path=
     for option, rule in ("branch=nope", "no branch 'nope'"), ("snapshot=1CECHNKREP0F1RSTCMT1", "unknown, or expired"):
         done = run("mount", source, mnt, "-o", option)
         assert (done.returncode, done.stderr.count("\n"), rule in done.stderr) == (1, 1, True)
@@ -67,7 +67,7 @@ def test_a_tag_a_view_and_what_is_not_there(repository: Repository, tmp_path: Pa
         assert np.array_equal(zarr.open_array(root / "rain", mode="r")[:], VALUES)  # type: ignore[arg-type]
 
 
-def test_a_tag_as_a_netcdf_file(repository: Repository, tmp_path: Path) -> None:
+def test_a_tag_is_read_as_a_netcdf_file(repository: Repository, tmp_path: Path) -> None:
     import h5py
     import netCDF4
     import xarray
@@ -82,9 +82,9 @@ def test_a_tag_as_a_netcdf_file(repository: Repository, tmp_path: Path) -> None:
             assert np.array_equal(opened["rain"], VALUES)
     with mounted(repository.path, tmp_path / "mnt", "tag=v1", "view=netcdf", f"allow_path={tmp_path}") as root:
         (file,) = root.iterdir()
-        with h5py.File(file) as opened:  # the NetCDF library reads the first 4 MiB to open a file, and cannot here
+        with h5py.File(file) as opened:  # the NetCDF library would read the first 4 MiB on opening, which fails here
             assert np.array_equal(opened["rain"][:], VALUES)
-            with pytest.raises(OSError, match="Input/output error"):  # its file is not beneath allow_path=
+            with pytest.raises(OSError, match="Input/output error"):  # its target is not beneath allow_path=
                 opened["virtual"][:]
 
 
@@ -96,7 +96,7 @@ def test_branches_and_tags_are_completed(repository: Repository) -> None:
         assert [line.partition(",")[2] for line in done.stdout.splitlines()] == found.split()
 
 
-def test_the_transcript(repository: Repository, tmp_path: Path) -> None:
+def test_the_transcript_shows_the_real_output(repository: Repository, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     shutil.copytree(repository.path, tmp_path / "rain.icechunk")
     names = {"VY76P925PRY57WFEK410": repository.first, "R7H1XKTKBVCNX1VAT6A0": repository.second}

@@ -1,7 +1,7 @@
-"""The transcript in docs/install.md: a wheel is built, installed, used and removed as it says.
+"""The transcript in docs/install.md: a wheel is built, installed, used and removed as the page says.
 
-The packages that zarrfs needs are those of this environment, so nothing is fetched. What the page says of the Debian
-package is done in test_debian_package.py, of the helper in test_helper.py.
+The packages that zarrfs needs come from this environment, so nothing is downloaded. test_debian_package.py tests what
+the page says about the Debian package, test_helper.py what it says about the mount helper.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.pages import DOCS, ROOT, check_transcript
 
 
 @pytest.mark.timeout(600)
-def test_the_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transcript_shows_the_real_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, home, packages = tmp_path / "data", tmp_path / "home", tmp_path / "packages"
     for made in (data, home / ".cache/zarrfs/index", home / ".config/zarrfs", packages):
         made.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Many and large: open files, readers, mounts, entries, names, paths and sizes, at the limits in docs/soak.md."""
+"""Large numbers of open files, readers, mounts and entries, and long names, paths and files (docs/soak.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BLOB = b"the last bytes of a very large file"
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """This process may have as many open files as the system lets it."""
+    """Raise this process's limit of open files to the hard limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] < OPEN + 1000:
         pytest.skip(f"no more than {before[1]} open files here")
@@ -45,8 +45,8 @@ def many_descriptors() -> Iterator[None]:
 
 @pytest.mark.promise("S43")
 @pytest.mark.parametrize("kind", ["remote", "local", "archive", "directory"])
-def test_10000_open_files(kind: str, nginx: Nginx, many_descriptors: None, tmp_path: Path) -> None:
-    """All open at once; each is still read right, and afterwards nothing of them is left."""
+def test_10000_open_files_can_be_read(kind: str, nginx: Nginx, many_descriptors: None, tmp_path: Path) -> None:
+    """All are open at the same time, and 500 of them are read; after they are closed, the daemon holds none open."""
     options = ""
     if kind == "archive":
         (tmp_path / "tree").mkdir()
@@ -87,8 +87,8 @@ def test_10000_open_files(kind: str, nginx: Nginx, many_descriptors: None, tmp_p
 
 
 @pytest.mark.promise("S43")
-def test_more_open_files_than_the_daemon_may_have(tmp_path: Path) -> None:
-    """EMFILE for who opens one more; what is open goes on, and all is well when some are closed."""
+def test_more_open_files_than_the_daemon_may_have_are_emfile(tmp_path: Path) -> None:
+    """Files that are already open stay readable; after they are closed, all files can be read again."""
     source = tmp_path / "store.zarr"
     (source / "c").mkdir(parents=True)
     (source / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
@@ -120,8 +120,8 @@ def test_more_open_files_than_the_daemon_may_have(tmp_path: Path) -> None:
 # -- readers
 
 
-def test_256_parallel_readers(nginx: Nginx, tmp_path: Path) -> None:
-    """As threads of one process, and of a set behind a server."""
+def test_256_parallel_threads_read_the_right_bytes(nginx: Nginx, tmp_path: Path) -> None:
+    """The values are on a web server."""
     values = cut(publish(nginx.plain.root, "parallel.bin", 8 << 20), "v", 16 << 10)
     source = values_document(tmp_path / "refs.json", {f"{nginx.plain.url}/parallel.bin": values})
     with mounted(source, tmp_path / "mnt", "memory_limit=16MiB") as root:
@@ -129,7 +129,7 @@ def test_256_parallel_readers(nginx: Nginx, tmp_path: Path) -> None:
         assert (outcome.right, outcome.failed) == (READERS * 8, {})
 
 
-def test_256_processes_that_read(tmp_path: Path) -> None:
+def test_256_parallel_processes_read_the_right_bytes(tmp_path: Path) -> None:
     data = random.Random(3).randbytes(1 << 20)
     (tmp_path / "data.bin").write_bytes(data)
     refs = {f"v/{at}": [f"file://{tmp_path}/data.bin", at * 4096, 4096] for at in range(256)}
@@ -144,7 +144,7 @@ def test_256_processes_that_read(tmp_path: Path) -> None:
 # -- mounts
 
 
-# Mounts each of so many sources, four at a time, in processes that share what a program has to import.
+# A program that mounts many sources, four at a time, in forked processes, so that it imports zarrfs only once
 MOUNTER = """
 import os, sys
 from zarrfs.daemon import session
@@ -169,8 +169,8 @@ while running:
 """
 
 
-def test_100_mounts_in_one_go(tmp_path: Path) -> None:
-    """Each answers and shows what is its own, and all go again."""
+def test_100_mounts_work_at_the_same_time(tmp_path: Path) -> None:
+    """Each shows its own value, and has less than 40 MiB of private memory on average; all can be unmounted."""
     points = [tmp_path / f"mnt{number}" for number in range(MOUNTS)]
     for number, point in enumerate(points):
         point.mkdir()
@@ -194,7 +194,7 @@ def test_100_mounts_in_one_go(tmp_path: Path) -> None:
 
 
 def _private(pid: int) -> int:
-    """Bytes of memory that a process shares with nobody."""
+    """Return the private memory of a process in bytes."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(fields[name].split()[0]) << 10 for name in ("Private_Clean", "Private_Dirty"))
 
@@ -202,7 +202,7 @@ def _private(pid: int) -> int:
 # -- entries
 
 
-def test_a_directory_of_100000_entries(tmp_path: Path) -> None:
+def test_a_directory_of_100000_entries_is_listed_and_read(tmp_path: Path) -> None:
     data = random.Random(4).randbytes(ENTRIES + 10)
     (tmp_path / "data.bin").write_bytes(data)
     pattern = {"key": "x/{{i}}", "url": f"file://{tmp_path}/data.bin", "offset": "{{i}}", "length": "10",
@@ -221,9 +221,9 @@ def test_a_directory_of_100000_entries(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S44")
-def test_names_of_255_bytes(tmp_path: Path) -> None:
-    """Bytes count, not characters."""
-    names = {}  # name: another one of the same length
+def test_names_of_255_bytes_can_be_read_and_written(tmp_path: Path) -> None:
+    """The limit counts bytes, not characters."""
+    names = {}  # name in the source: another name of the same length
     for letter in ("a", "é", "漢", "🗺"):
         size = len(letter.encode())
         tail = letter * (255 // size - 1) + "x" * (255 % size)
@@ -240,7 +240,7 @@ def test_names_of_255_bytes(tmp_path: Path) -> None:
             (root / name).write_text("new")
             assert (root / name).read_text() == "new"
             assert error_of((root / f"{name}x").write_text, "") == errno.ENAMETOOLONG
-            assert error_of((root / name).unlink) == errno.ENAMETOOLONG  # there is no room for a whiteout's name
+            assert error_of((root / name).unlink) == errno.ENAMETOOLONG  # the name of the whiteout would be too long
             (root / own).write_text("not of the source")
             (root / own).unlink()
         assert set(os.listdir(root)) == set(names)
@@ -248,7 +248,7 @@ def test_names_of_255_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S44")
 def test_a_name_that_is_too_long_is_not_mounted(tmp_path: Path) -> None:
-    """No kernel would ever ask for it."""
+    """The kernel never looks up such a name, so with `strict` the set is refused."""
     name = "é" * 128
     done = run("mount", document(tmp_path, {name: "x"}), tmp_path, "-o", "strict")
     assert done.returncode == 1
@@ -258,8 +258,8 @@ def test_a_name_that_is_too_long_is_not_mounted(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S44")
 @pytest.mark.parametrize("kind", ["references", "archive"])
-def test_paths_of_4095_bytes(kind: str, tmp_path: Path) -> None:
-    """The longest that one system call can name."""
+def test_paths_of_4095_bytes_can_be_read(kind: str, tmp_path: Path) -> None:
+    """This is the longest path that a system call accepts."""
     key = "/".join(["d" * 99] * 40) + "/" + "f" * 95
     assert len(key) == 4095
     if kind == "archive":
@@ -271,7 +271,7 @@ def test_paths_of_4095_bytes(kind: str, tmp_path: Path) -> None:
     with mounted(path, tmp_path / "mnt") as root:
         command = [sys.executable, "-I", "-S", "-c", reader, root, key]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "found\n"
-        assert error_of(os.stat, f"{root}/{key}") == errno.ENAMETOOLONG  # the kernel's answer
+        assert error_of(os.stat, f"{root}/{key}") == errno.ENAMETOOLONG  # from the kernel
     done = run("ls", "-R", path)
     assert done.returncode == 0
     assert key in done.stdout
@@ -281,8 +281,8 @@ def test_paths_of_4095_bytes(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S45")
-def test_files_of_2_to_the_60_bytes(tmp_path: Path) -> None:
-    """Mostly holes: they cost nothing, and are read at their end as at their start."""
+def test_files_of_2_to_the_60_bytes_can_be_read(tmp_path: Path) -> None:
+    """The files are mostly holes: they have few blocks, take little memory, and can be read at any offset."""
     reference = _blob(tmp_path / "blobs")
     regions = [[0, len(BLOB), reference], [HUGE - len(BLOB), len(BLOB), reference]]
     entries = [
@@ -313,7 +313,7 @@ def test_files_of_2_to_the_60_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S45")
-def test_copying_up_a_hole_costs_nothing(tmp_path: Path) -> None:
+def test_copying_up_keeps_holes(tmp_path: Path) -> None:
     reference = _blob(tmp_path / "blobs")
     entries = [
         {"path": "hole", "mode": 0o100644, "size": 1 << 40},
@@ -336,8 +336,8 @@ def test_copying_up_a_hole_costs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S45")
-def test_an_array_of_2_to_the_60_bytes(tmp_path: Path) -> None:
-    """view=arrays of an array without chunks: the fill value at any place."""
+def test_an_array_of_2_to_the_60_bytes_can_be_read(tmp_path: Path) -> None:
+    """The array has no stored chunks: with view=arrays its file has the fill value at every offset."""
     (tmp_path / "x.zarr/x").mkdir(parents=True)
     (tmp_path / "x.zarr/.zgroup").write_text('{"zarr_format": 2}')
     metadata = {"zarr_format": 2, "shape": [1 << 57], "chunks": [1 << 20], "dtype": "<i8", "compressor": None,
@@ -363,6 +363,6 @@ def _blob(directory: Path) -> str:
 
 
 def daemon_memory(root: Path) -> int:
-    """Bytes of memory (RSS) of the daemon of a mount."""
+    """Return the resident memory (RSS) of the daemon of a mount in bytes."""
     status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) << 10

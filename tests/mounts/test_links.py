@@ -1,4 +1,4 @@
-"""Symbolic links, special files and directories in the places of chunks (docs/semantics.md, S51 to S53)."""
+"""Symbolic links, special files and directories in place of chunks (docs/semantics.md, S51 to S53)."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ CHUNK = 8  # items; four chunks
 
 
 class Case(NamedTuple):
-    """One kind of entry in the place of chunk 1, and the wanted result of reading it."""
+    """A kind of entry in place of chunk 1, and the expected result of reading it."""
 
-    make: Callable[[Path], None]  # takes the path of the chunk, whose bytes lie beside the store in `kept`
-    reason: str = ""  # of the error; "": the chunk is right
-    allowed: bool = False  # allow_path= covers the directory beside the store
+    make: Callable[[Path], None]  # takes the path of the chunk; its bytes are in annex/object next to the store
+    reason: str = ""  # a pattern for the reason of the error; "": the chunk is read
+    allowed: bool = False  # whether allow_path= covers the directory next to the store
 
 
 def beside(chunk: Path) -> Path:
-    """The file with the chunk's bytes, out of the store."""
+    """Return the path of the file with the chunk's bytes, which is outside of the store."""
     return next(path for path in chunk.parents if path.name == "store").parent / "annex" / "object"
 
 
@@ -80,7 +80,7 @@ CASES = {
 
 
 def store_of(base: Path, version: int) -> Path:
-    """A store of one array whose chunk 1 was moved away, to `annex/object` beside it."""
+    """Make a store with one array, and move its chunk 1 out of the store, to `annex/object` next to it."""
     store = base / "store"
     array = zarr.create_array(
         store, name="x", shape=DATA.shape, chunks=(CHUNK,), dtype=DATA.dtype, zarr_format=version, fill_value=0,
@@ -106,8 +106,10 @@ def part(number: int) -> slice:
 @pytest.mark.promise("S52")
 @pytest.mark.parametrize("view", ["raw", "v2", "arrays"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_chunk_behind(name: str, view: str, tmp_path: Path) -> None:
-    """Views of both versions check chunks alike."""
+def test_allowed_links_to_chunks_are_followed_and_other_entries_are_errors(
+    name: str, view: str, tmp_path: Path
+) -> None:
+    """This holds with and without a view; `check` and `stage --copy` follow the same rules for links."""
     case, version = CASES[name], 3
     store = store_of(tmp_path, version)
     case.make(store / chunk_of(version))
@@ -137,23 +139,23 @@ def test_a_chunk_behind(name: str, view: str, tmp_path: Path) -> None:
 
 
 def read_chunks(mnt: Path, version: int, bad: bool, raw_directory: bool) -> None:
-    """Read an array by zarr-python, one chunk at a time; views name chunks as version 2 does."""
+    """Read an array chunk by chunk with zarr-python; `version` is the Zarr format that the mount shows."""
     key = chunk_of(version)
     names = sorted(os.listdir(mnt / os.path.dirname(key)))
     assert {"0", "1", "2", "3"} <= {*names}
     found = zarr.open_array(mnt / "x", mode="r")
     for number in (0, 2, 3):
         assert (found[part(number)] == DATA[part(number)]).all()
-    if raw_directory:  # to the mount it may be anything
+    if raw_directory:  # without a view, a directory is shown as it is
         assert (mnt / key).is_dir()
     elif bad:
         assert (mnt / key).is_file()
-        assert (mnt / key).stat().st_size > 0  # tar(1) opens no empty file
+        assert (mnt / key).stat().st_size > 0  # tar(1) does not open an empty file, and would miss the error
         for read in (lambda: found[part(1)], (mnt / key).read_bytes):
             with pytest.raises(OSError) as caught:  # noqa: PT011
                 read()
             assert caught.value.errno == errno.EIO
-    elif (mnt / key).stat().st_size < DATA[part(1)].nbytes:  # cut short, which zarr-python sees
+    elif (mnt / key).stat().st_size < DATA[part(1)].nbytes:  # a short chunk, which zarr-python reports
         with pytest.raises(ValueError, match="size must be a divisor"):
             found[part(1)]
     else:
@@ -173,7 +175,7 @@ def read_flat(path: Path, bad: bool) -> None:
 
 @pytest.mark.promise("S52")
 def test_a_fifo_is_never_opened(tmp_path: Path) -> None:
-    """A writer that waits for a reader would go on."""
+    """Opening the FIFO would unblock a writer that waits for a reader."""
     store = store_of(tmp_path, 2)
     os.mkfifo(store / "x/1")
     writer = threading.Thread(target=lambda: (store / "x/1").open("wb").close(), daemon=True)
@@ -190,7 +192,7 @@ def test_a_fifo_is_never_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S51")
-def test_links_are_kept_where_asked_and_in_other_directories(tmp_path: Path) -> None:
+def test_links_are_kept_with_links_keep_and_in_plain_directories(tmp_path: Path) -> None:
     store = store_of(tmp_path, 2)
     (store / "x/1").symlink_to("2")
     with mounted(store, tmp_path / "kept", "links=keep") as mnt:
@@ -207,8 +209,8 @@ def test_links_are_kept_where_asked_and_in_other_directories(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("S51")
-def test_links_of_a_lower_directory(tmp_path: Path) -> None:
-    """With upperdir= links stay links, but for those that lead out of the source."""
+def test_links_of_a_lower_directory_are_kept_unless_they_lead_out(tmp_path: Path) -> None:
+    """A link that leads out of the source is EIO, or with allow_path= the file that it leads to."""
     store = store_of(tmp_path, 2)
     (store / "x/1").symlink_to(relative(store / "x/1"))
     (store / "x/7").symlink_to("2")
@@ -233,8 +235,8 @@ def test_links_of_a_lower_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S51")
-def test_directories_behind_links(tmp_path: Path) -> None:
-    """An array in another place, one that is not allowed, one that is not there, and a link to its own parent."""
+def test_links_to_directories_are_followed_if_allowed(tmp_path: Path) -> None:
+    """The links lead to an allowed array, to a directory that is not allowed, to nothing, and to their own parent."""
     store, elsewhere = store_of(tmp_path, 2), tmp_path / "elsewhere"
     os.rename(tmp_path / "annex/object", store / "x/1")
     shutil.copytree(store / "x", elsewhere / "y")
@@ -251,7 +253,7 @@ def test_directories_behind_links(tmp_path: Path) -> None:
     with mounted(store, tmp_path / "mnt", "view=v3", f"allow_path={elsewhere}") as mnt:
         assert (zarr.open_array(mnt / "y", mode="r")[:] == DATA).all()
         assert {"x", "y", "z"} <= {*os.listdir(mnt)}
-        with pytest.raises(OSError, match="Input/output"):  # no array that is not there
+        with pytest.raises(OSError, match="Input/output"):  # an error, instead of no array
             (mnt / "z/zarr.json").read_bytes()
     done = run("check", "-o", f"allow_path={elsewhere}", store)
     assert re.search("^[a-z ]+: z: .*nowhere, which is not there", done.stdout, re.MULTILINE)
@@ -264,7 +266,7 @@ def test_directories_behind_links(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S53")
 def test_no_race_leads_out(tmp_path: Path) -> None:
-    """A link that is changed all the time between an allowed and another file: never a byte of the other."""
+    """A link switches all the time between an allowed file and another one, of which no byte may ever be read."""
     store = store_of(tmp_path, 2)
     (tmp_path / "secret").write_bytes(b"secret" * 100)
     chunk, new = store / "x/1", store / "new"
@@ -295,8 +297,8 @@ def test_no_race_leads_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S51")
-def test_a_link_into_the_mount_itself(tmp_path: Path) -> None:
-    """A lookup that waited for itself would never end."""
+def test_a_link_into_its_own_mount_is_an_error(tmp_path: Path) -> None:
+    """Otherwise a lookup would wait for itself, and never end."""
     store = store_of(tmp_path, 2)
     (store / "x/1").symlink_to(tmp_path / "mnt/x/1")
     (store / "x/0").unlink()
@@ -308,8 +310,8 @@ def test_a_link_into_the_mount_itself(tmp_path: Path) -> None:
         assert "leads into a mount of zarrfs" in log_of(mnt)
 
 
-def test_an_annexed_store_in_a_directory_with_an_accent(tmp_path: Path) -> None:
-    """The main job: chunks are links as git-annex makes them, read by zarr-python, checked, staged."""
+def test_an_annexed_store_in_a_directory_with_a_non_ascii_name_is_read(tmp_path: Path) -> None:
+    """The main use of links: all files of a store are links made by git-annex. It is read, viewed and checked."""
     base = tmp_path / "Größe" / "数据"
     store, objects = base / "store.zarr", base / ".git/annex/objects"
     group = zarr.create_group(store)

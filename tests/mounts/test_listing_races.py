@@ -1,4 +1,4 @@
-"""Readers of files whose size only their target knows, while others list the directory."""
+"""Reads of files whose size is known only from their targets, while other threads list the directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES, SIZE = 1500, 5000
 
 @pytest.mark.promise("S8")
 def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:
-    """A listing that was read ahead has no sizes; sizes from a stat meanwhile stay."""
+    """A listing that was read ahead has no sizes; it must not replace those that a stat has found meanwhile."""
     (tmp_path / "data").mkdir()
     refs = {}
     for number in range(FILES):

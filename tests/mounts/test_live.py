@@ -1,4 +1,4 @@
-"""A mounted directory that changes underneath: new values are seen, and one open file is one version."""
+"""A mounted directory whose files change: new values become visible, and an open file stays one version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def replace(path: Path, data: bytes, keep_time: bool = False) -> None:
-    """Write as a Zarr store does: beside, then renamed."""
+    """Replace a file as a Zarr store does: write a new one in the same directory, and rename it."""
     before = path.stat()
     beside = path.with_name("partial")
     beside.write_bytes(data)
@@ -48,12 +48,12 @@ def test_an_open_file_stays_one_version(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S21")
-def test_a_name_taken_while_the_kernel_remembers_it(source: Path, tmp_path: Path) -> None:
+def test_opening_a_replaced_file_shows_it_despite_the_kernels_cache(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "mnt", "attr_timeout=60s") as root:
         old = os.open(root / "chunk", os.O_RDONLY)
         assert os.pread(old, 4096, 0) == b"A" * 4096
         replace(source / "chunk", b"B" * SIZE)
-        new = os.open(root / "chunk", os.O_RDONLY)  # the kernel believes that it knows this file
+        new = os.open(root / "chunk", os.O_RDONLY)  # the kernel has cached the old attributes
         assert os.pread(new, SIZE, 0) == b"B" * SIZE
         assert os.pread(old, SIZE, 0) == b"A" * SIZE
         assert os.pread(new, 4096, SIZE // 2) == b"B" * 4096
@@ -67,7 +67,7 @@ def test_a_replaced_file_is_seen_after_a_second(source: Path, tmp_path: Path, ke
     with mounted(source, tmp_path / "mnt") as root:
         assert (root / "chunk").read_bytes() == b"A" * SIZE
         replace(source / "chunk", b"B" * SIZE, keep_time)
-        time.sleep(1.1)  # attr_timeout, which is what is promised
+        time.sleep(1.1)  # attr_timeout, the promised delay
         assert (root / "chunk").read_bytes() == b"B" * SIZE
 
 
@@ -81,7 +81,7 @@ def test_a_file_rewritten_in_place_is_seen(source: Path, tmp_path: Path) -> None
         assert (root / "chunk").read_bytes() == b"B" * SIZE
 
 
-def test_many_open_files(source: Path, tmp_path: Path) -> None:
+def test_900_open_files_can_be_read(source: Path, tmp_path: Path) -> None:
     for number in range(1500):
         (source / str(number)).write_text(str(number))
     with mounted(source, tmp_path / "mnt") as root:

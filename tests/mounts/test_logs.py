@@ -1,4 +1,4 @@
-"""The log of a mount: one line for a failure, few for many, and no reader that waits for it."""
+"""The log of a mount: one line for a failure, few lines for many failures, and no reader that waits for the log."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def references(path: Path, **refs: Any) -> Path:
 
 
 def missing(tmp_path: Path, number: int) -> Path:
-    """A set of `number` keys whose target does not exist."""
+    """Write a set of `number` keys whose target does not exist."""
     refs = {f"k/{name}": [str(tmp_path / "none.bin"), 0, 10] for name in range(number)}
     return references(tmp_path / "refs.json", **refs)
 
 
 def errors(root: Path) -> dict[str, int]:
-    """Failures so far, by errno, but those that there were none of."""
+    """Return the numbers of failures so far by errno, without zeros."""
     return {name: number for name, number in counters_of(root)["errors"].items() if number}
 
 
@@ -58,7 +58,7 @@ def read(path: Path) -> int | None:
     return error_of(path.read_bytes)
 
 
-# -- one line, with all that is known
+# -- one line with all facts
 
 
 @pytest.mark.promise("S47")
@@ -90,11 +90,11 @@ def test_a_failure_is_one_line_with_its_facts(nginx: Nginx, proxy: FaultProxy, t
     assert (attempts[0]["url"], attempts[0]["offset"], attempts[0]["length"]) == (url, 16_000, 8000)
     assert re.search(r"attempt 1: .*(cut off|not completed).*: to be repeated in \d+\.\d s", attempts[0]["message"])
     told = sum(one.get("more", 0) for one in found)
-    assert told + 1 == counted["EIO"]  # the kernel asks more than once: those are told at the end
+    assert told + 1 == counted["EIO"]  # the kernel reads more than once; the last line sums up those failures
     assert "hunter2" not in log_of(root)
 
 
-def test_failures_of_each_kind_say_what_was_wanted(nginx: Nginx, tmp_path: Path) -> None:
+def test_failures_of_each_kind_are_logged_with_their_target(nginx: Nginx, tmp_path: Path) -> None:
     publish(nginx.plain.root, "short.bin", 100)
     url = nginx.plain.url
     (tmp_path / "file.bin").write_bytes(bytes(10))
@@ -115,7 +115,7 @@ def test_failures_of_each_kind_say_what_was_wanted(nginx: Nginx, tmp_path: Path)
     }
 
 
-def test_a_name_forges_no_line(tmp_path: Path) -> None:
+def test_a_name_cannot_forge_a_line_of_the_log(tmp_path: Path) -> None:
     key = "a\n2026-01-01 00:00:00,000 zarrfs[1]: ERROR: forged\x1b[2J"
     source = references(tmp_path / "refs.json", **{key: [str(tmp_path / "none.bin"), 0, 1]})
     with mounted(source, tmp_path / "mnt") as root:
@@ -129,7 +129,7 @@ def test_a_name_forges_no_line(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S47")
 def test_thousands_of_failures_stay_few_lines(tmp_path: Path) -> None:
-    """Of many chunks, and of one that is read again and again; none is left out of the numbers."""
+    """Many chunks fail, and one chunk fails many times; the numbers in the log include every failure."""
     began = time.monotonic()
     with mounted(missing(tmp_path, 1600), tmp_path / "mnt", "log_format=json") as root:
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -145,11 +145,11 @@ def test_thousands_of_failures_stay_few_lines(tmp_path: Path) -> None:
     assert re.fullmatch(r"[\d,]+ failures were not logged one by one: [\d,]+ read EIO", lines[-1]["message"])
 
 
-# -- places that hang, are full or go away
+# -- logs that block, are full or are moved
 
 
 def pace(root: Path) -> float:
-    """Seconds that 300 reads take, each of a file of its own, which all fail and are logged."""
+    """Read 300 different files, which all fail and are logged; return the seconds that the reads took."""
     began = time.monotonic()
     for number in range(300):
         assert read(root / f"k/{number}") == errno.EIO
@@ -164,7 +164,7 @@ def test_readers_do_not_wait_for_a_full_log_pipe(tmp_path: Path) -> None:
     done = run("mount", source, point, "-o", f"log_file={pipe}")
     assert done.returncode == 2
     assert done.stderr == f"zarrfs: option log_file={pipe}: no such device or address\n"
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # opened, and never read
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # open, but never read
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # full after some lines
     try:
         done = run("mount", source, point, "-o", f"log_file={pipe},log_level=debug")
@@ -204,13 +204,13 @@ def test_lines_lost_to_a_full_disk_are_counted_in_the_log(tmp_path: Path) -> Non
         assert read(point / "k/55") == errno.EIO
         wait_for(lambda: "are lost" in (disk / "log").read_text())
         wait_for(lambda: "read k/55: " in (disk / "log").read_text())
-        lines = (disk / "log").read_text().splitlines()  # the warning comes first if there is room before the read
+        lines = (disk / "log").read_text().splitlines()  # either of the two may be the last line
         assert any("read k/55: " in line for line in lines[-2:])
         warning = f"WARNING: {lost} lines of the log are lost: they could not be written"
         assert any(line.endswith(warning) for line in lines[-2:])
 
 
-def test_a_log_that_is_moved_is_written_anew(tmp_path: Path) -> None:
+def test_a_log_that_is_moved_is_reopened_on_sighup(tmp_path: Path) -> None:
     with mounted(missing(tmp_path, 3), tmp_path / "mnt") as root:
         log = tmp_path / "mnt.log"
         assert read(root / "k/0") == errno.EIO
@@ -259,8 +259,8 @@ def test_the_foreground_logs_to_stderr(form: str, tmp_path: Path) -> None:
     assert "unmounted after" in lines[-1]
 
 
-def test_a_service_manager_reads_levels(tmp_path: Path) -> None:
-    """Lines have levels if stderr is the journal's stream and the journal has no socket (a container); else none."""
+def test_lines_for_a_service_manager_have_levels(tmp_path: Path) -> None:
+    """stderr is then the journal's stream (JOURNAL_STREAM), and the journal has no socket, as in a container."""
     if os.path.exists("/run/systemd/journal/socket"):
         pytest.skip("this machine has a journal")
     point = tmp_path / "mnt"
@@ -292,11 +292,11 @@ def test_readers_do_not_wait_for_a_full_stderr(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """A machine with a journal."""
+    """Yield a machine with a journal."""
     if not os.path.exists(JOURNALD):
         pytest.skip("no systemd-journald here")
     with Machine() as found:
-        # sockets of services beneath a /dev of its own
+        # a /dev of its own, as services make sockets there
         found.root(
             "mkdir -p /mnt/dev && cd /dev && cp -a null zero random urandom full fd std* /mnt/dev && cd /"
             " && mknod -m 666 /mnt/dev/fuse c 10 229 && mount --bind /mnt/dev /dev"
@@ -320,7 +320,7 @@ def entries(machine: Machine, *matches: str) -> list[dict[str, str]]:
 
 
 def in_machine(machine: Machine, name: str, options: str, then: Callable[[str], None]) -> None:
-    """Mount in the machine, let a read fail, do something, and unmount."""
+    """Mount in the machine, let a read fail, call `then` with the mount point, and unmount."""
     machine.path(f"/run/{name}.json").write_text('{"version": 1, "refs": {"a/0.0": ["/none.bin", 5, 10]}}')
     point = f"/run/{name}"
     machine.root(f"mkdir {point}")
@@ -350,8 +350,8 @@ def test_a_daemon_logs_to_the_journal(form: str, machine: Machine) -> None:
     assert {key: one[key] for key in wanted} == wanted
 
 
-def test_the_commands_of_the_page_find_it(machine: Machine) -> None:
-    """Those of docs/monitoring.md that ask the journal."""
+def test_the_journalctl_commands_of_the_page_find_a_failure(machine: Machine) -> None:
+    """The page is docs/monitoring.md."""
     [text] = [block.text for block in blocks(DOCS / "monitoring.md") if block.text.startswith("journalctl")]
     found = []
 
@@ -366,8 +366,8 @@ def test_the_commands_of_the_page_find_it(machine: Machine) -> None:
     assert len(found) == 3
 
 
-def test_a_journal_that_is_started_anew(machine: Machine) -> None:
-    """Its socket goes away, lines are lost; when it is back, so is the log."""
+def test_logging_resumes_after_a_restart_of_the_journal(machine: Machine) -> None:
+    """While the journal's socket is missing, lines are lost; later lines are in the journal again."""
 
     def look(point: str) -> None:
         machine.root("mv /run/systemd/journal/socket /run/away")
@@ -377,11 +377,11 @@ def test_a_journal_that_is_started_anew(machine: Machine) -> None:
         machine.root("mv /run/away /run/systemd/journal/socket")
 
     in_machine(machine, "anew", "", look)
-    assert entries(machine, "ZARRFS_MOUNTPOINT=/run/anew", "PRIORITY=6")  # its end
+    assert entries(machine, "ZARRFS_MOUNTPOINT=/run/anew", "PRIORITY=6")  # the line about the unmount
 
 
 def test_without_a_journal_a_daemon_logs_to_syslog(machine: Machine) -> None:
-    """By the socket that journald has for syslog(3)."""
+    """The test uses the socket that journald provides for syslog(3)."""
     machine.root("mv /run/systemd/journal/socket /run/away && ln -s /run/systemd/journal/dev-log /dev/log")
     try:
         in_machine(machine, "syslog", "", lambda _point: None)
@@ -394,7 +394,7 @@ def test_without_a_journal_a_daemon_logs_to_syslog(machine: Machine) -> None:
 
 
 def test_readers_do_not_wait_for_a_full_syslog_socket(machine: Machine) -> None:
-    """A datagram socket whose queue is full makes its writers wait."""
+    """Writing to a datagram socket whose queue is full blocks."""
     script = (
         "import os, socket, time\n"
         "os.path.lexists('/dev/log') and os.unlink('/dev/log')\n"

@@ -1,4 +1,4 @@
-"""docs/monitoring.md: every command below "Logs" and "Prometheus" does what is written below it."""
+"""docs/monitoring.md: every command in "Logs" and "Prometheus" prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARYING = (
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """/data as the pages have it: a set whose targets cannot be had."""
+    """Make the directory that the page calls /data, with a set whose targets cannot be read."""
     refs = {"air/0.0": ["http://127.0.0.1:9/x.nc", 18368, 8000], "sea/0.0": [f"{tmp_path}/none.nc", 0, 80]}
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     for name in ("mnt", "collected"):
@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_logs(source: Path) -> None:
+def test_the_transcript_about_logs_shows_the_real_output(source: Path) -> None:
     check_transcript(source, PAGE, section="Logs", masks=VARYING, least=11)
 
 
@@ -40,7 +40,7 @@ def test_metrics(source: Path) -> None:
     check_transcript(source, PAGE, section="Prometheus", names={"9417": str(free_port())}, masks=VARYING, least=8)
 
 
-def test_prometheus_takes_the_configuration_and_queries(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_configuration_and_queries(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool here")

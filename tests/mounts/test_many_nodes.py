@@ -1,4 +1,4 @@
-"""Many mounts that share a cache_dir, as nodes of a cluster do: the server sees each block about once."""
+"""Many mounts that share a cache_dir, like the nodes of a cluster: the server gets about one request per block."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["nginx", "proxy"]
 
 NODES = 4
 BLOCK = 200_000  # bytes
-# Requests for a block, once where no node is stopped for seconds while it fetches: then another one may, too.
+# The most requests per block, on average. A second node may fetch a block if the first one is stopped for seconds
 SHARED = NODES / 2
-SLOW = {"drip": 1.0}  # every answer takes 0.4 s: the nodes are never in step
+SLOW = {"drip": 1.0}  # every response takes 0.4 s, so that the nodes get out of step
 
 
 @contextlib.contextmanager
 def nodes(source: Path, directory: Path, options: str, count: int = NODES) -> Iterator[list[Path]]:
-    """So many mounts of `source`, each with its own index, memory and daemon."""
+    """Mount `source` `count` times, each time with an index, a memory cache and a daemon of its own."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(mounted(source, directory / f"node{number}", options)) for number in range(count)
@@ -38,14 +38,14 @@ def nodes(source: Path, directory: Path, options: str, count: int = NODES) -> It
 
 
 def read_on_all(roots: Sequence[Path], reads: Sequence[Read], threads: int = 8) -> None:
-    """The same reads on every node at the same time; every byte must be right."""
+    """Do the same reads on all nodes at the same time, and check every byte."""
     with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
         for outcome in pool.map(lambda root: read_all(root, reads, threads), roots):
             assert (outcome.right, outcome.failed) == (len(reads), {})
 
 
 def files(nginx: Nginx, proxy: FaultProxy, name: str, count: int, tmp_path: Path) -> tuple[Path, list[Value]]:
-    """A set of `count` values, each all of a file of its own behind the proxy."""
+    """Write a set of `count` values, each of which is a whole file behind the proxy; return the set and its values."""
     targets = {}
     for number in range(count):
         data = publish(nginx.plain.root, f"{name}/{number}", BLOCK)
@@ -58,12 +58,14 @@ def test_each_block_is_fetched_about_once(nginx: Nginx, proxy: FaultProxy, tmp_p
     proxy.faults = SLOW
     with nodes(source, tmp_path, f"cache_dir={tmp_path}/blocks,cache_min_free=0B") as roots:
         read_on_all(roots, whole(values))
-        wait_for(lambda: not is_fetching(tmp_path / "blocks"))  # a lease ends after what came is on the disk
+        wait_for(lambda: not is_fetching(tmp_path / "blocks"))  # a lease ends once its block is on the disk
     assert proxy.paths.total() <= SHARED * len(values)
 
 
-def test_parts_of_a_large_value_and_tiny_values_too(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """24 parts of half a MiB, and 2,000 values of 300 bytes, which go over the network many at a time."""
+def test_parts_of_large_values_and_tiny_values_are_fetched_about_once(
+    nginx: Nginx, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """24 parts of half a MiB, and 2,000 values of 300 bytes, many of which are fetched with one request."""
     large = cut(publish(nginx.plain.root, "large.bin", 12 << 20), "large", 12 << 20)
     tiny = cut(publish(nginx.plain.root, "tiny.bin", 600_000), "tiny", 300)
     targets = {f"{proxy.url}/large.bin": large, f"{proxy.url}/tiny.bin": tiny}
@@ -77,8 +79,8 @@ def test_parts_of_a_large_value_and_tiny_values_too(nginx: Nginx, proxy: FaultPr
     assert proxy.paths["/tiny.bin"] <= 2000, "one for each value at most, of four nodes that all read all"
 
 
-def test_a_node_that_is_killed_while_it_fetches(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """One of the others fetches, at once."""
+def test_another_node_fetches_the_blocks_of_a_killed_one(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """The daemon is killed while it fetches, and the kernel drops its locks."""
     source, values = files(nginx, proxy, "killed", 4, tmp_path)
     options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,read_timeout=60s,prefetch=0B"
     with nodes(source, tmp_path, options, 3) as roots:
@@ -90,7 +92,7 @@ def test_a_node_that_is_killed_while_it_fetches(nginx: Nginx, proxy: FaultProxy,
         os.kill(daemon_pid(victim), signal.SIGKILL)
         assert all(reader.wait(60) for reader in readers)
         subprocess.run(["umount", "-l", victim], check=True)
-        wait_for(lambda: not is_fetching(tmp_path / "blocks"))  # the kernel drops its locks when it has ended
+        wait_for(lambda: not is_fetching(tmp_path / "blocks"))  # the kernel drops the locks of the killed daemon
         proxy.release()
         read_on_all(roots, whole(values))
         wait_for(lambda: not is_fetching(tmp_path / "blocks"))

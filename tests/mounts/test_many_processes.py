@@ -1,4 +1,4 @@
-"""Many processes on one mount, as workers of a job are: one daemon, one index, and every byte right."""
+"""Many processes on one mount, like the workers of a job: one daemon, one index, and every byte right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["nginx"]
 PROCESSES, READS = 64, 100
 KEYS, SIZE = 20_000, 500  # values, and bytes of each
 
-# Each process reads so many random values and compares them with what the target holds there.
+# A program that starts processes; each reads random values and compares them with the bytes in the target
 READER = """
 import os, random, sys
 root, target, processes, reads, keys, size = *sys.argv[1:3], *map(int, sys.argv[3:])
@@ -70,8 +70,8 @@ def test_64_processes_read_100_random_keys_each(tmp_path: Path) -> None:
         read_by_many(root, target, PROCESSES, READS)
 
 
-def test_64_processes_share_what_is_fetched(nginx: Nginx, tmp_path: Path) -> None:
-    """The target is fetched about once, not once for each of them."""
+def test_64_processes_share_fetched_bytes(nginx: Nginx, tmp_path: Path) -> None:
+    """The target is fetched about once, and not once for each process."""
     data = publish(nginx.plain.root, "processes.bin", KEYS * SIZE)
     source = document(tmp_path / "refs.json", f"{nginx.plain.url}/processes.bin")
     with mounted(source, tmp_path / "mnt", "prefetch=0B") as root:
@@ -82,23 +82,23 @@ def test_64_processes_share_what_is_fetched(nginx: Nginx, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may take a higher priority")
 @pytest.mark.parametrize(("option", "nice"), [("", -5), ("nice=3", 3), ("nice=0", 0)])
-def test_the_priority_of_a_daemon(option: str, nice: int, tmp_path: Path) -> None:
+def test_all_threads_of_a_daemon_have_the_chosen_nice_value(option: str, nice: int, tmp_path: Path) -> None:
     source = tmp_path / "refs.json"
     source.write_text('{"a": "b"}')
     with mounted(source, tmp_path / "mnt", option) as root:
         found = set()
         for thread in os.listdir(f"/proc/{daemon_pid(root)}/task"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 found.add(os.getpriority(os.PRIO_PROCESS, int(thread)))
         assert found == {nice}
     assert os.getpriority(os.PRIO_PROCESS, 0) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may tell the kernel")
-def test_32_readers_of_what_is_far_away_ask_once_for_a_value(nginx: Nginx, tmp_path: Path) -> None:
-    """The kernel requests single pages if it takes the daemon to be congested, unless its limit is raised.
+def test_32_readers_of_a_distant_server_send_about_one_read_per_value(nginx: Nginx, tmp_path: Path) -> None:
+    """The kernel requests single pages from a daemon that it considers congested, unless the threshold is raised.
 
-    It is told by its control file system, which some machines have mounted, and others not.
+    zarrfs raises it through the fusectl file system, which is mounted on some machines only.
     """
     size, count = 512 << 10, 160
     data = publish(nginx.late.root, "far.bin", count * size)

@@ -1,4 +1,4 @@
-"""-o metrics=: over HTTP and as a file, of real mounts."""
+"""-o metrics= on real mounts: metrics over HTTP and in a file."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def references(tmp_path: Path, **refs: Any) -> Path:
 
 
 def port_of(root: Path) -> int:
-    """The port that the mount says it has."""
+    """Return the port of the metrics server of a mount, from its metrics address."""
     where = json.loads(os.getxattr(root, "user.zarrfs.mount"))["metrics"]
     return int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/metrics", where)[1])  # type: ignore[index]
 
 
 def samples(text: str) -> dict[str, float]:
-    """Values by name; of several with one name, their sum."""
+    """Parse metrics; return their values by name, and the sum of those that have the same name."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -56,7 +56,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 class Client:
-    """One connection to the metrics of a mount."""
+    """A connection to the metrics server of a mount."""
 
     def __init__(self, port: int) -> None:
         self.http = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -76,7 +76,7 @@ class Client:
 
 
 @pytest.mark.promise("S47")
-def test_hundreds_of_scrapes_beside_sixteen_readers(nginx: Nginx, tmp_path: Path) -> None:
+def test_hundreds_of_scrapes_are_answered_while_sixteen_threads_read(nginx: Nginx, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "scraped.bin", 4 << 20), "v", 32 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/scraped.bin": values})
     with mounted(source, tmp_path / "mnt", f"metrics={ADDRESS}") as root:
@@ -113,7 +113,7 @@ def test_hundreds_of_scrapes_beside_sixteen_readers(nginx: Nginx, tmp_path: Path
         assert sorted(times)[150] < 2  # some may be late on a busy machine
 
 
-def test_it_answers_while_targets_hang(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_metrics_are_served_while_targets_hang(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "hangs.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/hangs.bin": values})
     with mounted(source, tmp_path / "mnt", f"metrics={ADDRESS},prefetch=0B,coalesce_gap=0B") as root:
@@ -138,11 +138,11 @@ def test_failures_are_counted_by_their_errno(tmp_path: Path) -> None:
         told = json.loads(os.getxattr(root, "user.zarrfs.stats"))["errors"]["EIO"]
         assert f"{line}{told}\n" in client.ask()[1]
         assert f"failed        {told} EIO\n" in run("stats", root).stdout
-        assert error_of(os.stat, root / "nothing") == errno.ENOENT  # an answer, no failure
+        assert error_of(os.stat, root / "nothing") == errno.ENOENT  # ENOENT is an answer and no failure
         assert f"{line}{told}\n" in client.ask()[1]
 
 
-def test_only_metrics_are_there(tmp_path: Path) -> None:
+def test_the_metrics_server_serves_nothing_else(tmp_path: Path) -> None:
     with mounted(references(tmp_path), tmp_path / "mnt", f"metrics={ADDRESS}") as root:
         port = port_of(root)
         client = Client(port)
@@ -173,13 +173,13 @@ def header_of(client: Client) -> list[tuple[str, str]]:
     return answer.getheaders()
 
 
-# zarrfs whose metrics wait fifteen seconds for a request, and not five: 24 connections are made meanwhile
+# zarrfs with a metrics server that waits 15 s for a request instead of 5 s, as the test makes 24 connections meanwhile
 PATIENT = "from zarrfs.metrics import metricserver; metricserver._PATIENCE = 15.0; "
 PATIENT += "from zarrfs.__main__ import program; program()"
 
 
 def test_clients_that_are_slow_or_many(tmp_path: Path) -> None:
-    """Connections that say nothing hold the sixteen places for a while; the mount cares for none of them."""
+    """Silent connections occupy the sixteen places until they time out; reads of the mount do not wait for them."""
     source, patient = references(tmp_path), (sys.executable, "-c", PATIENT)
     with (
         mounted(source, tmp_path / "mnt", f"metrics={ADDRESS}", program=patient) as root,
@@ -187,12 +187,12 @@ def test_clients_that_are_slow_or_many(tmp_path: Path) -> None:
     ):
         port, pid = port_of(root), daemon_pid(root)
         before = len(os.listdir(f"/proc/{pid}/fd"))
-        for _ in range(3):  # until this machine does it while the first ones have their places
+        for _ in range(3):  # until all connections are made before the first ones time out
             began = time.monotonic()
             held = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(16)]
             while len(os.listdir(f"/proc/{pid}/fd")) < before + 16 and time.monotonic() - began < 14:
                 time.sleep(0.01)
-            for _ in range(8):  # there is no place for them
+            for _ in range(8):  # all places are taken
                 with socket.create_connection(("127.0.0.1", port), timeout=60) as more:
                     assert more.recv(100) == b""
             at_once = time.monotonic() - began < 15
@@ -203,7 +203,7 @@ def test_clients_that_are_slow_or_many(tmp_path: Path) -> None:
         assert at_once
         assert Client(port).ask()[0] == 200
         gone = socket.create_connection(("127.0.0.1", port))
-        gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 200)  # and reads nothing of it
+        gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 200)  # and reads no response
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         gone.close()
         assert Client(port).ask()[0] == 200
@@ -255,7 +255,7 @@ def test_bad_places_for_metrics_are_refused(where: str, says: str, tmp_path: Pat
     assert not mount_lines(point)
 
 
-def test_a_port_is_free_again_at_once(tmp_path: Path) -> None:
+def test_a_port_can_be_used_again_after_an_unmount(tmp_path: Path) -> None:
     port = free_port()
     for _ in range(2):
         with mounted(references(tmp_path), tmp_path / "mnt", f"metrics=127.0.0.1:{port}") as root:
@@ -272,7 +272,7 @@ def collected(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_file_for_the_node_exporter(collected: Path, tmp_path: Path) -> None:
+def test_the_file_for_the_node_exporter_is_written_and_finally_removed(collected: Path, tmp_path: Path) -> None:
     place = collected / "data.prom"
     place.write_text("# HELP zarrfs_inodes of an earlier mount\n")
     before = time.time()
@@ -284,10 +284,10 @@ def test_a_file_for_the_node_exporter(collected: Path, tmp_path: Path) -> None:
         assert place.stat().st_mode & 0o777 == 0o644
         assert json.loads(os.getxattr(root, "user.zarrfs.mount"))["metrics"] == str(place)
         assert os.listdir(collected) == ["data.prom"]
-    assert os.listdir(collected) == []  # figures of what is not mounted mislead
+    assert os.listdir(collected) == []  # metrics of an unmounted source would mislead
 
 
-def test_a_daemon_that_is_killed_leaves_a_file_that_says_when(collected: Path, tmp_path: Path) -> None:
+def test_the_file_of_a_killed_daemon_shows_when_it_was_written(collected: Path, tmp_path: Path) -> None:
     place, point = collected / "data.prom", tmp_path / "mnt"
     point.mkdir()
     assert run("mount", references(tmp_path), point, "-o", f"metrics={place}").returncode == 0
@@ -321,7 +321,7 @@ def test_no_other_file_is_replaced_by_metrics(tmp_path: Path) -> None:
     assert mine.read_text() == "my thesis\n"
 
 
-def test_the_file_of_another_mount_is_left(tmp_path: Path) -> None:
+def test_the_file_of_another_mount_is_not_removed(tmp_path: Path) -> None:
     place = tmp_path / "all.prom"
     with mounted(references(tmp_path, a="x"), tmp_path / "one", f"metrics={place}"):
         wait_for(place.exists)

@@ -1,4 +1,4 @@
-"""Sets whose targets lie in other mounts of zarrfs: read where that ends somewhere, an error where it would not."""
+"""Reference sets whose targets are in other zarrfs mounts: chains can be read, and cycles are an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ except OSError as exc:
 
 
 def read(path: Path) -> int:
-    """Return the number of bytes read, or minus the errno; leave a read that hangs behind."""
+    """Return the number of bytes read, or minus the errno; if the read hangs, abort the mounts and fail."""
     with subprocess.Popen([sys.executable, "-c", _READ, path], stdout=subprocess.PIPE, text=True) as process:
         try:
             return int(process.communicate(timeout=60)[0])
@@ -40,12 +40,12 @@ def read(path: Path) -> int:
             pytest.fail(f"{path}: the read hangs")
 
 
-_CONNECTIONS: set[int] = set()  # minor numbers of what is mounted here
-REFUSED = (-errno.EIO, -errno.ELOOP)  # the latter in the mount that finds it out
+_CONNECTIONS: set[int] = set()  # minor device numbers of the mounts made here
+REFUSED = (-errno.EIO, -errno.ELOOP)  # ELOOP in the mount that detects the cycle
 
 
 def _abort_all() -> None:
-    """End what waits in the kernel for itself: killing the processes would not."""
+    """Abort the FUSE connections of all mounts made here: processes in a deadlock in the kernel cannot be killed."""
     with tempfile.TemporaryDirectory() as control:
         subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
         try:
@@ -63,7 +63,7 @@ def document(path: Path, refs: dict[str, object]) -> Path:
 
 @contextlib.contextmanager
 def together(*mounts: tuple[Path, Path, list[str]]) -> Iterator[list[Path]]:
-    """(source, mount point, options) of each, mounted one after the other."""
+    """Mount each (source, mount point, options) in this order; yield the mount points, and unmount all at the end."""
     roots, numbers = [], set()
     try:
         for source, at, options in mounts:
@@ -78,11 +78,11 @@ def together(*mounts: tuple[Path, Path, list[str]]) -> Iterator[list[Path]]:
     finally:
         for _ in roots:
             for root in filter(mount_lines, roots):
-                run("umount", root)  # one that reads from another goes before that
+                run("umount", root)  # a mount that reads from another one has to be unmounted first
         left = [root for root in roots if mount_lines(root)]
         for root in left:
             subprocess.run(["umount", "-l", root], check=False)
-        _CONNECTIONS.difference_update(numbers)  # which are given to others
+        _CONNECTIONS.difference_update(numbers)  # the kernel gives the numbers to other mounts
         assert not left
 
 
@@ -132,7 +132,7 @@ def test_a_chain_of_mounts_is_read(tmp_path: Path) -> None:
 
 
 def archive(path: Path, data: bytes) -> Path:
-    """An archive with the file sha1-..., which is that blob."""
+    """Write an archive with one file that is named like its blob, sha1-...; return the name."""
     ref = f"sha1-{hashlib.sha1(data).hexdigest()}"
     path.write_text(json.dumps([
         {"path": ref, "mode": 0o100644, "size": len(data), "encoding": "blobvec", "data": [[0, len(data), ref]]}
@@ -140,8 +140,8 @@ def archive(path: Path, data: bytes) -> Path:
     return Path(ref)
 
 
-def test_a_document_in_a_mount_is_read_again_after_another_mount_in_its_place(tmp_path: Path) -> None:
-    """Both have one inode, size, mtime and ctime."""
+def test_a_document_in_a_mount_is_read_again_after_the_mount_is_replaced(tmp_path: Path) -> None:
+    """The two documents have the same inode number, size, mtime and ctime."""
     for value in "AAAA", "BBBB":
         entry = {"mode": 0o100644, "mtime": 1_000_000_000, "encoding": "utf-8", "data": json.dumps({"k": value})}
         (tmp_path / "archive.json").write_text(json.dumps({"refs.json": entry}))
@@ -150,7 +150,7 @@ def test_a_document_in_a_mount_is_read_again_after_another_mount_in_its_place(tm
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_archives_whose_blobs_lie_in_each_other(first: int, tmp_path: Path) -> None:
+def test_archives_that_contain_the_blobs_of_each_other_are_an_error(first: int, tmp_path: Path) -> None:
     at = [tmp_path / "one", tmp_path / "two"]
     for mine in at:
         mine.mkdir()
@@ -164,7 +164,7 @@ def test_archives_whose_blobs_lie_in_each_other(first: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_archive_and_a_set(first: int, tmp_path: Path) -> None:
+def test_an_archive_and_a_set_that_read_from_each_other_are_an_error(first: int, tmp_path: Path) -> None:
     at = [tmp_path / "archive", tmp_path / "set"]
     name = archive(tmp_path / "archive.json", b"x" * 10_000)
     document(tmp_path / "set.json", {str(name): [str(at[0] / name)]})
@@ -174,8 +174,8 @@ def test_an_archive_and_a_set(first: int, tmp_path: Path) -> None:
         assert RULE in log_of(at[0]) + log_of(at[1])
 
 
-def test_a_cache_in_a_mount_whose_targets_lie_in_this_one(tmp_path: Path) -> None:
-    """The mount in which it is kept may not read from here; reading from elsewhere, it is a place like any other."""
+def test_a_mount_that_holds_the_cache_of_another_may_not_read_from_it(tmp_path: Path) -> None:
+    """The mount that holds the cache can still read its other targets. It cannot hold an upper directory."""
     keeper, reader = tmp_path / "keeper", tmp_path / "reader"
     (tmp_path / "data").write_bytes(b"x" * 1000)
     refs: dict[str, object] = {"v": [str(reader / "v"), 0, 100], "end": [str(tmp_path / "data"), 0, 100]}
@@ -196,8 +196,8 @@ def test_a_cache_in_a_mount_whose_targets_lie_in_this_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_set_that_lies_in_a_mount_of_which_one_process_reads_from_this_one(cached: bool, tmp_path: Path) -> None:
-    """With workers=, only the process that reads knows it, and another may be asked."""
+def test_a_cycle_is_an_error_though_only_one_worker_knows_of_it(cached: bool, tmp_path: Path) -> None:
+    """Only the process that has read from the other mount knows this; another process may get the next request."""
     one, two = tmp_path / "one", tmp_path / "two"
     (tmp_path / "data").write_bytes(b"x" * 1000)
     end = [str(tmp_path / "data"), 0, 100]
