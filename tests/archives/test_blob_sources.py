@@ -34,7 +34,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, SourceError, TargetMissing, UsageError, WrongHash
 from zarrfs.metrics.counters import PLACE_METRICS
 from zarrfs.sources import open_plan, plan_source, prepare
-from zarrfs.system.processes import lives
+from zarrfs.system.processes import is_running
 
 OTHER = b"another blob" * 30
 LARGE = os.urandom((5 << 20) + 3)
@@ -509,7 +509,7 @@ def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: p
 
     run("flux:", body, host_requests=40, request_timeout=60)
     (helper,) = helpers(flux)
-    assert not lives(helper)
+    assert not is_running(helper)
 
 
 def test_a_helper_that_dies_is_replaced_once(flux: FakeFlux) -> None:
@@ -533,7 +533,7 @@ def test_a_helper_that_dies_is_replaced_once(flux: FakeFlux) -> None:
             assert await whole(reader) == DATA
         dead = helpers(flux)[1]
         os.kill(dead, signal.SIGKILL)  # while nothing is in flight
-        while lives(dead):  # noqa: ASYNC110
+        while is_running(dead):  # noqa: ASYNC110
             await trio.sleep(0.01)
         await trio.testing.wait_all_tasks_blocked(0.05)
         flux.delay(60)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.archives.compiled import D, F, L, file, opened, put, tree
-from zarrfs.archives.parse import apart
+from zarrfs.archives.parse import without_overlaps
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind
 from zarrfs.store.indexfile import Region
@@ -105,7 +105,7 @@ def painted(chosen: list[tuple[int, bytes]]) -> bytearray:
 def test_overlapping_regions_come_apart(chosen: list[tuple[int, bytes]]) -> None:
     urls = {str(index): blob for index, blob in enumerate(BLOBS)}
     given_ = [Region(start, len(blob), str(BLOBS.index(blob))) for start, blob in chosen]
-    found = apart(given_)
+    found = without_overlaps(given_)
     assert sum(region.length for region in found) == len(
         {at for start, blob in chosen for at in range(start, start + len(blob))}
     )
@@ -168,8 +168,8 @@ def test_many_overlapping_regions() -> None:
     """Nested and staggered by the ten thousand; quadratic work would not end."""
     count = 20_000
     nested = [Region(n, 2 * (count - n), str(n)) for n in range(count)]
-    found = apart(nested)
+    found = without_overlaps(nested)
     assert len(found) == 2 * count - 1
-    assert apart(nested[::-1]) == [Region(0, 2 * count, "0")]
-    staggered = apart([Region(n, 3, str(n)) for n in range(count)])
+    assert without_overlaps(nested[::-1]) == [Region(0, 2 * count, "0")]
+    staggered = without_overlaps([Region(n, 3, str(n)) for n in range(count)])
     assert [region.length for region in staggered] == [1] * (count - 1) + [3]

@@ -30,7 +30,7 @@ from zarrfs.cache import diskfiles
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import verify
 from zarrfs.cache.diskfiles import LAYOUT
-from zarrfs.concurrency.tasks import Round
+from zarrfs.concurrency.tasks import PassLimit
 from zarrfs.net.versions import TargetVersion
 from zarrfs.system import beneath
 from zarrfs.system.beneath import is_local, open_cached
@@ -248,7 +248,7 @@ def test_a_row_that_says_its_block_is_huge(local: Path) -> None:
 @trio_test
 async def test_not_all_is_read_in_one_round_of_the_loop() -> None:
     """Others have their turn after so much; then it goes on."""
-    turns = Round(100)
+    turns = PassLimit(100)
     assert [turns.take(40) for _ in range(4)] == [True, True, True, False]
     await wait_all_tasks_blocked()
     assert [turns.take(200), turns.take(1)] == [True, False]

@@ -25,7 +25,7 @@ from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Layout
 from zarrfs.cache.diskspace import Space
 from zarrfs.cache.fetchlocks import FetchLocks, Lease, Turn
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net import request_queue
@@ -186,9 +186,9 @@ def test_eight_that_read_at_once_make_about_one_request_a_block(faulty: Faulty, 
 
     async def check(nodes: list[RemoteFiles]) -> None:
         async def all_of(one: RemoteFiles) -> None:
-            await at_once(lambda low: read(one, url, low), range(0, len(VALUE), SIZE))
+            await for_each(lambda low: read(one, url, low), range(0, len(VALUE), SIZE))
 
-        await at_once(all_of, nodes)
+        await for_each(all_of, nodes)
 
     read_by_many(check, 8, Options(cache_dir=str(tmp_path), coalesce_gap=0, coalesce_size=SIZE, prefetch=0))
     assert faulty.gets() <= len(VALUE) // SIZE + 2, "not 40; one may look for a block the moment before it is there"
@@ -201,9 +201,9 @@ def test_tiny_values_that_are_fetched_ahead_of_many(faulty: Faulty, tmp_path: Pa
     wanted = [(url, low, low + 100) for low in range(0, 40_000, 200)]
 
     async def check(nodes: list[RemoteFiles]) -> None:
-        await at_once(lambda one: one.prefetch(wanted), nodes)
+        await for_each(lambda one: one.prefetch(wanted), nodes)
         for one in nodes:
-            await at_once(lambda at, one=one: read(one, url, at[1], 100), wanted)  # type: ignore[misc]
+            await for_each(lambda at, one=one: read(one, url, at[1], 100), wanted)  # type: ignore[misc]
 
     read_by_many(check, 4, Options(cache_dir=str(tmp_path)))
     assert faulty.gets() <= 5
@@ -285,7 +285,7 @@ def test_a_failed_fetch_fails_for_each_waiter_without_a_timeout(faulty: Faulty, 
             except ReadError as exc:
                 failed.append(exc)
 
-        await at_once(fails, nodes)
+        await for_each(fails, nodes)
 
     read_by_many(check, 6, Options(cache_dir=str(tmp_path), retries=0, read_timeout=20.0))
     assert len(failed) == 6

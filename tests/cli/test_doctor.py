@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers import Faulty
 from tests.servers import faulty as faulty
-from zarrfs.cli.doctor.findings import OK, PROBLEM, Finding, shown
+from zarrfs.cli.doctor.findings import OK, PROBLEM, Finding, format_finding
 from zarrfs.cli.doctor.places import indexes
 from zarrfs.cli.doctor.sources import open_and_read
 from zarrfs.config.options import Options
@@ -46,4 +46,4 @@ def test_the_reason_of_a_source_is_that_of_a_mount(path: str, state: int, says: 
 
 def test_a_name_is_one_line() -> None:
     finding = Finding("indexes", OK, "/a\n\x1b[2J/b\udce9")
-    assert shown(finding) == "ok       indexes:        /a\\n\\x1b[2J/b\\xe9"
+    assert format_finding(finding) == "ok       indexes:        /a\\n\\x1b[2J/b\\xe9"

@@ -318,4 +318,4 @@ def test_a_log_that_goes_nowhere_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert logs.note(Options()).startswith("no log: there is neither a journal nor ")
     assert (logs.note(Options(foreground=True)), logs.note(Options(log_file="x"))) == ("", "")
     (tmp_path / "syslog").touch()
-    assert (logs.note(Options()), logs.place(Options())) == ("", f"syslog ({tmp_path}/syslog)")
+    assert (logs.note(Options()), logs.destination(Options())) == ("", f"syslog ({tmp_path}/syslog)")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.conftest import open_descriptors
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links
+from zarrfs.config.redaction import split_chain
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.system import localfiles as local
@@ -204,7 +204,7 @@ def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
     ],
 )
 def test_links_of_a_chain(url: str, expected: list[str]) -> None:
-    assert links(url) == expected
+    assert split_chain(url) == expected
 
 
 # -- what is refused

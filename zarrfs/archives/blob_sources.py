@@ -21,7 +21,7 @@ from zarrfs.archives.blobrefs import LARGEST, hash_of
 from zarrfs.archives.dump_reader import DumpIndex, Member, Steps, go_through, lay_out, run, run_remote
 from zarrfs.archives.source_kinds import DUMP, FLUX, BlobSourceKind, is_remote_dump, source_kind
 from zarrfs.cache.diskfiles import Handle
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.compressed import is_tar
@@ -128,7 +128,7 @@ class BlobSources:
             data = await fetch(at)
             buffer[at - start : at - start + len(data)] = data
 
-        await at_once(put, range(start, stop, part))
+        await for_each(put, range(start, stop, part))
         return buffer
 
     def adjust(self, options: Options) -> None:

@@ -148,7 +148,7 @@ async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -
 def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
     """Read the document of the archive `wanted`.
 
-    Raises the SourceErrors of chosen(), and SourceError if the document has more than `limit` bytes.
+    Raises the SourceErrors of choose_archive(), and SourceError if the document has more than `limit` bytes.
     """
     last, index = (yield from _last_document(size)), DumpIndex()
     if last is not None and last[1].size <= limit:
@@ -156,12 +156,12 @@ def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
         data = yield start, last[1].size
         # if the layout is not that of `zarrfs archive create`, the tar may hold more archives
         if run(_laid_out(last, index), lambda offset, length: data[offset - start : offset - start + length]):
-            chosen(index, wanted, source)
+            choose_archive(index, wanted, source)
             return data
     elif last is not None and wanted.replace(".", "/") in ("", last[0]):
         raise SourceError(source, too_large(source, limit).reason)
     yield from scan(size, index)
-    where = index.documents[chosen(index, wanted, source)]
+    where = index.documents[choose_archive(index, wanted, source)]
     if where.size > limit:
         raise SourceError(source, too_large(source, limit).reason)
     return (yield where.offset, where.size)
@@ -308,7 +308,7 @@ def _plain(block: bytes) -> tuple[str, int] | None:
         return None
 
 
-def chosen(index: DumpIndex, wanted: str, source: str) -> str:
+def choose_archive(index: DumpIndex, wanted: str, source: str) -> str:
     """Return the name of the archive `wanted`, or of the only archive in the tar if `wanted` is "".
 
     Raises SourceError if there is no such archive, or if `wanted` is "" and there are several.

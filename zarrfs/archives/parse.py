@@ -64,7 +64,7 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     archive.warn()
 
 
-def apart(regions: list[Region]) -> list[Region]:
+def without_overlaps(regions: list[Region]) -> list[Region]:
     """Return regions sorted and without overlaps. Where regions overlap, the last one in the list wins."""
     regions = [region for region in regions if region.length]
     if len(regions) < 2:
@@ -294,7 +294,7 @@ class _Archive:
             if size is None:
                 raise self._refuse(entry.shown, "a blobvec without size")
             given = list(self._regions(entry, size))
-            regions = apart(given)
+            regions = without_overlaps(given)
             if {region.url for region in given if region.length} - {region.url for region in regions}:
                 self._odd("a region that later ones cover: its blob is not read or checked", entry.shown)
             self._with_blobs += bool(regions)

@@ -17,7 +17,7 @@ from zarrfs.cache.disk import QUEUE, DiskCache
 from zarrfs.cache.fetchlocks import Lease, Turn
 from zarrfs.cache.pins import Pins, Target
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.tasks import Round
+from zarrfs.concurrency.tasks import PassLimit
 from zarrfs.config.options import Options
 from zarrfs.net.request_queue import TINY
 from zarrfs.net.responses import Fetched
@@ -58,7 +58,7 @@ class DiskBlocks:
         pins.remember = self._remember
         self._targets: LRU[Target, str] = LRU(_TARGETS)
         self._readers = trio.CapacityLimiter(_READERS)
-        self._round = Round(_AT_ONCE)
+        self._round = PassLimit(_AT_ONCE)
         self._slow = trio.Lock()  # held by the one task that polls the disk
 
     def adjust(self, options: Options) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from zarrfs.config.redaction import HIDDEN, cleaned, redacted_item
+from zarrfs.config.redaction import HIDDEN, redact_text, redacted_item
 
 _OPTIONS = re.compile(r"-[A-Za-np-z]*o|--option")  # the next word is a list of options
 _ATTACHED = re.compile(r"(-[A-Za-np-z]*o=?|--option=)(.+)", re.DOTALL)  # the list is in the same word
@@ -44,9 +44,9 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
         elif attached:
             found.append(attached[1] + _redacted_list(attached[2]))
         elif word.startswith("--"):
-            found.append(cleaned(redacted_item(word)))
+            found.append(redact_text(redacted_item(word)))
         else:
-            found.append(cleaned(word))
+            found.append(redact_text(word))
         before = word
     return found
 

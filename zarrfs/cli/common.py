@@ -19,7 +19,7 @@ import click
 
 from zarrfs.cli.option_help import OPTION, TableOption, help_all
 from zarrfs.config import values as optionvalues
-from zarrfs.config.redaction import cleaned
+from zarrfs.config.redaction import redact_text
 from zarrfs.errors import UsageError, ZarrfsError, first_cause, internal_error, message_line, reason_of
 
 if TYPE_CHECKING:
@@ -211,11 +211,11 @@ def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
     except BaseException as exc:
         cause = first_cause(exc)
         if debug and not isinstance(cause, KeyboardInterrupt):
-            click.echo(cleaned("".join(traceback.format_exception(exc))), err=True, nl=False)
+            click.echo(redact_text("".join(traceback.format_exception(exc))), err=True, nl=False)
         raise SystemExit(_report(cause, status)) from None
 
 
-def compared(exit_code: bool) -> contextlib.AbstractContextManager[None]:
+def comparison_errors(exit_code: bool) -> contextlib.AbstractContextManager[None]:
     """Return report_errors() for a command that compares: with --exit-code, errors have status 2, as in diff(1)."""
     return report_errors(verbosity() == "debug", 2 if exit_code else 1)
 
@@ -248,7 +248,7 @@ def _output_failure() -> str:
 
 def say(text: str) -> None:
     """Write one line to standard error, without secrets and control characters."""
-    click.echo(f"zarrfs: {message_line(cleaned(text))}", err=True)
+    click.echo(f"zarrfs: {message_line(redact_text(text))}", err=True)
 
 
 def run_on_store(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from zarrfs.cli.command_line import hide_secrets
 from zarrfs.config.effective import settings
 from zarrfs.config.options import TABLE, Parsed, parse, split_commas
-from zarrfs.config.redaction import cleaned, without_secrets
+from zarrfs.config.redaction import redact_text, without_secrets
 from zarrfs.errors import MountError, UsageError, ZarrfsError, behind, internal_error, message_line, reason_of
 from zarrfs.system.processes import use_utf8
 from zarrfs.system.signals import orderly_end, raise_again
@@ -148,7 +148,7 @@ def _name(item: str) -> str:
 
 
 def _fail(mountpoint: str, reason: object, status: int) -> int:
-    text = cleaned(str(reason))
+    text = redact_text(str(reason))
     where = f"{mountpoint}: " if mountpoint and not text.startswith(f"{mountpoint}: ") else ""
     print(f"mount.zarrfs: {message_line(where + text)}", file=sys.stderr)
     return status

@@ -81,7 +81,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
 def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: StageOutReport) -> None:
     from zarrfs.archives.create import Progress
     from zarrfs.archives.pack_tree import CreateOptions
-    from zarrfs.cli.archive.create import made
+    from zarrfs.cli.archive.create import blob_directory
     from zarrfs.jobs import stageout, upload
 
     quiet = parsed.options.log_level == "error"
@@ -95,7 +95,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
         skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
     )  # fmt: skip
-    with made(making.blobs), contextlib.ExitStack() as stack:
+    with blob_directory(making.blobs), contextlib.ExitStack() as stack:
 
         def begun() -> None:
             stack.enter_context(meter.displayed(meter.of(progress), quiet))

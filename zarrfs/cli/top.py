@@ -48,7 +48,7 @@ def _interval(text: str) -> float:
 def _watch(path: str, interval: float, once: bool) -> None:
     from zarrfs.cli.top_screen import frame, since
     from zarrfs.errors import MountError
-    from zarrfs.metrics.statistics import statistics, still_there
+    from zarrfs.metrics.statistics import is_mounted, statistics
 
     first = statistics(path)
     history = [first]
@@ -60,7 +60,7 @@ def _watch(path: str, interval: float, once: bool) -> None:
             try:
                 history = since(history, statistics(first.mountpoint))
             except MountError:
-                if still_there(first.mountpoint):
+                if is_mounted(first.mountpoint):
                     raise
                 break
             if len(history) > 1:

@@ -29,7 +29,7 @@ def umount(mountpoint: tuple[str, ...], lazy: bool) -> None:
     with report_errors():
         for one in mountpoint:
             try:
-                mounts.end(one, lazy)
+                mounts.unmount_and_wait(one, lazy)
             except MountError as exc:
                 failed = True
                 say(f"{exc}{_staged(one)}")

@@ -34,7 +34,7 @@ Copies that stage made at DEST stay, unless --remove-copies says otherwise, whic
 else; those in a directory of the node are removed with it. The exit status is 1 if something is still there that
 should have been removed, else 0; with --job, --stale and --all, to find nothing is no error."""
 
-_KEEPER_WAITS = 3600.0  # seconds that the mount holder (--record) waits for processes that still use the mount
+_HOLDER_TIMEOUT = 3600.0  # seconds that the mount holder (--record) waits for processes that still use the mount
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
@@ -79,7 +79,7 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
     from zarrfs.system import mounts
 
     began = time.monotonic()
-    timeout = _KEEPER_WAITS if given["record"] else given["timeout"]
+    timeout = _HOLDER_TIMEOUT if given["record"] else given["timeout"]
     shown, dest = dest, None if dest is None else mounts.resolved(dest)
     report = reports.place(given["report"])
     os.chdir("/")  # a working directory in the mount would make it busy

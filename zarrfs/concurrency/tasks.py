@@ -25,7 +25,7 @@ def in_background(function: Callable[..., Awaitable[None]], *args: Any) -> None:
     trio.lowlevel.spawn_system_task(guarded)
 
 
-class Round:
+class PassLimit:
     """A limit on the work that tasks do without waiting in one pass of trio's scheduler: `most`, in any unit."""
 
     def __init__(self, most: int) -> None:
@@ -45,7 +45,7 @@ class Round:
         self._taken = 0
 
 
-async def at_once(function: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
+async def for_each(function: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
     """Await `function` of all items concurrently.
 
     The first failure cancels the other calls, and is raised as it is, not in an exception group.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas
-from zarrfs.config.redaction import USERS, links
+from zarrfs.config.redaction import USERS, split_chain
 from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _spellings(source: str) -> list[str]:
     from zarrfs.config.urls import file_path, names
 
     found = []
-    for text in dict.fromkeys((source, links(source)[-1])):
+    for text in dict.fromkeys((source, split_chain(source)[-1])):
         path = file_path(text)
         protocol, separator, rest = path.partition("://")
         protocol = protocol.lower()

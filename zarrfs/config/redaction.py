@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
 _WELL_KNOWN = ("", "anon", "cache", "cloud", "google_default")  # values of token= that are not secret (gcsfs)
 
 
-def links(url: str) -> list[str]:
+def split_chain(url: str) -> list[str]:
     """Split a chained URL into its links, outermost first; not at the "::" of an IPv6 address in brackets."""
     found, start = [], 0
     for match in _SEPARATOR.finditer(url):
@@ -47,7 +47,7 @@ def without_secrets(url: str) -> str:
     """Return `url` without user:password@, and without a query or fragment that looks signed."""
     if not ("@" in url or "?" in url or "#" in url):
         return url
-    shown = "::".join(_without_secrets(link) for link in links(url))
+    shown = "::".join(_without_secrets(link) for link in split_chain(url))
     # a URL within a query, or in a text that is not a chain, may have a password as well
     return _PASSWORD.sub("", shown) if "@" in shown else shown
 
@@ -72,7 +72,7 @@ def _without_secrets(url: str) -> str:
 
 def without_user(url: str) -> str:
     """Return `url` without user:password@. A query or fragment stays, because it may be part of the name."""
-    *before, last = links(url)
+    *before, last = split_chain(url)
     scheme, mark, rest = last.partition("://")
     host, slash, path = rest.partition("/")
     return "::".join([*before, f"{without_secrets(scheme + mark + host)}{slash}{path}"])
@@ -82,7 +82,7 @@ def _signed(query: str) -> bool:
     return any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
-def cleaned(text: str) -> str:
+def redact_text(text: str) -> str:
     """Redact foreign text, such as a library's error: apply without_secrets() to each URL in it.
 
     Signatures and tokens are also hidden in a query that is quoted without its URL.

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from zarrfs.config.redaction import links
+from zarrfs.config.redaction import split_chain
 
 if TYPE_CHECKING:
     import yarl
@@ -70,7 +70,7 @@ def protocols(url: str) -> list[str]:
     """
     if is_data(url):
         return ["data"]
-    chain = links(url)
+    chain = split_chain(url)
     first = _SCHEME.match(chain[0])
     if len(chain) == 1:
         if first and "://" in url:
@@ -105,7 +105,7 @@ def relative_end(url: str) -> tuple[str, str] | None:
     found = protocols(url)
     if found and found[-1] not in ("file", "local"):
         return None
-    end = links(url)[-1] if len(found) > 1 else url
+    end = split_chain(url)[-1] if len(found) > 1 else url
     path = file_path(end) if found else end
     return None if path.startswith("/") else (url[: len(url) - len(end)], path)
 
@@ -157,7 +157,7 @@ def join(base: str, relative: str) -> str | None:
     different keys of a bucket.
     """
     head, slashes, _ = base.partition("://")
-    if len(links(base)) > 1 or not slashes:
+    if len(split_chain(base)) > 1 or not slashes:
         return None
     base, query = _split(base)
     if names(head.lower())[0] == "http":

@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from zarrfs.concurrency.budget import MemoryBudget
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.copying.check_report import bad_entry
 from zarrfs.copying.copy_processes import ENTRIES, Batch, CopyProcesses, Result, note
 from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
@@ -377,7 +377,7 @@ class _Copy:
                 failed.add(id(item))
 
         unknown = [item for item in batch if item.unread and item.info.size is None and item.info.mtime_ns is None]
-        await at_once(look, unknown)
+        await for_each(look, unknown)
         return [item for item in batch if id(item) not in failed]
 
     async def _look_up(self, item: Item) -> None:

@@ -258,7 +258,7 @@ async def _main(
             operations.recorder.close()
         _remove_pid_file(options)
         seconds = time.monotonic() - began
-        log.info("%s", process.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
+        log.info("%s", process.summary(mountpoint, seconds, operations.stats(), operations.unsynced))
 
 
 def _owner(pid: int | None) -> int | None:

@@ -28,7 +28,7 @@ _LOOKS = 1 << 16  # cells with the versions of documents and chunks that were se
 _SIZED = 1 << 22  # cells that say whether a size was sent for an inode; several inodes share a cell
 _HANDLES = 1 << 16  # open handles of one process
 _NAME = 256
-_PLACE = struct.Struct(f"<QH{_NAME}s")  # state of a listing: position, length of the name before it, that name
+_LISTING_STATE = struct.Struct(f"<QH{_NAME}s")  # state of a listing: position, length of the name before it, that name
 _DIRECTORIES = 1 << 13  # open directories of one process
 # a slot: sequence number and, in the upper half, generation (both 0: free); inode, version, pid, descriptor, st_dev,
 # st_ino
@@ -426,7 +426,7 @@ class Handles:
         )  # fmt: skip
         self._taken.add(handle)
         if directory:
-            _PLACE.pack_into(self._places, _place(handle), 0, 0, b"")
+            _LISTING_STATE.pack_into(self._places, _place(handle), 0, 0, b"")
             self._shared.put(self._process, DIRECTORIES, self._directories.high)
         else:
             self._shared.put(self._process, FILES, self._files.high)
@@ -467,13 +467,13 @@ class Handles:
 
     def place(self, handle: int) -> tuple[int, str]:
         """Return the position that the listing of a directory has reached, and the name before it."""
-        position, length, name = _PLACE.unpack_from(self._places, _place(handle))
+        position, length, name = _LISTING_STATE.unpack_from(self._places, _place(handle))
         return position, name[:length].decode("utf-8", "surrogateescape")
 
     def put_place(self, handle: int, position: int, name: str) -> None:
         """Note the position that a listing has reached, and the name before it."""
         encoded = name.encode("utf-8", "surrogateescape")
-        _PLACE.pack_into(self._places, _place(handle), position, len(encoded), encoded)
+        _LISTING_STATE.pack_into(self._places, _place(handle), position, len(encoded), encoded)
 
     def of_inode(self, inode: int) -> Iterator[tuple[int, Slot]]:
         """Yield (handle, slot) for the open handles of an inode in all processes."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Kind, Store, join_key, split_key
 
@@ -94,7 +94,7 @@ class StatAhead:
                 if names:
                     state.asked.update(names)
                     state.last = names[-1]
-                    await at_once(ask, names)
+                    await for_each(ask, names)
         finally:
             state.busy = False
 

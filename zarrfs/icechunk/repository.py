@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links
+from zarrfs.config.redaction import split_chain
 from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import Damaged
@@ -156,7 +156,7 @@ async def compile_snapshot(
 
     idents = list(wanted)
     for start in range(0, len(idents), _AT_ONCE):
-        await at_once(one, idents[start : start + _AT_ONCE])
+        await for_each(one, idents[start : start + _AT_ONCE])
     if clash := writer.conflicts():
         raise SourceError(source, "is a file and a directory", clash[0])
 
@@ -227,7 +227,7 @@ def virtual_url(location: str) -> str:
         url = None if decoded is None or "::" in decoded else f"{scheme}://{host}{slash}{decoded}"
     else:
         url = f"{scheme}://{host}{slash}{_without_chain(key)}"
-    return f"{UNDECODED}{_without_chain(location)}" if url is None or len(links(url)) > 1 else url
+    return f"{UNDECODED}{_without_chain(location)}" if url is None or len(split_chain(url)) > 1 else url
 
 
 def _without_chain(encoded: str) -> str:

@@ -35,7 +35,7 @@ def alive(who: Process | None) -> bool:
     return who is not None and process(who.pid) == who
 
 
-def elsewhere(who: Process) -> bool:
+def may_be_in_other_namespace(who: Process) -> bool:
     """Return whether a running process may be in another mount namespace than this one."""
     try:
         return os.readlink(f"/proc/{who.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")

@@ -80,7 +80,7 @@ def mount_of(record: Record) -> mounts.Mount | None:
         return None
     if (moved := _moved(record, record.daemon.pid)) is not None:
         return moved
-    if processes.elsewhere(record.daemon):
+    if processes.may_be_in_other_namespace(record.daemon):
         who = shown(record.daemon.pid)
         raise MountError(f"{record.dest}: is mounted in another mount namespace, that of {who}")
     return None

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import cleaned
+from zarrfs.config.redaction import redact_text
 from zarrfs.errors import message_line
 
 log = logging.getLogger("zarrfs")  # the parent of the loggers of all modules
@@ -40,14 +40,14 @@ _PATIENCE = 1.0  # seconds to write queued lines at the end of the process
 
 def message(record: logging.LogRecord) -> str:
     """Return the message of a record as one line without secrets, cut to a length that syslog accepts."""
-    text = message_line(cleaned(record.getMessage()))
+    text = message_line(redact_text(record.getMessage()))
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + " ..."
 
 
 def facts(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields of a failure: operation, key, url, offset, length, errno, attempt, kind, more."""
     found: Mapping[str, Any] = getattr(record, "facts", {})
-    return {name: cleaned(value) if isinstance(value, str) else value for name, value in found.items()}
+    return {name: redact_text(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
 def text_line(record: logging.LogRecord, stamped: bool = False) -> str:
@@ -83,7 +83,7 @@ def json_line(record: logging.LogRecord, about: Mapping[str, str]) -> str:
 def _traceback(record: logging.LogRecord) -> str:
     if not record.exc_info or record.exc_info[0] is None:
         return ""
-    return "\n" + cleaned("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
+    return "\n" + redact_text("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
 
 
 class LogTarget:
@@ -331,7 +331,7 @@ def configure(options: Options, foreground: bool, mountpoint: str = "", source: 
     log.setLevel(options.log_level.upper())
 
 
-def place(options: Options) -> str:
+def destination(options: Options) -> str:
     """Return the destination of the log of a background mount, for messages; "" if there is none."""
     if options.log_file is not None:
         return os.path.abspath(options.log_file)
@@ -340,7 +340,7 @@ def place(options: Options) -> str:
 
 def note(options: Options) -> str:
     """Return a warning if the log of the mount has no destination, else ""."""
-    if options.foreground or place(options):
+    if options.foreground or destination(options):
         return ""
     return f"no log: there is neither a journal nor {SYSLOG}; log_file=FILE has the reasons of failed reads"
 

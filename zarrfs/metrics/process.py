@@ -78,7 +78,7 @@ def _installed() -> str:
     return metadata.version("zarrfs")
 
 
-def ending(mountpoint: str, seconds: float, counters: dict[str, Any], unsynced: int | None) -> str:
+def summary(mountpoint: str, seconds: float, counters: dict[str, Any], unsynced: int | None) -> str:
     """Return the summary of a mount in one line.
 
     `seconds` is how long it was mounted, and `unsynced` the number of files written without an fsync; None for a

@@ -57,7 +57,7 @@ def timed(counted: Statistics) -> float | None:
     return count if count is not None or not buckets else buckets[-1][1]  # older daemons: the last bucket
 
 
-def still_there(mountpoint: str) -> bool:
+def is_mounted(mountpoint: str) -> bool:
     """Return whether a zarrfs mount exists at exactly `mountpoint`."""
     mount = mounts.mount_at(mountpoint)
     return mount is not None and mount.fstype == mounts.FSTYPE
@@ -81,6 +81,6 @@ def mount_of(path: str) -> str:
 
 def why(mountpoint: str, exc: OSError) -> str:
     """Return why a daemon does not answer, as text for a message."""
-    if not still_there(mountpoint):
+    if not is_mounted(mountpoint):
         return "no longer mounted"
     return _WHY.get(exc.errno or 0, reason_of(exc))

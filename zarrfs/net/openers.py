@@ -18,7 +18,7 @@ import trio
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links, without_secrets
+from zarrfs.config.redaction import split_chain, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, identity, obstores
 from zarrfs.net.certificates import check_variables
@@ -189,7 +189,7 @@ class Openers:
     async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
         from zarrfs.net.zipfiles import LocalArchive, RemoteArchive, ZipSystem
 
-        head = links(url)[0]
+        head = split_chain(url)[0]
         archive = url[len(head) + 2 :]
         if protocol != "zip":
             raise ReadError(without_secrets(url), f"{protocol} before '::' is not supported, only zip")

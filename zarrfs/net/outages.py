@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from zarrfs.config.redaction import cleaned
+from zarrfs.config.redaction import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Outage:
     """The outage of one server."""
 
     def __init__(self, server: str, reason: str, path: str, after: float) -> None:
-        self.server, self.reason = server, cleaned(reason)[:_REASON]
+        self.server, self.reason = server, redact_text(reason)[:_REASON]
         self.began, self.since = trio.current_time(), time.time()
         self.waited = 0  # requests of readers that have waited for the end so far
         self.waiting = 0  # requests of readers that wait now, without those that have not been sent at all
@@ -75,7 +75,7 @@ class Outage:
 
     def fail(self, reason: str, after: float, path: str, probe: bool) -> bool:
         """Note a failure, of a `probe` or of another request; return whether this call has logged the outage."""
-        self.reason = cleaned(reason)[:_REASON]
+        self.reason = redact_text(reason)[:_REASON]
         if self._path != path:
             self._path = None
         if probe:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links, without_secrets
+from zarrfs.config.redaction import split_chain, without_secrets
 from zarrfs.errors import AccessDenied, ReadError
 
 LOCAL = ("file", "local")
@@ -63,7 +63,7 @@ class Trust:
 
     def __init__(self, options: Options, origin: str = "", private: bool = False) -> None:
         self._options, self._private = options, private
-        self._origin = links(origin)[-1]  # of a chain: where the archive is
+        self._origin = split_chain(origin)[-1]  # of a chain: where the archive is
         here = not self._origin or (urls.protocols(self._origin) or LOCAL)[0] in (*LOCAL, "memory")
         self.remote = not here
 
@@ -159,7 +159,7 @@ class Trust:
 def _place(url: str) -> str:
     """Return urls.place(url); "" for a path, a chain or an invalid URL."""
     try:
-        return urls.place(url) if "://" in url and len(links(url)) == 1 else ""
+        return urls.place(url) if "://" in url and len(split_chain(url)) == 1 else ""
     except ValueError:
         return ""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from zarrfs.config.effective import settings
 from zarrfs.errors import SourceError, UsageError, ZarrfsError, internal_error
-from zarrfs.system.processes import end_with_parent, lives
+from zarrfs.system.processes import end_with_parent, is_running
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     except Exception as exc:
         _answer(answers, {"mount": internal_error(exc)})
     finally:
-        if request["private"] and not lives(owner):
+        if request["private"] and not is_running(owner):
             with contextlib.suppress(OSError):
                 os.rmdir(request["mountpoint"])
                 os.rmdir(os.path.dirname(request["mountpoint"]))

@@ -137,7 +137,7 @@ def _end(child: subprocess.Popen[bytes], mountpoint: str) -> None:
     child.wait()
 
 
-_left: dict[str, int] = {}  # {symbolic link in place of an ended mount: pid of the process that made it}
+_dead_links: dict[str, int] = {}  # {symbolic link in place of an ended mount: pid of the process that made it}
 
 
 def _make_unusable(place: str) -> None:
@@ -145,12 +145,12 @@ def _make_unusable(place: str) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(place)
         os.symlink(os.path.basename(place), place)
-        _left[place] = os.getpid()
+        _dead_links[place] = os.getpid()
 
 
 @atexit.register
 def _remove_left() -> None:
-    for place, owner in _left.items():
+    for place, owner in _dead_links.items():
         if owner == os.getpid():
             with contextlib.suppress(OSError):
                 os.unlink(place)

@@ -51,7 +51,7 @@ async def references_of(
     def failed(key: str, exc: Exception) -> None:
         raise SourceError(plan.source, str(exc), key or "/")
 
-    tree = walk(store, failed=failed, leave_out=_one_of(plan, own))
+    tree = walk(store, failed=failed, leave_out=_exclusion_test(plan, own))
     async for key, info in with_sizes(store, tree, _AT_ONCE, failed):
         _check(key, info, plan.source)
         if info.kind is Kind.DIRECTORY:
@@ -114,7 +114,7 @@ def _url_of_path(path: str, plan: Plan, key: str, relative_to: str | None) -> st
     return f"./{path}" if urls.protocols(path) else path  # a file name like "ab::c" looks like a URL
 
 
-def _one_of(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
+def _exclusion_test(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
     """Return a predicate: whether a key is one of the local `paths`, even if they reach its directory through links.
 
     Raise UsageError if the root of the tree is one of `paths`.

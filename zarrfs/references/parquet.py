@@ -19,7 +19,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.keys import printable as shown
@@ -493,7 +493,7 @@ class ParquetStore(Store):
                 there.append(number)
 
         for start in range(0, count, _AHEAD):
-            await at_once(look, range(start, min(start + _AHEAD, count)))
+            await for_each(look, range(start, min(start + _AHEAD, count)))
         return sorted(there)
 
     async def _prefetch(self, array: str, number: int) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OFFSET_MAX = 2**63 - 1  # largest offset and end of a range: the largest size of a file
 
-APART = ("refs",)  # the member that is parsed in separate slices
+SLICED_MEMBERS = ("refs",)  # the member that is parsed in separate slices
 _MEMBERS = {"version", "templates", "gen", "refs"}
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
 _SHORT = NAME_MAX // 4  # characters that fit in a name whatever their length in UTF-8
@@ -58,11 +58,11 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     An invalid entry is left out, with a warning. Raise SourceError for a fault in the rest of the document or in a
     template, for a conflict with conflict=error, and with -o strict for any invalid entry.
     """
-    head = document.head(APART)
+    head = document.head(SLICED_MEMBERS)
     if not isinstance(head, dict):
         raise compilation.refuse(f"a reference set is a JSON object, not {json_type(head)}")
     entries = _Entries(compilation)
-    if "version" in head or "version" in document.members(("version",), APART):
+    if "version" in head or "version" in document.members(("version",), SLICED_MEMBERS):
         compilation.place = "refs"
         _Version1(document, entries, compilation).compile()
     else:
@@ -91,7 +91,7 @@ class _Version1:
     def compile(self) -> None:
         """Compile the document: refs first, because entries made by gen replace those of refs."""
         urls = _Urls(self._compilation.writer, lambda text: self._templates().text(text))
-        for member, values in self._document.slices(APART):
+        for member, values in self._document.slices(SLICED_MEMBERS):
             refs = values if member else values.get("refs", {})
             if not member:
                 self._take(values)
@@ -161,7 +161,7 @@ class _Version1:
         if self._named is None:
             if "templates" not in self._members:
                 self._members["templates"] = {}
-                self._members |= self._document.members(("templates",), APART)
+                self._members |= self._document.members(("templates",), SLICED_MEMBERS)
             sources = self._members["templates"]
             if not isinstance(sources, dict):
                 self._compilation.fault(f"expected an object, not {json_type(sources)}", "templates")

@@ -23,7 +23,7 @@ _SHARE = 0.1  # length of a pause, as a share of the time waited so far
 _REPORTED = 3.0  # seconds of waiting after which it is reported
 # Content of the lock file if its holder failed to make an index. The waiters then stop waiting, because each of them
 # would probably fail, too.
-_IN_VAIN = b"-"
+_FAILED = b"-"
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ class _Lock:
                     with contextlib.suppress(OSError):  # a full disk
                         os.pwrite(self._descriptor, f"{os.getpid()} {os.uname().nodename}".encode(), 0)
                     return None
-                if os.pread(self._descriptor, 1, 0) == _IN_VAIN:
+                if os.pread(self._descriptor, 1, 0) == _FAILED:
                     break
                 self._close()  # its holder has removed the file: open a new one
         except OSError:  # no locks on this file system, or the file of another user
@@ -99,7 +99,7 @@ class _Lock:
         """Remove the file unless another process holds the lock. `in_vain`: make waiters stop waiting."""
         if in_vain and self._descriptor is not None:
             with contextlib.suppress(OSError):  # a full disk
-                os.pwrite(self._descriptor, _IN_VAIN, 0)
+                os.pwrite(self._descriptor, _FAILED, 0)
         with contextlib.suppress(OSError):
             if self._descriptor is None and os.path.lexists(self._path):
                 self._descriptor = _open(self._path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zarrfs.archives.dump_reader import document, run_remote, split_member
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links, without_secrets
+from zarrfs.config.redaction import split_chain, without_secrets
 from zarrfs.documents.compilation import ReadingProgress
 from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.documents.data_files import why_no_source
@@ -198,4 +198,4 @@ async def _download(
 
 
 def _name(url: str) -> str:
-    return links(url)[0].partition("?")[0].rpartition("/")[2].lower()
+    return split_chain(url)[0].partition("?")[0].rpartition("/")[2].lower()

@@ -35,7 +35,7 @@ from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan, discard
 from zarrfs.errors import SourceError, UsageError, message_line, reason_of
 from zarrfs.net.responses import too_large
-from zarrfs.references.parse import APART
+from zarrfs.references.parse import SLICED_MEMBERS
 from zarrfs.sources.compile_lock import compiling
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.sources.index_sources import adopt, plan_index
@@ -88,7 +88,7 @@ def remembered(path: str, options: Options) -> Plan | None:
         opened.enter_context(contextlib.closing(document))
         if not stat.S_ISREG(status.st_mode) or options.type == "zarr" or not document.settled():
             return None
-        known = IndexCache(options).recall(_key(document.stamp(), options))
+        known = IndexCache(options).recall(_note_stamp(document.stamp(), options))
         if known is None:
             return None
         return compile_document(dataclasses.replace(document, known=known), options, time.monotonic())
@@ -154,7 +154,7 @@ def _from_dump(path: str, file: int, member: str, options: Options) -> Document:
     """Read the archive `member` of the dump tar that is open as the descriptor `file`, and close `file`."""
     with contextlib.closing(Document(f"{path}#{member}", file, "", None)) as tar:
         stamp, blobs = tar.stamp() if tar.settled() else "", (path,)
-        known = IndexCache(options).recall(_key(stamp, _for_blobs(options, blobs))) if stamp else None
+        known = IndexCache(options).recall(_note_stamp(stamp, _for_blobs(options, blobs))) if stamp else None
         data = _member(path, file, member, options) if known is None else b""
         return Document(path, data, "", os.fstat(file).st_mtime_ns, version=stamp, blobs=blobs, known=known)
 
@@ -180,7 +180,7 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
 
     def recalled(stamp: str, dump: bool) -> bool:
         nonlocal known
-        key = _key(stamp, _for_blobs(options, places if dump else ()))
+        key = _note_stamp(stamp, _for_blobs(options, places if dump else ()))
         if dump:
             known = cache.recall(key)
         else:
@@ -217,7 +217,7 @@ def _index(
 ) -> tuple[str, dict[str, str]]:
     """Return (path, notes) of the index of a document: from the cache, from a process waited for, or compiled now."""
     stamp = document.stamp()
-    key = _key(stamp, options) if document.settled() else ""
+    key = _note_stamp(stamp, options) if document.settled() else ""
 
     def recalled() -> tuple[str, dict[str, str]] | None:
         return cache.recall(key) if key else None
@@ -276,7 +276,7 @@ def _digest(content: bytes, options: Options) -> str:
     return hashlib.sha256(content + _shape(options)).hexdigest()
 
 
-def _key(stamp: str, options: Options) -> str:
+def _note_stamp(stamp: str, options: Options) -> str:
     """Return the stamp for IndexCache.remember(), a hash of the document's stamp and the options."""
     return hashlib.sha256(stamp.encode() + _shape(options)).hexdigest()
 
@@ -319,7 +319,7 @@ def _write(document: Document, options: Options, path: str, content: bytes) -> d
 
 
 def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[JsonDocument, Compilation], None]]:
-    views: tuple[Callable[[], Any], ...] = (functools.partial(document.head, APART), document.whole)
+    views: tuple[Callable[[], Any], ...] = (functools.partial(document.head, SLICED_MEMBERS), document.whole)
     for view in views:
         known = view()
         for kind, module_name in DOCUMENT_KINDS.items():
@@ -330,7 +330,7 @@ def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[Js
     raise SourceError(document.source, "neither a reference set nor a file archive; see -o type=")
 
 
-def _judged(plan: Plan) -> Plan:
+def _with_private(plan: Plan) -> Plan:
     """Return `plan` with `private` set. This process must have fetched nothing but the document of the plan."""
     if not plan.origin:
         return plan
@@ -384,8 +384,8 @@ def _answer_one(source: str, options: Options, plans: list[Plan]) -> dict[str, A
     """Add the plan of a source to `plans` and return {}; if that fails, return the answer with the error."""
     try:
         if not {"http", "https"}.isdisjoint(protocols(source)):
-            options = dataclasses.replace(options, client="fsspec")  # _judged() depends on fsspec's sockets
-        plans.append(_judged(prepare(source, options)))
+            options = dataclasses.replace(options, client="fsspec")  # _with_private() depends on fsspec's sockets
+        plans.append(_with_private(prepare(source, options)))
     except UsageError as exc:
         return {"usage": str(exc)}
     except SourceError as exc:

@@ -14,7 +14,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
-from zarrfs.concurrency.tasks import at_once, in_background
+from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.config.options import Options
 from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
@@ -215,7 +215,7 @@ class IndexStore(Store):
             with contextlib.suppress(StoreError):
                 rows.append(self._row_of_key(key))
         unknown = {row.ref for row in rows if row.kind == Kind.FILE and row.size is None} - self._sizes.keys()
-        await at_once(self._try_size, unknown)
+        await for_each(self._try_size, unknown)
         await self._targets.prefetch([range_ for row in rows for range_ in self._ranges(row)])
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
@@ -391,7 +391,7 @@ class IndexStore(Store):
                     self._url(target), offset + low - at, high - low, offset, offset + length
                 )
 
-        await at_once(fill, [iter(rows)] * min(len(rows), _AT_ONCE))  # each task takes the next row
+        await for_each(fill, [iter(rows)] * min(len(rows), _AT_ONCE))  # each task takes the next row
         return out
 
     def _read_on(self, owner: int, start: int, stop: int) -> None:

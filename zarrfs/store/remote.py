@@ -16,10 +16,10 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
-from zarrfs.concurrency.tasks import at_once, in_background
+from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links, without_secrets, without_user
+from zarrfs.config.redaction import split_chain, without_secrets, without_user
 from zarrfs.config.values import FOREVER
 from zarrfs.errors import (
     AccessDenied,
@@ -168,7 +168,7 @@ class FsspecStore(Store):
                     system, path = await self._path_of_key(key)
                     wanted.append(self.files.first_block(system, path, 0, entry.size, entry))
 
-        await at_once(look, keys)
+        await for_each(look, keys)
         await self.files.blocks.prefetch(wanted)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
@@ -293,12 +293,12 @@ class FsspecStore(Store):
             return without_secrets(path)
         if "::" in key:
             raise ReadError(key, 'a name with "::", which means something else in a URL')
-        head, *archive = links(self._url)
+        head, *archive = split_chain(self._url)
         url = "::".join([os.path.join(head, key), *archive])
         found, there = await self.files.find(url)
         if found.identity(there) != system.identity(path):  # for some protocols a "?" ends the path
             raise ReadError(key, "a name that means something else in a URL")
-        *before, last = links(url)
+        *before, last = split_chain(url)
         protocol = urls.protocols(url)[-1]
         if archive and protocol in ("http", "https"):  # a query belongs to the store's URL
             last = without_secrets(last)

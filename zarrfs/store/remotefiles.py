@@ -14,7 +14,7 @@ from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.blocks import Blocks
 from zarrfs.cache.streams import Stream, Streams
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
@@ -137,7 +137,7 @@ class RemoteFiles:
             part = await self.blocks.read(one, start, stop - start, (offset, length))
             buffer[start - offset : stop - offset] = part
 
-        await at_once(put, wanted)
+        await for_each(put, wanted)
         return buffer
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:

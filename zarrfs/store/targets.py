@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from zarrfs.concurrency.lru import LRU
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import links, without_secrets
+from zarrfs.config.redaction import split_chain, without_secrets
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing
 from zarrfs.net.reach import LOCAL, Trust
 from zarrfs.system.buffers import Buffer
@@ -259,6 +259,6 @@ class Targets(TargetReader):
         protocols = urls.protocols(url)
         if not protocols or (len(protocols) == 1 and protocols[0] in LOCAL):
             return urls.file_path(url) if protocols else url, ""
-        for protocol, link in zip(protocols, links(url), strict=True):
+        for protocol, link in zip(protocols, split_chain(url), strict=True):
             self._trust.admit(protocol, link, without_secrets(url))
         return None, url

@@ -23,7 +23,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
 from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
@@ -317,14 +317,14 @@ class UnlistedStore(WrappingStore):
         names = (await self._consolidated()).get(key) if key else None
         if names:
             until = min(until, self._named_until)
-            await at_once(look, [name for name in NODE_DOCUMENTS if name in names])
+            await for_each(look, [name for name in NODE_DOCUMENTS if name in names])
         else:  # most nodes have the same generation as their group
             parent = self._nodes.get(split_key(key)[0]) if key else None
             above = None if parent is None else parent[1]
             first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
             await look(".zarray" if first == ".zgroup" else first)
             if not found:
-                await at_once(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
+                await for_each(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
         node, entry = next((found[name] for name in NODE_DOCUMENTS if name in found), (None, None))
         if node is None and refused:  # perhaps only for now; without a node, its chunks are absent
             until = min(until, trio.current_time() + _REFUSED)
@@ -454,7 +454,7 @@ class UnlistedStore(WrappingStore):
             if info.kind is Kind.FILE:
                 found.append(info)
 
-        await at_once(look, names)
+        await for_each(look, names)
         return found
 
     async def _chunks(self, prefix: str, node: NodeLayout, directory: str, after: str) -> AsyncIterator[Info]:

@@ -221,7 +221,7 @@ def unmount_own(mountpoint: str, device: int | None, lazy: bool = False) -> None
         raise MountError(f"{mountpoint}: cannot unmount: {reason_of(exc)}") from None
 
 
-def end(mountpoint: str, lazy: bool = False) -> None:
+def unmount_and_wait(mountpoint: str, lazy: bool = False) -> None:
     """Unmount the zarrfs mount at `mountpoint` and wait until its daemon has ended. Raise MountError."""
     mountpoint = canonical(mountpoint)
     mount = mount_at(mountpoint)

@@ -30,7 +30,7 @@ def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether a process of this pid namespace is running. A zombie is not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, TargetChanged
 from zarrfs.store.api import (
     Info,
@@ -109,7 +109,7 @@ class ArraysView(DecodedView):
             async def look(name: str) -> None:
                 ahead.update((info.name, info) for info in await self._entries_of(entry.node, name, taken))
 
-            await at_once(look, batch)
+            await for_each(look, batch)
         for name in sorted(ahead):
             if name > after:
                 yield ahead[name]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import trio
 
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.traversal import resolve
@@ -230,7 +230,7 @@ class Chunks:
         noted = iter(list(self._read.items()))
         try:
             while batch := list(itertools.islice(noted, _AT_ONCE)):
-                await at_once(look, batch)
+                await for_each(look, batch)
         except ReadError:
             return False
         return True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import trio
 
-from zarrfs.concurrency.tasks import at_once, in_background
+from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Store
 from zarrfs.system.buffers import Buffer
@@ -203,7 +203,7 @@ class FlatArray:
 
         numbers = iter(waiting)
         while batch := list(itertools.islice(numbers, _AT_ONCE)):
-            await at_once(fill, batch)
+            await for_each(fill, batch)
         return _bytes_of(out)
 
     def _copy(self, box: Array, piece: Piece, chunk: Array | None) -> None:

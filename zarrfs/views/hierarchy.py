@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError
 from zarrfs.store.api import Info, Kind, Looks, Store, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
@@ -193,7 +193,7 @@ class Hierarchy:
 
     async def _all(self, paths: list[str]) -> AsyncIterator[Node]:
         if len(paths) > 1:
-            await at_once(self._at, paths)
+            await for_each(self._at, paths)
         for path in paths:
             node = await self._at(path)
             if node is not None:
@@ -320,7 +320,7 @@ class Hierarchy:
 
             await ask(names[0])  # if it exists, the others are not needed: most stores take one request
             if not there:
-                await at_once(ask, [*names[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
+                await for_each(ask, [*names[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
         for name in names:
             made = there.get(name) if self._remote else await self._document(directory, name)
             if made is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.api import Store
 from zarrfs.views.boxes import Box, pieces
@@ -69,7 +69,7 @@ async def read_box(
             chunk = (await chunks.load(number)).value
             part_of(out, where)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
 
-    await at_once(work, range(_REQUESTS if store.remote else cache.threads))
+    await for_each(work, range(_REQUESTS if store.remote else cache.threads))
     return out
 
 

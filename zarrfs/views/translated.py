@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.tasks import at_once
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Looks, Store, Value, WrappingStore, check_key, join_key, split_key
@@ -34,7 +34,7 @@ from zarrfs.zarr.documents import parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
-from zarrfs.zarr.translation import Form, Translation, translate, unchanged
+from zarrfs.zarr.translation import Form, Translation, translate, translate_stored
 
 if TYPE_CHECKING:
     from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
@@ -111,7 +111,7 @@ class TranslatedView(WrappingStore):
             return await self._directory_info(resolved.translated.node, name)
         if resolved.derived is not None:
             return (await self._derived_entry(key, resolved, resolved.derived, sized))[0]
-        info = _in_its_place((await self._resolve(resolved.source, sized))[1], resolved.directory)
+        info = _as_chunk_info((await self._resolve(resolved.source, sized))[1], resolved.directory)
         if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
         return info._replace(name=name, links=1) if resolved.directory else info._replace(name=name)
@@ -225,7 +225,7 @@ class TranslatedView(WrappingStore):
             await self.info(key)  # raises NotFound if it does not exist
             raise IsDirectory(key)
         source, info = await self._resolve(resolved.source, False)
-        if reason := _in_its_place(info, False).unreadable:
+        if reason := _as_chunk_info(info, False).unreadable:
             raise ReadError(key, reason)
         return source
 
@@ -263,7 +263,7 @@ class TranslatedView(WrappingStore):
 
     async def _array_translation(self, array: ArrayMetadata) -> Translation:
         """Translate an array. Raises MetadataError if the version cannot express it."""
-        found = unchanged(array, self._version)
+        found = translate_stored(array, self._version)
         if found is None:
             found = await trio.to_thread.run_sync(translate, array, self._version, self._decode)
         return found
@@ -399,7 +399,7 @@ class TranslatedView(WrappingStore):
                 raise NotFound(key)
             info = chunks.shown(at.info, at.length, name)
         else:
-            info = _in_its_place((await self._resolve(resolved.source, False))[1], False)
+            info = _as_chunk_info((await self._resolve(resolved.source, False))[1], False)
             if info.unreadable:
                 return info._replace(name=name), None
             info = chunks.shown(info, None, name)
@@ -477,7 +477,7 @@ class TranslatedView(WrappingStore):
         async for name, info, is_directory in self._named(directory, resolved.rest, view_name, start or ""):
             if start is None and name <= after:
                 continue
-            info = _in_its_place(info, is_directory)
+            info = _as_chunk_info(info, is_directory)
             if derived is not None and not is_directory and not info.unreadable:
                 info = derived.shown(info, None, name)
                 if info.size is None and self._several:
@@ -515,13 +515,13 @@ class TranslatedView(WrappingStore):
             await trio.lowlevel.checkpoint()
             shard, index = names.shard_of(numbers, resolved.rest), (*above, *numbers)
             if len(index) < len(names.per_shard):
-                yield _in_its_place(shards[shard], True)._replace(name=name, links=1)
+                yield _as_chunk_info(shards[shard], True)._replace(name=name, links=1)
                 continue
             if shard not in known:
                 start = bisect.bisect_left(ordered, shard)
                 batch = [each for each in ordered[start : start + chunks.indexes_at_once] if each not in known]
                 known.update(batch)
-                await at_once(read_index, batch)
+                await for_each(read_index, batch)
             try:
                 at = await chunks.stored_at(index)
             except ReadError as exc:
@@ -567,7 +567,7 @@ class TranslatedView(WrappingStore):
             return link._replace(kind=Kind.FILE, size=1, unreadable=exc.reason)
 
 
-def _in_its_place(info: Info, directory: bool) -> Info:
+def _as_chunk_info(info: Info, directory: bool) -> Info:
     """Return the entry of a chunk or a directory of chunks; a directory in the place of a chunk is unreadable."""
     if directory and info.unreadable:
         return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or reading a chunk in it, raises the error

@@ -316,7 +316,7 @@ _NUMCODECS: dict[str, CodecFactory] = {
     "fixedscaleoffset": filters.converting("fixedscaleoffset"),
     "quantize": filters.converting("quantize"),
     "astype": filters.converting("astype", "decode_dtype", "encode_dtype"),
-    "bitround": filters.unchanged,
+    "bitround": filters.bitround,
     "packbits": filters.packbits,
     "categorize": filters.categorize,
     "vlen-array": filters.variable("vlen-array"),

@@ -83,7 +83,7 @@ def _converted(
     return Representation.array(coded, (decoded.limit // plain.itemsize,))
 
 
-def unchanged(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+def bitround(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec bitround. Encoding is lossy (it sets bits to zero), and decoding changes nothing."""
     return lambda value: value, decoded
 

@@ -22,7 +22,7 @@ _V3 = frozenset(("bytes", "transpose", SHARDING, "blosc", "gzip", "zstd", "crc32
 _ONLY_V2 = frozenset((f"{PREFIX}base64", f"{PREFIX}categorize", f"{PREFIX}vlen-bytes", f"{PREFIX}vlen-utf8"))
 
 
-def unread_codec(array: ArrayMetadata, version: int) -> str | None:
+def unsupported_codec(array: ArrayMetadata, version: int) -> str | None:
     """Return why readers of `version` cannot decode chunks of `array`; None if they can."""
     if version == 3 and array.generation != "v3" and (reason := _reinterpreting(array) or _resizing(array)):
         return reason

@@ -18,7 +18,7 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX, bytes_codec
-from zarrfs.zarr.readers import unread_codec
+from zarrfs.zarr.readers import unsupported_codec
 
 Version = Literal[2, 3]
 
@@ -46,13 +46,13 @@ class Translation(NamedTuple):
     reason: str = ""  # why it is decoded
 
 
-def unchanged(array: ArrayMetadata, version: Version) -> Translation | None:
+def translate_stored(array: ArrayMetadata, version: Version) -> Translation | None:
     """Translate an array whose chunks can be shown as stored; return None if translate() has to find another form.
 
     Takes a fraction of a millisecond, and imports neither numpy nor a codec.
     """
     try:
-        return None if unread_codec(array, version) else _stored(array, version)
+        return None if unsupported_codec(array, version) else _stored(array, version)
     except MetadataError:
         return None
 
@@ -63,7 +63,7 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
     Without `decode`, it is also raised for an array that would have to be decoded. Call it in a thread, because the
     first use of a codec of another package starts a process, which may take long.
     """
-    problem = unread_codec(array, version)
+    problem = unsupported_codec(array, version)
     stored: Translation | None = None
     try:
         stored = _stored(array, version)
@@ -73,7 +73,7 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
         assert stored is not None
         return stored
     inner = _inner(array)
-    if version == 2 and inner is not None and not unread_codec(inner, version):
+    if version == 2 and inner is not None and not unsupported_codec(inner, version):
         try:
             return _translation(inner, version, Form.RANGES, inner=True)
         except MetadataError:

@@ -108,9 +108,9 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
             common.say(f"warning: {printable(text)}")
 
     base = given.pop("base")
-    making = CreateOptions(leave_out=_abandoned(output, base), dump=_dump(output, given.pop("name")), **given)
+    making = CreateOptions(leave_out=_leftover_test(output, base), dump=_dump(output, given.pop("name")), **given)
     making.check()
-    with made(making.blobs), _opened(output, force, making) as (file, own), contextlib.ExitStack() as stack:
+    with blob_directory(making.blobs), _opened(output, force, making) as (file, own), contextlib.ExitStack() as stack:
 
         def begun() -> None:
             threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
@@ -193,7 +193,7 @@ def _identities(*places: str | int) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _abandoned(output: str, base: str) -> Callable[[str], bool] | None:
+def _leftover_test(output: str, base: str) -> Callable[[str], bool] | None:
     """Return a predicate for paths below `base`: true for temporary files of killed runs that wrote the same archive.
 
     None if such files cannot be below `base`.
@@ -208,7 +208,7 @@ def _abandoned(output: str, base: str) -> Callable[[str], bool] | None:
 
 
 @contextlib.contextmanager
-def made(blobs: str | None) -> Iterator[None]:
+def blob_directory(blobs: str | None) -> Iterator[None]:
     """Create the directory of blobs if needed. After an exception, remove it if it was created here and is empty."""
     try:
         if blobs is not None:

@@ -80,7 +80,7 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
             sys.stdout.write("]\n" if count else "[]\n")
         return count
 
-    with common.compared(exit_code), orderly_end(), contextlib.ExitStack() as stack:
+    with common.comparison_errors(exit_code), orderly_end(), contextlib.ExitStack() as stack:
         named = [archive] if os.path.isdir(other) else [archive, other]
         paths = [stack.enter_context(opening.given(one)) for one in named]
         count = common.run_on_stores(paths, parsed, body, opening.in_child)

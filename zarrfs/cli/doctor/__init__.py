@@ -8,7 +8,7 @@ import sys
 import click
 
 from zarrfs.cli import common
-from zarrfs.cli.doctor.findings import PROBLEM, Finding, looked_at, shown
+from zarrfs.cli.doctor.findings import PROBLEM, Finding, format_finding, run_check
 from zarrfs.config.options import Parsed
 
 EPILOG = """\b
@@ -38,12 +38,12 @@ def doctor(source: str | None, as_json: bool, timeout: float, parsed: Parsed) ->
 
     found: list[Finding] = []
     for check in (*OF_MACHINE, *OF_PLACES):
-        found += looked_at(check, parsed.options)
+        found += run_check(check, parsed.options)
     if source is not None:
         from zarrfs.cli.doctor.sources import open_and_read
         from zarrfs.jobs import processes
 
-        found += looked_at(open_and_read(source), parsed.options, timeout, PROBLEM)
+        found += run_check(open_and_read(source), parsed.options, timeout, PROBLEM)
         for child in processes.children():  # one that reads a document may still wait for a server
             processes.kill(child)
     failed = any(one.state == PROBLEM for one in found)
@@ -51,5 +51,5 @@ def doctor(source: str | None, as_json: bool, timeout: float, parsed: Parsed) ->
         print(json.dumps({"ok": not failed, "findings": [one._asdict() for one in found]}))
     else:
         for one in found:
-            print(shown(one))
+            print(format_finding(one))
     sys.exit(1 if failed else 0)

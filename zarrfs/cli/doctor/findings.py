@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import cleaned
+from zarrfs.config.redaction import redact_text
 from zarrfs.errors import ZarrfsError, message_line
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -32,7 +32,7 @@ def problem_finding(check: str, problem: str) -> Finding:
 Check = Callable[[Options], Iterable[Finding]]
 
 
-def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: str = WARNING) -> list[Finding]:
+def run_check(check: Check, options: Options, limit: float = _LIMIT, otherwise: str = WARNING) -> list[Finding]:
     """Run `check` for at most `limit` seconds; a timeout or an exception is a finding in the state `otherwise`.
 
     The docstring of a check begins with its name, followed by a colon.
@@ -45,9 +45,10 @@ def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: 
             for one in check(options):
                 found.append(one)
         except (ZarrfsError, OSError, ValueError) as exc:
-            found.append(Finding(name, otherwise, cleaned(str(exc))))
+            found.append(Finding(name, otherwise, redact_text(str(exc))))
         except BaseException as exc:
-            found.append(Finding(name, otherwise, f"cannot be looked at: {type(exc).__name__}: {cleaned(str(exc))}"))
+            fact = f"cannot be looked at: {type(exc).__name__}: {redact_text(str(exc))}"
+            found.append(Finding(name, otherwise, fact))
 
     thread = threading.Thread(target=look, daemon=True)  # a daemon thread that hangs does not block the exit
     thread.start()
@@ -57,7 +58,7 @@ def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: 
     return found
 
 
-def shown(one: Finding) -> str:
+def format_finding(one: Finding) -> str:
     """Format a finding as one line of valid UTF-8 without control characters."""
     advice = f": {one.advice}" if one.advice else ""
     return message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}")

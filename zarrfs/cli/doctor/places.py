@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Finding, size_text
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import cleaned
+from zarrfs.config.redaction import redact_text
 from zarrfs.errors import MountError, reason_of
 from zarrfs.jobs import nodelocal
 from zarrfs.system import mounts
@@ -70,7 +70,7 @@ def log(options: Options) -> Iterator[Finding]:
     """log: where the log of a mount goes."""
     from zarrfs.metrics import logs
 
-    if where := logs.place(options):
+    if where := logs.destination(options):
         yield Finding("log", OK, f"of mounts: {where}")
     else:
         text = f"of mounts goes nowhere: there is neither a journal nor {logs.SYSLOG}"
@@ -128,7 +128,7 @@ def _servers(mountpoints: Sequence[str]) -> Iterator[Finding]:
         for host in hosts(counted):
             if text := outage(counted, host):
                 found = True
-                yield Finding("servers", WARNING, f"{path}: {cleaned(host)} is {cleaned(text)}",
+                yield Finding("servers", WARNING, f"{path}: {redact_text(host)} is {redact_text(text)}",
                               "its readers go on when it answers, or fail after read_timeout=")  # fmt: skip
     if not found:
         yield Finding("servers", OK, "no mount waits for one that is out")

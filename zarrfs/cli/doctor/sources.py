@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Check, Finding
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import cleaned, links, without_secrets
+from zarrfs.config.redaction import redact_text, split_chain, without_secrets
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, ReadError, StoreError, ZarrfsError, reason_of
 from zarrfs.net.storeoptions import proxied
@@ -51,7 +51,7 @@ def open_and_read(source: str) -> Check:
         """source: whether it can be opened and read."""
         import trio
 
-        url = links(source)[-1]
+        url = split_chain(source)[-1]
         yield from _server(url)
         timeout, retries = min(options.request_timeout, 10), min(options.retries, 1)
         quick = dataclasses.replace(options, request_timeout=timeout, retries=retries)
@@ -60,13 +60,13 @@ def open_and_read(source: str) -> Check:
         except ZarrfsError as exc:
             reason = getattr(exc, "rule", str(exc))
             status = "" if re.search(r"status \d", reason) else _status(url)
-            text = cleaned(f"{exc}{f' (its server says {status})' if status else ''}")
+            text = redact_text(f"{exc}{f' (its server says {status})' if status else ''}")
             yield Finding("source", PROBLEM, text, advice_for(f"{status} {reason}", url))
             return
         try:
             yield Finding("source", OK, f"{without_secrets(plan.source)}: {plan.kind}")
             for warning in plan.warnings:
-                yield Finding("source", WARNING, cleaned(warning))
+                yield Finding("source", WARNING, redact_text(warning))
             yield trio.run(_read_some, plan, quick)
         finally:
             discard(plan)
@@ -156,8 +156,8 @@ async def _read_some(plan: Plan, options: Options) -> Finding:
             denied = isinstance(exc, AccessDenied)
             reason = f"{getattr(exc, 'reason', exc)} {'access denied' if denied else ''}"
             advice = advice_for(reason, str(url) or plan.url or "")
-            return Finding("target", PROBLEM, cleaned(str(exc)), advice)
-        where = f" ({cleaned(without_secrets(place))})" if place else ""
+            return Finding("target", PROBLEM, redact_text(str(exc)), advice)
+        where = f" ({redact_text(without_secrets(place))})" if place else ""
         return Finding("target", OK, f"{key}: {len(data):,} bytes read{where}")
     finally:
         await store.aclose()
