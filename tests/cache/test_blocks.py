@@ -507,7 +507,7 @@ def test_reads_of_a_server_that_is_out_hold_no_memory_from_others(ahead: bool) -
     """Ten reads of 50 bytes wait for one server, where 100 bytes are allowed."""
 
     async def check() -> None:
-        server, blocks = TwoServers(end=60.0), Blocks(Options(patience="all", memory_limit=100))
+        server, blocks = TwoServers(end=60.0), Blocks(Options(wait_for_outages="all", memory_limit=100))
         ended: dict[str, float] = {}
 
         async def read(path: str) -> None:

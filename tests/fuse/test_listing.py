@@ -45,7 +45,8 @@ class Names:
 def known(inodes: InodeTable) -> Counter[str]:
     """Return the lookup count of each key, which the kernel would have to forget."""
     root = int(pyfuse3.ROOT_INODE)
-    return Counter({key: 1 + inodes._more.get(inode, 0) for inode, key in inodes._keys.items() if inode != root})
+    keys = {inode: key for inode, key in inodes._keys.items() if inode != root}
+    return Counter({key: 1 + inodes._extra_lookups.get(inode, 0) for inode, key in keys.items()})
 
 
 STEPS = st.lists(

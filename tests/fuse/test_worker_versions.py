@@ -286,7 +286,7 @@ def test_the_first_refresh_of_a_mount_with_one_process_in_place_of_several_chang
 
     async def body() -> None:
         first = FirstProcess(document)
-        plan = dataclasses.replace(first.plan, alone=True)
+        plan = dataclasses.replace(first.plan, single_process=True)
         refresher = Refresher(first.operations, plan, first.team.options, Kernel(), None)
         assert (await refresher.refresh())["result"] == "unchanged"
         await first.aclose()

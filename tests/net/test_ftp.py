@@ -17,7 +17,7 @@ from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = b"".join(struct.pack(">I", number) for number in range(250_000))
-OPTIONS = Options(allow=("ftp",), patience="all")
+OPTIONS = Options(allow=("ftp",), wait_for_outages="all")
 
 
 def test_many_reads_at_once(ftp: Ftp) -> None:

@@ -22,7 +22,7 @@ from zarrfs.store.remotefiles import RemoteFiles
 VALUE = bytes(range(256))
 URL = "ftp://nowhere.invalid/v"
 LONG = 30.0  # seconds that nothing here takes
-OPTIONS = Options(allow=("ftp",), request_timeout=2 * LONG, patience="all")
+OPTIONS = Options(allow=("ftp",), request_timeout=2 * LONG, wait_for_outages="all")
 
 
 @pytest.fixture
@@ -108,4 +108,4 @@ def test_a_refused_connection_is_repeated(ftp: Ftp, patience: str, monkeypatch: 
         assert bytes(await files.read(f"{ftp.url}/v", 3, 5, 0, 256)) == VALUE[3:8]
         assert not refused
 
-    using(check, Options(allow=("ftp",), retries=1, patience=patience))
+    using(check, Options(allow=("ftp",), retries=1, wait_for_outages=patience))

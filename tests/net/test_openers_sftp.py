@@ -39,7 +39,7 @@ def test_a_lost_connection_is_replaced(sftp: Sftp, url: str) -> None:
                 for number in range(8):
                     nursery.start_soon(read, begin + 200 * number)
 
-    using(check, Options(storage={"sftp": sftp.options}, patience="all"))
+    using(check, Options(storage={"sftp": sftp.options}, wait_for_outages="all"))
 
 
 def test_a_name_may_have_any_letter(sftp: Sftp) -> None:
@@ -62,7 +62,7 @@ def test_an_attribute_and_a_listing_over_a_lost_connection(sftp: Sftp, url: str)
         assert listing is not None
         assert "v" in [one.name for one in listing]
 
-    using(check, Options(storage={"sftp": sftp.options}, patience="all"))
+    using(check, Options(storage={"sftp": sftp.options}, wait_for_outages="all"))
 
 
 def read_with(url: str, *options: str) -> None:

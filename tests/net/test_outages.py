@@ -25,7 +25,7 @@ from zarrfs.net.request_queue import RequestQueue
 from zarrfs.net.responses import Transient
 
 REFUSED = "Connection refused"
-OPTIONS = Options(patience="all")
+OPTIONS = Options(wait_for_outages="all")
 
 
 def failing(reason: str, after: float = 0.0) -> Transient:
@@ -293,7 +293,7 @@ def test_without_retries_nothing_is_repeated() -> None:
 
 @pytest.mark.parametrize("patience", ["none", "answered"])
 def test_opening_a_source_does_not_wait_for_a_server_that_never_answered(patience: str) -> None:
-    server, ranges = Server(out_until(1e9)), RequestQueue(Options(patience=patience))
+    server, ranges = Server(out_until(1e9)), RequestQueue(Options(wait_for_outages=patience))
     error, at = fails(ranges, server)
     assert error.reason == f"{REFUSED} (5 attempts)"
     assert at < 5
@@ -311,7 +311,7 @@ def test_opening_a_source_is_not_held_up_by_a_server_that_asks_to_come_later(
     async def answer(path: str) -> None:
         raise_for_status(503, "http://server/", "Busy", "3600")
 
-    server, ranges = Server(answer), RequestQueue(Options(patience="none", read_timeout=read_timeout))
+    server, ranges = Server(answer), RequestQueue(Options(wait_for_outages="none", read_timeout=read_timeout))
 
     async def main() -> None:
         with pytest.raises(ReadError) as caught:
@@ -325,7 +325,7 @@ def test_opening_a_source_is_not_held_up_by_a_server_that_asks_to_come_later(
 
 @pytest.mark.parametrize(("patience", "waits"), [("none", False), ("answered", True), ("all", True)])
 def test_a_server_that_has_answered_is_waited_for(patience: str, waits: bool) -> None:
-    server, ranges = Server(out_until(60.0, begin=1.0)), RequestQueue(Options(patience=patience))
+    server, ranges = Server(out_until(60.0, begin=1.0)), RequestQueue(Options(wait_for_outages=patience))
 
     async def main() -> None:
         await read(ranges, server)

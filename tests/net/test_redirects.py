@@ -35,7 +35,7 @@ def test_circles_and_exceptions_end() -> None:
     moved.learn("http://a/x", "http://b/x")
     moved.learn("http://b/x", "http://a/x")
     assert moved.onward("http://a/y") in ("http://a/y", "http://b/y")
-    moved.stays("http://a/z")
+    moved.exclude("http://a/z")
     assert moved.onward("http://a/z") == "http://a/z"
     for number in range(1000):
         moved.learn(f"http://h{number}/x", "http://a/x")

@@ -188,7 +188,7 @@ def test_a_variable_that_names_no_certificates_is_an_error(
     url = "s3://b/x" if "client" in options else f"{server()}/x"
     storage = {"s3": {"anon": True, "endpoint_url": f"https://127.0.0.1:{free_port()}"}}
 
-    given = Options(**{"retries": 0, "patience": "none", "storage": storage, **options})
+    given = Options(**{"retries": 0, "wait_for_outages": "none", "storage": storage, **options})
 
     async def read() -> None:
         async with contextlib.aclosing(RemoteFiles(given)) as files:

@@ -45,6 +45,6 @@ def test_a_listing_of_a_web_server_does_not_say_that_a_hidden_name_is_absent(nam
     known = table.get(f"d/{name}")
     assert known is not None
     assert known.entry is None
-    table.hides = True
+    table.may_omit_names = True
     assert (table.get(f"d/{name}") is None) is hidden
     table.close()

@@ -34,7 +34,7 @@ class Bucket:
 async def _know_all(pages: Pages) -> None:
     at = b""
     while at < END:
-        at = await pages.reach(at, END, time.time() - 60)
+        at = await pages.ensure_listed(at, END, time.time() - 60)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -47,7 +47,7 @@ def test_a_key_that_was_forgotten_is_on_the_next_page(key: str) -> None:
         await _know_all(pages)
         names.forget(key)
         assert names.get(key) is None
-        await pages.reach(encoded(key), END, time.time() - 60)
+        await pages.ensure_listed(encoded(key), END, time.time() - 60)
 
     trio.run(main)
     known = names.get(key)
@@ -72,7 +72,7 @@ def test_who_waits_for_a_page_that_fails_gets_its_failure() -> None:
         async def reach() -> None:
             nonlocal failed
             with pytest.raises(ReadError, match="no answer"):
-                await pages.reach(b"", END, time.time())
+                await pages.ensure_listed(b"", END, time.time())
             failed += 1
 
         async with trio.open_nursery() as nursery:

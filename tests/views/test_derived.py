@@ -101,7 +101,7 @@ def seen(root: Path, version: Literal[2, 3]) -> tuple[Tree, dict[str, str]]:
 
     async def main() -> tuple[Tree, dict[str, str]]:
         view = TranslatedView(FileSystemStore(str(root)), version)
-        tree, form = await contents(view), await view.form("")
+        tree, form = await contents(view), await view.chunk_form("")
         left_out = await view.left_out("")
         await view.aclose()
         return tree, {"form": form[0] if form else "", **left_out}
@@ -547,7 +547,7 @@ def test_transcode_off_leaves_out_what_would_be_decoded(tmp_path: Path) -> None:
         assert [info.name for info in await listed(view, "a")] == []
         why = f"codec {Inverted.codec_id}, which today's readers of Zarr v2 lack"
         assert await view.left_out("") == {"a": f"{why}: it would have to be decoded, and nothing is (transcode=off)"}
-        assert await view.form("a") is None
+        assert await view.chunk_form("a") is None
 
     on_view(written(tmp_path, {"a/.zarray": ODD, "a/0.0": CHUNK}), 2, check, decode=False)
 
@@ -643,7 +643,7 @@ def test_listing_shards_reads_no_index_that_it_does_not_need(tmp_path: Path) -> 
         assert read == []
         where = await view.locate("1/0")
         assert where == {"url": (base / "c/0/0").as_uri(), "offset": 2, "length": 2}
-        assert await view.form("") == ("re-laid by ranges", "")
+        assert await view.chunk_form("") == ("re-laid by ranges", "")
 
     on_view(written(tmp_path, source), 2, check)
 

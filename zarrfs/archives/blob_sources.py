@@ -69,8 +69,10 @@ class BlobSources:
     def _reduced(self, options: Options) -> Options:
         # BlobReader caches whole blobs, so their blocks are not cached
         quarter = memory_limit(options) // 4  # for headers of tars; BlobReader uses the rest for blobs
-        patience = "none" if self._others else options.patience
-        return dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter, patience=patience)
+        return dataclasses.replace(
+            options, cache_dir=None, cache="none", memory_limit=quarter,
+            wait_for_outages="none" if self._others else options.wait_for_outages,
+        )  # fmt: skip
 
     def find(self, name: str) -> BlobSource | str:
         """Return the source of this name; the path for a directory, and for a file that is no longer a source."""
@@ -238,7 +240,7 @@ class DumpSource(BlobSource):
         self.shown = without_secrets(name)
         self._index: DumpIndex | None = None
         self._whole: DumpIndex | None = None  # the index of all headers of a local tar
-        self._going = threading.Lock()
+        self._completing = threading.Lock()
         self._reading, self._searching = trio.Lock(), trio.Lock()
         self.forbidden_device: int | None = None  # st_dev of the mount being served
         # opened early, before a mount may hide the path; abandoned threads may still use it after aclose()
@@ -326,7 +328,7 @@ class DumpSource(BlobSource):
         return index
 
     def _complete_local(self) -> DumpIndex:
-        with self._going:  # a thread whose caller was cancelled still makes the index for the next caller
+        with self._completing:  # a thread whose caller was cancelled still makes the index for the next caller
             if self._whole is None:
                 index = DumpIndex()
                 self._run_local(go_through, index)

@@ -23,7 +23,7 @@ class BlockRequest(NamedTuple):
     stop: int
     expected: Entry | None = None
     run: bool = False  # the range is a run, which may contain many values (runs.py)
-    alone: bool = False  # the request does not show in which order the target is read
+    unordered: bool = False  # the request does not show in which order the target is read
 
     @property
     def at(self) -> tuple[int, str]:

@@ -117,7 +117,7 @@ class Blocks:
         if self._disk is not None and await self._disk.known(wanted, valid=False) is not None:
             return None  # the block may be on disk
         self._pins.pop(wanted.at)
-        await self._get(wanted._replace(alone=True), 0)
+        await self._get(wanted._replace(unordered=True), 0)
         pin = self._pins.pop(wanted.at)
         head = None if pin is None else pin.head
         if head is None or head.total is None:
@@ -167,7 +167,7 @@ class Blocks:
         if await disk.known(wanted, valid=False) is not None:  # an old version: it may still be valid
             return None
         async with self._beginning:
-            await self._get(wanted._replace(alone=True), 0)
+            await self._get(wanted._replace(unordered=True), 0)
         size = self._pins.size(wanted.at)
         if size is not None:
             self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, size)).key)
@@ -237,7 +237,7 @@ class Blocks:
         return give
 
     async def _obtain(self, wanted: BlockRequest, ahead: bool = False, whole: bool = False) -> Block:
-        in_order = not ahead and wanted.expected is None and not wanted.alone
+        in_order = not ahead and wanted.expected is None and not wanted.unordered
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
         if covering == [(wanted.start, wanted.stop)]:
             covering = []  # the run has the same key as this block, so this fetch would wait for itself

@@ -449,7 +449,7 @@ class Options:
     names_since: float = 0.0
     # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,
     # or "all"
-    patience: str = "answered"
+    wait_for_outages: str = "answered"
     # internal: blocks are fetched to fill the cache on disk, so they wait for the disk rather than being dropped
     fills: bool = False
     # internal: the mount ends when the process of this id ends; 0: no such process

@@ -116,7 +116,7 @@ class NodeInfo:
 
     node: Node
     chunks: ChunkStatistics | None = None
-    form: tuple[str, str] | None = None  # Store.form() of an array in a view of another Zarr version
+    form: tuple[str, str] | None = None  # Store.chunk_form() of an array in a view of another Zarr version
 
     def as_json(self) -> dict[str, Any]:
         """Return the node, ready for JSON. Sizes are in bytes; null means not known."""
@@ -159,7 +159,7 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
     async with trio.open_nursery() as nursery:
         async for node in nodes_of(Hierarchy(store), key):
-            facts = NodeInfo(node, form=await store.form(node.path) if node.leaf else None)
+            facts = NodeInfo(node, form=await store.chunk_form(node.path) if node.leaf else None)
             found.nodes.append(facts)
             if count and isinstance(node.metadata, ArrayMetadata):
                 facts.chunks = ChunkStatistics(map=ChunkMap(node.metadata.grid) if maps else None)

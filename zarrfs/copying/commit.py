@@ -96,7 +96,7 @@ async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
 
     to = Output(new.path, output_format(new.path, None, "json"), new.replace, new.record_size)
     how = ReferenceOptions(new.inline, new.in_place)
-    with DataFile(to, new.relative) as data, to.opened() as writer:
+    with DataFile(to, new.relative) as data, to.open_writer() as writer:
         data.staging = writer.own[1]
         async for reference in references_of(tree, plan, to, data, how):
             writer.add(reference)

@@ -145,7 +145,7 @@ class BatchWriter:
             info = item.info
             if item.link is not None:
                 info = info._replace(kind=Kind.SYMLINK, target=item.link, mtime_ns=None)
-            verdict = self._filling.judge(directory, info)
+            verdict = self._filling.compare_existing(directory, info)
             if verdict == "resumed" and item.link is not None:
                 return _done(item, "linked")
             if verdict in ("kept", "resumed"):
@@ -302,7 +302,7 @@ class BatchWriter:
     def _dressed(self, folder: Folder) -> Outcome:
         item = Item(folder, folder.key, folder.info)
         try:
-            return Outcome(item, _done(item, "copied" if self._filling.dress(folder) else "kept"))
+            return Outcome(item, _done(item, "copied" if self._filling.set_attributes(folder) else "kept"))
         except Exception as exc:
             return Outcome(item, None, exc)
 

@@ -118,14 +118,14 @@ class DestinationDirectory:
         self._share, self._note_name = share, journal.name_of(share)
         self.resumed = self._made = False
         self.begun = False  # whether there is an unfinished run with this mark
-        self._said: dict[str, object] = {}  # the journal of this run, without its spans
+        self._journal_fields: dict[str, object] = {}  # the journal of this run, without its spans
         self._spans: journal.Spans = []  # the spans of the journal of this run; the last one is its own
         self._ours: journal.Spans = []  # spans of the runs that this run resumes
         self._safe: journal.Spans = []  # spans whose entries were synced to disk
         self._doubtful: journal.Spans = []  # spans whose entries a reboot may have lost
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether any entry was placed; shared with forked processes
-        self._own = False  # whether this run may set the mode and time of the root
+        self._may_set_root = False  # whether this run may set the mode and time of the root
         self._counter = itertools.count()
         self._lock = threading.Lock()
         self._run = self._note = self._staging = -1
@@ -154,12 +154,12 @@ class DestinationDirectory:
         self._take_note()
         if self._share is None:
             journal.remove_abandoned_runs(self._staging)
-        elif not self._own:
-            self._own = journal.owned_by_a_share(self._staging, self._mark)
+        elif not self._may_set_root:
+            self._may_set_root = journal.owned_by_a_share(self._staging, self._mark)
         self._make_run()
         if self._share is not None:
             # the next run of this share removes only this staging directory, because there may be very many shares
-            self._said["run"] = self._run_name.decode()
+            self._journal_fields["run"] = self._run_name.decode()
             self._write_note()
         self._device = os.fstat(self._run).st_dev
 
@@ -193,7 +193,7 @@ class DestinationDirectory:
                 raise UsageError(f"{self.path}: {what} is writing to it")
             if os.fstat(self._note).st_nlink:
                 # after locking, because an earlier run may have written until it released the lock
-                self._own = self._is_empty()
+                self._may_set_root = self._is_empty()
                 if not fresh and not journal.alone(self._note):
                     raise UsageError(f"{self.path}: its {RESERVED} holds a journal that is not this user's alone")
                 self._read_note(believed=journal.alone(self._staging))
@@ -241,7 +241,7 @@ class DestinationDirectory:
                 doubtful = [span for span in spans if span not in self._safe]
                 since = then if doubtful else now  # existing entries may have been written before a reboot
                 self._ours = spans
-                self.begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
+                self.begun, self._may_set_root, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
                 self.resumed = since == now
@@ -251,16 +251,18 @@ class DestinationDirectory:
                 self._before = before
         except journal.DAMAGED:
             pass
-        self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
+        self._journal_fields = {
+            "mark": self._mark, "picks": self._noted, "own": self._may_set_root, "made": self._made, "boot": since,
+        }  # fmt: skip
         if self._safe:
-            self._said["safe"] = self._safe
+            self._journal_fields["safe"] = self._safe
         if left is not None:
             remove_abandoned(self._staging, os.fsencode(left))
         self._spans = [*spans, [journal.changed_now(self._note, journal.changed_now(self._note)), 0]]
         self._write_note()
 
     def _write_note(self) -> None:
-        journal.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
+        journal.write(self._note, json.dumps({**self._journal_fields, "spans": self._spans}).encode())
 
     def forked(self) -> None:
         """Give a forked process its own lock and its own directory for unfinished files. Raises OSError."""
@@ -280,7 +282,7 @@ class DestinationDirectory:
         folder = Folder("", info, None)
         folder.wanted = True
         folder.made = self._made
-        folder.fresh = self._own and not self.begun and self._share is None
+        folder.fresh = self._may_set_root and not self.begun and self._share is None
         return folder
 
     def open(self, folder: Folder) -> int:
@@ -311,7 +313,7 @@ class DestinationDirectory:
             try:
                 return self._entered(folder, os.open(name, _HANDLE, dir_fd=above))
             except FileNotFoundError:
-                # if the store has no mode for it, the umask decides; otherwise dress() sets the mode at the end
+                # without a mode in the store, the umask decides; otherwise set_attributes() sets the mode at the end
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
                     folder.near = folder.parent is not None and folder.parent.near
@@ -330,7 +332,7 @@ class DestinationDirectory:
             return found
         status = os.fstat(found)
         closed = status.st_uid == os.geteuid() != 0 and status.st_mode & _OURS != _OURS
-        if closed and folder.info.mode is not None and self._existing != "keep":  # dress() sets its mode at the end
+        if closed and folder.info.mode is not None and self._existing != "keep":  # until set_attributes()
             os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OURS)
         near = status.st_dev != self._device
         with self._lock:  # otherwise another thread could remove a new staged file as abandoned
@@ -343,7 +345,7 @@ class DestinationDirectory:
 
     # -- entries
 
-    def judge(self, directory: int, info: Info) -> str:
+    def compare_existing(self, directory: int, info: Info) -> str:
         """Decide what to do about an entry that is not a directory: "new", "replace", "kept" or "resumed".
 
         An entry that is "kept" or "resumed" need not be written. Removes an empty directory that is to be replaced.
@@ -461,7 +463,7 @@ class DestinationDirectory:
         else:
             os.unlink(staged, dir_fd=at)
 
-    def dress(self, folder: Folder) -> bool:
+    def set_attributes(self, folder: Folder) -> bool:
         """Set the mode and time of a complete directory; return False if it existed and keeps its own."""
         handle = self.open(folder)
         try:
@@ -494,7 +496,7 @@ class DestinationDirectory:
         far as permitted. Raises OSError, and SourceError if a share next to this one has divided another listing.
         """
         if listing is not None:
-            self._said["listing"] = list(listing)
+            self._journal_fields["listing"] = list(listing)
         self._end_span()
         if listing is not None:
             self._compare(listing)
@@ -503,9 +505,9 @@ class DestinationDirectory:
         if self._made and self._picks and not self._changed[0] and not self.begun:  # nothing was selected
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
-        elif self._made or (self._share is not None and self._own and (dress or root.mode is not None)):
+        elif self._made or (self._share is not None and self._may_set_root and (dress or root.mode is not None)):
             self._dress(self._base.descriptor, root)
-        elif dress and (self._own or self._existing == "overwrite"):
+        elif dress and (self._may_set_root or self._existing == "overwrite"):
             with contextlib.suppress(PermissionError):  # the directory belongs to another user
                 self._dress(self._base.descriptor, root)
         self.close()
@@ -554,7 +556,7 @@ class DestinationDirectory:
     def distrust(self) -> None:
         """Make the next run write all unsynced entries again, because the kernel reports lost writes only once."""
         self._doubtful = [span for span in self._spans if span not in self._safe]
-        self._said["boot"] = ""  # so that the next run assumes a reboot
+        self._journal_fields["boot"] = ""  # so that the next run assumes a reboot
         with contextlib.suppress(OSError):
             self._write_note()
 
@@ -570,7 +572,7 @@ class DestinationDirectory:
         with contextlib.suppress(OSError):  # if the span stays open, fewer entries count as written by this run
             self._spans[-1][1] = until = journal.changed_now(self._note)
             if self._share is not None:
-                self._said["safe"] = [span for span in self._spans if span not in self._doubtful]
+                self._journal_fields["safe"] = [span for span in self._spans if span not in self._doubtful]
             self._write_note()
             journal.changed_now(self._note, until)  # wait: later writes of other processes get a later ctime
 

@@ -169,5 +169,5 @@ def _same(plan: Plan, other: Plan) -> bool:
         return False
     return plan == dataclasses.replace(
         other, index=plan.index, mtime_ns=plan.mtime_ns, temporary=plan.temporary, digest=plan.digest,
-        warnings=plan.warnings, alone=plan.alone,
+        warnings=plan.warnings, single_process=plan.single_process,
     )  # fmt: skip

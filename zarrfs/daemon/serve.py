@@ -64,12 +64,12 @@ def serve(
     _set_priority(options.nice)
     check_view(plan, options)
     # grid=list: listings need not ask the server whether each chunk exists, because lookups follow that do
-    of_store = dataclasses.replace(options, grid=options.grid or "list", patience="all")
+    of_store = dataclasses.replace(options, grid=options.grid or "list", wait_for_outages="all")
     records = records_to_warm(options)
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, options, ready)
-    several = options.workers != 1 and not plan.alone
+    several = options.workers != 1 and not plan.single_process
     if not several:
         of_store = dataclasses.replace(of_store, workers=1)
     if several:

@@ -83,7 +83,8 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
         tell(f"warning: {plan.source}: {warning}")
     if options.workers != 1 and (why := one_process(plan, options)):
         tell(f"warning: workers={written('workers', options.workers)}: {why}: one process answers the mount")
-        plan = dataclasses.replace(plan, alone=True)  # not in the options, which a remount compares with fstab
+        # not in the options, which a remount compares with fstab
+        plan = dataclasses.replace(plan, single_process=True)
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
         tell(f"warning: {plan.source}: local targets are refused, as root mounts for others: give allow_path=")
@@ -97,7 +98,7 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
     run(plan, mountpoint, options, parsed.kernel)
-    if options.workers == 1 or plan.alone:  # with several processes, serve() discards it
+    if options.workers == 1 or plan.single_process:  # with several processes, serve() discards it
         discard(plan)
 
 

@@ -26,7 +26,7 @@ class InodeTable:
         root = int(pyfuse3.ROOT_INODE)
         self._keys: dict[int, str] = {root: ""}
         self._inodes: dict[str, int] = {"": root}
-        self._more: dict[int, int] = {}  # lookup counts minus one
+        self._extra_lookups: dict[int, int] = {}  # lookup counts minus one
         self._kinds: dict[int, Kind] = {}  # by inode, except regular files
         self._kinds[root] = Kind.DIRECTORY
         self._identities: dict[int, int] = {}
@@ -102,7 +102,7 @@ class InodeTable:
             old = inode < self._first  # from before renew()
             if kind is Kind.DIRECTORY if old else not self.is_other(inode, identity):
                 self.learn(inode, identity)
-                self._more[inode] = self._more.get(inode, 0) + 1
+                self._extra_lookups[inode] = self._extra_lookups.get(inode, 0) + 1
                 return inode
         # the previous inode, if any, stays valid without a name until the kernel forgets it
         inode = self._next
@@ -116,7 +116,7 @@ class InodeTable:
 
     def may_be_sized(self, inode: int) -> bool:
         """Return whether the kernel may have received a size for an inode that is not in `sizes`."""
-        return inode in self._more and inode not in self.unsized
+        return inode in self._extra_lookups and inode not in self.unsized
 
     def peek(self, key: str) -> int | None:
         """Return the inode of `key` if the kernel knows one. Count no lookup."""
@@ -124,15 +124,15 @@ class InodeTable:
 
     def forget(self, inode: int, lookups: int) -> bool:
         """Lower the lookup count of `inode`; drop it at zero, and return whether that happened."""
-        more = self._more.get(inode, 0) - lookups
+        more = self._extra_lookups.get(inode, 0) - lookups
         if more >= 0:
             if more:
-                self._more[inode] = more
+                self._extra_lookups[inode] = more
             else:
-                self._more.pop(inode, None)
+                self._extra_lookups.pop(inode, None)
             return False
         if inode != pyfuse3.ROOT_INODE:
-            self._more.pop(inode, None)
+            self._extra_lookups.pop(inode, None)
             self._kinds.pop(inode, None)
             self._identities.pop(inode, None)
             self.sizes.pop(inode, None)
@@ -149,7 +149,7 @@ class InodeTable:
 
     def _shrink(self) -> None:
         """Rebuild the tables to free memory: a dict never shrinks by itself."""
-        self._keys, self._inodes, self._more = dict(self._keys), dict(self._inodes), dict(self._more)
+        self._keys, self._inodes, self._extra_lookups = dict(self._keys), dict(self._inodes), dict(self._extra_lookups)
         self._kinds, self._identities, self.sizes = dict(self._kinds), dict(self._identities), dict(self.sizes)
         self._orphans, self.unsized = set(self._orphans), set(self.unsized)
         self._gone = 0
@@ -230,7 +230,7 @@ class WritableInodeTable(InodeTable):
             self._add_name(key, inode)
         else:
             self._keys[inode] = key  # the most recent name: others may have been removed beneath the mount
-        self._more[inode] = self._more.get(inode, 0) + 1
+        self._extra_lookups[inode] = self._extra_lookups.get(inode, 0) + 1
         return inode
 
     def unlink(self, key: str) -> None:

@@ -35,7 +35,7 @@ class Outage:
         self.waited = 0  # requests of readers that have waited for the end so far
         self.waiting = 0  # requests of readers that wait now, without those that have not been sent at all
         self.over = False
-        self.patience = _PROBE  # seconds that a probe may take
+        self.probe_timeout = _PROBE  # seconds that a probe may take
         self._path: str | None = path  # the only path that has been requested so far, else None
         self._pause = _FIRST_PAUSE
         self._next = 0.0

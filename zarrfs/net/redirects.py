@@ -59,7 +59,7 @@ class PermanentRedirects:
             found = self._prefixes[prefix] + found[len(prefix) :]
         return found
 
-    def stays(self, url: str) -> None:
+    def exclude(self, url: str) -> None:
         """Request `url` at its original place from now on."""
         if len(self._exceptions) >= _EXCEPTIONS:
             self._exceptions.clear()

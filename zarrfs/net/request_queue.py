@@ -480,7 +480,7 @@ class RequestQueue:
             after, waits = 0.0, self._waits_for_server(host, failure)
             if not waits or failure.of_value or host.answers != answers:
                 counted += not (waits and failure.asks_for_patience)
-                most = _LONGEST_PAUSE if self._options.patience == "none" else math.inf
+                most = _LONGEST_PAUSE if self._options.wait_for_outages == "none" else math.inf
                 after = max(min(failure.after, most), pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if waits and failure.of_value:
@@ -529,10 +529,10 @@ class RequestQueue:
     async def _probe(self, outage: Outage, request: Callable[[], Awaitable[Any]]) -> Any:
         """Send `request` to a server with an outage. It has a shorter timeout than others, as it may get no answer."""
         try:
-            patience = min(outage.patience, self._options.request_timeout)
+            patience = min(outage.probe_timeout, self._options.request_timeout)
             with trio.CancelScope(deadline=trio.current_time() + patience):
                 return await request()
-            outage.patience *= 2
+            outage.probe_timeout *= 2
             raise Transient(f"no answer within {patience:g} s")
         finally:
             outage.pass_on()
@@ -548,11 +548,11 @@ class RequestQueue:
 
     def _waits_for_server(self, host: _Host, failure: Transient) -> bool:
         """Return whether requests wait for the end of an outage of this server, rather than retry `retries=` times."""
-        if not self._options.retries or self._options.patience == "none":
+        if not self._options.retries or self._options.wait_for_outages == "none":
             return False
         if host.answers:
             return True
-        return self._options.patience == "all" and not _is_unknown(failure)
+        return self._options.wait_for_outages == "all" and not _is_unknown(failure)
 
 
 def _tell_attempt(want: _Want, start: int, length: int, attempt: int, reason: str, after: float) -> None:

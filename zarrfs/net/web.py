@@ -170,7 +170,7 @@ class Web:
                 if response.status in _DENIALS and remembered:
                     await response.release()
                     if not short:
-                        self._moved.stays(url)
+                        self._moved.exclude(url)
                     remembered, hops = False, hops[:1]
                     continue
                 most = first.site.options.redirects

@@ -64,7 +64,7 @@ class Output:
         return os.path.join(path if self.format == "parquet" else os.path.dirname(path), "")
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[ReferenceWriter]:
+    def open_writer(self) -> Iterator[ReferenceWriter]:
         """Provide a ReferenceWriter. Leaving the block completes the set; after an exception no new file remains.
 
         Raise UsageError if `path` is no valid destination, SourceError if writing fails.

@@ -189,7 +189,7 @@ class ParquetStore(Store):
             if numbers is None:
                 if not ask or total + count > _COUNTED:
                     return None
-                numbers = await self._asked(array, count)
+                numbers = await self._existing_records(array, count)
             there = bisect.bisect_left(numbers, count)
             if there < count and not first:
                 lost = next((at for at, number in enumerate(numbers[:there]) if at != number), there)
@@ -480,7 +480,7 @@ class ParquetStore(Store):
                 "with -o missing_records=error they are errors", self._shown(array, number), many,
             )  # fmt: skip
 
-    async def _asked(self, array: str, count: int) -> list[int]:
+    async def _existing_records(self, array: str, count: int) -> list[int]:
         """Return the numbers of an array's record files, found by reading all; unreadable ones count as existing."""
         there = []
 

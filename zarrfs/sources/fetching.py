@@ -67,7 +67,10 @@ def read_document(
 
 
 def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
-    """Run `function(files, url, options)` in a new trio loop. Raise its ReadError as SourceError; ignore patience=."""
+    """Run `function(files, url, options)` in a new trio loop, without waiting for outages.
+
+    Raise its ReadError as SourceError.
+    """
     import trio
 
     async def main() -> T:
@@ -75,7 +78,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
         files: RemoteFiles | None = None
         try:
-            files = RemoteFiles(dataclasses.replace(options, patience="none"))  # an outage is an error
+            files = RemoteFiles(dataclasses.replace(options, wait_for_outages="none"))  # an outage is an error
             return await function(files, url, options)
         except ReadError as exc:
             raise SourceError(without_secrets(url), exc.reason) from exc

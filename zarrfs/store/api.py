@@ -160,7 +160,7 @@ class Store(abc.ABC):
     immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages indefinitely
     knows_names: bool = False  # names are looked up and listed without a request to a server
     is_reference_set: bool = False  # references() and faults() are implemented
-    merged: bool = False  # open() resolves links within one layer only: resolve them first, with info()
+    links_cross_layers: bool = False  # open() resolves links within one layer only: resolve them first, with info()
 
     @property
     def sizes_known(self) -> bool:
@@ -256,7 +256,7 @@ class Store(abc.ABC):
         """
         return {}
 
-    async def form(self, key: str) -> tuple[str, str] | None:
+    async def chunk_form(self, key: str) -> tuple[str, str] | None:
         """Return (form, reason): how a view of another Zarr version shows the chunks of the array `key`, and why.
 
         Return None if `key` is no array, or the store is no such view. The reason is "" unless chunks are decoded.

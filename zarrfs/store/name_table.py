@@ -98,10 +98,11 @@ class NameTable:
 
     `ttl`: seconds for which a row is valid; `absent`: the same for absent names. `path`, if set, is a file that keeps
     the table for later mounts: rows seen since the time `since` are loaded from it at the first use, and keep()
-    replaces it. `in_memory`: the table itself uses no disk. `hides`: listings may lack the names of may_be_hidden().
+    replaces it. `in_memory`: the table itself uses no disk. `may_omit_names`: listings may lack the names of
+    may_be_hidden().
     """
 
-    hides = False
+    may_omit_names = False
 
     def __init__(self, ttl: float, absent: float, since: float = 0.0, in_memory: bool = False) -> None:
         self.ttl, self.absent, self._since, self._in_memory = ttl, absent, since, in_memory
@@ -123,7 +124,7 @@ class NameTable:
         listed = self._listed_around(key, parent, now)
         if row is not None and (known := self._if_valid(row, listed, now)) is not None:
             return known
-        if self.hides and may_be_hidden(name):
+        if self.may_omit_names and may_be_hidden(name):
             return None
         return Known(None, seen=listed) if listed and self._is_fresh(listed, self.absent, now) else None
 

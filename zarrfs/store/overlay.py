@@ -89,7 +89,7 @@ class Overlay(WritableStore):
         self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
         # a store on a server has no links, and resolving them would take a request for every parent of a key
-        self.merged = lower is None or lower.knows_names or not lower.remote
+        self.links_cross_layers = lower is None or lower.knows_names or not lower.remote
         self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: dict[str, trio.Lock] = {}
         self._told: set[str] = set()
@@ -444,8 +444,8 @@ class Overlay(WritableStore):
     async def left_out(self, key: str) -> dict[str, str]:
         return {} if self.lower is None else await self.lower.left_out(key)
 
-    async def form(self, key: str) -> tuple[str, str] | None:
-        return None if self.lower is None else await self.lower.form(key)
+    async def chunk_form(self, key: str) -> tuple[str, str] | None:
+        return None if self.lower is None else await self.lower.chunk_form(key)
 
     def forbid_device(self, device: int) -> None:
         if self.lower is not None:

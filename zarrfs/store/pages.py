@@ -63,7 +63,7 @@ class Pages:
         """Whether directories are listed in order, one after the other."""
         return self._directories >= _WALK
 
-    async def reach(self, start: bytes, stop: bytes, now: float) -> bytes:
+    async def ensure_listed(self, start: bytes, stop: bytes, now: float) -> bytes:
         """Return the position, at most `stop`, up to which the table has all keys from `start` on.
 
         Fetch a page first if the table has none there. Raise ReadError if that fails; known names stay in the table.

@@ -74,7 +74,7 @@ class FsspecStore(Store):
         self._found: tuple[System, str] | None = None
         since = max(options.asked_since, options.names_since)
         self.names = NameTable(*self._ttls(options), since, options.cache == "none")
-        self._web = self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
+        self._web = self.names.may_omit_names = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: SingleFlight[str] = SingleFlight()
         self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
         self._listings: dict[str, trio.Event] = {}  # listings ahead that are under way
@@ -521,7 +521,7 @@ class FsspecStore(Store):
         at = encoded(join_key(prefix, after)) + b"\0" if after else start
         while at < stop and not self.names.listed(prefix, now):
             with _broken_off(at > start):
-                at = await pages.reach(at, stop, now)
+                at = await pages.ensure_listed(at, stop, now)
             if self.names.lost != lost:
                 raise Emptied
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
@@ -547,7 +547,7 @@ class FsspecStore(Store):
             return None
         assert self._pages is not None
         try:
-            await self._pages.reach(start, stop, now)
+            await self._pages.ensure_listed(start, stop, now)
         except (AccessDenied, TargetMissing) as exc:  # a server may allow reads without allowing listings
             log.debug("%s", exc)
             self._pages = None

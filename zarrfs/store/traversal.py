@@ -90,7 +90,7 @@ async def open_followed(store: Store, key: str) -> Value:
 
     Raises what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
     """
-    if store.merged:
+    if store.links_cross_layers:
         return await store.open(await followed(store, key))
     try:
         value = await store.open(key)
@@ -114,14 +114,14 @@ async def followed(store: Store, key: str) -> str:
     follows it if that is allowed. Raise NotFound or NotDirectory, and ReadError for a link that is dangling, in a
     circle, or leads out of the store.
     """
-    if key_rule(key) or (store.remote and not (store.merged or store.knows_names)):
+    if key_rule(key) or (store.remote and not (store.links_cross_layers or store.knows_names)):
         return key
-    if not store.merged:
+    if not store.links_cross_layers:
         with contextlib.suppress(NotFound, NotDirectory):
             if (await store.info(key, sized=False)).kind is not Kind.SYMLINK:
                 return key
     at = await _followed(store, key)
-    if at is None and (store.merged or store.knows_names):
+    if at is None and (store.links_cross_layers or store.knows_names):
         raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
     return key if at is None else at
 

@@ -429,9 +429,9 @@ class UnlistedStore(WrappingStore):
     async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
         """Return the metadata documents of a directory that the server's listing hides."""
         names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
-        return await self._there(prefix, names)
+        return await self._existing(prefix, names)
 
-    async def _there(self, prefix: str, names: Iterable[str]) -> list[Info]:
+    async def _existing(self, prefix: str, names: Iterable[str]) -> list[Info]:
         """Return the entries of those `names` in a directory that exist, or that the server refuses to show.
 
         Many servers answer 403 for absent keys, so a refused document counts only if consolidated metadata names it.
@@ -464,7 +464,7 @@ class UnlistedStore(WrappingStore):
         while batch := list(itertools.islice(children, _ASKED)):
             files = [info.name for info in batch if info.kind is Kind.FILE]
             if self._grid == "ask" and files:
-                there = {info.name: info for info in await self._there(prefix, files)}
+                there = {info.name: info for info in await self._existing(prefix, files)}
                 batch = [there.get(info.name, info) for info in batch]
                 batch = [info for info in batch if info.size is not None or info.unreadable]
             else:
@@ -481,7 +481,7 @@ class UnlistedStore(WrappingStore):
         last, refused = node.grid.size - 1, []
         for template in node.templates:
             keys = {template.key(node.grid.index(number)) for number in (0, last // 2, last)}
-            found = await self._there(array, keys)
+            found = await self._existing(array, keys)
             if not all(info.unreadable for info in found):
                 return template
             if found:

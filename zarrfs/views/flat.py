@@ -113,7 +113,7 @@ class FlatArray:
         chunks = self.chunks.shape_of_chunk
         count = sum(number_of_pieces(box, chunks) for box in boxes(self.chunks.shape, first, last))
         if count > _PIECES:
-            self._go_on(start, stop, False)
+            self._read_ahead(start, stop, False)
             data = await self._many(first, last, max((last - first) * _PIECES // count, 1))
         else:
             data = await self._few(first, last, start, stop)
@@ -136,7 +136,7 @@ class FlatArray:
         parts = list(self._parts(first, last))
         runs = self._runs(parts)
         direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
-        self._go_on(start, stop, direct)
+        self._read_ahead(start, stop, direct)
         if direct:
             found = [await self._stored(run) for run in runs]
             return found[0] if len(found) == 1 else b"".join(found)
@@ -211,7 +211,7 @@ class FlatArray:
 
     # -- read-ahead
 
-    def _go_on(self, start: int, stop: int, direct: bool) -> None:
+    def _read_ahead(self, start: int, stop: int, direct: bool) -> None:
         """Record a read; if its reader is sequential, decode and fetch chunks ahead of it."""
         scan = self._scans.read(start, stop)
         if scan is None:

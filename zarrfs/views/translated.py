@@ -164,7 +164,7 @@ class TranslatedView(WrappingStore):
         prefix = f"{key}/" if key else ""
         return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
 
-    async def form(self, key: str) -> tuple[str, str] | None:
+    async def chunk_form(self, key: str) -> tuple[str, str] | None:
         node, rest = await self.hierarchy.find(key)
         translation = None if rest else (await self._translate(node)).translation
         return None if translation is None else (translation.form.value, translation.reason)

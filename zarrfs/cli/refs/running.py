@@ -107,7 +107,7 @@ def write_set(
 @contextlib.contextmanager
 def opened(to: Output) -> Iterator[ReferenceWriter]:
     """Open `to` for writing. On SIGTERM or SIGHUP, nothing is left behind, as on Ctrl-C."""
-    with orderly_end(), to.opened() as writer:
+    with orderly_end(), to.open_writer() as writer:
         yield writer
 
 
