@@ -105,7 +105,7 @@ def test_only_changed_or_missing_files_are_sent_to_s3_again(node: Node, s3: S3) 
     (dest / "new/nämé").write_text("other")
     assert kept(dest, "--to", url, *options)["skipped"] == 0
     assert there() == {**WRITTEN, "new/nämé": b"other"}
-    assert not [name for name in os.listdir(dest) if name.startswith(".zarrfs")]  # hidden: the list of sent files
+    assert not [name for name in os.listdir(dest) if name.startswith(".zarrfs")]  # the journal of sent files is hidden
 
 
 def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
@@ -168,7 +168,7 @@ def test_links_are_refused_or_left_out(node: Node, s3: S3) -> None:
 
 
 def furnished(node: Node) -> Path:
-    """Return a staged mount that also has a symbolic link, empty directories, and its own modes and times."""
+    """Return a staged mount that also has a symbolic link, empty directories, and modes and times set by the job."""
     dest = job(node)
     (dest / "empty/inner").mkdir(parents=True)
     (dest / "new/big").chmod(0o750)

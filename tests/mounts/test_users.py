@@ -223,7 +223,7 @@ def test_root_without_cap_sys_admin_gets_a_hint(machine: Machine) -> None:
 
 
 def test_a_missing_fusermount3_is_reported(machine: Machine) -> None:
-    """A PATH without its directory is no obstacle."""
+    """An installed one is found even if PATH lacks its directory."""
     path = shutil.which("fusermount3") or "/usr/bin/fusermount3"
     directory = os.path.dirname(path)
     machine.root(f"mkdir -p /mnt/up /mnt/up-work && mknod /mnt/up/{os.path.basename(path)} c 0 0 && mount -t overlay "
@@ -333,7 +333,7 @@ def test_a_busy_mount_is_refused_and_a_dead_one_is_cleared(machine: Machine) -> 
     assert mount(machine) == (0, f"zarrfs: {HOME}/mnt: cleared a mount whose daemon had died\n")
 
 
-def test_the_helper_of_mount_as_a_user(machine: Machine) -> None:
+def test_the_mount_helper_reports_an_error_to_a_user_in_one_line(machine: Machine) -> None:
     """Each error is one line: status 1 for allow_other without user_allow_other, 32 for a reached mount_max."""
     machine.fuse_conf(DEFAULT)
     helper = ("python", "-I", "-m", "zarrfs.cli.mount_helper", SOURCE, f"{HOME}/mnt", "-o")

@@ -59,7 +59,7 @@ def write_file(path: Path) -> None:
 
 @pytest.fixture
 def kerchunk_set(tmp_path: Path) -> tuple[Path, xr.Dataset]:
-    """Make a reference set of a file with kerchunk; return it, and what xarray reads from it through fsspec."""
+    """Make a reference set of a file with kerchunk; return it and the data that xarray reads from it by fsspec."""
     write_file(tmp_path / "file.h5")
     document = SingleHdf5ToZarr(str(tmp_path / "file.h5"), inline_threshold=50).translate()
     (tmp_path / "set.json").write_text(json.dumps(document))

@@ -124,7 +124,7 @@ def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
 
 
 def test_an_open_file_of_a_lower_directory_shows_later_writes(tmp_path: Path) -> None:
-    """The daemon has its own descriptor of the file in the source, which the copy in the upper directory replaces."""
+    """The daemon reads such a file through its own descriptor, which it must replace after the copy up."""
     for key in ("v/.zgroup", "v/a/0"):
         (tmp_path / "source" / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / key).write_text(LOWER[key])
@@ -565,7 +565,7 @@ def test_the_source_can_be_its_own_upper_directory(tmp_path: Path) -> None:
     assert os.listdir(plain) == [".wh.x"]
 
 
-def test_rw_and_ro_as_mount_adds_them(tmp_path: Path) -> None:
+def test_rw_from_mount_alone_does_not_make_a_mount_writable(tmp_path: Path) -> None:
     """mount(8) passes rw for a line of fstab with neither; only an upper directory makes the mount writable."""
     plain, upper = tmp_path / "plain", tmp_path / "upper"
     for directory in (plain, upper):

@@ -75,7 +75,7 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
 
 @pytest.mark.promise("S26")
 def test_readers_share_an_upper(tmp_path: Path) -> None:
-    """They do not share it with a writer, because the kernel caches what they have read."""
+    """Readers do not share an upper directory with a writer, because the kernel caches names and bytes for them."""
     source, options = sample(tmp_path), upper(tmp_path)
     with mounted(source, tmp_path / "one", options) as root:
         (root / "new").write_text("new")
@@ -211,8 +211,8 @@ def test_reserved_names_cannot_be_created(tmp_path: Path) -> None:
     assert names_in(tmp_path / "upper") == ["d", "d/own"]
 
 
-def test_a_name_of_the_source_that_is_too_long_for_a_whiteout(tmp_path: Path) -> None:
-    """The file can be changed, but not removed or renamed; a failed attempt changes nothing."""
+def test_a_name_too_long_for_a_whiteout_cannot_be_removed_or_renamed(tmp_path: Path) -> None:
+    """A failed attempt changes nothing, and the file itself can be changed."""
     name = "n" * 252
     with mounted(document(tmp_path, {f"d/{name}": "x", "d/y": "y"}), tmp_path / "mnt", upper(tmp_path)) as root:
         assert error_of(os.unlink, root / "d" / name) == errno.ENAMETOOLONG

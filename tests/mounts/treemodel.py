@@ -164,7 +164,7 @@ class Tree:
         os.unlink(name, dir_fd=self.handles[handle])
 
 
-# -- what is compared
+# -- comparison
 
 
 def _walk(directory: str, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:

@@ -173,7 +173,7 @@ def test_a_mount_of_a_killed_task_prolog_is_used_or_removed(prolog: Cluster, set
 
 
 @pytest.mark.parametrize("then", ["prolog", "epilog"])
-def test_a_mount_of_a_killed_prolog_is_used_or_removed(slurm: Cluster, settings: Path, then: str) -> None:
+def test_a_mount_of_a_killed_prolog_is_replaced_or_removed(slurm: Cluster, settings: Path, then: str) -> None:
     wanted = job(SLURM_JOB_COMMENT="zarrfs:job")
     with killing(slurm, settings):
         assert script(slurm, "prolog", variables=wanted).returncode != 0
