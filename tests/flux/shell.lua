@@ -1,4 +1,4 @@
--- As much of the Flux shell as scripts/flux/zarrfs.lua uses: lua shell.lua PLUGIN COMMAND. Source: flux-shell-initrc(5).
+-- The part of the Flux shell that scripts/flux/zarrfs.lua uses: lua shell.lua PLUGIN COMMAND. See flux-shell-initrc(5).
 
 local handlers, environment, died = {}, {}, nil
 shell = {

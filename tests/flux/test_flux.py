@@ -1,7 +1,7 @@
-"""With a real Flux: its archives mounted and extracted here, ours extracted there, a job's inputs staged in its shell.
+"""With a real Flux: zarrfs reads archives of Flux, Flux reads archives of zarrfs, and a job's shell stages its inputs.
 
-Scripts run in an instance of one broker, or of four on this machine (flux start), which all tests share, with `tree`,
-its archive `sample`, and zarrfs on PATH.
+Scripts run in an instance of one broker, or of four on this machine (flux start), which most tests share. They have
+the directory `tree`, its archive `sample`, and zarrfs on PATH.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Instances:
         self._uris: dict[int, str] = {}
 
     def uri(self, brokers: int) -> str:
-        """The FLUX_URI of the first broker of an instance of so many, which is started when it is first asked for."""
+        """Return the FLUX_URI of the first broker of an instance of so many brokers; start it on first use."""
         if brokers not in self._uris:
             process = self._stack.enter_context(
                 subprocess.Popen(
@@ -46,14 +46,14 @@ class Instances:
 
 @pytest.fixture(scope="module")
 def instances(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instances]:
-    """Instances of this module; they end when their standard input does."""
+    """Yield the instances of this module, which end when their standard input is closed."""
     with contextlib.ExitStack() as stack:
         yield Instances(tmp_path_factory.mktemp("run"), stack)
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Files of all encodings: inline text and bytes, blobs of several regions, a hole, a link."""
+    """Create files for all encodings: inline text and bytes, blobs of several regions, a hole, a link."""
     made = tmp_path / "tree"
     (made / "directory").mkdir(parents=True)
     (made / "text").write_text("some text\n")
@@ -69,7 +69,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def in_flux(instances: Instances, tree: Path, script: str, brokers: int = 1, **variables: str) -> str:
-    """The output of a script in an instance of so many brokers; all of it has to succeed."""
+    """Run a script in the instance of so many brokers; every command must succeed. Return its output."""
     environment = os.environ | variables | {"PATH": f"{os.path.dirname(PROGRAM)}:{os.environ['PATH']}"}
     create = "set -eu\nflux archive create --overwrite --name=sample -C tree .\n"
     done = subprocess.run(
@@ -82,7 +82,7 @@ def in_flux(instances: Instances, tree: Path, script: str, brokers: int = 1, **v
 
 @pytest.mark.parametrize("brokers", [1, 4])
 def test_an_archive_of_flux_is_mounted(instances: Instances, tree: Path, brokers: int) -> None:
-    """Also on another broker than the one that has its blobs, and where the helper that loads them is killed."""
+    """Also on a broker other than the one that holds its blobs, and after the helper that loads them is killed."""
     script = f"""
         mkdir mnt
         export FLUX_URI=$(echo "$FLUX_URI" | sed s/local-0/local-{brokers - 1}/)
@@ -102,7 +102,7 @@ def test_an_archive_of_flux_is_mounted(instances: Instances, tree: Path, brokers
     in_flux(instances, tree, script, brokers)
 
 
-def test_extract_makes_of_an_archive_what_flux_makes_of_it(instances: Instances, tree: Path) -> None:
+def test_zarrfs_extracts_an_archive_as_flux_does(instances: Instances, tree: Path) -> None:
     script = """
         mkdir theirs
         flux archive extract --name=sample -C theirs
@@ -114,7 +114,7 @@ def test_extract_makes_of_an_archive_what_flux_makes_of_it(instances: Instances,
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_flux_extracts_an_archive_of_ours(instances: Instances, tree: Path, inline: bool) -> None:
+def test_flux_extracts_an_archive_of_zarrfs(instances: Instances, tree: Path, inline: bool) -> None:
     (tree.parent / "blobs").mkdir()
     where = "--inline" if inline else "--blobs blobs"
     script = f"""
@@ -130,7 +130,7 @@ def test_flux_extracts_an_archive_of_ours(instances: Instances, tree: Path, inli
     in_flux(instances, tree, script)
 
 
-def test_flux_restores_a_tar_of_ours(instances: Instances, tree: Path) -> None:
+def test_flux_restores_a_tar_of_zarrfs(instances: Instances, tree: Path) -> None:
     script = """
         zarrfs archive create -C tree -O ours.tar --name ours .
         flux restore --quiet --key=restored ours.tar
@@ -148,7 +148,7 @@ def test_flux_restores_a_tar_of_ours(instances: Instances, tree: Path) -> None:
     in_flux(instances, tree, script)
 
 
-def test_files_of_a_jobspec(instances: Instances, tree: Path) -> None:
+def test_files_of_a_jobspec_are_read_and_mounted(instances: Instances, tree: Path) -> None:
     script = """
         job=$(flux submit --add-file=input=tree/text --add-file=tree/bytes true)
         case $job in ƒ*) ;; *) exit 9 ;; esac
@@ -164,7 +164,7 @@ def test_files_of_a_jobspec(instances: Instances, tree: Path) -> None:
 
 @pytest.mark.parametrize("brokers", [1, 4])
 def test_a_job_reads_what_its_shells_have_mounted(instances: Instances, tree: Path, brokers: int) -> None:
-    """Several brokers on one machine: the shells of a job share one mount, and the last one takes it away."""
+    """With several brokers on one machine, the shells of a job share one mount, and the last shell unmounts it."""
     variables = plugin(tree)
     script = f"""
         nodes="-N{brokers} -n{2 * brokers}"
@@ -187,8 +187,8 @@ def test_a_job_reads_what_its_shells_have_mounted(instances: Instances, tree: Pa
     assert nothing_left(instances)
 
 
-def test_a_broker_that_dies_has_ended_its_use(tree: Path, tmp_path: Path) -> None:
-    """In an instance of its own. Flux ends the job; a shell that is killed with its broker unstages nothing."""
+def test_a_killed_broker_and_shell_leave_nothing(tree: Path, tmp_path: Path) -> None:
+    """Flux ends the job, but the killed shell cannot unstage. The test has an instance of its own."""
     with contextlib.ExitStack() as stack:
         own = Instances(tmp_path, stack)
         script = """
@@ -216,7 +216,10 @@ def plugin(tree: Path) -> dict[str, str]:
 
 
 def nothing_left(instances: Instances) -> bool:
-    """Return whether no mount and directory of a job is left soon: keepers act after their shells have ended."""
+    """Wait until no mount or directory of a job is left; return whether that succeeds.
+
+    Keepers act only after their shells have ended.
+    """
     top = instances.top / f"zarrfs-flux-{os.getuid()}"
 
     def clean() -> bool:

@@ -1,4 +1,4 @@
-"""scripts/flux without Flux: the shell's plugin in a Lua with what it uses, prolog and epilog as root runs them."""
+"""scripts/flux without Flux: the shell plugin in a simulated shell (shell.lua), and prolog and epilog run as root."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(shutil.which("lua") is None, reason="no lua here
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> Path:
-    """A copy of scripts/flux with settings, and a flux command beside it."""
+    """Copy scripts/flux with settings, and put a fake flux command beside the copy."""
     place = tmp_path / "scripts"
     shutil.copytree(ROOT / "scripts/flux", place)
     (place / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nJOBS={tmp_path}/jobs\nTIMEOUT=50\n")
@@ -43,19 +43,19 @@ def scripts(tmp_path: Path) -> Path:
 
 
 def records(top: Path) -> list[Path]:
-    """Return the records of what is staged; their directories may go meanwhile."""
+    """Return the records of staged sources; their directories may be deleted meanwhile."""
     return [Path(at, name) for at, _, names in os.walk(top / "state") for name in names if name.endswith(".json")]
 
 
 def job(scripts: Path, stage: str, command: str) -> subprocess.CompletedProcess[str]:
-    """A job's shell with one task."""
+    """Run a job's shell with one task."""
     with shell(scripts, stage, command) as process:
         out, err = process.communicate(timeout=60)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def shell(scripts: Path, stage: str, command: str) -> subprocess.Popen[str]:
-    """The same, while it runs."""
+    """Start a job's shell with one task."""
     top = scripts.parent
     variables = {"PATH": f"{top}/bin:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(top)}
     variables |= {"ZARRFS_FLUX_DIR": str(scripts), "FLUX_JOB_ID": JOB, "ZARRFS_STAGE": stage}
@@ -80,7 +80,7 @@ def test_a_job_reads_what_its_shell_has_mounted(scripts: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_shells_of_one_job_on_one_host_share_a_mount(scripts: Path, tmp_path: Path, killed: bool) -> None:
-    """The last one takes it away, and one that is killed counts as ended, also the one that has made it."""
+    """The last shell unmounts it. A killed shell counts as ended, even the one that mounted."""
     read = "echo $ZARRFS_STAGED; while [ ! -e {go} ]; do sleep 0.05; done; cat $ZARRFS_STAGED/in/job/bin/run.sh"
     shells = [shell(scripts, f"in {SOURCE}", read.format(go=tmp_path / f"go{rank}")) for rank in range(4)]
     try:
@@ -91,7 +91,7 @@ def test_shells_of_one_job_on_one_host_share_a_mount(scripts: Path, tmp_path: Pa
             if killed and rank % 2 == 0:
                 process.kill()
                 process.wait()
-            (tmp_path / f"go{rank}").touch()  # for the task of a killed shell as well
+            (tmp_path / f"go{rank}").touch()  # also for the task of a killed shell
             if not (killed and rank % 2 == 0):
                 assert process.communicate(timeout=60) == (content, "")
             assert bool(mount_lines(f"{place}/in")) == (rank < 3)
@@ -112,7 +112,7 @@ def test_shells_that_are_all_killed_leave_nothing(scripts: Path, tmp_path: Path)
     assert eventually(lambda: not Path(place).exists() and not records(tmp_path))
 
 
-def test_the_others_wait_for_the_shell_that_mounts_and_the_next_one_succeeds_it(
+def test_shells_wait_for_the_shell_that_mounts_and_take_over_if_it_is_killed(
     scripts: Path, tmp_path: Path, faulty: Faulty
 ) -> None:
     read = "cat $ZARRFS_STAGED/in/job/bin/run.sh"
@@ -128,7 +128,7 @@ def test_the_others_wait_for_the_shell_that_mounts_and_the_next_one_succeeds_it(
             with pytest.raises(subprocess.TimeoutExpired):
                 second.wait(1.5)
             os.kill(about["maker"][0], signal.SIGKILL)
-            faulty.release()  # what the killed one has started still asks
+            faulty.release()  # children of the killed process still send requests
             assert second.communicate(timeout=60) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
         out, err = first.communicate(timeout=60)
     assert (out, first.returncode, err) == ("", 1, KILLED)
@@ -136,14 +136,14 @@ def test_the_others_wait_for_the_shell_that_mounts_and_the_next_one_succeeds_it(
 
 
 def test_an_error_of_a_script_has_a_reason(scripts: Path) -> None:
-    """Also where the script itself ends without a word."""
+    """Here the script itself exits without a message."""
     (scripts / "stage").write_text("#!/bin/sh\nexit 3\n")
     done = job(scripts, f"in {SOURCE}", "echo ran")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "died: zarrfs: stage: ended with status 3, without a word\n"
 
 
-def test_a_program_that_was_killed_did_not_take_too_long(scripts: Path, tmp_path: Path) -> None:
+def test_a_killed_program_is_reported_as_killed(scripts: Path, tmp_path: Path) -> None:
     (tmp_path / "killed").write_text("#!/bin/sh\nkill -9 $$\n")
     (tmp_path / "killed").chmod(0o755)
     with (scripts / "zarrfs.conf").open("a") as file:
@@ -160,7 +160,7 @@ def test_an_error_of_the_program_has_a_reason(scripts: Path, tmp_path: Path) -> 
     assert done.stderr == "died: zarrfs: in: zarrfs stage ended with status 3, without a word\n"
 
 
-def test_a_job_without_wishes(scripts: Path) -> None:
+def test_a_job_without_requests_stages_nothing(scripts: Path) -> None:
     done = job(scripts, "", "echo ${ZARRFS_STAGED-none}")
     assert (done.stdout, done.stderr) == ("none\n", "")
 
@@ -193,11 +193,11 @@ def test_a_mount_in_use_is_kept_and_reported(scripts: Path) -> None:
     assert "in use by pid" in done.stderr
     assert mount_lines(f"{place}/in")
     os.kill(int(pid), 9)
-    assert eventually(lambda: not mount_lines(f"{place}/in"))  # by whoever keeps it in use, as the shell has ended
+    assert eventually(lambda: not mount_lines(f"{place}/in"))  # by the keeper, as the shell has ended
 
 
 def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
-    """Also where there is no prolog, and so no epilog: the mount holder waits for the end of the shell."""
+    """Without prolog and epilog, the keeper unmounts when the shell has ended."""
     done = job(scripts, f"in {SOURCE}\nagain {SOURCE}", "echo $ZARRFS_STAGED; kill -9 $PPID")
     place = Path(done.stdout.strip())
     assert eventually(lambda: not (mount_lines(place / "in") or mount_lines(place / "again")))
@@ -205,8 +205,8 @@ def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
     assert eventually(lambda: not place.exists())
 
 
-def test_a_place_in_use_keeps_no_other_place(scripts: Path, tmp_path: Path) -> None:
-    """The job's directory of the prolog, and the one that an instance within the job has made for its own."""
+def test_unstage_removes_a_directory_although_another_one_is_in_use(scripts: Path, tmp_path: Path) -> None:
+    """One directory is the prolog's for the job; the other one was made by an instance within the job."""
     made = tmp_path / "jobs/4711/user"
     own = tmp_path / f"zarrfs-flux-{os.getuid()}/4711"
     source, blobs = SOURCE.split()
@@ -253,8 +253,8 @@ kill $!
 @pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog are run as root")
 @pytest.mark.parametrize("kill", [":", "kill -9 $(cat $place/pid)"])
 @pytest.mark.parametrize("end", ["epilog", "sweep"])
-def test_the_epilog_takes_away_what_a_killed_job_has_left(tmp_path: Path, scripts: Path, kill: str, end: str) -> None:
-    """Or, where it has not come to run, the sweep."""
+def test_the_epilog_removes_what_a_killed_job_has_left(tmp_path: Path, scripts: Path, kill: str, end: str) -> None:
+    """If the epilog does not run, the sweep does the same."""
     tmp_path.chmod(0o755)
     jobs = "/run/zarrfs-jobs"
     (scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nTIMEOUT=50\n")

@@ -1,4 +1,4 @@
-"""zarrfs stage-out: what a job wrote, as an archive with blobs, or copied to a URL and seen to be there."""
+"""Tests of `zarrfs stage-out`: it saves a job's changes as an archive, or as files in a directory or at a URL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BIG = bytes(range(256)) * 5000
 
 
 def job(node: Node) -> Path:
-    """A staged mount in which a job has written; its upper is `node.path / "upper"`."""
+    """Return a staged mount after a job wrote to it; its upper directory is `node.path / "upper"`."""
     dest = node.path / "work"
     assert run("stage", SOURCE, dest, "-o", f"upperdir={node.path / 'upper'}").returncode == 0
     (dest / "new").mkdir()
@@ -47,7 +47,7 @@ def kept(*arguments: object) -> dict[str, object]:
 
 
 def values(path: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
+    """Return the contents of all files below a directory by their relative paths."""
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
@@ -66,7 +66,7 @@ def test_an_archive_holds_what_was_written(node: Node) -> None:
         assert values(root) == WRITTEN
 
 
-def test_an_archive_and_its_blobs_in_one_file(node: Node) -> None:
+def test_a_tar_holds_the_archive_and_its_blobs(node: Node) -> None:
     dest, archive = job(node), node.path / "result.tar"
     refused = run("stage-out", dest, "-O", archive, "--blobs", node.path)
     assert "cannot be combined with a tar" in one_line(refused.stderr)
@@ -75,7 +75,7 @@ def test_an_archive_and_its_blobs_in_one_file(node: Node) -> None:
         assert values(root) == WRITTEN
 
 
-def test_all_that_the_mount_shows(node: Node) -> None:
+def test_merged_saves_all_files_of_the_mount(node: Node) -> None:
     dest, out = job(node), node.path / "out"
     kept(dest, "--merged", "--to", out)
     assert values(out) == values(dest)
@@ -87,8 +87,7 @@ def test_all_that_the_mount_shows(node: Node) -> None:
         assert values(root) == values(dest)
 
 
-def test_files_go_to_s3_once(node: Node, s3: S3) -> None:
-    """Nothing is sent twice, but what has changed, or is not there any more."""
+def test_only_changed_or_missing_files_are_sent_to_s3_again(node: Node, s3: S3) -> None:
     dest, url = job(node), f"s3://{s3.bucket}/results/job1"
     options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items())]
     report = kept(dest, "--to", url, *options)
@@ -106,7 +105,7 @@ def test_files_go_to_s3_once(node: Node, s3: S3) -> None:
     (dest / "new/nämé").write_text("other")
     assert kept(dest, "--to", url, *options)["skipped"] == 0
     assert there() == {**WRITTEN, "new/nämé": b"other"}
-    assert not [name for name in os.listdir(dest) if name.startswith(".zarrfs")]  # what notes this is not shown
+    assert not [name for name in os.listdir(dest) if name.startswith(".zarrfs")]  # the journal of sent files is hidden
 
 
 def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
@@ -138,7 +137,7 @@ def test_contradictory_arguments_are_refused(node: Node) -> None:
     assert sorted(path.name for path in node.path.iterdir()) == ["local", "state", "upper", "work"]
 
 
-def test_another_mount_that_writes_is_waited_for(node: Node) -> None:
+def test_an_upper_in_use_by_another_mount_is_refused(node: Node) -> None:
     upper, out = node.path / "upper", node.path / "out"
     upper.mkdir()
     with mounted(SOURCE, node.path / "mnt", f"upperdir={upper}") as root:
@@ -151,7 +150,7 @@ def test_another_mount_that_writes_is_waited_for(node: Node) -> None:
 
 
 def test_links_are_refused_or_left_out(node: Node, s3: S3) -> None:
-    """A URL cannot hold links, and nothing holds FIFOs."""
+    """A URL cannot store symbolic links, and no destination can store FIFOs."""
     dest, out = job(node), node.path / "out"
     (dest / "link").symlink_to("new/big")
     url = (f"s3://{s3.bucket}/links", "--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items()))
@@ -169,7 +168,7 @@ def test_links_are_refused_or_left_out(node: Node, s3: S3) -> None:
 
 
 def furnished(node: Node) -> Path:
-    """A staged mount with what is more than bytes."""
+    """Return a staged mount that also has a symbolic link, empty directories, and modes and times set by the job."""
     dest = job(node)
     (dest / "empty/inner").mkdir(parents=True)
     (dest / "new/big").chmod(0o750)
@@ -201,7 +200,7 @@ def test_unchanged_files_are_not_copied_again(node: Node) -> None:
     known = {path.name: path.stat().st_ino for path in (out / "new").iterdir()}
     assert kept(dest, "--to", out)["skipped"] == 3
     assert {path.name: path.stat().st_ino for path in (out / "new").iterdir()} == known
-    os.utime(out / "new/big", (2_000_000_000, 2_000_000_000))  # newer, but another's
+    os.utime(out / "new/big", (2_000_000_000, 2_000_000_000))  # newer than the source, but not its mtime
     (out / "new/big").chmod(0o600)
     (out / ".zattrs").chmod(0o600)
     (out / "new/nämé").write_text("other")
@@ -238,7 +237,7 @@ def test_a_url_has_no_empty_directories_and_the_report_says_so(node: Node, s3: S
     assert "warning: left out: empty/inner: no URL has empty directories" in done.stderr
 
 
-def test_holes_stay_holes_and_the_directory_of_blobs_is_made(node: Node) -> None:
+def test_holes_are_preserved_and_the_blob_directory_is_created(node: Node) -> None:
     upper = node.path / "changes"
     upper.mkdir()
     with (upper / "holes").open("wb") as file:

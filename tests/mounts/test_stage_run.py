@@ -1,4 +1,4 @@
-"""zarrfs run: a command with a source mounted for it alone, its status, and nothing left."""
+"""Tests of `zarrfs run`: it mounts a source for one command, returns the command's status and cleans up."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SOURCE = DATA / "zarr/v2_hier"
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    """`zarrfs run` of a command, in the background."""
+    """Start `zarrfs run` of a command in the background."""
     return subprocess.Popen(
         [PROGRAM, "run", str(SOURCE), "--", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def test_a_command_finds_the_mount(node: Node) -> None:
+def test_the_command_gets_the_mount_point_and_standard_input(node: Node) -> None:
     script = 'test "$ZARRFS_MOUNT" = "$1" && cat "$1"/gzip/.zarray "$2" && stat -c %a "$(dirname "$1")"; cat; exit 7'
     done = run("run", SOURCE, "--", "sh", "-c", script, "sh", "{}", "{}/.zgroup", input="typed")
     assert done.returncode == 7
@@ -51,7 +51,7 @@ def test_at_names_the_mount_point(node: Node) -> None:
         (["true"], 0, ""),
     ],
 )
-def test_the_status_is_the_command_s(words: list[str], status: int, said: str, node: Node) -> None:
+def test_the_status_of_the_command_is_returned(words: list[str], status: int, said: str, node: Node) -> None:
     done = run("run", SOURCE, "--", *words)
     assert done.returncode == status
     assert said in (one_line(done.stderr) if said else done.stderr)
@@ -67,7 +67,7 @@ def test_the_command_is_not_run_without_its_mount(node: Node) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_signals_are_the_command_s(number: signal.Signals, node: Node) -> None:
+def test_signals_are_forwarded_to_the_command(number: signal.Signals, node: Node) -> None:
     code = (
         "import signal, sys\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(33))\n"
@@ -81,8 +81,8 @@ def test_signals_are_the_command_s(number: signal.Signals, node: Node) -> None:
     assert node.clean()
 
 
-def test_the_terminal_is_the_command_s(node: Node) -> None:
-    """Ctrl-C reaches the command once, from the terminal alone; it reads what is typed."""
+def test_the_command_owns_the_terminal(node: Node) -> None:
+    """The command reads typed input, and gets Ctrl-C once: from the terminal, not also from zarrfs."""
     code = (
         "import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, {2})\nprint('up', input(), flush=True)\n"
         "kernel, none = signal.sigwaitinfo({2}).si_code > 0, signal.sigtimedwait({2}, 1) is None\n"
@@ -102,7 +102,7 @@ def test_the_terminal_is_the_command_s(node: Node) -> None:
 
 
 def test_background_processes_of_the_command_are_waited_for(node: Node) -> None:
-    """Also what does not use the mount at the moment: a reader of an array opens its chunks one by one."""
+    """A process with no file of the mount open counts too: an array reader opens its chunks one by one."""
     done = run("run", SOURCE, "--", "sh", "-c", f"(sleep 1; cat {{}}/.zgroup >{node.path}/late) & exit 5")
     assert (done.returncode, "has left behind" in one_line(done.stderr)) == (5, True)
     assert (node.path / "late").read_bytes() == (SOURCE / ".zgroup").read_bytes()
@@ -117,14 +117,14 @@ def test_a_background_process_that_does_not_end_keeps_its_mount(node: Node) -> N
     assert (done.returncode, "stays mounted" in done.stderr) == (125, True)
     assert len(node.mounts()) == 1
     assert run("unstage", "--stale").returncode == 0
-    assert len(node.mounts()) == 1  # it is still needed
+    assert len(node.mounts()) == 1  # the background process still needs it
     go.touch()
     assert eventually(node.clean)
     assert (node.path / "late").read_bytes() == (SOURCE / ".zgroup").read_bytes()
 
 
 @pytest.mark.parametrize("when", [0.05, 0.15, 0.25, None])
-def test_killed_it_leaves_nothing_but_the_command_s_mount(when: float | None, node: Node) -> None:
+def test_after_sigkill_only_the_mount_of_a_running_command_remains(when: float | None, node: Node) -> None:
     process = start("sh", "-c", 'echo "$$ $ZARRFS_MOUNT"; exec sleep 100')
     if when is not None:
         time.sleep(when)
@@ -135,7 +135,7 @@ def test_killed_it_leaves_nothing_but_the_command_s_mount(when: float | None, no
     process.wait()
     if when is None:
         time.sleep(0.5)
-        assert is_mounted(Path(mountpoint))  # as long as the command runs
+        assert is_mounted(Path(mountpoint))  # the command still runs
         kill(int(pid))
         assert eventually(node.clean)
         return
@@ -148,7 +148,7 @@ def test_killed_it_leaves_nothing_but_the_command_s_mount(when: float | None, no
 
 
 def test_a_killed_keeper_does_not_change_the_status(node: Node) -> None:
-    """The status stays that of the command, though something is left behind that the keeper was to wait for."""
+    """The command's status is returned although the command leaves a process for which the keeper would wait."""
     go = node.path / "go"
     script = f"echo; while [ ! -e {go} ]; do sleep 0.1; done; sleep 100 >&- 2>&- & exit 7"
     command = [PROGRAM, "run", SOURCE, "--wait", "0.1s", "--", "sh", "-c", script]
@@ -164,7 +164,7 @@ def test_a_killed_keeper_does_not_change_the_status(node: Node) -> None:
     assert eventually(node.clean)
 
 
-def test_changes_go_to_the_upper(node: Node) -> None:
+def test_changes_go_to_the_upper_directory(node: Node) -> None:
     upper = node.path / "upper"
     assert run("run", SOURCE, "-o", f"upperdir={upper}", "--", "sh", "-c", "echo new >{}/new").returncode == 0
     assert (upper / "new").read_text() == "new\n"
@@ -172,8 +172,8 @@ def test_changes_go_to_the_upper(node: Node) -> None:
 
 
 @pytest.mark.parametrize("left", ["", "sleep 5 & "])
-def test_a_source_that_is_unstaged_meanwhile_does_not_change_the_status(left: str, node: Node) -> None:
-    """As by `zarrfs unstage --all` of another job of the user: there is no record any more."""
+def test_unstaging_the_source_meanwhile_does_not_change_the_status(left: str, node: Node) -> None:
+    """Another job of the same user may run `zarrfs unstage --all`, which deletes the record."""
     script = f'{left}"$0" unstage --all && exit 7'
     done = run("run", SOURCE, "--wait", "0.1s", "--", "sh", "-c", script, PROGRAM)
     assert done.returncode == 7, done.stderr

@@ -1,4 +1,4 @@
-"""zarrfs stats and zarrfs top on real mounts."""
+"""Tests of `zarrfs stats` and `zarrfs top` on real mounts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZE, NUMBER = 40_000, 5
 
 @pytest.fixture
 def mount(nginx: Nginx, tmp_path: Path) -> Iterator[Path]:
-    """Five values, far apart in one target on nginx, of which nothing is fetched before it is read."""
+    """Mount five values that lie far apart in one target on nginx, without read-ahead."""
     value = os.urandom(1 << 20)
     (nginx.plain.root / "stats.bin").write_bytes(value)
     url = f"{nginx.plain.url}/stats.bin"
@@ -46,7 +46,7 @@ def mount(nginx: Nginx, tmp_path: Path) -> Iterator[Path]:
 
 
 def read(path: Path) -> int:
-    """Read a file from the daemon, not from what the kernel keeps; returns how many bytes that were."""
+    """Drop a file's pages from the page cache, read it from the daemon, and return the number of bytes."""
     with open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return len(file.readall())
@@ -74,13 +74,13 @@ def test_counters_move_by_what_was_read(mount: Path) -> None:
     assert second["remote"]["cache"]["hit_bytes"] > 0
 
 
-def test_the_three_forms_tell_the_same(mount: Path) -> None:
+def test_json_table_and_prometheus_output_agree(mount: Path) -> None:
     read(mount / "a/1")
     found = json.loads(run("stats", "--json", mount).stdout)
     assert found["mount"] == str(mount)
     assert found["pid"] == daemon_pid(mount)
     now = counters_of(mount)
-    assert found.pop("process").keys() == now.pop("process").keys()  # what the daemon takes of the machine goes on
+    assert found.pop("process").keys() == now.pop("process").keys()  # CPU time and memory change meanwhile
     assert found.items() >= now.items()
     table = run("stats", mount).stdout
     assert f"from network  {SIZE / 1024:.1f} KiB, 1 requests, 0 repeated, 0 failed" in table
@@ -97,7 +97,7 @@ def test_the_three_forms_tell_the_same(mount: Path) -> None:
     assert samples.keys() >= remote
 
 
-def test_a_path_inside_the_mount(mount: Path, tmp_path: Path) -> None:
+def test_a_path_inside_the_mount_selects_the_mount(mount: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(mount)
     (tmp_path / "other").mkdir()
     for path, where in ("a/1", mount), ("mnt/a", tmp_path), ("link", tmp_path), ("../link/a", tmp_path / "other"):
@@ -105,7 +105,7 @@ def test_a_path_inside_the_mount(mount: Path, tmp_path: Path) -> None:
 
 
 def test_the_attribute_is_large_and_not_listed(mount: Path, tmp_path: Path) -> None:
-    """Copies do not carry it along, and other file systems take no more than they can."""
+    """Tools that copy listed attributes do not copy it: other file systems may refuse its size."""
     read(mount / "a/1")
     assert 0 < len(os.getxattr(mount, ATTRIBUTE)) < 65_536
     assert os.listxattr(mount) == ["user.zarrfs.mount"]
@@ -124,7 +124,7 @@ def test_many_servers_do_not_overflow_the_attribute(tmp_path: Path) -> None:
         for name in refs:
             with pytest.raises(OSError, match="Input/output error"):
                 (root / name).read_bytes()
-        assert counters_of(root)["remote"]["failed"] >= 50  # the kernel asks twice
+        assert counters_of(root)["remote"]["failed"] >= 50  # the kernel may read twice
         assert len(counters_of(root)["remote"]["hosts"]) == 32
         assert len(os.getxattr(root, ATTRIBUTE)) > 2048
 
@@ -144,7 +144,7 @@ def test_a_store_behind_a_url_has_the_same_names(nginx: Nginx, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("source", ["directory", "archive"])
-def test_sources_without_remote_data(source: str, tmp_path: Path) -> None:
+def test_sources_without_remote_data_have_no_network_lines(source: str, tmp_path: Path) -> None:
     place = tmp_path / "source"
     if source == "directory":
         place.mkdir()
@@ -161,7 +161,7 @@ def test_sources_without_remote_data(source: str, tmp_path: Path) -> None:
 # -- mounts that do not answer
 
 
-def test_a_daemon_that_hangs(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_daemon_is_reported(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = daemon_pid(mount)
     monkeypatch.setattr(statistics, "_ANSWER", 0.2)
     os.kill(pid, signal.SIGSTOP)
@@ -172,7 +172,7 @@ def test_a_daemon_that_hangs(mount: Path, monkeypatch: pytest.MonkeyPatch) -> No
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_daemon_that_has_died(tmp_path: Path) -> None:
+def test_a_dead_daemon_is_reported(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
     (tmp_path / "mnt").mkdir()
     assert run("mount", tmp_path / "refs.json", tmp_path / "mnt").returncode == 0
@@ -193,7 +193,7 @@ def test_a_daemon_that_has_died(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def watching(mountpoint: Path) -> Iterator[Any]:
-    """zarrfs top, writing to pipes."""
+    """Start `zarrfs top` with its output in pipes; kill it at the end."""
     command = [PROGRAM, "top", "--interval", "0.1", str(mountpoint)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -204,7 +204,7 @@ def watching(mountpoint: Path) -> Iterator[Any]:
 
 
 def wait_for(stream: Any, text: bytes, times: int = 1) -> bytes:
-    """Read a pipe or terminal until `text` has come `times` times; return all of it."""
+    """Read a pipe or terminal until `text` has occurred `times` times; return everything read."""
     seen, deadline = b"", time.monotonic() + 60
     while seen.count(text) < times:
         assert select.select([stream], [], [], deadline - time.monotonic())[0], seen
@@ -214,7 +214,7 @@ def wait_for(stream: Any, text: bytes, times: int = 1) -> bytes:
     return seen
 
 
-def test_top_once_shows_what_happens(mount: Path) -> None:
+def test_top_once_shows_the_current_reads(mount: Path) -> None:
     ended = threading.Event()
 
     def reader() -> None:
@@ -233,13 +233,13 @@ def test_top_once_shows_what_happens(mount: Path) -> None:
     thread = threading.Thread(target=reader)
     thread.start()
     try:
-        until(shown)  # on a busy machine nothing may be read in one interval
+        until(shown)  # on a busy machine an interval may pass without a read
     finally:
         ended.set()
         thread.join()
 
 
-def test_top_writes_frames_until_the_mount_goes(tmp_path: Path) -> None:
+def test_top_writes_frames_until_the_unmount(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
     with mounted(tmp_path / "refs.json", tmp_path / "mnt") as root, watching(root) as top:
         seen = wait_for(top.stdout, b"reads", times=3)

@@ -1,4 +1,4 @@
-"""The transcript in docs/monitoring.md, "Statistics": the lines that zarrfs stats writes, with any figures."""
+"""The transcript in docs/monitoring.md, "Statistics": `zarrfs stats` prints these lines, with other figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_transcript(nginx: Nginx, tmp_path: Path) -> None:
     [(command, said)] = transcript(DOCS / "monitoring.md", "Statistics")
     assert command == "zarrfs stats /mnt/data\n"
     with mounted(f"{url}/combined.json", tmp_path / "mnt", f"cache_dir={tmp_path}/blocks") as root:
-        for number in range(40):  # some of them are fetched ahead
+        for number in range(40):  # read-ahead fetches some of them
             (root / f"a/{number}").read_bytes()
         done = run("stats", root)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""The units of systemd/ run by systemd itself, on a machine that has booted for it."""
+"""The units in systemd/, run by systemd itself on a machine that is booted for the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.mounts.mounting import alive
 from tests.mounts.staging import eventually
 
 REFS = json.dumps({"version": 1, "refs": {"a": "hello", "b": ["/srv/data/v2.zarr/.zgroup"]}})
-QUICK = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=0.3\n"  # else as the unit says
+QUICK = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=0.3\n"  # all other settings are the unit's
 OTHERS = "allow_other,allow_path=/srv/data"
 
 
@@ -29,7 +29,7 @@ def configuration(name: str, source: str = "/srv/data/refs.json", options: str =
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Booted]:
-    """A machine with our units, data in /srv/data and a user."""
+    """Boot a machine with our units, data in /srv/data and the user ann."""
     with Booted({"/srv/data/refs.json": REFS}) as made:
         made.root(f"{ROOT}/scripts/install-helper --units")
         shutil.copytree(DATA / "zarr/v2_hier", made.path("/srv/data/v2.zarr"))
@@ -41,13 +41,13 @@ def machine() -> Iterator[Booted]:
 
 
 def configure(machine: Booted, name: str, **more: str) -> str:
-    """/etc/zarrfs/NAME.conf; the unit's name."""
+    """Write /etc/zarrfs/NAME.conf; return the unit's name."""
     machine.path(f"/etc/zarrfs/{name}.conf").write_text(configuration(name, **more))
     return f"zarrfs@{name}"
 
 
 def shown(machine: Booted, unit: str, name: str) -> str:
-    """A property of a unit."""
+    """Return a property of a unit."""
     return machine.root(f"systemctl show -P {name} {unit}")
 
 
@@ -56,10 +56,10 @@ def journal(machine: Booted, unit: str) -> str:
     return machine.root(f"journalctl --no-pager -o cat -u {unit}")
 
 
-def test_a_data_set_for_all_users(machine: Booted) -> None:
+def test_a_service_mounts_a_data_set_for_all_users(machine: Booted) -> None:
     unit = configure(machine, "all")
     machine.root(f"systemctl start {unit}")
-    assert "/mnt/all" in machine.mounts()  # when start returns, and outside of the service
+    assert "/mnt/all" in machine.mounts()  # as soon as start returns, and visible outside the service
     assert machine.run("cat", "/mnt/all/a", user="ann").stdout == "hello"
     assert machine.run("cat", "/mnt/all/b", user="ann").stdout == (DATA / "zarr/v2_hier/.zgroup").read_text()
     assert eventually(lambda: shown(machine, unit, "StatusText"))
@@ -74,7 +74,7 @@ def test_a_data_set_for_all_users(machine: Booted) -> None:
     assert "/mnt/all" not in machine.mounts()
 
 
-def test_a_daemon_that_is_killed_is_started_again(machine: Booted) -> None:
+def test_a_killed_daemon_is_restarted(machine: Booted) -> None:
     unit = configure(machine, "killed")
     machine.root(f"systemctl start {unit} && systemctl kill -s KILL {unit}")
     assert eventually(
@@ -86,11 +86,11 @@ def test_a_daemon_that_is_killed_is_started_again(machine: Booted) -> None:
 
 
 def test_stopping_while_a_reader_has_a_file_open(machine: Booted) -> None:
-    """The reader gets an error and no empty directory; the next start clears what is left."""
+    """The reader gets an error, not an empty directory; the next start clears the dead mount."""
     unit = configure(machine, "busy")
     drop_in = machine.path("/run/systemd/system/zarrfs@busy.service.d/stop.conf")
     drop_in.parent.mkdir()
-    drop_in.write_text("[Service]\nTimeoutStopSec=5\n")  # is waited for
+    drop_in.write_text("[Service]\nTimeoutStopSec=5\n")  # the test waits for it
     machine.root(f"systemctl daemon-reload && systemctl start {unit}")
     script = "exec 3</mnt/busy/a; echo open; sleep 1; cd /mnt/busy || exec ls /mnt/busy; "
     script += "until ! ls >/dev/null 2>&1; do sleep 0.1; done; ls"
@@ -109,7 +109,7 @@ def test_stopping_while_a_reader_has_a_file_open(machine: Booted) -> None:
 
 
 def test_a_missing_source_is_retried_and_a_wrong_option_is_not(machine: Booted) -> None:
-    """A source may come later; an option that is wrong stays so."""
+    """A source may appear later; an invalid option stays invalid."""
     unit = configure(machine, "wrong", options="blob=/x")
     assert machine.run("systemctl", "start", unit).returncode == 1
     assert shown(machine, unit, "ActiveState") == "failed"
@@ -126,7 +126,7 @@ def test_a_missing_source_is_retried_and_a_wrong_option_is_not(machine: Booted) 
 
 
 def test_the_sandbox_of_the_service_allows_views_and_writes(machine: Booted) -> None:
-    """Decoders compile nothing at run time; files of users are made, owned and given bits in an upper directory."""
+    """Decoders need no new executable memory, and files that users create get their owners and mode bits."""
     view = configure(machine, "view", source="/srv/data/v2.zarr", options="view=arrays")
     written = configure(machine, "written", options=f"{OTHERS},upperdir=/srv/upper")
     machine.root(f"mkdir -m 777 /srv/upper && systemctl start {view} {written}")
@@ -138,12 +138,12 @@ def test_the_sandbox_of_the_service_allows_views_and_writes(machine: Booted) -> 
     machine.root(f"systemctl stop {view} {written}")
 
 
-def test_a_view_of_its_own_hides_the_mount(machine: Booted) -> None:
-    """docs/systemd.md: why PrivateTmp= and its like cannot be used."""
+def test_a_private_mount_namespace_hides_the_mount(machine: Booted) -> None:
+    """This is why docs/systemd.md warns against PrivateTmp= and similar settings."""
     unit = configure(machine, "hidden")
     drop_in = "/run/systemd/system/zarrfs@hidden.service.d/private.conf"
     machine.root(f"mkdir {Path(drop_in).parent}")
-    # the program may lie beneath /tmp
+    # the program may be installed below /tmp, which PrivateTmp= hides
     machine.path(drop_in).write_text(f"[Service]\nPrivateTmp=yes\nBindReadOnlyPaths={' '.join(machine.bound)}\n")
     machine.root(f"systemctl daemon-reload && systemctl start {unit}")
     assert shown(machine, unit, "SubState") == "running"
@@ -152,24 +152,24 @@ def test_a_view_of_its_own_hides_the_mount(machine: Booted) -> None:
     machine.root(f"rm {drop_in} && systemctl daemon-reload")
 
 
-def test_a_line_of_fstab_is_mounted_at_the_first_look(machine: Booted) -> None:
+def test_an_automount_line_of_fstab_is_mounted_at_first_access(machine: Booted) -> None:
     options = "ro,nofail,_netdev,allow_other,x-systemd.automount,x-systemd.idle-timeout=1s"
     machine.path("/etc/fstab").write_text(f"/srv/data/v2.zarr /mnt/looked zarrfs {options} 0 0\n")
     machine.root("systemctl daemon-reload && systemctl start mnt-looked.automount")
     assert machine.mounts("autofs").count("/mnt/looked") == 1
     assert "/mnt/looked" not in machine.mounts()
     assert machine.run("cat", "/mnt/looked/.zgroup", user="ann").stdout == (DATA / "zarr/v2_hier/.zgroup").read_text()
-    look = "cat /mnt/looked/.zgroup >/dev/null; findmnt -n -o TARGET -t fuse.zarrfs"  # in one go: it soon expires
+    look = "cat /mnt/looked/.zgroup >/dev/null; findmnt -n -o TARGET -t fuse.zarrfs"  # one command: it soon expires
     assert eventually(lambda: "/mnt/looked" in machine.root(look, check=False).split("\n"))
     assert eventually(lambda: "/mnt/looked" not in machine.mounts())
-    assert machine.run("ls", "-A", "/mnt/looked", user="ann").stdout  # and again
+    assert machine.run("ls", "-A", "/mnt/looked", user="ann").stdout  # mounted again after it expired
     machine.root("systemctl stop mnt-looked.automount && : >/etc/fstab && systemctl daemon-reload")
     assert "/mnt/looked" not in machine.mounts()
 
 
 @pytest.mark.promise("S49")
 def test_names_beyond_ascii(machine: Booted) -> None:
-    """A service, and a line of fstab that is mounted at the first look."""
+    """Sources and mount points of a service and of an automount line of fstab."""
     name = "Größe, 数据 (e\u0301)"
     machine.path(f"/srv/data/{name}.json").write_text(REFS)
     machine.path("/etc/zarrfs/names.conf").write_text(
@@ -191,8 +191,8 @@ def test_names_beyond_ascii(machine: Booted) -> None:
     machine.root(f"systemctl stop '{unit}' && echo >/etc/fstab && systemctl daemon-reload")
 
 
-def test_the_examples(machine: Booted) -> None:
-    """A pair of units; when the daemon is killed there is an error until it is mounted again."""
+def test_the_example_units_mount_on_access(machine: Booted) -> None:
+    """The examples are a mount and an automount unit; after a kill, reads fail until the mount unit restarts."""
     for example in (ROOT / "systemd/examples").iterdir():
         text = example.read_text().replace("/data/era5/combined.json", "/srv/data/refs.json")
         machine.path(f"/etc/systemd/system/{example.name}").write_text(text.replace("/data/era5", "/srv/data"))
@@ -207,7 +207,7 @@ def test_the_examples(machine: Booted) -> None:
     assert "/mnt/era5" not in machine.mounts()
 
 
-def test_a_users_own(machine: Booted) -> None:
+def test_the_user_manager_runs_a_user_s_own_unit(machine: Booted) -> None:
     machine.root("loginctl enable-linger ann")
     directory = f"/run/user/{machine.root('id -u ann')}"
     assert eventually(machine.path(f"{directory}/systemd/private").exists)
@@ -227,7 +227,7 @@ def test_a_users_own(machine: Booted) -> None:
     assert "/home/ann/own" not in machine.mounts()
 
 
-def test_the_sweep(machine: Booted) -> None:
+def test_the_unstage_timer_and_service_start(machine: Booted) -> None:
     machine.root("systemctl start zarrfs-unstage.timer zarrfs-unstage.service")
     assert machine.root("systemctl is-active zarrfs-unstage.timer") == "active"
     assert shown(machine, "zarrfs-unstage.service", "Result") == "success"
@@ -249,7 +249,7 @@ ExecStop=sh -c 'cat /mnt/era5/a >/shared/at-shutdown; cat /mnt/line/a >>/shared/
 
 
 def test_boot_and_shutdown(machine: Booted) -> None:
-    """Mounts of fstab exist before their users start and end after them; a line that fails does not stop the boot."""
+    """A unit that requires mounts can read them from start to stop; a failing line of fstab does not stop the boot."""
     units, wanted = "/etc/systemd/system", "/etc/systemd/system/multi-user.target.wants"
     service = (ROOT / "systemd/zarrfs@.service").read_text().replace("/usr/bin/zarrfs", f"{ROOT}/.venv/bin/zarrfs")
     files: dict[str, str | Path] = {
@@ -272,8 +272,8 @@ def test_boot_and_shutdown(machine: Booted) -> None:
         assert (booted.shared / "at-shutdown").read_text() == "hellohello"
 
 
-def test_a_machine_that_does_not_end_by_itself_is_ended() -> None:
-    """A hanging machine is killed, leaves no process and no file, and fails its test."""
+def test_a_machine_that_does_not_shut_down_is_killed() -> None:
+    """The machine leaves no process and no file, and its test fails."""
     booted = Booted()
     booted.patience = 1
     with pytest.raises(subprocess.TimeoutExpired), booted:

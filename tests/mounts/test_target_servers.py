@@ -1,4 +1,4 @@
-"""Mounts of what lies on servers of SFTP, of Google Cloud Storage and of Azure."""
+"""Mounts of data on SFTP, Google Cloud Storage and Azure servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE = bytes(range(256)) * 40
 TEXT = b"a line of a blob\n" * 100
 
 
-def test_targets_on_sftp(sftp: Sftp, tmp_path: Path) -> None:
+def test_targets_on_sftp_are_read(sftp: Sftp, tmp_path: Path) -> None:
     (sftp.root / "target").write_bytes(VALUE)
     document = tmp_path / "set.json"
     url = f"{sftp.url}/target"
@@ -34,7 +34,7 @@ def test_targets_on_sftp(sftp: Sftp, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("either_client")
-def test_targets_on_gcs(gcs: GCS, tmp_path: Path) -> None:
+def test_targets_on_gcs_are_read(gcs: GCS, tmp_path: Path) -> None:
     gcs.put("target", VALUE)
     document = tmp_path / "set.json"
     url = f"gs://{gcs.bucket}/target"
@@ -46,7 +46,7 @@ def test_targets_on_gcs(gcs: GCS, tmp_path: Path) -> None:
         assert error_of((root / "none").read_bytes) == errno.EIO
 
 
-def test_a_bucket_of_google_without_a_network_fails_as_soon_as_any_other(tmp_path: Path) -> None:
+def test_without_a_network_a_google_bucket_fails_within_25_seconds(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": ["gs://bucket/key", 0, 10]}}))
     began = time.monotonic()
     done = run("cat", tmp_path / "refs.json", "k", program=("unshare", "-n", PROGRAM))
@@ -60,12 +60,12 @@ def test_a_bucket_of_google_without_a_network_fails_as_soon_as_any_other(tmp_pat
 
 
 def given_to(azure: Azure, who: str) -> list[str]:
-    """The options of a reader: of its key, its SAS, or of nobody."""
+    """Return the mount options for the account's key, a SAS, or anonymous access."""
     return [f"abfs.{name}={value}" for name, value in azure.options[who].items()]
 
 
 def put_store(azure: Azure, container: str) -> dict[str, bytes]:
-    """A store of values in directories, one of them a marker; returns its files."""
+    """Upload a store with nested directories and an empty value; return its files."""
     files = {f"store/{name}": VALUE[:size] for name, size in {"a/x y": 10, "a-b": 20, "a/b/c%20ä": 30, "z": 0}.items()}
     for name, value in files.items():
         azure.put(container, name, value)
@@ -76,7 +76,7 @@ def tree_of(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_targets_on_azure(azure: Azure, tmp_path: Path) -> None:
+def test_targets_on_azure_are_read(azure: Azure, tmp_path: Path) -> None:
     azure.put("private", "target", VALUE)
     document = tmp_path / "set.json"
     url = "az://private/target"
@@ -87,7 +87,7 @@ def test_targets_on_azure(azure: Azure, tmp_path: Path) -> None:
         assert error_of((root / "none").read_bytes) == errno.EIO
 
 
-def test_a_store_on_azure(azure: Azure, tmp_path: Path) -> None:
+def test_a_store_on_azure_is_read_and_a_private_one_refused(azure: Azure, tmp_path: Path) -> None:
     files = put_store(azure, "public")
     with mounted("az://public/store", tmp_path / "mnt", "type=zarr", *given_to(azure, "anonymous")) as root:
         assert tree_of(root) == files
@@ -101,7 +101,7 @@ def test_a_store_on_azure(azure: Azure, tmp_path: Path) -> None:
     assert time.monotonic() - began < 60, "it is refused, not out"
 
 
-def test_blobs_on_azure_and_their_cache(azure: Azure, tmp_path: Path) -> None:
+def test_blobs_on_azure_are_cached(azure: Azure, tmp_path: Path) -> None:
     put(tmp_path, TEXT)
     for path in tmp_path.glob("sha1-*"):
         azure.put("private", f"blobs/{path.name}", path.read_bytes())
@@ -110,12 +110,12 @@ def test_blobs_on_azure_and_their_cache(azure: Azure, tmp_path: Path) -> None:
     document = tmp_path / "archive.json"
     document.write_text(json.dumps([file([region], path="one", encoding="blobvec", size=len(TEXT))]))
     options = ["-o", f"cache_dir={tmp_path}/cache", *(f"-o{option}" for option in given_to(azure, "sas"))]
-    for place in ("blobs", "none"):  # the second time from the cache
+    for place in ("blobs", "none"):  # "none" has no blobs: the second run reads the cache
         done = run("cat", "-o", f"blobs=az://private/{place}", *options, document, "one")
         assert (done.returncode, done.stdout) == (0, TEXT.decode()), done.stderr
 
 
-def test_staging_from_azure_and_to_it(azure: Azure, tmp_path: Path) -> None:
+def test_data_is_staged_from_azure_and_to_azure(azure: Azure, tmp_path: Path) -> None:
     files = put_store(azure, "private")
     options = ["-o", "type=zarr", *(f"-o{option}" for option in given_to(azure, "key"))]
     done = run("stage", "--copy", *options, "az://private/store", tmp_path / "here")

@@ -53,29 +53,29 @@ def agrees(copy: Path, modes: bool = True, follow: bool = False, empty: bool = T
                 assert status.st_mtime_ns == about["mtime"] * 10**9, key
 
 
-def test_cp(root: Path, tmp_path: Path) -> None:
+def test_cp_copies_contents_modes_and_times(root: Path, tmp_path: Path) -> None:
     sh("cp", "-a", root / "job", tmp_path)
     agrees(tmp_path)
 
 
-def test_tar(root: Path, tmp_path: Path) -> None:
+def test_tar_copies_contents_modes_and_times(root: Path, tmp_path: Path) -> None:
     sh("tar", "-C", root, "-cf", tmp_path / "x.tar", "job")
     sh("tar", "-C", tmp_path, "-xpf", tmp_path / "x.tar")
     agrees(tmp_path)
 
 
-def test_rsync(root: Path, tmp_path: Path) -> None:
+def test_rsync_copies_contents_modes_and_times(root: Path, tmp_path: Path) -> None:
     sh("rsync", "-a", f"{root}/", tmp_path / "copy")
     agrees(tmp_path / "copy")
     assert sh("rsync", "-ain", "--checksum", f"{root}/", tmp_path / "copy").strip() == ""
 
 
-def test_rsync_with_attributes(root: Path, tmp_path: Path) -> None:
+def test_rsync_copies_with_extended_attributes(root: Path, tmp_path: Path) -> None:
     sh("rsync", "-aHAX", f"{root}/", tmp_path / "copy")
     agrees(tmp_path / "copy")
 
 
-def test_find(root: Path) -> None:
+def test_find_lists_every_entry_with_its_size(root: Path) -> None:
     listed = sh("find", ".", "-mindepth", "1", "-printf", "%P %s %y\n", cwd=root).splitlines()
     sizes = {line.rsplit(" ", 2)[0]: int(line.rsplit(" ", 2)[1]) for line in listed}
     assert sizes.keys() == EXPECTED.keys()
@@ -83,17 +83,17 @@ def test_find(root: Path) -> None:
     assert sh("find", root, "-type", "d", "-links", "+2").split() == [str(root), f"{root}/job", f"{root}/job/inputs"]
 
 
-def test_du_counts_what_is_held(root: Path) -> None:
+def test_du_counts_allocated_bytes(root: Path) -> None:
     shown = {line.split("\t")[1]: int(line.split("\t")[0]) for line in sh("du", "-aB1", ".", cwd=root).splitlines()}
     assert shown["./job/inputs/hole"] == 0
     assert shown["./job/inputs/sparse"] == 4096
 
 
 @pytest.mark.parametrize("command", [["cp", "-r"], ["rsync", "-r"]])
-def test_gsutil(command: list[str], root: Path, tmp_path: Path) -> None:
+def test_gsutil_copies_contents(command: list[str], root: Path, tmp_path: Path) -> None:
     destination = tmp_path / "copy"
     destination.mkdir()
-    # parallelism off: it is not what is tested, and it forks two dozen interpreters
+    # without parallelism: it is not under test, and would fork two dozen interpreters
     gsutil = [GSUTIL, "-o", "GSUtil:parallel_process_count=1", "-o", "GSUtil:parallel_thread_count=1"]
     if command[0] == "cp":
         sh(*gsutil, *command, root / "job", destination, home=tmp_path)

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: every message that it explains is what the program says, here provoked."""
+"""Every message explained in docs/troubleshooting.md is provoked here and compared with the program's output."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.servers import Faulty, free_port
 from tests.servers import faulty as faulty
 
 MESSAGES = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
-# What begins a script: "m" mounts with a log, "killed" ends the daemon and waits until the kernel knows,
-# "ro" reads a file of a mount, and shows the log
+# Shell functions of the scripts: "m" mounts with a log; "killed" kills the daemon and waits until reads fail;
+# "log" prints the log; "ro" mounts, reads a file and prints the log
 BEGIN = """
 m() { zarrfs mount -o log_file=log,retries=0 "$@"; }
 killed() { kill -9 $(cat pid); while ls mnt >/dev/null 2>&1; do sleep 0.01; done; }
@@ -39,8 +39,9 @@ ro() { m "$1" mnt; cat "mnt/$2" >mnt.out; log; }
 """
 ARRAY = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<i4", "compressor": None, "filters": None,
          "fill_value": 0, "order": "C"}  # fmt: skip
-# Each message of the page, and what provokes it: in a directory with refs.json (a text, and two pieces of data.bin),
-# http.json (keys named after what the server does), stores and an empty mnt; URL is the server's
+# Each message of the page and the script that provokes it. The script runs in a directory with refs.json (a text, and
+# two ranges of data.bin), http.json (keys named after the server's responses), stores, and an empty directory mnt;
+# $URL is the server's URL
 SCRIPTS = {
     "…: not a directory": "zarrfs mount refs.json data.bin",
     "…: already a mount point (…, type fuse.zarrfs)": "m refs.json mnt; m refs.json mnt",
@@ -105,7 +106,7 @@ SCRIPTS = {
         "m refs.json mnt; zarrfs refresh --set view=v3 mnt",
     "…: already exists; --force replaces it": "zarrfs commit --upperdir empty -O refs.json http.json",
 }  # fmt: skip
-# As a user of a machine: what root does to it, before and after
+# Messages to a user of a machine: root's command before, the user's command, root's command after
 FUSERMOUNT = shutil.which("fusermount3") or "/usr/bin/fusermount3"
 BIN = os.path.dirname(FUSERMOUNT)
 AS_USER = {
@@ -140,7 +141,7 @@ def says(message: str, text: str) -> bool:
 
 
 def missing_package() -> str:
-    """A protocol whose package is not installed here."""
+    """Return a protocol whose package is not installed here, or an empty string."""
     from importlib.util import find_spec
 
     for protocol, package in (("abfs", "adlfs"), ("gs", "gcsfs"), ("s3", "s3fs"), ("sftp", "sshfs")):
@@ -156,7 +157,7 @@ def test_every_message_is_provoked() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, faulty: Faulty) -> Iterator[Path]:
-    """The directory of the scripts."""
+    """Return the directory in which the scripts run, with its files."""
     faulty.put("/forbidden", bytes(10), forever=403)
     faulty.put("/broken", bytes(10), forever=500)
     faulty.put("/slow", bytes(10), forever="slow")
@@ -199,7 +200,7 @@ def place(tmp_path: Path, faulty: Faulty) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("message", SCRIPTS)
-def test_the_message(message: str, place: Path, faulty: Faulty, server: Server) -> None:
+def test_the_message_is_printed(message: str, place: Path, faulty: Faulty, server: Server) -> None:
     if "tls.json" in SCRIPTS[message]:
         refs = {"a": [f"{server()}/x", 0, 10]}
         (place / "tls.json").write_text(json.dumps({"version": 1, "refs": refs}))
@@ -211,7 +212,7 @@ def test_the_message(message: str, place: Path, faulty: Faulty, server: Server) 
 
 
 def output(script: str, place: Path, environment: dict[str, str]) -> str:
-    """Run a script; one command needs no shell, nor the start of a program."""
+    """Run a script and return its output. A single command is run without a shell, which is faster."""
     if re.fullmatch("(m|zarrfs) [^;&|$>\n]+", script) is None:
         return run_script([f"{BEGIN}{script}\n"], place, {}, environment)
     first, *words = shlex.split(script)
@@ -220,7 +221,7 @@ def output(script: str, place: Path, environment: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("message", AS_USER)
-def test_the_message_to_a_user(message: str, machine: Machine) -> None:
+def test_the_message_to_a_user_is_printed(message: str, machine: Machine) -> None:
     before, script, after = AS_USER[message]
     machine.root(before)
     try:
@@ -233,7 +234,7 @@ def test_the_message_to_a_user(message: str, machine: Machine) -> None:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """A machine with the user ann, who has refs.json and mnt."""
+    """Start a machine with the user ann, who has refs.json and mnt."""
     with Machine() as made:
         made.user("ann")
         refs = json.dumps({"version": 1, "refs": {"a": "text"}})

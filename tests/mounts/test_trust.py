@@ -1,4 +1,4 @@
-"""Mounted sets that want what is not theirs: EACCES, one line in the log, and what `check` says."""
+"""Mounted sets with targets that they may not read: EACCES, one line in the log, and the report of `check`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUE = b"0123456789" * 100
 
 
 def publish(nginx: Nginx, name: str, references: dict[str, object]) -> str:
-    """The URL of a set on the web server, which has its target beside it."""
+    """Put a set, and a target beside it, on the web server; return the URL of the set."""
     directory = nginx.plain.root / name
     directory.mkdir(exist_ok=True)
     (directory / "target").write_bytes(VALUE)
@@ -60,8 +60,8 @@ def test_a_set_from_the_network(nginx: Nginx, faulty: Faulty, tmp_path: Path) ->
     assert run("check", url, "--allow", "file,private").returncode == 0
 
 
-def test_a_set_from_a_server_that_is_not_public(nginx: Nginx, tmp_path: Path) -> None:
-    """By its name, which can be pointed elsewhere: the child that fetches it says where it came from."""
+def test_a_set_from_a_private_server_reads_targets_on_that_server(nginx: Nginx, tmp_path: Path) -> None:
+    """The server is given by name, so only the child that fetches the set knows that its address is private."""
     url = publish(nginx, "byname", {"own": ["target", 10, 10]}).replace("127.0.0.1", "localhost")
     with mounted(url, tmp_path / "mnt") as root:
         assert (root / "own").read_bytes() == VALUE[10:20]
@@ -90,7 +90,7 @@ def test_root_mounts_for_others(tmp_path: Path) -> None:
             assert (root / name).read_bytes() == VALUE[10:20]
         for name in ("secret", "link", "up"):
             assert error_of((root / name).read_bytes) == errno.EACCES
-    # told to whoever mounts, at once; a relative DIR is meant where it was said
+    # `zarrfs mount` itself prints the warning; a relative DIR is below its working directory
     (tmp_path / "mnt2").mkdir()
     for option, told in ("allow_other", 1), ("allow_other,allow_path=data", 0):
         done = run("mount", document, tmp_path / "mnt2", "-o", option, cwd=tmp_path)

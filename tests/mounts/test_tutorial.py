@@ -1,4 +1,4 @@
-"""docs/tutorial.md: every command does what is written below it."""
+"""The transcript in docs/tutorial.md: each command prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.pages import DOCS, check_transcript
 
 @pytest.mark.timeout(600)
 def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which it clears
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # the tutorial clears it
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     directory = tmp_path / "data"
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""The units in systemd/: systemd takes them, and their command lines do what they are there for."""
+"""The units in systemd/: systemd accepts them, and their command lines mount, unmount and sweep."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.mounts.mounting import mount_lines
 from zarrfs.system import mounts
 
 UNITS = Path(__file__).parents[2] / "systemd"
-INSTALLED = "/usr/bin/zarrfs"  # what the units name
+INSTALLED = "/usr/bin/zarrfs"  # the path of the program in the units
 
 
 def command(unit: str, setting: str, variables: dict[str, str]) -> list[str]:
-    """The words of a command line as systemd makes them: ${NAME} is one word, whatever is in it."""
+    """Return the words of a unit's command line as systemd splits it: ${NAME} stays one word, even with blanks."""
     (line,) = re.findall(rf"^{setting}=[-+]?(.*)$", (UNITS / unit).read_text(), re.MULTILINE)
     words = [re.sub(r"\$\{(\w+)\}", lambda name: variables.get(name[1], ""), word) for word in shlex.split(line)]
     return [word.replace(INSTALLED, PROGRAM) for word in words]
@@ -35,8 +35,8 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 
 @needs_systemd
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """A template is looked at as a unit that is made of it."""
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    """A template is verified as one of its instances."""
     groups = {"--system": [*UNITS.glob("*.timer"), *UNITS.glob("*.service"), *UNITS.glob("examples/*")]}
     groups["--user"] = list(UNITS.glob("user/*"))
     for option, units in groups.items():
@@ -56,7 +56,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 @needs_systemd
 def test_the_exposure_of_the_service_is_within_the_documented_bound(tmp_path: Path) -> None:
-    """docs/systemd.md says how exposed it is."""
+    """The bound is in docs/systemd.md."""
     shutil.copy(UNITS / "zarrfs@.service", tmp_path)
     unit = "./zarrfs@.service"
     command = ["systemd-analyze", "--no-pager", "security", "--offline=yes", "--threshold=47", unit]
@@ -65,7 +65,7 @@ def test_the_exposure_of_the_service_is_within_the_documented_bound(tmp_path: Pa
     assert "zarrfs@i.service: 4.7 OK" in done.stdout
 
 
-# systemd.exec(5), and exec_needs_mount_namespace() as systemd 252 decides it
+# Settings that imply a mount namespace: systemd.exec(5), and exec_needs_mount_namespace() of systemd 252
 NAMESPACES = (
     "Private(?!Network|Users)", "Protect(?!Clock|Hostname)", "ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths",
     "ExecPaths", "NoExecPaths", "TemporaryFileSystem", "Bind", "Root", "Mount(?!POINT)", "DynamicUser", "LogNamespace",
@@ -74,20 +74,20 @@ NAMESPACES = (
 )  # fmt: skip
 
 
-def test_the_mount_is_seen_by_all() -> None:
-    """A service in a mount namespace of its own would mount for itself."""
+def test_the_services_have_no_mount_namespace() -> None:
+    """A service with its own mount namespace would mount only for itself."""
     for unit in ("zarrfs@.service", "user/zarrfs@.service"):
         text = (UNITS / unit).read_text()
         assert not re.findall(rf"^(?:{'|'.join(NAMESPACES)})\w*=?.*$", text, re.MULTILINE)
     assert "NoNewPrivileges" not in re.sub("#.*", "", (UNITS / "user/zarrfs@.service").read_text())
 
 
-# Before a command: no new executable memory, as MemoryDenyWriteExecute= has it. prctl(2): PR_SET_MDWE, Linux 6.3
+# Forbid new executable memory, as MemoryDenyWriteExecute= does, and run a command. prctl(2): PR_SET_MDWE, Linux 6.3
 NO_NEW_CODE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(65, 1, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 def confined(words: list[str]) -> list[str]:
-    """A command line with the capabilities that the unit leaves, no way to more, and no new executable memory."""
+    """Return a command line with the unit's capabilities, no new privileges, and no new executable memory."""
     (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", (UNITS / "zarrfs@.service").read_text(), re.MULTILINE)
     kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in line.split())
     return [sys.executable, "-c", NO_NEW_CODE, "setpriv", f"--bounding-set=-all,{kept}", "--no-new-privs", *words]
@@ -95,7 +95,7 @@ def confined(words: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def started(variables: dict[str, str], said: list[str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The service as systemd starts it: it has said READY=1 when this enters. `said` gets what else it says."""
+    """Start the service as systemd does and wait for READY=1; append its later notifications to `said`."""
     parent = os.path.dirname(variables["MOUNTPOINT"])
     path = f"{parent}/notify{len(os.listdir(parent))}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
@@ -175,7 +175,7 @@ def test_a_killed_daemon_leaves_an_error_and_is_started_again(variables: dict[st
             assert stop(variables).returncode == 0
 
 
-def test_the_sweep_has_nothing_to_do(tmp_path: Path) -> None:
+def test_the_unstage_service_succeeds_with_nothing_to_unstage(tmp_path: Path) -> None:
     words = command("zarrfs-unstage.service", "ExecStart", {})
     done = subprocess.run(words, env={"ZARRFS_STATE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

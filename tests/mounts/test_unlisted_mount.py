@@ -1,4 +1,4 @@
-"""Mounts of stores on a server that cannot list: chunks by the grid of their array, asked for when looked up."""
+"""Mounts of stores on a server without listings: chunks are listed from the array's grid, and requested on lookup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["nginx"]
 
 @pytest.fixture
 def store(nginx: Nginx, tmp_path: Path) -> str:
-    """The URL of a store with a sparse, a dense and a very large array."""
+    """Create a store with a sparse, a dense and a very large array; return its URL."""
     name = tmp_path.name
     group = zarr.open_group(str(nginx.plain.root / name), mode="w", zarr_format=3)
     sparse = group.create_array("sparse", shape=(40,), chunks=(10,), dtype="i4")
@@ -47,14 +47,14 @@ def store(nginx: Nginx, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["<title>App</title><a href='/'>Home</a>", "<title>App</title><a href='about'>About</a>"])
 def page_for_all(request: pytest.FixtureRequest, store: str, nginx: Nginx) -> Iterator[str]:
-    """The URL of the store on a server that answers with a page for every name that it does not have."""
+    """Serve the store from a server that answers every unknown name with an HTML page; yield the URL."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments, directory=str(nginx.plain.root))
 
         def log_message(self, *arguments: object) -> None:
-            """Nothing."""
+            """Write no log."""
 
         def send_head(self) -> Any:
             if os.path.isfile(self.translate_path(self.path)):
@@ -74,7 +74,7 @@ def page_for_all(request: pytest.FixtureRequest, store: str, nginx: Nginx) -> It
 
 @pytest.mark.promise("S54")
 def test_a_server_with_a_page_for_every_name(page_for_all: str, nginx: Nginx, tmp_path: Path) -> None:
-    """Such a page is neither a value, nor a directory, nor what is absent: to read it is EIO, not the fill value."""
+    """The page is not taken for a value, a directory or a missing chunk: reading it is EIO, not the fill value."""
     done = run("ls", page_for_all)
     assert done.returncode != 0
     assert not done.stdout
@@ -92,14 +92,14 @@ def test_a_server_with_a_page_for_every_name(page_for_all: str, nginx: Nginx, tm
 
 
 def requests(nginx: Nginx, root: Path) -> int:
-    """Return the number of requests so far, once none is in flight nor has come for 0.2 s: read-ahead may go on."""
+    """Wait until read-ahead has ended (nothing in flight, no request for 0.2 s); return the number of requests."""
     count = -1
     while count != (count := len(nginx.log.read_text().splitlines())) or not settled(root):
         time.sleep(0.2)
     return count
 
 
-def test_the_grid_is_listed_and_what_is_not_there_is_enoent(store: str, nginx: Nginx, tmp_path: Path) -> None:
+def test_the_grid_is_listed_and_a_missing_chunk_is_enoent(store: str, nginx: Nginx, tmp_path: Path) -> None:
     with mounted(store, tmp_path / "mnt", "negative_timeout=60") as root:
         assert sorted(os.listdir(root)) == ["dense", "large", "sparse", "zarr.json"]
         assert os.listdir(root / "sparse/c") == ["0", "1", "2", "3"]
@@ -115,7 +115,7 @@ def test_the_grid_is_listed_and_what_is_not_there_is_enoent(store: str, nginx: N
         assert requests(nginx, root) == before
 
 
-def test_zarr_python_through_the_mount(store: str, tmp_path: Path) -> None:
+def test_zarr_python_reads_through_the_mount(store: str, tmp_path: Path) -> None:
     with mounted(store, tmp_path / "mnt") as root:
         group = zarr.open_group(str(root), mode="r")
         assert sorted(group) == ["dense", "large", "sparse"]
@@ -129,8 +129,8 @@ def test_zarr_python_through_the_mount(store: str, tmp_path: Path) -> None:
         assert np.asarray(large[2:5, 3:6]).tolist() == [[0, 0, 0], [0, 7, 0], [0, 0, 0]]
 
 
-def test_a_grid_of_90000_chunks(store: str, nginx: Nginx, tmp_path: Path) -> None:
-    """Its names come one after the other, and none of them from the server."""
+def test_a_grid_of_90000_chunks_is_listed_in_bounded_memory(store: str, nginx: Nginx, tmp_path: Path) -> None:
+    """The names are generated one after the other, and none of them is requested from the server."""
     with mounted(store, tmp_path / "mnt") as root:
         (root / "large/zarr.json").stat()
         before = requests(nginx, root)
@@ -141,7 +141,7 @@ def test_a_grid_of_90000_chunks(store: str, nginx: Nginx, tmp_path: Path) -> Non
         assert {"zarr.json", "0.0", "299.299", "3.4"} < seen
         status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
         peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-        assert peak < 150 << 10  # KiB: mostly of the inodes that the kernel holds
+        assert peak < 150 << 10  # KiB, mostly for the inodes that the kernel references
         assert (root / "large/3.4").stat().st_size > 0
         assert error_of(os.stat, root / "large/3.5") == errno.ENOENT
 
@@ -150,7 +150,7 @@ def test_a_grid_of_90000_chunks(store: str, nginx: Nginx, tmp_path: Path) -> Non
 def test_a_grid_is_listed_any_number_of_times_without_requests(
     store: str, workers: int, nginx: Nginx, tmp_path: Path
 ) -> None:
-    """Neither by another process of the mount: each request may fail, and they would come one after the other."""
+    """A second worker makes no requests either: each could fail, and they would run one after the other."""
     before = len(nginx.log.read_text().splitlines())
     with mounted(store, tmp_path / "mnt", f"workers={workers}") as root:
         for _ in range(4):
@@ -173,7 +173,7 @@ def test_tools_copy_existing_chunks_and_report_missing_ones(store: str, tmp_path
 
 
 @pytest.mark.parametrize(("grid", "shown"), [("ask", ["c", "c/0", "c/2", "zarr.json"]), ("hide", ["zarr.json"])])
-def test_other_listings(grid: str, shown: list[str], store: str, tmp_path: Path) -> None:
+def test_grid_ask_lists_existing_chunks_and_hide_none(grid: str, shown: list[str], store: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     with mounted(store, tmp_path / "mnt", f"grid={grid}") as root:
         shutil.copytree(root / "sparse", copy)

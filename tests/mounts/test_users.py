@@ -1,4 +1,4 @@
-"""A plain user: everything through fusermount3, and what a machine says where that is not possible."""
+"""Mounts of a plain user through fusermount3, and the messages where a machine does not allow them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT = "# nothing\n#user_allow_other\n"
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[Machine]:
-    """A machine with the users ann and bob."""
+    """Start a machine with the users ann and bob."""
     with Machine() as machine:
         machine.user("ann")
         machine.user("bob", runtime=False)
@@ -32,7 +32,7 @@ def built() -> Iterator[Machine]:
 
 @pytest.fixture
 def machine(built: Machine) -> Iterator[Machine]:
-    """The machine, ann with a directory mnt, and nothing mounted."""
+    """Return the machine with nothing mounted, and with a directory mnt of ann."""
     built.fuse_conf(DEFAULT)
     built.root(f"install -d -o ann -g ann {HOME}/mnt")
     yield built
@@ -48,13 +48,13 @@ def ann(machine: Machine, *command: object, **more: str | None) -> tuple[int, st
 
 
 def mount(machine: Machine, *more: object, **variables: str | None) -> tuple[int, str]:
-    """ann mounts on mnt; (status, what is said)."""
+    """Mount on mnt as ann; return the status and standard error."""
     status, _out, err = ann(machine, "zarrfs", "mount", SOURCE, "mnt", *more, **variables)
     return status, err
 
 
 @pytest.mark.promise("S42")
-def test_a_day_of_a_user(machine: Machine) -> None:
+def test_a_user_mounts_reads_and_unmounts(machine: Machine) -> None:
     assert mount(machine) == (0, "")
     assert machine.mounts() == [f"{HOME}/mnt"]
     options = machine.root("awk '/fuse.zarrfs/ {print $6}' /proc/self/mountinfo").split(",")
@@ -105,7 +105,7 @@ def test_other_users_and_root_may_not_read_a_mount(machine: Machine) -> None:
     machine.root(f"chmod 700 {HOME}")
 
 
-# One process, for the start of a program takes longer than a check
+# One process for all checks, because starting a program takes longer than a check
 TWICE_CHECKED_THEN_NOT = """
 import contextlib, io, json, sys
 from zarrfs.cli import main
@@ -139,8 +139,8 @@ main()
         ("user_allow_other\r\n", 0o644, ""),
     ],
 )
-def test_allow_other_takes_a_line_of_fuse_conf(text: str | None, mode: int, says: str, machine: Machine) -> None:
-    """The check before the mount agrees with fusermount3, and says more."""
+def test_allow_other_needs_a_line_of_fuse_conf(text: str | None, mode: int, says: str, machine: Machine) -> None:
+    """The check before the mount agrees with fusermount3, and its message names the cause."""
     machine.fuse_conf(text, mode)
     done = machine.run("python", "-c", TWICE_CHECKED_THEN_NOT, SOURCE, user="ann")
     checked = json.loads(done.stdout)
@@ -168,8 +168,8 @@ def test_allow_other_and_allow_root_decide_who_may_read(machine: Machine) -> Non
 
 
 @pytest.mark.promise("S42")
-def test_reasons_of_the_machine(machine: Machine) -> None:
-    """One line each, before the source is looked at, and nothing is mounted."""
+def test_a_machine_that_does_not_allow_mounts_is_explained(machine: Machine) -> None:
+    """Each cause is one line on standard error, and nothing is mounted."""
     def refused(*words: str, prefix: str = "", command: str = "") -> None:
         command = command or f"zarrfs mount {SOURCE} mnt"
         program, _, rest = command.partition(" ")
@@ -183,7 +183,7 @@ def test_reasons_of_the_machine(machine: Machine) -> None:
     refused("too many mounts of FUSE", command=f"zarrfs mount --foreground {SOURCE} mnt")
     program = machine.command("python")[-1]
     skipping = "from zarrfs.system import requirements; requirements.check = lambda *a: None"
-    for way in ("", "--foreground "):  # what only fusermount3 knows is in the one line, too
+    for way in ("", "--foreground "):  # the one line also has a reason that only fusermount3 knows
         late = f"{skipping}; from zarrfs.cli import main; main()"
         refused("fusermount3: too many FUSE filesystems mounted: mount_max is 0",
                 command=f"{program} -c '{late}' mount {way}{SOURCE} mnt")  # fmt: skip
@@ -213,8 +213,8 @@ def test_reasons_of_the_machine(machine: Machine) -> None:
     assert mount(machine) == (0, "")
 
 
-def test_root_without_the_right_to_mount(machine: Machine) -> None:
-    """As in a container that was given the device alone."""
+def test_root_without_cap_sys_admin_gets_a_hint(machine: Machine) -> None:
+    """The process is in the state of a container that got only the device /dev/fuse."""
     bare = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", machine.command("zarrfs")[-1])
     done = machine.run(*bare, "mount", SOURCE, f"{HOME}/mnt")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -222,7 +222,8 @@ def test_root_without_the_right_to_mount(machine: Machine) -> None:
     assert "--cap-add SYS_ADMIN" in done.stderr
 
 
-def test_without_fusermount3(machine: Machine) -> None:
+def test_a_missing_fusermount3_is_reported(machine: Machine) -> None:
+    """An installed one is found even if PATH lacks its directory."""
     path = shutil.which("fusermount3") or "/usr/bin/fusermount3"
     directory = os.path.dirname(path)
     machine.root(f"mkdir -p /mnt/up /mnt/up-work && mknod /mnt/up/{os.path.basename(path)} c 0 0 && mount -t overlay "
@@ -237,8 +238,8 @@ def test_without_fusermount3(machine: Machine) -> None:
     assert done == (0, "", ""), "it is found without PATH"
 
 
-def test_places_of_a_user(machine: Machine) -> None:
-    """Indexes, records and logs go where XDG says, and mounting works where there is no place for them."""
+def test_indexes_and_records_go_to_the_xdg_directories(machine: Machine) -> None:
+    """A mount also works where no index can be stored."""
     job, blobs = ("zarrfs", "mount", ARCHIVE, "mnt", "-o", f"blobs={BLOBS}"), f"{HOME}/mnt/job/inputs"
 
     def works(where: str | None, **variables: str | None) -> None:
@@ -254,7 +255,7 @@ def test_places_of_a_user(machine: Machine) -> None:
     works(f"{HOME}/other/zarrfs/index", XDG_CACHE_HOME=f"{HOME}/other")
     works(None, HOME=None)
     works(None, HOME="/nonexistent")
-    works(None, HOME="/proc")  # nobody can write there
+    works(None, HOME="/proc")  # no file can be created there
     assert not list(machine.path("/tmp").glob("zarrfs-*/*.index")), "a temporary one goes with its mount"
     runtime = f"/run/user/{machine.root('id -u ann')}"
     for state, variables in (
@@ -269,7 +270,7 @@ def test_places_of_a_user(machine: Machine) -> None:
     assert ann(machine, "zarrfs", "run", SOURCE, "--", "cat", "{}/.zgroup")[1] == (SOURCE / ".zgroup").read_text()
 
 
-def test_writing_archiving_and_caching(machine: Machine) -> None:
+def test_a_user_can_write_archive_and_cache(machine: Machine) -> None:
     ann(machine, "mkdir", "up", "work", "cache")
     assert mount(machine, "-o", "upperdir=up") == (0, "")
     script = "cd mnt && echo new > new && echo more >> .zattrs && rm .zgroup && mkdir -m 700 dir && mv new dir"
@@ -287,8 +288,8 @@ def test_writing_archiving_and_caching(machine: Machine) -> None:
     assert (status, "option uid=0: only root can make another user the owner" in err) == (2, True)
 
 
-def test_priority_and_read_ahead_of_root_are_left_alone_quietly(machine: Machine) -> None:
-    """Priority and read-ahead are root's to raise: they are left alone, unless they were asked for."""
+def test_a_priority_that_only_root_may_set_is_logged_if_requested(machine: Machine) -> None:
+    """By default, a user's daemon logs nothing about the priority and read-ahead that only root may raise."""
     log = machine.path(f"{HOME}/log")
     assert mount(machine, "-o", f"log_file={HOME}/log") == (0, "")
     assert ann(machine, "md5sum", "mnt/.zmetadata")[0] == 0
@@ -299,7 +300,7 @@ def test_priority_and_read_ahead_of_root_are_left_alone_quietly(machine: Machine
     assert "-o nice=-5: not permitted" in log.read_text()
 
 
-def test_ctrl_c_in_the_foreground(machine: Machine) -> None:
+def test_ctrl_c_unmounts_a_foreground_mount(machine: Machine) -> None:
     process = machine.start("zarrfs", "mount", "--foreground", SOURCE, "mnt", user="ann")
     try:
         assert eventually(machine.mounts)
@@ -312,7 +313,7 @@ def test_ctrl_c_in_the_foreground(machine: Machine) -> None:
     assert "Traceback" not in err
 
 
-def test_a_killed_daemon_and_a_busy_mount_are_cleaned_away(machine: Machine) -> None:
+def test_a_busy_mount_is_refused_and_a_dead_one_is_cleared(machine: Machine) -> None:
     assert mount(machine) == (0, "")
     holder = machine.start("sh", "-c", "cd mnt && echo in && sleep 60", user="ann")
     assert holder.stdout is not None
@@ -332,8 +333,8 @@ def test_a_killed_daemon_and_a_busy_mount_are_cleaned_away(machine: Machine) -> 
     assert mount(machine) == (0, f"zarrfs: {HOME}/mnt: cleared a mount whose daemon had died\n")
 
 
-def test_the_helper_of_mount_as_a_user(machine: Machine) -> None:
-    """One line, with mount's status, for what is asked before."""
+def test_the_mount_helper_reports_an_error_to_a_user_in_one_line(machine: Machine) -> None:
+    """Each error is one line: status 1 for allow_other without user_allow_other, 32 for a reached mount_max."""
     machine.fuse_conf(DEFAULT)
     helper = ("python", "-I", "-m", "zarrfs.cli.mount_helper", SOURCE, f"{HOME}/mnt", "-o")
     done = machine.run(*helper, "rw,allow_other,user", user="ann")
@@ -348,8 +349,8 @@ def test_the_helper_of_mount_as_a_user(machine: Machine) -> None:
     assert "mount_max" in done.stderr
 
 
-def test_root_of_a_user_namespace(machine: Machine) -> None:
-    """Root of a user namespace mounts without fusermount3, with places of its own."""
+def test_root_of_a_user_namespace_mounts_without_fusermount3(machine: Machine) -> None:
+    """The index goes to the cache below the HOME of the command."""
     if ann(machine, "unshare", "-Urm", "true")[0]:
         pytest.skip("users may make no namespaces here")
     fusermount = shutil.which("fusermount3") or "/usr/bin/fusermount3"
@@ -365,7 +366,7 @@ def test_root_of_a_user_namespace(machine: Machine) -> None:
 
 
 def test_sudo_leaves_no_files_of_root_in_the_home_directory(machine: Machine) -> None:
-    """root's mount with the user's HOME, as sudo can keep it: nothing of root's is left in it."""
+    """sudo may keep the user's HOME; a mount by root then uses root's own directories."""
     before = machine.root(f"find {HOME} -xdev -uid 0 | sort")
     done = machine.run("zarrfs", "mount", ARCHIVE, f"{HOME}/mnt", "-o", f"blobs={BLOBS}", HOME=HOME, SUDO_UID="1000")
     assert (done.returncode, done.stderr) == (0, "")
@@ -375,7 +376,7 @@ def test_sudo_leaves_no_files_of_root_in_the_home_directory(machine: Machine) ->
 
 
 def test_an_unreadable_target_is_not_linked_to(machine: Machine) -> None:
-    """Else the job would be the first to know. What only its owner may remove is removed, whatever its mode."""
+    """Otherwise the job would fail. `unstage` also removes links from a directory that has no write permission."""
     machine.root("umask 22; mkdir -p /srv/d/b; echo bytes >/srv/d/b/c; chmod 600 /srv/d/b/c")
     machine.root("""umask 22; echo '{"b/c": ["/srv/d/b/c"]}' >/srv/r.json""")
     for source in ("/srv/r.json", "/srv/d"):

@@ -1,4 +1,4 @@
-"""docs/users.md and docs/doctor.md: every command does what is written below it, as a user and as root."""
+"""docs/users.md and docs/doctor.md: each command, of a user or of root, prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import DATA
 from tests.machine import Machine
 from tests.pages import DOCS, MARK, Block, as_written, blocks, commands, masked
 
-MASKS = (  # what a machine has
+MASKS = (  # parts that differ between machines
     r"(?<=versions: ) .*", r"(?<=Linux )\S+", r"(?<=fusermount3 )[\d.]+", r"(?<=open files: )\S+",
     r"(?<=locked memory: ).*", r"\b[\d.]+ [KMGT]?i?B\b", r"(?<=container: ) .*", r"(?<=packages: ) .*",
     r"(?<=user )\d+", r"(?<=/run/user/)\d+", r"(?<=no-such-host.invalid: )[a-z ]+:",
@@ -22,7 +22,7 @@ MASKS = (  # what a machine has
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """A machine whose user is ann, with /srv/data, which pages call /data."""
+    """Start a machine with the user ann and with /srv/data, which the pages call /data."""
     with Machine() as made:
         made.user("ann")
         made.root("mount -t tmpfs -o mode=755 none /srv && mkdir /srv/mnt")
@@ -58,7 +58,7 @@ def test_the_transcripts(page: str, machine: Machine) -> None:
 
 
 def test_the_commands_of_root_on_the_page_work(machine: Machine) -> None:
-    """The lines that are root's on the page of users."""
+    """The commands after the prompt `root#` in docs/users.md."""
     texts = [block.text for block in blocks(DOCS / "users.md")]
     lines = [text.removeprefix("root# ") for text in texts if text.startswith("root# ")]
     assert len(lines) == 2

@@ -1,4 +1,4 @@
-"""-o view=v2 and view=v3, mounted: today's readers see every genuine store as what its makers read from it."""
+"""Mounts with view=v2 and view=v3: current zarr-python reads from each sample store what its writer read from it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.mounts.mounting import log_of, mounted, until
 from tests.zarrsamples import DRAFT, ROOT, SAMPLES, Sample
 
 VERSIONS = 2, 3
-UNDEFINED = "v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"  # no fill value, and chunks that nobody wrote
+UNDEFINED = "v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"  # no fill value, and unwritten chunks
 ODD = "0xfff8000000000001"  # a NaN
 LATER = 2_000_000_000  # seconds since 1970
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def view(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    """(version, a mount of all genuine stores as one hierarchy of that version)."""
+    """Mount all sample stores as one hierarchy; yield the hierarchy's Zarr version and the mount point."""
     place = tmp_path_factory.mktemp("samples")
     with mounted(ROOT, place / "mnt", f"view=v{request.param}") as mountpoint:
         yield request.param, mountpoint
@@ -36,7 +36,7 @@ def view(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def opened(version: int, path: Path) -> zarr.Array[Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # data types and codecs that zarr-python says v3 does not have
+        warnings.simplefilter("ignore")  # about data types and codecs that are not in the v3 specification
         return zarr.open_array(str(path), mode="r", zarr_format=version)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def digest(values: Any, dtype: str | list[Any]) -> str:
 
 
 def read(version: int, mountpoint: Path, sample: Sample) -> str:
-    """Read a sample through a view; return "equal", or the difference."""
+    """Read a sample through a view; return "equal", or why it is not equal."""
     path = mountpoint / sample.store.name / sample.path
     if not any((path / name).exists() for name in ("zarr.json", ".zarray")):
         return "left out"
@@ -66,7 +66,7 @@ def read(version: int, mountpoint: Path, sample: Sample) -> str:
     return "equal"
 
 
-def test_every_array_of_every_generation_is_what_its_makers_read(view: tuple[int, Path]) -> None:
+def test_every_sample_array_is_equal_to_what_its_writer_read(view: tuple[int, Path]) -> None:
     version, mountpoint = view
     found = {sample.label: read(version, mountpoint, sample) for sample in SAMPLES}
     not_equal = {label: what for label, what in found.items() if what != "equal"}
@@ -75,7 +75,7 @@ def test_every_array_of_every_generation_is_what_its_makers_read(view: tuple[int
 
 
 def with_odd(place: Path) -> Path:
-    """A store of v3 with an array `odd` that v2 cannot have."""
+    """Create a v3 store with an array `odd` whose fill value v2 cannot express."""
     store = shutil.copytree(ROOT / "v3_hier", place / "store")
     about = json.loads((store / "raw/zarr.json").read_text())
     (store / "odd").mkdir()
@@ -84,7 +84,7 @@ def with_odd(place: Path) -> Path:
 
 
 def test_a_fill_value_that_v2_does_not_have_is_left_out(tmp_path: Path) -> None:
-    """zarr-python would read another NaN, and nobody would see it."""
+    """Otherwise zarr-python would silently read another NaN."""
     group = zarr.open_group(tmp_path / "v3.zarr", mode="w", zarr_format=3)
     for name, fill in (("usual", "NaN"), ("odd", ODD)):
         group.create_array(name, shape=4, chunks=2, dtype="f8")
@@ -119,7 +119,7 @@ def test_nodes_left_out_of_a_view_are_in_an_attribute(tmp_path: Path) -> None:
     assert "odd: left out of view=v2: fill_value" in told_of[0]
 
 
-def test_strict_does_not_mount_what_cannot_all_be_shown(tmp_path: Path) -> None:
+def test_strict_refuses_a_view_that_leaves_nodes_out(tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     store = with_odd(tmp_path)
@@ -131,7 +131,7 @@ def test_strict_does_not_mount_what_cannot_all_be_shown(tmp_path: Path) -> None:
         assert (mountpoint / "shard/zarr.json").exists()
 
 
-def test_a_view_is_written_to_in_an_upper_alone(tmp_path: Path) -> None:
+def test_a_view_is_writable_only_with_an_upper_directory(tmp_path: Path) -> None:
     for name in "mnt", "upper":
         (tmp_path / name).mkdir()
     done = run("mount", ROOT / "v2_hier", tmp_path / "mnt", "-o", "rw,view=v3")
@@ -167,7 +167,7 @@ def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S33")
-def test_a_decoded_chunk_that_fails_is_eio_and_what_is_written_is_not_encoded(tmp_path: Path) -> None:
+def test_a_chunk_that_fails_to_decode_is_eio_and_written_chunks_are_not_encoded(tmp_path: Path) -> None:
     store, name = shutil.copytree(ROOT / "v0_pickled_snappy", tmp_path / "store"), "1.1.blosc"
     chunk = store / "__zdata__" / name
     chunk.write_bytes(chunk.read_bytes()[:-9])
@@ -203,7 +203,7 @@ def test_changes_of_the_source_are_seen_and_chunks_keep_their_identity(tmp_path:
         with open(chunk, "rb") as file:
             first = file.read(4)
             source.with_name("new").write_bytes(b"other bytes")
-            os.rename(source.with_name("new"), source)  # as Zarr writes
+            os.rename(source.with_name("new"), source)  # an atomic rename, as Zarr writes
             assert file.read() == (ROOT / "v0_int32_01/__zdata__/0.0.blosc").read_bytes()[len(first) :]
         assert chunk.read_bytes() == b"other bytes"
         about = json.loads((store / "__zmeta__").read_text())
@@ -218,7 +218,7 @@ def test_changes_of_the_source_are_seen_and_chunks_keep_their_identity(tmp_path:
 
 
 @pytest.mark.parametrize(("store", "version"), [("v2_hier", 3), ("v2_hier", 2), ("v3_hier", 3), ("v3_hier", 2)])
-def test_consolidated_metadata_is_what_the_documents_say(tmp_path: Path, store: str, version: Literal[2, 3]) -> None:
+def test_consolidated_metadata_is_equal_to_the_documents(tmp_path: Path, store: str, version: Literal[2, 3]) -> None:
     with mounted(ROOT / store, tmp_path / "mnt", f"view=v{version}") as mountpoint, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         of_all = zarr.open_consolidated(str(mountpoint), zarr_format=version)
@@ -231,11 +231,11 @@ def test_consolidated_metadata_is_what_the_documents_say(tmp_path: Path, store: 
             assert same.attrs.asdict() == node.attrs.asdict()
             if isinstance(node, zarr.Array):
                 assert isinstance(same, zarr.Array)
-                assert repr(same.metadata) == repr(node.metadata)  # a NaN is not itself
+                assert repr(same.metadata) == repr(node.metadata)  # as text: NaN does not equal itself
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_experimental_v3_of_zarr_python_2(tmp_path: Path, version: int) -> None:
+def test_the_experimental_v3_of_zarr_python_2_is_read(tmp_path: Path, version: int) -> None:
     assert DRAFT
     store = DRAFT[0].store
     with mounted(store, tmp_path / "mnt", f"view=v{version}") as mountpoint:
@@ -245,8 +245,8 @@ def test_the_experimental_v3_of_zarr_python_2(tmp_path: Path, version: int) -> N
     assert not any(key.startswith(("meta", "data/root")) for key in found)
 
 
-def test_the_experimental_v3_below_a_plain_directory(tmp_path: Path) -> None:
-    """Beside other stores, at any depth, and behind a link: its documents and data are no groups of their own."""
+def test_the_experimental_v3_is_read_below_a_plain_directory(tmp_path: Path) -> None:
+    """The stores lie beside others, deeper, and behind a link; their `meta` and `data` are not shown as groups."""
     base, paths = tmp_path / "base", ("exp.zarr", "deep/er/exp.zarr", "link.zarr")
     for path in paths[:2]:
         shutil.copytree(DRAFT[0].store, base / path)
@@ -278,8 +278,8 @@ def test_the_experimental_v3_below_a_plain_directory(tmp_path: Path) -> None:
         assert not [node["path"] for node in nodes if "/root" in node["path"]]
 
 
-def test_an_experimental_store_that_becomes_another_one(tmp_path: Path) -> None:
-    """In its place a group of v3, and an entry point that nobody knows: no empty groups, but an error."""
+def test_a_replaced_experimental_store_is_recognised_again(tmp_path: Path) -> None:
+    """A v3 group replaces it. Later its entry point names an unknown version: an error, not an empty group."""
     shutil.copytree(DRAFT[0].store, tmp_path / "base/exp.zarr")
     with mounted(tmp_path / "base", tmp_path / "mnt", "view=v3") as mountpoint:
         exp = mountpoint / "exp.zarr"

@@ -1,4 +1,4 @@
-"""Random hierarchies that zarr-python writes, seen by zarr-python as the other version: equal, whatever is in them."""
+"""Random arrays that zarr-python writes are equal when zarr-python reads them through views of both versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ATTRIBUTES = st.dictionaries(st.text(max_size=4), JSON)
 
 @pytest.fixture(scope="module")
 def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[int, Path]]]:
-    """(a directory, its views by version): what is written into it later is seen as well."""
+    """Mount both views of an empty directory; yield the directory and the views by version. Later writes are seen."""
     place = tmp_path_factory.mktemp("views")
     (place / "source").mkdir()
     with (
@@ -46,7 +46,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
 
 @st.composite
 def arrays(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
-    """(values, chunk shape)."""
+    """Generate the values of an array and its chunk shape."""
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     shape = draw(of_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7))
     elements = of_numpy.from_dtype(dtype, allow_nan=False) if dtype.kind in "fc" else None
@@ -56,12 +56,12 @@ def arrays(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
 
 @st.composite
 def v2_codecs(draw: st.DrawFn, dtype: np.dtype[Any]) -> tuple[list[Any], Any]:
-    """(filters, compressor) of v2."""
+    """Generate the filters and the compressor of a v2 array."""
     text = dtype.str
     choices: list[list[Any]] = [[], [numcodecs.Shuffle(dtype.itemsize), numcodecs.Zlib(1)], [numcodecs.CRC32()]]
     if dtype.kind in "iu":
         choices += [[numcodecs.Delta(text)], [numcodecs.Delta(text), numcodecs.Shuffle(dtype.itemsize)]]
-        # zarr-python 3.1 cannot read items of several bytes that were of one byte before a filter
+        # zarr-python 3.1 cannot read items that a filter widened from one byte to several
         wider = [numcodecs.AsType(">i8" if text[0] == "<" else "<i8", text)]
         choices += [wider] * (dtype.itemsize > 1 and text[1:] != "u8")
         choices += [[numcodecs.Delta(text), numcodecs.FixedScaleOffset(0, 1, text)]] * (dtype.itemsize < 4)
@@ -85,7 +85,7 @@ def fill_of(draw: st.DrawFn, dtype: np.dtype[Any]) -> Any:
 
 
 def check(seen: Any, array: Any, **more: Any) -> None:
-    """Both arrays have the same values, fill values and attributes, and the first one `more`; of NaN, too."""
+    """Check that both arrays have equal values, fill values (also NaN) and attributes, and that `seen` has `more`."""
     assert isinstance(seen, zarr.Array)
     np.testing.assert_array_equal(seen[...], array[...], strict=False)
     assert seen.dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
@@ -99,14 +99,14 @@ def opened(place: Path, version: Any) -> Any:
 
 
 def write_part(draw: st.DrawFn, array: Any, values: np.ndarray[Any, Any]) -> None:
-    """All of the values, or those of the first half: chunks are missing."""
+    """Write all values, or only the first half, so that chunks are missing."""
     part = slice(0, values.shape[0] // 2) if values.ndim and draw(st.booleans()) else ...
     array[part] = values[part]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_v2_seen_as_v3(views: tuple[Path, dict[int, Path]], data: st.DataObject) -> None:
+def test_a_v2_array_is_equal_in_both_views(views: tuple[Path, dict[int, Path]], data: st.DataObject) -> None:
     source, seen = views
     name = f"two{next(_numbers)}/g/a"
     values, chunks = data.draw(arrays())
@@ -127,7 +127,7 @@ def test_v2_seen_as_v3(views: tuple[Path, dict[int, Path]], data: st.DataObject)
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_v3_seen_as_v2(views: tuple[Path, dict[int, Path]], data: st.DataObject) -> None:
+def test_a_v3_array_is_equal_in_both_views(views: tuple[Path, dict[int, Path]], data: st.DataObject) -> None:
     source, seen = views
     name = f"three{next(_numbers)}/g/a"
     values, chunks = data.draw(arrays())
@@ -151,5 +151,5 @@ def test_v3_seen_as_v2(views: tuple[Path, dict[int, Path]], data: st.DataObject)
         write_part(data.draw, array, values)
         array = zarr.open_array(str(source / name), mode="r", zarr_format=3)
         check(opened(seen[3], 3)[name], array)
-        scalar: dict[str, Any] = {} if values.ndim else {"_ARRAY_DIMENSIONS": []}  # without it, xarray opens no scalar
+        scalar: dict[str, Any] = {} if values.ndim else {"_ARRAY_DIMENSIONS": []}  # xarray needs it for a scalar
         check(opened(seen[2], 2)[name], array, **scalar)

@@ -1,4 +1,4 @@
-"""The transcript in docs/zarr-views.md: every command does what is written below it."""
+"""The transcript in docs/zarr-views.md: each command prints the output shown below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of reference sets, and reference sets of views: xarray, fsspec and zarr-python read what the file holds."""
+"""Views of reference sets, and reference sets of views: xarray, fsspec and zarr-python read the original values."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SOME = [sample for sample in SAMPLES if sample.label in NAMES]
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of zarr-python, about what v3 does not have names for
+        warnings.simplefilter("ignore")  # from zarr-python, about types and codecs that v3 has no names for
         yield
 
 
 def write_file(path: Path) -> None:
-    """A file as netCDF has it: dimension scales, and variables that are masked, scaled, filtered and big-endian."""
+    """Write a file as netCDF would: dimension scales, and masked, scaled, filtered and big-endian variables."""
     rng = np.random.default_rng(5)
     air = rng.normal(size=(4, 6, 5)).astype("f4")
     air[1, 2, 3] = -9e9
@@ -59,7 +59,7 @@ def write_file(path: Path) -> None:
 
 @pytest.fixture
 def kerchunk_set(tmp_path: Path) -> tuple[Path, xr.Dataset]:
-    """(a reference set that kerchunk made of a file, what xarray reads from it through fsspec)."""
+    """Make a reference set of a file with kerchunk; return it and the data that xarray reads from it by fsspec."""
     write_file(tmp_path / "file.h5")
     document = SingleHdf5ToZarr(str(tmp_path / "file.h5"), inline_threshold=50).translate()
     (tmp_path / "set.json").write_text(json.dumps(document))
@@ -91,7 +91,7 @@ def test_xarray_reads_a_kerchunk_set_as_the_file_itself(
 
 
 @pytest.mark.parametrize("form", ["json", "parquet"])
-def test_a_view_of_a_set_as_a_set(kerchunk_set: tuple[Path, xr.Dataset], form: str, tmp_path: Path) -> None:
+def test_a_set_is_made_of_a_view_of_a_set(kerchunk_set: tuple[Path, xr.Dataset], form: str, tmp_path: Path) -> None:
     path, held = kerchunk_set
     if form == "parquet":
         done("convert", path, tmp_path / "set.parq")

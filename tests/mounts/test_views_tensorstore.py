@@ -1,4 +1,4 @@
-"""Views read by tensorstore, which has data types that numpy lacks, and takes no metadata that it does not know."""
+"""Views read by tensorstore, which has data types that numpy lacks, and which rejects unknown metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.mounts.mounting import mounted
 
 SMALL = {
     "bfloat16": 1.5, "float8_e4m3fn": 2.0, "float8_e5m2": 0.0, "float8_e3m4": -1.0, "int4": -3, "int2": 1,
-}  # their fill values  # fmt: skip
+}  # fill values by data type  # fmt: skip
 LITTLE, BIG = ({"name": "bytes", "configuration": {"endian": endian}} for endian in ("little", "big"))
 DRIVERS = {2: "zarr", 3: "zarr3"}
 SHAPE, CHUNKS = (7, 10), (4, 6)
@@ -38,7 +38,7 @@ def opened(path: Path, version: int, **how: Any) -> Any:
 
 
 def write(path: Path, version: int, metadata: dict[str, Any], values: Values) -> Values:
-    """Write the first three rows of `values`; return what the array then has, by the writer itself."""
+    """Create an array and write the first three rows of `values`; return the array as tensorstore reads it."""
     opened(path, version, metadata=metadata, create=True)[:3].write(values[:3]).result()
     found: Values = opened(path, version).read().result()
     return found
@@ -46,7 +46,7 @@ def write(path: Path, version: int, metadata: dict[str, Any], values: Values) ->
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """Arrays of small numbers by tensorstore, in both versions, and what zarr-python writes that views rewrite."""
+    """Write small-number arrays of both versions with tensorstore, and with zarr-python arrays that views change."""
     path, values = tmp_path_factory.mktemp("small") / "small.zarr", dict[str, Values]()
     zarr.create_group(path, zarr_format=3)
     for name, fill in SMALL.items():
@@ -62,7 +62,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
             values[f"{name}_{label}"] = write(path / f"{name}_{label}", 3, document, numbers)
     group = zarr.open_group(path, mode="a")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of zarr-python, about what v3 has no names for
+        warnings.simplefilter("ignore")  # from zarr-python, about types and codecs that v3 has no names for
         for name, how in {
             "checksums": {"compressors": [zarr.codecs.ZstdCodec(level=1, checksum=True)]},
             "shards": {"shards": (4, 6), "chunks": (2, 3)},
@@ -74,7 +74,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
             array = group.create_array(name, **given)
             array[:3] = np.arange(30).reshape(3, 10).astype(array.dtype)
             values[name] = np.asarray(array[...])
-    inverted = zarr.create_array(  # which no reader of v3 has a name for: shown decoded
+    inverted = zarr.create_array(  # v3 has no name for Base64: its view shows decoded chunks
         path / "decoded", shape=SHAPE, chunks=CHUNKS, dtype="<i4", zarr_format=2, compressors=numcodecs.Base64()
     )
     inverted[:3] = np.arange(30).reshape(3, 10)
@@ -84,7 +84,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_tensorstore_reads_every_array(source: Source, version: int, tmp_path: Path) -> None:
-    """But for what it has no name for: base64 in v2, and text of a fixed length in v3."""
+    """The exceptions are base64 in v2 and fixed-length text in v3, for which tensorstore has no names."""
     with mounted(source.path, tmp_path / "mnt", f"view=v{version}") as mountpoint:
         for name, expected in source.values.items():
             if name == {2: "decoded", 3: "text"}[version]:
@@ -95,7 +95,7 @@ def test_tensorstore_reads_every_array(source: Source, version: int, tmp_path: P
                     assert found.tolist() == expected[field].tolist()
                 continue
             array = opened(mountpoint / name, version)
-            if name == "text":  # tensorstore has its items as a dimension of bytes, which numpy 2.4 does not take
+            if name == "text":  # tensorstore shows items as a dimension of bytes, which numpy 2.4 rejects
                 assert array.shape == (*SHAPE, 5)
                 continue
             found = array.read().result()

@@ -1,6 +1,6 @@
-"""One mount that several processes answer: right bytes whichever of them has a request, and none of them left behind.
+"""Mounts served by several processes: each of them answers correctly, and none of them outlives the mount.
 
-A stopped first process makes the others answer: they look for requests four times a second even if nobody calls.
+Tests stop the first process with SIGSTOP to make the workers answer: these poll for requests four times a second.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ HELPER = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
 WORKERS = 3
 FILES, LARGE = 300, 8 << 20
 
-# Processes that read random files, at least one each, and compare every byte, until SIGTERM; prints how many reads
-# were right, wrong, and failed.
+# Processes read random files, at least one each, and compare every byte, until the time is over or SIGTERM comes;
+# the program prints how many reads were right, wrong, and failed.
 READERS = """
 import os, random, signal, sys, time
 root, readers, seconds, files = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
@@ -116,7 +116,7 @@ def test_workers_killed_under_load_fail_only_what_they_held_and_are_replaced(mou
 
 
 @pytest.mark.promise("S55")
-def test_what_one_process_opened_another_reads_lists_and_closes(mount: Path, source: Path) -> None:
+def test_files_and_listings_opened_by_one_process_are_served_by_another(mount: Path, source: Path) -> None:
     content, first = (source / "large").read_bytes(), daemon_pid(mount)
     descriptor = os.open(mount / "large", os.O_RDONLY)
     assert os.pread(descriptor, 100, 0) == content[:100]
@@ -154,7 +154,7 @@ def test_one_reader_keeps_one_process_busy_and_many_several(mount: Path) -> None
         made = [replies(pid) - since for pid, since in zip(pids, before, strict=True)]
         return sorted(each / sum(made) for each in made)
 
-    # and not a third: else no process has its code in the caches of a core
+    # more than a third each: a process that stays busy keeps its code in the caches of a core
     assert any(shares(1)[-1] > 0.6 for _ in range(3))
     assert any(shares(16)[-2] > 0.1 for _ in range(3))
 
@@ -174,7 +174,7 @@ def test_counters_are_those_of_all_processes(mount: Path) -> None:
 
 
 def test_open_files_keep_their_version_in_every_process(tmp_path: Path) -> None:
-    """Also in those that are started after the refresh."""
+    """The processes include workers started after the refresh."""
     target, document = tmp_path / "target", tmp_path / "set.json"
     target.write_bytes(b"old.new!")
     document.write_text(json.dumps({"a/0": ["target", 0, 4], "a/1": "old"}))
@@ -197,7 +197,7 @@ def test_open_files_keep_their_version_in_every_process(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S55")
 def test_a_target_that_changes_is_an_error_in_every_process_until_a_refresh(tmp_path: Path) -> None:
-    """Also in one that has not read it before, and does not know its former version."""
+    """The processes include one that has not read the target before and does not know its former version."""
     target, document = tmp_path / "target", tmp_path / "set.json"
     target.write_bytes(b"old.")
     document.write_text(json.dumps({"a/0": ["target", 0, 4], "a/1": ["target", 0, 3]}))
@@ -236,8 +236,9 @@ def test_a_target_on_a_server_that_changes_is_an_error_in_every_process(nginx: N
             assert (mountpoint / "a/1").read_bytes() == new[2048:][:1024]
 
 
-# Processes of which each opens what it finds in the listing, and reads the number of the version: never a lower one
-# than any of them has read before, and never an absent file. They end when a file exists; prints how many were read.
+# Three processes read a version number and open the file of that number: the number is never lower than one that any
+# process has read before, and the file always exists. They exit when the file `end` exists; the program prints how
+# many versions each has read.
 VERSIONS = """
 import mmap, os, sys
 root, end = sys.argv[1:]
@@ -264,7 +265,7 @@ print(*open(pipe[0]).read().split())
 
 @pytest.mark.promise("S55")
 def test_readers_never_see_an_earlier_version_again(tmp_path: Path) -> None:
-    """A version is visible in all processes from one request on; names stay for those that have seen the version."""
+    """Once a reader has seen a version, no process of the mount serves content or names of an earlier one."""
     document = tmp_path / "set.json"
 
     def write(version: int) -> None:
@@ -287,7 +288,7 @@ def test_readers_never_see_an_earlier_version_again(tmp_path: Path) -> None:
         assert "is replaced" not in log_of(mountpoint)
 
 
-# zarrfs whose workers see a new version at the next request only
+# A zarrfs whose workers notice a new version only at their next request
 SLEEPING = """
 from zarrfs.fuse import worker
 worker._SWEEP = 1000.0
@@ -296,7 +297,7 @@ program()
 """
 
 
-def test_versions_may_follow_each_other_without_a_request_between(tmp_path: Path) -> None:
+def test_workers_catch_up_after_several_refreshes_without_a_request(tmp_path: Path) -> None:
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "0"}))
     program = sys.executable, "-c", SLEEPING
     with mounted(document, tmp_path / "mnt", f"workers={WORKERS}", program=program) as mountpoint:
@@ -326,7 +327,7 @@ def test_a_worker_that_cannot_open_the_new_version_is_replaced(tmp_path: Path) -
             assert (mountpoint / "a").read_text() == "new"
 
 
-def test_a_worker_that_starts_later_has_the_present_level_of_the_log(tmp_path: Path) -> None:
+def test_a_worker_that_starts_later_has_the_current_log_level(tmp_path: Path) -> None:
     (document := tmp_path / "set.json").write_text(json.dumps({"a": ["missing", 0, 4]}))
     with mounted(document, tmp_path / "mnt", f"workers={WORKERS}") as mountpoint:
         until(lambda: len(workers(mountpoint)) == WORKERS - 1)
@@ -338,7 +339,7 @@ def test_a_worker_that_starts_later_has_the_present_level_of_the_log(tmp_path: P
         until(lambda: log_of(mountpoint).count("where it came from") > before)
 
 
-def test_a_file_that_is_opened_again_is_in_the_page_cache(tmp_path: Path) -> None:
+def test_reopening_a_file_keeps_its_pages_in_the_page_cache(tmp_path: Path) -> None:
     target, document = tmp_path / "target", tmp_path / "set.json"
     target.write_bytes(bytes(range(256)) * 64)
     document.write_text(json.dumps({"a/0": ["target", 0, 1 << 14]}))
@@ -367,7 +368,7 @@ def test_a_block_from_a_server_is_fetched_once_for_all_processes(nginx: Nginx, t
             assert [(mountpoint / f"a/{number}").read_bytes() for number in range(count)] == right
         found = counters_of(mountpoint)["remote"]
     assert found["bytes"] == len(data)
-    assert found["disk"]["hits"]  # the kernel may have kept most pages
+    assert found["disk"]["hits"]  # not for all blocks: the kernel may have kept most pages
 
 
 def test_arrays_are_decoded_by_any_process(tmp_path: Path) -> None:
@@ -393,7 +394,7 @@ def test_arrays_are_decoded_by_any_process(tmp_path: Path) -> None:
         ({"a": ["target"]}, "workers=auto,view=v3", "the sizes of some files are known to their servers alone"),
     ],
 )
-def test_a_source_that_several_cannot_answer_has_one_process(
+def test_a_source_that_workers_cannot_serve_has_one_process(
     refs: dict[str, object], options: str, why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "set.json").write_text(json.dumps(refs))
@@ -405,7 +406,7 @@ def test_a_source_that_several_cannot_answer_has_one_process(
         assert why in done.stderr
         assert "one process answers the mount" in done.stderr
         assert not children(daemon_pid(mountpoint))
-        for line, status in ((options, 0), ("workers=3", 1)):  # that of fstab, and another one
+        for line, status in ((options, 0), ("workers=3", 1)):  # the options of the mount, and others
             remount = [*HELPER, str(tmp_path / "set.json"), str(mountpoint), "-o", f"remount,{line}"]
             done = subprocess.run(remount, capture_output=True, text=True, check=False)
             said = "cannot change while mounted" in done.stderr
@@ -414,7 +415,7 @@ def test_a_source_that_several_cannot_answer_has_one_process(
         assert run("umount", mountpoint).returncode == 0
 
 
-# zarrfs that ends idle workers after two seconds in place of sixty
+# A zarrfs that ends idle workers after 2 s instead of 60 s, and believes that the machine has {} processors
 HASTY = """
 from zarrfs.daemon import workers
 from zarrfs.__main__ import program
@@ -443,13 +444,13 @@ def test_auto_starts_another_process_under_load_and_ends_it_when_idle(source: Pa
     assert right
 
 
-def test_auto_leaves_half_of_the_processors_to_the_readers(source: Path, tmp_path: Path) -> None:
+def test_auto_starts_no_workers_on_a_machine_with_three_processors(source: Path, tmp_path: Path) -> None:
     program = sys.executable, "-c", HASTY.format(3)
     with mounted(source, tmp_path / "mnt", "workers=auto", program=program) as mountpoint:
         assert children(daemon_pid(mountpoint)) == []
 
 
-def test_killing_the_first_process_leaves_none(source: Path, tmp_path: Path) -> None:
+def test_killing_the_first_process_ends_all_processes(source: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     assert run("mount", source, mountpoint, "-o", f"workers={WORKERS}").returncode == 0
@@ -463,7 +464,7 @@ def test_killing_the_first_process_leaves_none(source: Path, tmp_path: Path) -> 
     assert not mount_lines(mountpoint)
 
 
-def test_with_all_others_killed_the_first_process_goes_on(mount: Path) -> None:
+def test_the_first_process_continues_when_all_others_are_killed(mount: Path) -> None:
     os.kill(starter(mount), signal.SIGKILL)
     until(lambda: running(mount) == 1)
     assert (mount / "d1/1").read_bytes() == b"1 " * 1000

@@ -1,4 +1,4 @@
-"""Mounts that several processes answer, through every way a mount can end: as with one process, and none is left."""
+"""Every way in which a mount served by several processes can end: as with one process, and no process is left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def everyone(mountpoint: Path) -> list[int]:
 def ending(
     source: Path, mountpoint: Path, *options: str, program: Sequence[str] = (PROGRAM,)
 ) -> Iterator[list[int]]:
-    """Mount; yield all processes of the mount, of which none is left at the end, nor the mount."""
+    """Mount and yield all processes of the mount; wait until neither the mount nor any of them is left."""
     mountpoint.mkdir()
     given = ",".join((f"workers={WORKERS}", "attr_timeout=0,entry_timeout=0", *options))
     done = run("mount", source, mountpoint, "-o", given, program=program)
@@ -63,30 +63,30 @@ def ending(
 
 
 @pytest.mark.promise("S39")
-def test_an_idle_mount_goes(source: Path, tmp_path: Path) -> None:
+def test_an_idle_mount_is_unmounted(source: Path, tmp_path: Path) -> None:
     mountpoint, log = tmp_path / "mnt", tmp_path / "log"
     with ending(source, mountpoint, f"log_file={log}") as pids:
         others = [pid for pid in pids if pid not in (daemon_pid(mountpoint), starter(mountpoint))]
-        with open(mountpoint / "d/1", "rb") as file:  # open, and not read
-            assert run("refresh", "--set", "idle_timeout=1500ms", mountpoint).returncode == 0  # all processes run
+        with open(mountpoint / "d/1", "rb") as file:  # open, but not read
+            assert run("refresh", "--set", "idle_timeout=1500ms", mountpoint).returncode == 0  # none is stopped
             time.sleep(2.5)
             with stopped(daemon_pid(mountpoint)):
                 assert file.read() == b"1 " * 1000
         began = last = time.monotonic()
         longest = 0.0
-        while last < began + 2.5:  # used, by way of the others alone
-            # the mount may have gone: see below
+        while last < began + 2.5:  # only the workers serve requests
+            # the mount may be unmounted already: see below
             with contextlib.suppress(FileNotFoundError, ProcessLookupError), stopped(pids[1]):
                 os.stat(mountpoint / "d/2")
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
             time.sleep(0.1)
-        # or the machine was busy and the mount idle: two stat() in a row began 1.5 s apart
+        # unless the machine was so busy that the mount was idle for 1.5 s between two calls of stat()
         assert mount_lines(mountpoint) or longest > 0.7
         assert len(others) == WORKERS - 1
     assert "idle" in log.read_text()
 
 
-# zarrfs whose workers die when they have opened d/7 and have not answered yet
+# A zarrfs whose workers die after they opened d/7 and before they reply
 DYING = """
 import os, signal
 from zarrfs.fuse import worker
@@ -103,7 +103,7 @@ program()
 
 
 def test_a_worker_that_dies_before_it_answers_leaves_nothing_open(source: Path, tmp_path: Path) -> None:
-    """Else the mount is never idle, and a replaced version stays open as long as the mount."""
+    """Otherwise the mount would never be idle, and a replaced version would stay open until the unmount."""
     mountpoint = tmp_path / "mnt"
     with ending(source, mountpoint, program=(sys.executable, "-c", DYING)):
         with stopped(daemon_pid(mountpoint)):
@@ -115,7 +115,7 @@ def test_a_worker_that_dies_before_it_answers_leaves_nothing_open(source: Path, 
         assert run("refresh", "--set", "idle_timeout=1s", mountpoint).returncode == 0
 
 
-# zarrfs that waits, as for a store, while it opens d/7; meanwhile another task waits for the next request
+# A zarrfs that waits while it opens d/7, as for a slow store; meanwhile another task waits for the next request
 WAITING = """
 import trio
 from zarrfs.fuse import worker
@@ -131,14 +131,14 @@ program()
 
 
 def test_a_worker_that_dies_after_it_answers_leaves_its_files_open(source: Path, tmp_path: Path) -> None:
-    """Also the last one, which other processes read."""
+    """Other processes can read even the file of its last reply."""
     mountpoint = tmp_path / "mnt"
     with ending(source, mountpoint, program=(sys.executable, "-c", WAITING)):
         others = workers(mountpoint)
         with stopped(daemon_pid(mountpoint)):
             assert (mountpoint / "d/6").read_bytes() == b"6 " * 1000
             descriptor = os.open(mountpoint / "d/7", os.O_RDONLY)
-            until(lambda: all(state(pid) == "S" for pid in others))  # beyond the reply
+            until(lambda: all(state(pid) == "S" for pid in others))  # they have replied
             for pid in others:
                 os.kill(pid, signal.SIGKILL)
         until(lambda: running(mountpoint) == WORKERS)
@@ -153,7 +153,7 @@ def test_a_signal_to_the_first_process_unmounts(number: signal.Signals, source: 
         os.kill(daemon_pid(tmp_path / "mnt"), number)
 
 
-def test_a_lazy_unmount_leaves_open_files_readable_and_then_no_process(source: Path, tmp_path: Path) -> None:
+def test_open_files_stay_readable_after_a_lazy_unmount_until_closed(source: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     with ending(source, mountpoint) as pids:
         file = os.open(mountpoint / "d/3", os.O_RDONLY)
@@ -166,7 +166,7 @@ def test_a_lazy_unmount_leaves_open_files_readable_and_then_no_process(source: P
                 assert os.pread(file, 10_000, 0) == b"3 " * 1000
                 with os.fdopen(os.open("4", os.O_RDONLY, dir_fd=directory), "rb") as other:
                     assert other.read() == b"4 " * 1000
-        os.kill(pids[-1], signal.SIGKILL)  # one that is replaced works on, too
+        os.kill(pids[-1], signal.SIGKILL)  # a dead worker changes nothing
         until(lambda: not alive(pids[-1]))
         assert len(os.listdir(directory)) == 20
         assert all(map(alive, pids[:-1]))
@@ -176,7 +176,7 @@ def test_a_lazy_unmount_leaves_open_files_readable_and_then_no_process(source: P
 
 @pytest.mark.parametrize("which", [1, 2])
 def test_auto_unmount_when_the_first_process_dies_and_not_before(which: int, source: Path, tmp_path: Path) -> None:
-    """Of workers, whose number in the list is 2, another one is started."""
+    """If `which` is 2, a worker is killed before: it is replaced, and the mount stays."""
     mountpoint = tmp_path / "mnt"
     with ending(source, mountpoint, "auto_unmount") as pids:
         if which == 2:
@@ -189,7 +189,7 @@ def test_auto_unmount_when_the_first_process_dies_and_not_before(which: int, sou
 
 
 @pytest.mark.parametrize("end", ["umount", "SIGTERM"])
-def test_the_service_manager_hears_of_one_process(end: str, source: Path, tmp_path: Path) -> None:
+def test_only_the_first_process_notifies_the_service_manager(end: str, source: Path, tmp_path: Path) -> None:
     mountpoint, place = tmp_path / "mnt", tmp_path / "notify"
     mountpoint.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -223,7 +223,7 @@ def test_the_service_manager_hears_of_one_process(end: str, source: Path, tmp_pa
 
 @pytest.mark.parametrize("group", [True, False])
 def test_ctrl_c_ends_a_mount_in_the_foreground(group: bool, source: Path, tmp_path: Path) -> None:
-    """A terminal sends SIGINT to all processes of the group, of which the first one answers it."""
+    """A terminal sends SIGINT to all processes of the group; only the first one reacts to it."""
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     command = [PROGRAM, "mount", source, mountpoint, "-o", f"foreground,workers={WORKERS}"]
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_a_mount_in_the_foreground(group: bool, source: Path, tmp_pa
             pids = everyone(mountpoint)
             (os.killpg if group else os.kill)(service.pid, signal.SIGINT)
             assert service.stderr is not None
-            assert "Traceback" not in service.stderr.read()  # to its end, so no worker has it any more
+            assert "Traceback" not in service.stderr.read()  # at end of file no worker has it open
             assert service.wait(60) == 0
         finally:
             service.kill()
@@ -241,12 +241,12 @@ def test_ctrl_c_ends_a_mount_in_the_foreground(group: bool, source: Path, tmp_pa
     until(lambda: not any(map(alive, pids)))
 
 
-# -- workers that cannot be killed at once
+# -- workers that do not die when they are killed
 
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Keep a process from doing anything, also from dying, as one that waits for a disk in the kernel (D)."""
+    """Freeze a process: like one in uninterruptible sleep (state D), it does not even die of SIGKILL."""
     group = FREEZER / f"zarrfs-test-{pid}"
     group.mkdir()
     try:
@@ -260,13 +260,13 @@ def frozen(pid: int) -> Iterator[None]:
         group.rmdir()
 
 
-# zarrfs that waits five seconds where it waits for a minute for a worker to obey: healthy ones have them, too
+# A zarrfs that gives a worker 5 s instead of a minute to obey, which is enough for healthy workers
 HASTY = "from zarrfs.daemon import workers; workers._OBEYING, workers._ENDING = 5.0, 0.5; "
 HASTY += "from zarrfs.__main__ import program; program()"
 
 
 @pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="no freezer of cgroup v1")
-def test_a_worker_that_cannot_be_killed_holds_up_no_refresh(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_killed_does_not_block_a_refresh(tmp_path: Path) -> None:
     (document := tmp_path / "set.json").write_text('{"a": "old"}')
     program = sys.executable, "-c", HASTY
     with mounted(document, tmp_path / "mnt", f"workers={WORKERS}", program=program) as mountpoint:
@@ -286,7 +286,7 @@ def test_a_worker_that_cannot_be_killed_holds_up_no_refresh(tmp_path: Path) -> N
             assert (mountpoint / "a").read_text() == "new"
 
 
-def test_a_starter_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_starter_that_cannot_begin_logs_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(_options: Options) -> None:
         raise ImportError("libopenblas.so.0: cannot open shared object file")
 
@@ -302,7 +302,7 @@ def test_a_starter_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_worker_counts_as_running_before_it_takes_requests() -> None:
-    """Else the first process may wait in read(2), uninterrupted, for a request that the worker has taken."""
+    """Otherwise the first process could block in read(2), waiting for a request that the worker has taken."""
     shared, counted = Shared(2), []
 
     class Starter:

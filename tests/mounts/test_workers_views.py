@@ -1,4 +1,4 @@
-"""Views that several processes answer: the same names, sizes and bytes from each, as from one process."""
+"""Views served by several processes: each process shows the same names, sizes and bytes as a single process."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ WORKERS = 2
 VIEWS = "view=v2", "view=v3", "view=arrays", "view=arrays,arrays=raw", "view=netcdf", "view=netcdf,netcdf=groups"
 FRESH = "attr_timeout=0", "entry_timeout=0", "negative_timeout=0"
 
-# Processes that read random files and compare their digests, until SIGTERM; prints how many reads were right, wrong,
-# and failed. Files are read as they are, without the page cache.
+# Processes read random files and compare their digests until SIGTERM; the program prints how many reads were right,
+# wrong, and failed. Cached pages of a file are dropped before each read.
 READERS = """
 import hashlib, json, os, random, signal, sys, time
 root, readers, wanted = sys.argv[1], int(sys.argv[2]), list(json.load(open(sys.argv[3])).items())
@@ -68,7 +68,7 @@ print(*(sum(map(int, column)) for column in zip(*(line.split() for line in open(
 
 
 def write_store(path: Path) -> None:
-    """Write a hierarchy of v3 with shards, text, missing chunks and consolidated metadata, and arrays of v2 in it."""
+    """Write a v3 hierarchy with shards, text, missing chunks and consolidated metadata."""
     group = zarr.open_group(path, mode="w", zarr_format=3, attributes={"title": "of the test"})
     t = group.create_array("t", shape=(40, 40), chunks=(16, 16), dtype="f4", attributes={"units": "K"})
     t[:20] = np.arange(800).reshape(20, 40)
@@ -80,7 +80,7 @@ def write_store(path: Path) -> None:
 
 
 def write_old_store(path: Path) -> None:
-    """Write a hierarchy of v2 whose chunks a view as v3 has to decode, and does not know the sizes of before."""
+    """Write a v2 hierarchy with chunks that view=v3 must decode, so that their sizes are not known in advance."""
     group = zarr.open_group(path, mode="w", zarr_format=2)
     group.attrs["title"] = "older"
     labels = np.array(["a", "ccc", "", "a"], object)
@@ -95,7 +95,7 @@ def write_old_store(path: Path) -> None:
 
 
 def as_set(store: Path, document: Path, whole: bool = False) -> Path:
-    """Write the reference set of a store in a directory; the values lie in one file, or are files of their own."""
+    """Write a reference set of a store; its targets are ranges of one file or, with `whole`, the store's own files."""
     target, refs, at = document.with_suffix(".bin"), dict[str, list[object]](), 0
     with target.open("wb") as file:
         for path in sorted(path for path in store.rglob("*") if path.is_file()):
@@ -119,16 +119,16 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Seen(NamedTuple):
-    """An entry of a mount; equal to that of another mount but for the inode numbers."""
+    """An entry of a mount; with inode numbers left at 0, entries of two mounts can be compared."""
 
     mode: int
     size: int
-    digest: str  # "" of a directory
+    digest: str  # "" for a directory
     inodes: tuple[int, int] = (0, 0)  # of stat(2) and of readdir(3)
 
 
 def seen(root: Path, numbers: bool = False) -> dict[str, Seen]:
-    """Return all entries of a mount, read not from the page cache; with inode numbers if `numbers`."""
+    """Return all entries of a mount, reading files without the page cache; with inode numbers if `numbers`."""
     found: dict[str, Seen] = {}
     below = [root]
     while below:
@@ -182,7 +182,7 @@ def test_each_process_shows_what_one_process_shows(
         assert all(one == found[0] for one in found)
         assert all(about.inodes[0] == about.inodes[1] for about in found[0].values())
         opened = [(os.open(mountpoint / key, os.O_RDONLY), key) for key, about in wanted.items() if about.digest]
-        for _process in each_alone(mountpoint):  # also what another process has opened
+        for _process in each_alone(mountpoint):  # files that any process has opened
             for descriptor, key in opened:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 data = os.pread(descriptor, 1 << 20, 0)
@@ -193,7 +193,7 @@ def test_each_process_shows_what_one_process_shows(
 
 @pytest.mark.promise("S55")
 @pytest.mark.parametrize("view", ["view=v2", "view=arrays", "view=netcdf"])
-def test_views_of_which_workers_are_killed(view: str, stores: dict[str, Path], tmp_path: Path) -> None:
+def test_killed_workers_cause_no_wrong_bytes_in_views(view: str, stores: dict[str, Path], tmp_path: Path) -> None:
     with mounted(stores["set"], tmp_path / "one", view) as alone:
         wanted = {key: about.digest for key, about in seen(alone).items() if about.digest}
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
@@ -203,8 +203,8 @@ def test_views_of_which_workers_are_killed(view: str, stores: dict[str, Path], t
         command = [sys.executable, "-I", "-c", READERS, mountpoint, "6", tmp_path / "wanted.json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as readers:
             try:
-                until(lambda: counters_of(mountpoint)["open"] > opened + 20)  # SIGTERM is for those that expect it
-                for _ in range(2):  # not more often, as one that dies again is replaced later each time
+                until(lambda: counters_of(mountpoint)["open"] > opened + 20)  # readers now handle SIGTERM
+                for _ in range(2):  # not more often: each further death delays the replacement more
                     time.sleep(0.4)
                     until(lambda: len(workers(mountpoint)) == WORKERS - 1)
                     os.kill(workers(mountpoint)[0], signal.SIGKILL)
@@ -241,13 +241,13 @@ def live(stores: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def grow(store: Path) -> None:
-    """Append to an array; its document changes."""
+    """Enlarge an array, which changes its metadata document."""
     array = zarr.open_array(store / "t", mode="r+")
     array.resize((60, 40))
 
 
 def shape(mountpoint: Path, view: str) -> object:
-    """Return what a view says of the shape of the array `t`."""
+    """Return the shape of the array `t` as a view shows it, or the size of its file."""
     if view == "view=v2":
         return json.loads((mountpoint / "t/.zarray").read_text())["shape"]
     if view == "view=arrays":
@@ -259,7 +259,7 @@ def shape(mountpoint: Path, view: str) -> object:
 @pytest.mark.promise("S55")
 @pytest.mark.parametrize("view", ["view=v2", "view=arrays", "view=netcdf"])
 def test_no_process_shows_a_document_that_another_knows_to_be_replaced(view: str, live: Path, tmp_path: Path) -> None:
-    """Though each uses what it has read for a second at least."""
+    """By itself, each process would reuse a document for at least a second."""
     with mounted(live, tmp_path / "mnt", f"workers={WORKERS}", view, *FRESH) as mountpoint:
         all_run(mountpoint)
         first, *others = processes(mountpoint)
@@ -271,7 +271,7 @@ def test_no_process_shows_a_document_that_another_knows_to_be_replaced(view: str
             new = shape(mountpoint, view)
         with stopped(first):
             assert shape(mountpoint, view) == new
-        for _ in range(3):  # the others have looked just now, and the first one finds the change
+        for _ in range(3):  # the others have just read the document, and the first process finds the change
             with stopped(first):
                 old = shape(mountpoint, view)
             zarr.open_array(live / "t", mode="r+").append(np.zeros((1, 40), "f4"))
@@ -309,8 +309,8 @@ def test_a_rewritten_chunk_is_read_by_every_process_and_from_open_files(view: st
                         assert os.pread(file.fileno(), 1 << 20, 0) == old
 
 
-def test_names_that_come_and_go_do_so_in_every_process(live: Path, tmp_path: Path) -> None:
-    """Of a directory as it is: there are no beliefs."""
+def test_created_and_deleted_names_are_seen_by_every_process(live: Path, tmp_path: Path) -> None:
+    """The mount has no view, so each lookup goes to the directory itself."""
     with mounted(live, tmp_path / "mnt", f"workers={WORKERS}", *FRESH) as mountpoint:
         all_run(mountpoint)
         first, *others = processes(mountpoint)
@@ -328,7 +328,7 @@ def test_names_that_come_and_go_do_so_in_every_process(live: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("view", ["view=v2", "view=arrays"])
-def test_a_source_whose_names_only_a_server_knows_has_one_process(
+def test_a_source_on_a_server_without_listings_has_one_process(
     view: str, stores: dict[str, Path], nginx: Nginx, tmp_path: Path
 ) -> None:
     shutil.copytree(stores["new"], nginx.plain.root / f"{view}.zarr")

@@ -1,4 +1,4 @@
-"""A writable mount does what POSIX says: over a reference set with an upper directory, and of a plain directory."""
+"""POSIX semantics of writable mounts: of a reference set with an upper directory, and of a plain directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def source_of(directory: Path) -> Path:
-    """A reference set with the keys of LOWER."""
+    """Write a reference set with the keys of LOWER."""
     path = directory / "refs.json"
     path.write_text(json.dumps({"version": 1, "refs": LOWER}))
     return path
@@ -36,7 +36,7 @@ def source_of(directory: Path) -> Path:
 
 @pytest.fixture(params=["merged", "plain"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A mount that has the keys of LOWER, for all users."""
+    """Mount a source with the keys of LOWER for all users."""
     more = "allow_other,dev,suid"
     for above in (tmp_path, *tmp_path.parents):
         if not above.stat().st_mode & 0o001:
@@ -51,7 +51,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
             (tmp_path / "plain" / key).write_text(text)
         with mounted(tmp_path / "plain", tmp_path / "mnt", more, "rw") as at:
             yield at
-    assert "ERROR" not in log_of(tmp_path / "mnt")  # whatever is refused on purpose is no failure
+    assert "ERROR" not in log_of(tmp_path / "mnt")  # refused calls are not logged as errors
 
 
 def upper_of(root: Path, key: str) -> Path:
@@ -61,7 +61,7 @@ def upper_of(root: Path, key: str) -> Path:
 
 @pytest.fixture
 def over(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """(mount, upper) over a reference set."""
+    """Mount a reference set with an upper directory; yield the mount point and the upper directory."""
     upper = tmp_path / "upper"
     upper.mkdir()
     with mounted(source_of(tmp_path), tmp_path / "mnt", f"upperdir={upper}") as at:
@@ -69,7 +69,7 @@ def over(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def renameat2(old: Path, new: Path, flags: int) -> int:
-    """0 or an errno."""
+    """Call renameat2(2); return 0 or an errno."""
     return ctypes.get_errno() if libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags) else 0
 
 
@@ -88,7 +88,7 @@ def as_user(program: str, uid: int = 1234) -> None:
 # -- files
 
 
-def test_write_append_truncate(root: Path) -> None:
+def test_files_are_created_written_appended_to_and_truncated(root: Path) -> None:
     (root / "new").write_bytes(b"abc")
     with open(root / "new", "ab") as one, open(root / "new", "ab") as other:
         for file in (one, other, one):
@@ -115,7 +115,7 @@ def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
         file.write(b"Z")
         file.flush()
         os.fsync(file.fileno())
-    os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)  # the kernel asks again
+    os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)  # the kernel reads again
     assert os.pread(reader, 10, 0) == b"Zero"
     (root / "v/a/0").unlink()
     assert os.pread(reader, 10, 0) == b"Zero"
@@ -123,8 +123,8 @@ def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
     os.close(reader)
 
 
-def test_a_reader_of_a_file_of_a_directory_sees_what_is_written(tmp_path: Path) -> None:
-    """The daemon reads such files by a descriptor of its own."""
+def test_an_open_file_of_a_lower_directory_shows_later_writes(tmp_path: Path) -> None:
+    """The daemon reads such a file through its own descriptor, which it must replace after the copy up."""
     for key in ("v/.zgroup", "v/a/0"):
         (tmp_path / "source" / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / key).write_text(LOWER[key])
@@ -138,7 +138,7 @@ def test_a_reader_of_a_file_of_a_directory_sees_what_is_written(tmp_path: Path) 
 
 
 @pytest.mark.promise("S22")
-def test_unlinked_while_open(root: Path) -> None:
+def test_unlinked_and_replaced_files_stay_usable_while_open(root: Path) -> None:
     new = os.open(root / "new", os.O_RDWR | os.O_CREAT, 0o644)
     old = os.open(root / "v/a/1", os.O_RDONLY)
     for name in ("new", "v/a/1"):
@@ -161,7 +161,7 @@ def test_unlinked_while_open(root: Path) -> None:
         os.close(handle)
 
 
-def test_mappings_of_a_file_opened_for_appending_reach_it(root: Path) -> None:
+def test_writes_through_a_mapping_of_a_file_opened_for_appending_stay_in_place(root: Path) -> None:
     descriptor = os.open(root / "new", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(descriptor, b"." * 10_000)
     with mmap.mmap(descriptor, 10_000) as mapping:
@@ -171,7 +171,7 @@ def test_mappings_of_a_file_opened_for_appending_reach_it(root: Path) -> None:
     os.close(descriptor)
     expected = b"." * 5_000 + b"HELLO" + b"." * 4_995
     assert (root / "new").read_bytes() == expected
-    descriptor = os.open(root / "new", os.O_RDWR | os.O_APPEND)  # now it is there
+    descriptor = os.open(root / "new", os.O_RDWR | os.O_APPEND)  # an existing file
     with mmap.mmap(descriptor, 10_000) as mapping:
         mapping[:5] = b"HELLO"
         mapping.flush()
@@ -180,7 +180,7 @@ def test_mappings_of_a_file_opened_for_appending_reach_it(root: Path) -> None:
 
 
 def dirty_pages(path: Path) -> int:
-    """Pages of a file that are not on the disk yet; -1 if the kernel does not tell (cachestat(2), Linux 6.5)."""
+    """Return the number of a file's pages that are not on disk yet; -1 without cachestat(2) (Linux 6.5)."""
     whole, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
     with open(path, "rb") as file:
         failed = libc.syscall(451, file.fileno(), whole, found, 0)
@@ -198,13 +198,13 @@ def test_fsync_reaches_the_disk(root: Path) -> None:
     assert dirty_pages(upper_of(root, "new")) == 0
 
 
-def test_locks(root: Path) -> None:
+def test_a_locked_file_cannot_be_locked_again(root: Path) -> None:
     with open(root / "top", "r+") as one, open(root / "top", "r+") as other:
         fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert code_of(fcntl.flock, other, fcntl.LOCK_EX | fcntl.LOCK_NB) == errno.EAGAIN
 
 
-def test_threads_append_and_none_is_lost(root: Path) -> None:
+def test_no_line_is_lost_when_threads_append(root: Path) -> None:
     def work(number: int) -> None:
         for step in range(50):
             path = root / f"t{number}.{step}"
@@ -226,7 +226,7 @@ def test_threads_append_and_none_is_lost(root: Path) -> None:
 # -- attributes
 
 
-def test_attributes(root: Path) -> None:
+def test_mode_owner_and_times_can_be_set(root: Path) -> None:
     for name in ("v/a/0", "v/a"):
         path = root / name
         inode = path.stat().st_ino
@@ -276,13 +276,13 @@ def test_a_write_clears_the_set_uid_bit(root: Path) -> None:
         as_user(f"path = {str(root / name)!r}; f = os.open(path, os.O_RDWR); {call}")
         assert stat.S_IMODE((root / name).stat().st_mode) == 0o777
         os.chmod(root / name, 0o6777)
-        with open(root / name, "a") as file:  # root keeps them
+        with open(root / name, "a") as file:  # a write by root keeps the bits
             file.write("x")
         os.close(os.open(root / name, os.O_WRONLY | os.O_TRUNC))
         assert stat.S_IMODE((root / name).stat().st_mode) == 0o6777
 
 
-def test_extended_attributes(root: Path) -> None:
+def test_extended_attributes_can_be_set_and_removed(root: Path) -> None:
     for name in ("v/a/0", "v/a", "new"):
         path = root / name
         if name == "new":
@@ -302,7 +302,7 @@ def test_extended_attributes(root: Path) -> None:
 # -- names
 
 
-def test_special_files(root: Path) -> None:
+def test_special_files_can_be_created(root: Path) -> None:
     os.mkfifo(root / "fifo", 0o600)
     os.mknod(root / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     with socket.socket(socket.AF_UNIX) as server:
@@ -329,7 +329,7 @@ def test_links(root: Path) -> None:
     assert code_of(os.link, root / "top", root / "v") == errno.EEXIST
 
 
-def test_directories(root: Path) -> None:
+def test_directories_can_be_created_and_removed(root: Path) -> None:
     assert code_of(os.rmdir, root / "v/b") == errno.ENOTEMPTY
     (root / "v/b/0").unlink()
     handle = os.open(root / "v/b", os.O_RDONLY)
@@ -346,7 +346,7 @@ def test_directories(root: Path) -> None:
     assert os.listdir(root) == ["top"]
 
 
-def test_rename(root: Path) -> None:
+def test_rename_moves_replaces_and_exchanges(root: Path) -> None:
     tree = root / "tree"
     (tree / "deep/er").mkdir(parents=True)
     (tree / "deep/er/file").write_text("file")
@@ -355,21 +355,21 @@ def test_rename(root: Path) -> None:
     assert (os.read(inside, 9), (root / "moved").stat().st_ino) == (b"file", inode)
     os.close(inside)
     assert (root / "moved/er/file").read_text() == "file"
-    os.rename(root / "v/a/0", root / "v/a/1")  # over one of the lower store
+    os.rename(root / "v/a/0", root / "v/a/1")  # replaces a file of the lower store
     assert ((root / "v/a/1").read_text(), os.listdir(root / "v/a")) == ("zero", ["1"])
     assert renameat2(root / "top", root / "v/a/1", NOREPLACE) == errno.EEXIST
     assert renameat2(root / "top", root / "v/a/2", NOREPLACE) == 0
     assert renameat2(root / "v/a/2", root / "moved", EXCHANGE) == 0
     assert ((root / "moved").read_text(), (root / "v/a/2/er/file").read_text()) == ("top", "file")
     (root / "v/b/0").unlink()
-    os.rename(root / "v/a/2", root / "v/b")  # over an empty directory
+    os.rename(root / "v/a/2", root / "v/b")  # replaces an empty directory
     assert os.listdir(root / "v/b") == ["er"]
     (root / "new").mkdir()
     assert code_of(os.rename, root / "new", root / "v/b") == errno.ENOTEMPTY
     assert code_of(os.rename, root / "new", root / "new/below") == errno.EINVAL
 
 
-def test_a_listing_stays_stable_while_entries_go(root: Path) -> None:
+def test_a_listing_is_complete_while_its_entries_are_deleted(root: Path) -> None:
     names = {f"n{number}" for number in range(1500)}
     for name in names:
         (root / name).touch()
@@ -397,7 +397,7 @@ def test_a_listing_does_not_bring_back_old_attributes(root: Path) -> None:
     assert {os.stat(root / name).st_size for name in names if name[0] == "n"} == {7}
 
 
-def test_long_and_reserved_names(root: Path, tmp_path: Path) -> None:
+def test_long_and_reserved_names_are_refused(root: Path, tmp_path: Path) -> None:
     assert code_of(os.mkdir, root / ("x" * 256)) == errno.ENAMETOOLONG
     (root / ("x" * 255)).touch()
     assert code_of(os.mkdir, root / ".zarrfs-upper") == errno.EINVAL
@@ -406,7 +406,7 @@ def test_long_and_reserved_names(root: Path, tmp_path: Path) -> None:
         assert "reserved" in log_of(root)
 
 
-def test_paths_longer_than_one_system_call_takes(root: Path) -> None:
+def test_paths_can_be_longer_than_path_max(root: Path) -> None:
     name, here = "x" * 250, os.getcwd()
     try:
         os.chdir(root)
@@ -422,7 +422,7 @@ def test_paths_longer_than_one_system_call_takes(root: Path) -> None:
     assert sorted(os.listdir(root)) == ["top", "v"]
 
 
-def test_changes_beneath_a_mounted_directory_are_seen(tmp_path: Path) -> None:
+def test_changes_in_a_mounted_directory_itself_are_seen(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "a").write_text("old")
@@ -444,7 +444,7 @@ def test_changes_beneath_a_mounted_directory_are_seen(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S21")
 @pytest.mark.parametrize("kind", ["directory", "link"])
-def test_an_open_file_whose_name_gets_another_kind_beneath_the_mount(kind: str, tmp_path: Path) -> None:
+def test_an_open_file_stays_readable_when_the_source_replaces_it(kind: str, tmp_path: Path) -> None:
     for name in ("src", "upper"):
         (tmp_path / name).mkdir()
     (tmp_path / "src/f").write_text("hello")
@@ -462,8 +462,8 @@ def test_an_open_file_whose_name_gets_another_kind_beneath_the_mount(kind: str, 
         assert stat.S_IFMT(os.lstat(root / "f").st_mode) == (stat.S_IFDIR if kind == "directory" else stat.S_IFLNK)
 
 
-def test_a_name_that_comes_back_beneath_a_mounted_directory_is_there(tmp_path: Path) -> None:
-    """ENOENT would be the fill value to a Zarr reader."""
+def test_a_name_that_returns_in_a_mounted_directory_is_found(tmp_path: Path) -> None:
+    """For ENOENT, a Zarr reader would return the fill value."""
     plain = tmp_path / "plain"
     (plain / "arr/c").mkdir(parents=True)
     (plain / "arr/c/0").write_text("chunk")
@@ -480,7 +480,7 @@ def test_a_name_that_comes_back_beneath_a_mounted_directory_is_there(tmp_path: P
         assert (root / "arr/c/0").read_text() == "chunk"
 
 
-# -- an upper
+# -- upper directories
 
 
 @pytest.mark.promise("S27")
@@ -494,7 +494,7 @@ def test_a_lower_directory_is_copied_not_renamed(over: tuple[Path, Path]) -> Non
     assert sorted(os.listdir(upper)) == [".wh.v", ".zarrfs-upper", "w"]
 
 
-def test_the_upper_is_a_layer(over: tuple[Path, Path]) -> None:
+def test_the_upper_directory_stores_changes_and_whiteouts(over: tuple[Path, Path]) -> None:
     root, upper = over
     (root / "v/a/0").unlink()
     (root / "v/a/1").write_text("changed")
@@ -508,7 +508,7 @@ def test_the_upper_is_a_layer(over: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.promise("S24")
-def test_truncating_open_reads_nothing(tmp_path: Path) -> None:
+def test_an_open_that_truncates_does_not_copy_the_file(tmp_path: Path) -> None:
     source, upper = tmp_path / "refs.json", tmp_path / "upper"
     source.write_text(json.dumps({"gone": ["/nowhere/at/all", 0, 1000], "kept": "kept"}))
     upper.mkdir()
@@ -522,7 +522,7 @@ def test_truncating_open_reads_nothing(tmp_path: Path) -> None:
 # -- mounting
 
 
-def test_one_writer(tmp_path: Path) -> None:
+def test_an_upper_directory_has_one_writer_or_many_readers(tmp_path: Path) -> None:
     source, upper, other = source_of(tmp_path), tmp_path / "upper", tmp_path / "other"
     for directory in (upper, other):
         directory.mkdir()
@@ -538,7 +538,7 @@ def test_one_writer(tmp_path: Path) -> None:
             assert code_of(os.mkdir, root / "x") == errno.EROFS
 
 
-def test_places_that_cannot_be_an_upper(tmp_path: Path) -> None:
+def test_unsuitable_upper_directories_are_refused(tmp_path: Path) -> None:
     source, plain, mountpoint = source_of(tmp_path), tmp_path / "plain", tmp_path / "upper/mnt"
     mountpoint.mkdir(parents=True)
     (plain / "inside").mkdir(parents=True)
@@ -554,7 +554,7 @@ def test_places_that_cannot_be_an_upper(tmp_path: Path) -> None:
     assert not (plain / ".zarrfs-upper").exists()
 
 
-def test_an_upper_that_is_the_source(tmp_path: Path) -> None:
+def test_the_source_can_be_its_own_upper_directory(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     with mounted(plain, tmp_path / "mnt", f"upperdir={plain}") as root:
@@ -565,8 +565,8 @@ def test_an_upper_that_is_the_source(tmp_path: Path) -> None:
     assert os.listdir(plain) == [".wh.x"]
 
 
-def test_rw_and_ro_as_mount_adds_them(tmp_path: Path) -> None:
-    """mount(8) says rw where a line of fstab says neither: that is no wish to write, but an upper directory is."""
+def test_rw_from_mount_alone_does_not_make_a_mount_writable(tmp_path: Path) -> None:
+    """mount(8) passes rw for a line of fstab with neither; only an upper directory makes the mount writable."""
     plain, upper = tmp_path / "plain", tmp_path / "upper"
     for directory in (plain, upper):
         directory.mkdir()

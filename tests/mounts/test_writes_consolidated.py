@@ -1,4 +1,4 @@
-"""A word in the log to who changes metadata that consolidated metadata repeats."""
+"""The warning in the log when a change makes consolidated metadata stale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARNING = "consolidate it again"
 
 
 @pytest.mark.parametrize(("version", "document"), [(2, ".zmetadata"), (3, "zarr.json")])
-def test_stale_metadata_is_logged_once(version: int, document: str, tmp_path: Path) -> None:
+def test_stale_consolidated_metadata_is_logged_once(version: int, document: str, tmp_path: Path) -> None:
     store, plain = tmp_path / "store", tmp_path / "plain"
     group = zarr.open_group(store, mode="w", zarr_format=version)  # type: ignore[arg-type]
     for name in ("a", "b"):
@@ -31,7 +31,7 @@ def test_stale_metadata_is_logged_once(version: int, document: str, tmp_path: Pa
             for name in ("a", "b"):
                 changed[name].attrs["units"] = "K"
             wait_for(lambda root=root, count=count: log_of(root).count(WARNING) >= count)  # type: ignore[misc]
-            (root / "a").rename(root / "c")  # the daemon has looked at all of it when it has done this
+            (root / "a").rename(root / "c")  # after this reply the daemon has checked all changes
         lines = [line for line in log_of(root).splitlines() if WARNING in line]
         assert len(lines) == count
         assert all(f" {document}: no longer matches the metadata of its nodes (a/" in line for line in lines)

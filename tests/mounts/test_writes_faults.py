@@ -1,4 +1,4 @@
-"""Writable mounts on disks that are full or go away, and with daemons that are killed."""
+"""Writable mounts with upper directories on full, read-only and vanished disks, and with killed daemons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 40
 
 
 def sample(directory: Path, size: int = LARGE) -> Path:
-    """A reference set with a large file and small ones."""
+    """Write a reference set with a large file and small ones."""
     target = directory / "target.bin"
     target.write_bytes(os.urandom(size))
     return document(directory, {"d/large": [str(target), 0, size], "d/small": "text", "d/sub/x": "x", "e/y": "y"})
@@ -45,13 +45,13 @@ def upper(directory: Path) -> str:
 
 
 def names_in(directory: Path) -> list[str]:
-    """Names of the files and directories of an upper, without what is zarrfs' own."""
+    """Return the names in an upper directory, without those of zarrfs itself."""
     found = (str(path.relative_to(directory)) for path in directory.rglob("*"))
     return sorted(name for name in found if not name.startswith(".zarrfs-"))
 
 
 def start(source: Path, mountpoint: Path, *options: str) -> int:
-    """Mount, and the daemon's process id; not unmounted afterwards."""
+    """Mount without unmounting at the end; return the daemon's process id."""
     mountpoint.mkdir(exist_ok=True)
     done = run("mount", source, mountpoint, "-o", ",".join((*options, f"log_file={mountpoint}.log")))
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def start(source: Path, mountpoint: Path, *options: str) -> int:
 
 
 def kill(pid: int, mountpoint: Path) -> None:
-    """End the daemon as a crash does; requests that wait for it fail."""
+    """Kill the daemon, as a crash would, and unmount; waiting requests fail."""
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid))
     while mount_lines(mountpoint):
@@ -71,7 +71,7 @@ def kill(pid: int, mountpoint: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB, for 60 files."""
+    """Mount a file system of 2 MiB and 60 inodes, with a directory `upper`."""
     path = tmp_path / "disk"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=60", "none", str(path)], check=True)
@@ -81,9 +81,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> bytes:
-    """Write until it fails with ENOSPC; what was written before, and is on the disk."""
+    """Write to a file until ENOSPC; return the bytes that were fsynced before."""
     synced = b""
-    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:  # of the last piece close() may say it
+    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:  # close() may fail for the last piece
         for number in range(1000):
             piece = bytes([number % 251]) * 10_000
             try:
@@ -99,7 +99,7 @@ def fill(path: Path) -> bytes:
 
 @pytest.mark.promise("S30")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_enospc_and_loses_no_synced_bytes(small_disk: Path, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(small_disk)
     large = (tmp_path / "target.bin").read_bytes()
     with mounted(source, tmp_path / "mnt", options) as root:
@@ -110,7 +110,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
         assert (small_disk / "upper/d/filler").read_bytes().startswith(written)
         assert error_of(os.truncate, root / "d/large", LARGE - 1) == errno.ENOSPC
         assert error_of(os.open, root / "d/large", os.O_RDWR) == errno.ENOSPC
-        assert (root / "d/large").read_bytes() == large  # the source's, and reads go on
+        assert (root / "d/large").read_bytes() == large  # still the source's file
         assert (root / "d/before").read_bytes() == b"before"
         assert names_in(small_disk / "upper") == ["d", "d/before", "d/filler"]
         (root / "d/filler").unlink()
@@ -123,7 +123,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
 
 @pytest.mark.promise("S30")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_disk_without_room_for_another_file(small_disk: Path, tmp_path: Path) -> None:
+def test_a_change_without_a_free_inode_is_enospc_and_changes_nothing(small_disk: Path, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(small_disk)
     with mounted(source, tmp_path / "mnt", options) as root:
         made = [f"file{n}" for n in range(70) if error_of((root / f"file{n}").write_bytes, b"") is None]
@@ -147,7 +147,7 @@ def test_a_disk_without_room_for_another_file(small_disk: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_disk_that_becomes_read_only(small_disk: Path, tmp_path: Path) -> None:
+def test_writes_to_a_read_only_disk_are_erofs_and_reads_succeed(small_disk: Path, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(small_disk)
     large = (tmp_path / "target.bin").read_bytes()
     with mounted(source, tmp_path / "mnt", options) as root:
@@ -170,8 +170,8 @@ def test_a_disk_that_becomes_read_only(small_disk: Path, tmp_path: Path) -> None
         assert (root / "d/own").read_bytes() == b"again"
 
 
-def test_an_upper_that_vanishes(tmp_path: Path) -> None:
-    """The source can still be read; writes fail; the daemon lives."""
+def test_after_the_upper_directory_vanishes_the_source_is_readable(tmp_path: Path) -> None:
+    """Writes fail, and the daemon neither hangs nor dies."""
     with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
         (root / "d/own").write_bytes(b"own")
         (root / "d/sub/x").write_bytes(b"own")
@@ -194,7 +194,7 @@ def test_an_upper_that_vanishes(tmp_path: Path) -> None:
 @pytest.mark.promise("S25")
 @pytest.mark.timeout(300)
 def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
-    """A writer appends records and replaces a file by rename; after the kill, all that was confirmed is there."""
+    """A writer appends records and replaces a file by rename; nothing that was confirmed before the kill is lost."""
     source, options = sample(tmp_path), upper(tmp_path)
     chance, synced, renamed, died = random.Random(2), 0, 0, 0
     for _ in range(KILLS):
@@ -203,7 +203,7 @@ def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             progress = {"renamed": renamed}
             writing = pool.submit(write_until_it_fails, root, synced, progress)
-            least = renamed + 2  # on a busy machine the time below may be too short for one
+            least = renamed + 2  # the sleep below can be too short for a rename
             until(lambda: writing.done() or progress["renamed"] >= least)  # noqa: B023
             time.sleep(chance.uniform(0, 0.2))
             kill(pid, root)
@@ -242,7 +242,7 @@ def write_until_it_fails(root: Path, synced: int, progress: dict[str, int]) -> i
                 os.rename(root / "temporary", root / "d/small")
                 progress["renamed"] += 1
     except OSError as exc:
-        # EIO: what the kernel had of a file can no longer be written; ENOENT: the bare directory, after the unmount
+        # EIO: the kernel cannot write back dirty pages any more; ENOENT: the bare directory, after the unmount
         if exc.errno not in (*DEAD, errno.EIO, errno.ENOENT):
             raise
     return synced
@@ -250,8 +250,8 @@ def write_until_it_fails(root: Path, synced: int, progress: dict[str, int]) -> i
 
 @pytest.mark.promise("S24")
 @pytest.mark.timeout(300)
-def test_a_copy_that_is_cut_short_leaves_the_source_file(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """The bytes come from a server that stops in the middle; then the daemon is killed."""
+def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """The server stops in the middle of a response; then the daemon is killed."""
     data = os.urandom(12 << 20)
     (nginx.plain.root / "copied.bin").write_bytes(data)
     source = document(tmp_path, {"d/x": [f"{proxy.url}/copied.bin", 0, len(data)], "e": "e"})
@@ -276,13 +276,13 @@ def test_a_copy_that_is_cut_short_leaves_the_source_file(nginx: Nginx, proxy: Fa
             file.write(b"new")
         assert (root / "d/x").read_bytes() == b"new" + data[3:]
         held = subprocess.run(["du", "-sB1", tmp_path / "upper"], capture_output=True, text=True, check=True).stdout
-        assert int(held.split()[0]) < len(data) * 1.5  # what the killed ones left is gone
+        assert int(held.split()[0]) < len(data) * 1.5  # the parts left by killed daemons were deleted
     assert (tmp_path / "upper/d/x").read_bytes() == b"new" + data[3:]
 
 
 @pytest.mark.promise("S24")
 @pytest.mark.timeout(300)
-def test_copies_of_local_files_are_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_copied_up_local_file_is_complete_or_absent_after_a_kill(tmp_path: Path) -> None:
     source, options, root = sample(tmp_path, 24 << 20), upper(tmp_path), tmp_path / "mnt"
     data, chance, outcomes = (tmp_path / "target.bin").read_bytes(), random.Random(4), set()
     for number in itertools.count():
@@ -304,11 +304,11 @@ def test_copies_of_local_files_are_whole_or_not_there(tmp_path: Path) -> None:
     assert outcomes, "nothing was tried"
 
 
-# -- many at a time
+# -- concurrent writers
 
 
 def work(root: Path, number: int, size: int) -> dict[str, bytes]:
-    """Random operations on names that no other worker uses, in directories that all use; what must be left."""
+    """Do random operations on names of this worker in directories that all share; return the files it must leave."""
     chance, own = random.Random(number), {}
     for step in range(STEPS):
         directory = chance.choice(["d", "d/sub", "e", "shared"])
@@ -330,7 +330,7 @@ def work(root: Path, number: int, size: int) -> dict[str, bytes]:
             with open(root / victim, "ab") as file:
                 file.write(b"more")
             own[victim] += b"more"
-        with open(root / "d/large", "r+b") as file:  # all change one file of the source, each its own bytes
+        with open(root / "d/large", "r+b") as file:  # all workers change this file, each in its own ranges
             file.seek((step * 8 + number) * size)
             file.write(bytes([number + 1]) * size)
         assert (root / victim).exists() == (victim in own)
@@ -338,7 +338,7 @@ def work(root: Path, number: int, size: int) -> dict[str, bytes]:
     return own
 
 
-def test_many_write_at_a_time(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_change(tmp_path: Path) -> None:
     source, options, size = sample(tmp_path), upper(tmp_path), 1000
     expected = bytearray((tmp_path / "target.bin").read_bytes())
     for at in range(STEPS * 8):

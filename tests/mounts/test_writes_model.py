@@ -1,4 +1,4 @@
-"""A writable mount and a plain directory agree after every step of random operations, also over kill -9."""
+"""A writable mount and a plain directory agree after every step of random operations, also after kill -9."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_archive(directory: Path) -> Path:
 
 
 class WritableMount:
-    """The mount of one example: mounted, ended, killed, mounted again."""
+    """The mount of one example, which can be unmounted, killed, and mounted again."""
 
     def __init__(self, source: Path, mountpoint: Path, options: str) -> None:
         self.source, self.mountpoint, self.options = source, mountpoint, options
@@ -102,7 +102,7 @@ class WritableMount:
         until(lambda: not alive(pid))
 
     def kill(self) -> None:
-        """End the daemon as a crash does, and take away what is mounted there still."""
+        """Kill the daemon, as a crash would, and unmount."""
         pid = daemon_pid(self.mountpoint)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid))
@@ -111,7 +111,7 @@ class WritableMount:
 
 
 class Machine(RuleBasedStateMachine):
-    """Subclasses, made by machine_for(), say what is mounted."""
+    """Random operations on a mount and on a plain directory. Subclasses define what is mounted."""
 
     original: Path  # a plain copy of the source
 
@@ -144,14 +144,14 @@ class Machine(RuleBasedStateMachine):
     # -- one step
 
     def both(self, name: str, *arguments: object) -> Outcome:
-        """Do it on the mount and on the plain directory; the outcomes must agree."""
+        """Do an operation on the mount and on the plain directory; the outcomes must be equal."""
         found = attempt(lambda: getattr(self.found, name)(*arguments))
         plain = attempt(lambda: getattr(self.plain, name)(*arguments))
         assert found == plain, f"{name}{arguments!r}: {found} and not {plain}"
         return plain
 
     def key(self, data: st.DataObject) -> str:
-        """Most often a name that is there, or a new one in a directory that is there."""
+        """Draw a path: mostly an existing one, or a name in an existing directory."""
         below = [key + "/" for key in self.keys if (self.plain.root / key).is_dir()] + [""]
         new = st.builds(lambda directory, name: directory + name, st.sampled_from(below), st.sampled_from(NAMES))
         anything = st.builds("/".join, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         return str(data.draw(st.one_of(*there, new, new, anything), label="key"))
 
     def real(self, key: str) -> str:
-        """`key` without links on its way."""
+        """Return `key` with symbolic links in its parent directories resolved."""
         root, name = os.path.realpath(self.plain.root), os.path.basename(key)
         parent = os.path.realpath(self.plain.path(os.path.dirname(key)))
         return os.path.relpath(os.path.join(parent, name), root)
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         key, new = self.key(data), self.key(data)
         moved, replaced = self.real(key), self.real(new)
         if moved in self.lower or (flags == EXCHANGE and replaced in self.lower):
-            # a directory of the lower store is not renamed: what the plain directory says, or EXDEV
+            # a directory of the lower store is not renamed: the plain directory's error, or EXDEV
             outcome = attempt(lambda: self.found.rename(key, new, flags))
             if outcome == ("failed", "EXDEV"):
                 return
@@ -301,9 +301,9 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), mode=MODES, name=ATTRIBUTES)
     def set_by_handle(self, data: st.DataObject, mode: int, name: str) -> None:
         handle = self.handle(data)
-        # a file of the source that was removed while open is still the source's, whose set-ID bits are not shown
+        # an open file that was deleted before its copy up is the source's, whose set-ID bits are not shown
         self.both("fchmod", handle, mode if self.linked(handle) else mode & 0o1777)
-        if self.linked(handle):  # a file of the source that was removed while open has nowhere to keep attributes
+        if self.linked(handle):  # such a deleted file has no place for attributes
             self.both("fsetxattr", handle, name, b"by handle")
 
     @precondition(lambda self: self.plain.handles)
@@ -328,13 +328,13 @@ def is_directory(path: Path) -> bool:
 def run_machine(machine: type[Machine], original: Path, examples: int = 4, **more: Any) -> None:
     named = type(machine.__name__, (machine,), {"original": original, **more})
     health = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    found = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink an example takes minutes, with real mounts
+    found = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking with real mounts takes minutes
     bounds = settings(max_examples=examples, stateful_step_count=60, deadline=None, suppress_health_check=health)
     run_state_machine_as_test(named, settings=settings(bounds, phases=found))
 
 
 class Merged(Machine):
-    """An upper directory over a source."""
+    """A source mounted with an upper directory."""
 
     source: Path
 
@@ -344,7 +344,7 @@ class Merged(Machine):
 
 
 class OwnUpper(Machine):
-    """A local directory, mounted with rw: nothing is merged, so every directory can be renamed."""
+    """A local directory mounted with rw; there is no lower store, so every directory can be renamed."""
 
     def prepare(self, place: Path) -> WritableMount:
         subprocess.run(["cp", "-a", self.original, place / "source"], check=True)
@@ -357,7 +357,7 @@ class OwnUpper(Machine):
 @pytest.mark.promise("S22")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("write_source", [write_references, write_archive], ids=["references", "archive"])
-def test_a_merged_tree_is_a_plain_tree(write_source: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_merged_tree_behaves_like_a_plain_directory(write_source: Callable[[Path], Path], tmp_path: Path) -> None:
     source = write_source(tmp_path)
     modes = "file_mode=0644,dir_mode=0755" if write_source is write_references else "ro"
     with mounted(source, tmp_path / "mnt", modes) as root:
@@ -367,7 +367,7 @@ def test_a_merged_tree_is_a_plain_tree(write_source: Callable[[Path], Path], tmp
 
 @pytest.mark.promise("S22")
 @pytest.mark.timeout(600)
-def test_a_directory_mounted_rw_is_a_plain_tree(tmp_path: Path) -> None:
+def test_a_directory_mounted_rw_behaves_like_a_plain_directory(tmp_path: Path) -> None:
     with mounted(write_archive(tmp_path), tmp_path / "mnt") as root:
         subprocess.run(["cp", "-a", "--sparse=never", root, tmp_path / "original"], check=True)
     run_machine(OwnUpper, tmp_path / "original")

@@ -1,4 +1,4 @@
-"""Changes to a file while it is copied up, and the times of written files."""
+"""Changes to a file during its copy up, and the times of written files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def make_again(root: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [replace, make_again])
-def test_another_file_takes_the_name_during_a_copy(
+def test_a_file_that_takes_the_name_during_a_copy_up_is_kept(
     change: Callable[[Path], None], nginx: Nginx, tmp_path: Path
 ) -> None:
-    """It is a file of its own from then on; a reader of the old one reads that, or fails."""
+    """A reader of the old file reads the old bytes, or gets an error."""
     data = os.urandom(48 << 20)
     (nginx.late.root / "copied.bin").write_bytes(data)
     refs = {"big": [f"{nginx.late.url}/copied.bin", 0, len(data)], "small": "text"}
@@ -58,11 +58,11 @@ def test_another_file_takes_the_name_during_a_copy(
         writer.start()
 
         def copying() -> bool:
-            with contextlib.suppress(FileNotFoundError):  # not there yet
+            with contextlib.suppress(FileNotFoundError):  # not created yet
                 return any(staging.iterdir())
             return False
 
-        wait_for(lambda: copying() or bool(outcomes))  # a busy test may see only that it has ended
+        wait_for(lambda: copying() or bool(outcomes))  # a slow test may miss the copy
         with contextlib.suppress(FileNotFoundError):
             assert stat.S_IMODE(staging.stat().st_mode) == 0o700, "nobody else can change what is copied"
         change(root)
@@ -81,8 +81,8 @@ def test_another_file_takes_the_name_during_a_copy(
         assert (root / "big").read_bytes() == b"another one"
 
 
-def test_times_stay_as_they_were_seen(tmp_path: Path) -> None:
-    """Also with the kernel's writeback cache, which writes later than the program."""
+def test_times_are_the_same_after_a_remount(tmp_path: Path) -> None:
+    """This holds also with the kernel's writeback cache, which writes later than the program."""
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"a": "text"}}))
     (tmp_path / "upper").mkdir()
     seen = {}

@@ -1,4 +1,4 @@
-"""Upper directories that cannot be used, names that cannot be made, and what a write must never reach."""
+"""Upper directories and names that are refused, and files outside the upper directory that no write may change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.mounts.test_writes_faults import kill, names_in, sample, start, upper
 
 
 def refused(source: Path, mountpoint: Path, *options: str) -> str:
-    """The one line that says why this is not mounted."""
+    """Try to mount; return the one line that says why the mount is refused."""
     mountpoint.mkdir(exist_ok=True)
     done = run("mount", source, mountpoint, "-o", ",".join(options))
     try:
@@ -36,7 +36,7 @@ def refused(source: Path, mountpoint: Path, *options: str) -> str:
 
 
 def contents(directory: Path) -> dict[str, tuple[object, ...]]:
-    """Hash, mode and times of all files below a directory."""
+    """Return hashes, modes, times, owners and attribute names of a directory and everything below it."""
     found: dict[str, tuple[object, ...]] = {}
     for path in sorted([directory, *directory.rglob("*")]):
         status = path.lstat()
@@ -47,7 +47,7 @@ def contents(directory: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-# -- who may write
+# -- readers and writers
 
 
 @pytest.mark.promise("S26")
@@ -66,7 +66,7 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
         (tmp_path / "one/new").write_text("new")
     finally:
         kill(pid, tmp_path / "one")
-    with mounted(source, tmp_path / "two", options) as root:  # the lock of a dead process is none
+    with mounted(source, tmp_path / "two", options) as root:  # a dead process holds no lock
         assert (root / "new").read_text() == "new"
         (root / "new").write_text("newer")
     with mounted(source, tmp_path / "one", options) as root:
@@ -75,7 +75,7 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
 
 @pytest.mark.promise("S26")
 def test_readers_share_an_upper(tmp_path: Path) -> None:
-    """With each other; not with a writer, as they keep what they have seen in the kernel's caches."""
+    """Readers do not share an upper directory with a writer, because the kernel caches names and bytes for them."""
     source, options = sample(tmp_path), upper(tmp_path)
     with mounted(source, tmp_path / "one", options) as root:
         (root / "new").write_text("new")
@@ -87,7 +87,7 @@ def test_readers_share_an_upper(tmp_path: Path) -> None:
         assert f"{tmp_path}/upper" in refused(source, tmp_path / "three", options)
 
 
-def test_a_directory_over_itself_is_rw(tmp_path: Path) -> None:
+def test_a_source_as_its_own_upper_directory_has_no_whiteouts(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with mounted(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/source") as root:
         (root / ".wh.x").write_text("no whiteout: nothing lies below")
@@ -97,7 +97,7 @@ def test_a_directory_over_itself_is_rw(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "source") == [".wh.x"]
 
 
-def test_reading_changes_nothing_in_an_upper(tmp_path: Path) -> None:
+def test_a_read_only_mount_changes_nothing_in_an_upper(tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(tmp_path)
     with mounted(source, tmp_path / "mnt", options, "ro") as root:
         assert error_of((root / "d/small").write_text, "x") == errno.EROFS
@@ -106,10 +106,10 @@ def test_reading_changes_nothing_in_an_upper(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "upper") == []
 
 
-# -- directories that are no upper
+# -- directories that cannot be an upper directory
 
 
-def test_a_directory_of_something_else(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused_as_an_upper(tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(tmp_path)
     (tmp_path / "upper/precious").write_text("x")
     assert f"{tmp_path}/upper" in refused(source, tmp_path / "mnt", options)
@@ -132,8 +132,7 @@ def test_an_upper_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["mnt", "mnt/below", "source/below", "."])
-def test_an_upper_that_would_show_itself(place: str, tmp_path: Path) -> None:
-    """In the mount point, in the source, or around them."""
+def test_an_upper_in_or_around_the_mount_point_or_the_source_is_refused(place: str, tmp_path: Path) -> None:
     (tmp_path / "source/below").mkdir(parents=True)
     (tmp_path / "source/file").write_text("x")
     (tmp_path / "mnt/below").mkdir(parents=True)
@@ -143,14 +142,14 @@ def test_an_upper_that_would_show_itself(place: str, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".zarrfs*"))
 
 
-def test_an_upper_through_a_link_into_the_source(tmp_path: Path) -> None:
+def test_an_upper_that_is_a_link_into_the_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "source/below").mkdir(parents=True)
     (tmp_path / "link").symlink_to("source/below")
     refused(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/link")
     assert os.listdir(tmp_path / "source/below") == []
 
 
-def test_a_source_that_has_changed(tmp_path: Path) -> None:
+def test_an_upper_of_a_changed_source_is_refused(tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(tmp_path)
     with mounted(source, tmp_path / "mnt", options) as root:
         (root / "d/own").write_text("own")
@@ -164,7 +163,7 @@ def test_a_source_that_has_changed(tmp_path: Path) -> None:
     assert contents(tmp_path / "upper") == before
 
 
-def test_another_source(tmp_path: Path) -> None:
+def test_an_upper_of_another_source_is_refused(tmp_path: Path) -> None:
     with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
         (root / "d/own").write_text("own")
     other = document(tmp_path, {"other": "x"}, "other.json")
@@ -173,8 +172,8 @@ def test_another_source(tmp_path: Path) -> None:
     assert str(tmp_path / "refs.json") in line
 
 
-def test_rw_of_what_cannot_be_written(tmp_path: Path) -> None:
-    """A reference set without an upper stays read-only, as it always was, and a line says so."""
+def test_rw_without_an_upper_does_not_make_a_reference_set_writable(tmp_path: Path) -> None:
+    """The mount is refused or stays read-only; a message names the reason."""
     (tmp_path / "mnt").mkdir()
     done = run("mount", sample(tmp_path), tmp_path / "mnt", "-o", "rw")
     if done.returncode == 0:
@@ -192,7 +191,7 @@ RESERVED = (".wh.x", ".wh.", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging")
 
 
 @pytest.mark.promise("S29")
-def test_reserved_names(tmp_path: Path) -> None:
+def test_reserved_names_cannot_be_created(tmp_path: Path) -> None:
     with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
         (root / "d/own").write_text("own")
         for directory in (root, root / "d", root / "d/sub"):
@@ -212,8 +211,8 @@ def test_reserved_names(tmp_path: Path) -> None:
     assert names_in(tmp_path / "upper") == ["d", "d/own"]
 
 
-def test_a_name_of_the_source_that_is_too_long_for_a_whiteout(tmp_path: Path) -> None:
-    """It can be changed, but neither removed nor renamed, and then nothing has happened."""
+def test_a_name_too_long_for_a_whiteout_cannot_be_removed_or_renamed(tmp_path: Path) -> None:
+    """A failed attempt changes nothing, and the file itself can be changed."""
     name = "n" * 252
     with mounted(document(tmp_path, {f"d/{name}": "x", "d/y": "y"}), tmp_path / "mnt", upper(tmp_path)) as root:
         assert error_of(os.unlink, root / "d" / name) == errno.ENAMETOOLONG
@@ -226,11 +225,11 @@ def test_a_name_of_the_source_that_is_too_long_for_a_whiteout(tmp_path: Path) ->
         (root / "d" / name[1:]).unlink()
 
 
-# -- links in an upper
+# -- symbolic links in an upper directory
 
 
 def attacked(directory: Path) -> tuple[Path, Path]:
-    """A source, and an upper that was in use once; and a directory outside that nobody may touch."""
+    """Make a source, an upper directory with a file, and a directory outside; return the source and the last one."""
     source, outside = sample(directory), directory / "outside"
     with mounted(source, directory / "mnt", upper(directory)) as root:
         (root / "e/own").write_text("own")
@@ -241,7 +240,7 @@ def attacked(directory: Path) -> tuple[Path, Path]:
 
 
 def changes_in(directory: int, own: Path) -> list[Callable[[], object]]:
-    """Everything that can be tried in an open directory; `own` is a file beside it."""
+    """Return all changes to try in an open directory; `own` is a file in another directory."""
     return [
         lambda: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=directory)),
         lambda: os.mkdir("new", dir_fd=directory), lambda: os.symlink("a", "new", dir_fd=directory),
@@ -257,7 +256,7 @@ def changes_in(directory: int, own: Path) -> list[Callable[[], object]]:
 
 @pytest.mark.promise("S31")
 def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
-    """The kernel still takes it for a directory, and asks for names in it."""
+    """The kernel still has the entry cached as a directory, and requests changes in it."""
     source, outside = attacked(tmp_path)
     with mounted(source, tmp_path / "mnt", upper(tmp_path), "entry_timeout=100s", "attr_timeout=100s") as root:
         (root / "d/own").write_text("own")
@@ -284,7 +283,7 @@ def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
             descriptor = os.open(root / name, os.O_PATH | os.O_NOFOLLOW)
             (tmp_path / "upper" / name).unlink()
             (tmp_path / "upper" / name).symlink_to(outside / "small")
-            itself = f"/proc/self/fd/{descriptor}"  # by its name, the kernel would follow the link on our behalf
+            itself = f"/proc/self/fd/{descriptor}"  # by the name, the kernel itself would follow the link
             changes: list[tuple[Callable[..., object], object]] = [
                 (os.truncate, 0), (os.open, os.O_WRONLY), (os.open, os.O_RDWR | os.O_TRUNC), (os.chmod, 0o777),
                 (os.utime, (1, 1)),
@@ -299,7 +298,7 @@ def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S31")
 @pytest.mark.parametrize("name", [".zarrfs-staging", "d/.wh.small", "d/.wh..wh..opq", "d/.wh.sub"])
-def test_links_with_the_names_of_our_own_files(name: str, tmp_path: Path) -> None:
+def test_links_with_the_names_of_zarrfs_files_are_not_followed(name: str, tmp_path: Path) -> None:
     source, outside = attacked(tmp_path)
     target = outside if name == ".zarrfs-staging" else outside / "small"
     if os.path.lexists(tmp_path / "upper" / name):
@@ -327,7 +326,7 @@ def test_links_with_the_names_of_our_own_files(name: str, tmp_path: Path) -> Non
     assert contents(outside) == before
 
 
-def test_a_record_file_that_is_a_link(tmp_path: Path) -> None:
+def test_a_record_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(tmp_path)
     (tmp_path / "outside").write_text("precious")
     (tmp_path / "upper/.zarrfs-upper").symlink_to(tmp_path / "outside")

@@ -27,7 +27,7 @@ GSUTIL = os.path.join(os.path.dirname(sys.executable), "gsutil")
 
 
 class Place:
-    """A reference set with an upper directory, mounted as often as a test likes."""
+    """A reference set with an upper directory, which a test can mount several times."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One mount for all tests that need no second one."""
+    """Mount a reference set once for all tests that do not remount."""
     with Place(tmp_path_factory.mktemp("tools")).mounted() as root:
         yield root
 
@@ -91,8 +91,8 @@ for n in range(30):
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete", "truncate", "persist"])
-def test_sqlite(journal: str, place: Place) -> None:
-    """Two processes write and one reads at a time; the file is whole afterwards, and after a remount."""
+def test_an_sqlite_database_is_intact_after_concurrent_writers(journal: str, place: Place) -> None:
+    """Two processes write while one reads; the database is checked before and after a remount."""
     with place.mounted() as root:
         path = root / "d/base.sqlite"
         database = sqlite3.connect(path, timeout=60)
@@ -131,7 +131,7 @@ def test_sqlite_changes_a_database_of_the_source(tmp_path: Path) -> None:
 # -- trees
 
 
-def test_git(place: Place) -> None:
+def test_git_repositories_are_intact_after_a_remount(place: Place) -> None:
     with place.mounted() as root:
         work = root / "d"
         identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
@@ -144,7 +144,7 @@ def test_git(place: Place) -> None:
             sh("git", *identity, "commit", "-q", "-m", str(number), cwd=work)
         sh("git", "clone", "-q", work, root / "clone", cwd=root)
         sh("git", "gc", "-q", "--aggressive", "--prune=now", cwd=work)
-        sh("mv", "sub", "moved", cwd=work)  # it is of the source, so that rename, and git mv with it, says EXDEV
+        sh("mv", "sub", "moved", cwd=work)  # a directory of the source: rename(2), and so git mv, fails with EXDEV
         sh("git", "add", "-A", cwd=work)
         sh("git", *identity, "commit", "-q", "-m", "moved", cwd=work)
     with place.mounted() as root:
@@ -157,7 +157,7 @@ def test_git(place: Place) -> None:
 
 
 def write_tree(root: Path) -> None:
-    """Files of all kinds, old times, odd modes."""
+    """Write files of all types, with old times and unusual modes."""
     root.mkdir()
     chance = np.random.default_rng(5)
     for number in range(60):
@@ -185,7 +185,7 @@ def write_tree(root: Path) -> None:
             os.utime(path, ns=(10**18, 10**18), follow_symlinks=False)
 
 
-def test_tar(place: Place, tmp_path: Path) -> None:
+def test_tar_extracts_a_tree(place: Place, tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     sh("tar", "--xattrs", "-S", "-C", tmp_path, "-cf", tmp_path / "t.tar", "tree")
     with place.mounted() as root:
@@ -199,7 +199,7 @@ def test_tar(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--inplace"], ["--inplace", "--no-whole-file"]], ids=" ".join)
-def test_rsync(options: list[str], place: Place, tmp_path: Path) -> None:
+def test_rsync_copies_and_updates_a_tree(options: list[str], place: Place, tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     with place.mounted() as root:
         sh("rsync", "-aHAX", *options, f"{tmp_path}/tree/", root / "d", "--delete")
@@ -237,14 +237,14 @@ def test_gsutil_copies_into_the_mount(shared: Path, tmp_path: Path) -> None:
         assert (shared / "e/tree" / name).read_bytes() == (tmp_path / "tree" / name).read_bytes()
 
 
-def test_mv_of_a_directory_of_the_source(place: Place, tmp_path: Path) -> None:
-    """rename says EXDEV, so mv copies and removes."""
+def test_mv_moves_a_directory_of_the_source(place: Place, tmp_path: Path) -> None:
+    """rename(2) fails with EXDEV, so mv copies and removes."""
     with place.mounted() as root:
         sh("cp", "-a", root / "d", tmp_path / "expected")
         sh("mv", root / "d", root / "moved")
         assert sorted(os.listdir(root)) == ["day0.nc", "e", "moved"]
         same(root / "moved", tmp_path / "expected")
-        sh("mv", root / "moved", root / "again")  # and this one is a rename
+        sh("mv", root / "moved", root / "again")  # a rename, as the directory is new
         same(root / "again", tmp_path / "expected")
     with place.mounted() as root:
         assert sorted(os.listdir(root)) == ["again", "day0.nc", "e"]
@@ -282,7 +282,7 @@ def test_h5py_appends_to_a_file_of_the_source(place: Place) -> None:
 
 @pytest.mark.promise("S32")
 @pytest.mark.parametrize("name", ["d/sub/large", "new"])
-def test_shared_memory(name: str, place: Place) -> None:
+def test_a_shared_mapping_agrees_with_reads_and_writes(name: str, place: Place) -> None:
     with place.mounted() as root:
         path = root / name
         if name == "new":
@@ -298,7 +298,7 @@ def test_shared_memory(name: str, place: Place) -> None:
             os.pwrite(file.fileno(), b"three", 200_000)
             expected[200_000:200_005] = b"three"
             assert memory[200_000:200_005] == b"three"
-        assert (place.directory / "upper" / name).read_bytes() == expected  # it was closed
+        assert (place.directory / "upper" / name).read_bytes() == expected  # after close(2)
     with place.mounted() as root:
         assert (root / name).read_bytes() == expected
 
@@ -314,7 +314,7 @@ sys.stdin.read()
 
 @pytest.mark.promise("S32")
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
-def test_locks_between_processes(kind: str, shared: Path) -> None:
+def test_a_lock_excludes_other_processes(kind: str, shared: Path) -> None:
     lock: Callable[..., None] = getattr(fcntl, kind)
     with subprocess.Popen(
         [sys.executable, "-c", LOCKER, str(shared / "e/x"), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -338,8 +338,8 @@ STRESSORS = ("chmod", "chown", "dentry", "dir", "dirdeep", "fcntl", "filename", 
 
 
 @pytest.mark.timeout(300)
-def test_stress_ng(shared: Path) -> None:
-    """All at a time, for a short time; with --verify, what they read is what they wrote."""
+def test_stress_ng_finds_no_error(shared: Path) -> None:
+    """All stressors run together for two seconds; with --verify they check that they read what they wrote."""
     before = os.stat(shared).st_dev
     (shared / "stress").mkdir()
     stressors = [part for name in STRESSORS for part in (f"--{name}", "1")]
@@ -350,7 +350,7 @@ def test_stress_ng(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["psync", "mmap", "libaio"])
-def test_fio_verify(engine: str, shared: Path) -> None:
+def test_fio_verifies_the_blocks_that_it_wrote(engine: str, shared: Path) -> None:
     directory = shared / f"fio-{engine}"
     directory.mkdir()
     blocks = "--bsrange=4k-64k" if engine == "mmap" else "--bsrange=512-64k"

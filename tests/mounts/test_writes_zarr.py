@@ -1,4 +1,4 @@
-"""zarr-python writes through a writable mount, and its own tests of stores pass there."""
+"""zarr-python writes through a writable mount, and its own store tests pass on one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.mounts.treemodel import differences, snapshot
 BOUNDS = settings(
     max_examples=10,
     stateful_step_count=20,
-    derandomize=True,  # chosen by chance, the examples have taken more than five minutes
+    derandomize=True,  # random examples have taken more than five minutes
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
@@ -43,7 +43,7 @@ def upper(directory: Path) -> str:
 
 
 def write_everything(root: Path, version: int) -> None:
-    """Groups, arrays, attributes, resize, overwrite, delete, consolidate."""
+    """Create groups and arrays, set attributes, resize, overwrite, delete, and consolidate."""
     group = zarr.open_group(root, mode="a", zarr_format=version, path="new")  # type: ignore[arg-type]
     data = np.arange(10_000, dtype="<i4").reshape(100, 100)
     whole = group.create_array("whole", shape=data.shape, chunks=(30, 30), dtype=data.dtype, fill_value=-1)
@@ -82,9 +82,9 @@ def without_times(root: Path) -> dict[str, dict[str, object]]:
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("version", [2, 3])
-def test_new_arrays_over_a_reference_set(version: int, references: Path, tmp_path: Path) -> None:
+def test_new_arrays_are_written_over_a_reference_set(version: int, references: Path, tmp_path: Path) -> None:
     source = references / "combined_v1.json"
-    with mounted(source, tmp_path / "mnt", "file_mode=0644,dir_mode=0755") as root:  # as it is to be under an upper
+    with mounted(source, tmp_path / "mnt", "file_mode=0644,dir_mode=0755") as root:  # modes as with an upper
         subprocess.run(["cp", "-a", "--sparse=never", root, tmp_path / "plain"], check=True)
     write_everything(tmp_path / "plain", version)
     for write in (True, False):
@@ -110,7 +110,7 @@ def change_existing(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["v2_hier", "v3_hier"])
 @pytest.mark.parametrize("option", ["upperdir", "rw"])
-def test_existing_arrays_change(option: str, name: str, tmp_path: Path) -> None:
+def test_existing_arrays_are_changed_as_in_a_plain_directory(option: str, name: str, tmp_path: Path) -> None:
     for copy in ("source", "plain"):
         subprocess.run(["cp", "-a", DATA / "zarr" / name, tmp_path / copy], check=True)
     before = snapshot(tmp_path / "source")
@@ -127,7 +127,7 @@ def test_existing_arrays_change(option: str, name: str, tmp_path: Path) -> None:
         assert differences(without_times(tmp_path / "source"), without_times(tmp_path / "plain")) == []
 
 
-# -- zarr's own tests
+# -- zarr-python's own tests
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def as_function(test: Callable[..., Any]) -> Callable[..., None]:
-    """A coroutine of a test class as a function that pytest can call."""
+    """Wrap a coroutine of a test class in a function that pytest can call."""
 
     @functools.wraps(test)
     def function(*arguments: Any, **more: Any) -> None:
@@ -149,7 +149,7 @@ def as_function(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 class TestLocalStore(StoreTests[LocalStore, cpu.Buffer]):
-    """On a directory of the mount."""
+    """zarr-python's store tests for a LocalStore in a directory of the mount."""
 
     store_cls = LocalStore
     buffer_cls = cpu.Buffer
@@ -193,7 +193,7 @@ for _name, _test in inspect.getmembers(StoreTests, inspect.iscoroutinefunction):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("machine", [ZarrStoreStateMachine, ZarrHierarchyStateMachine])
 @pytest.mark.filterwarnings("ignore")
-def test_zarrs_model_of_a_store(machine: Callable[[Store], RuleBasedStateMachine], place: Path) -> None:
+def test_zarrs_model_of_a_store_holds(machine: Callable[[Store], RuleBasedStateMachine], place: Path) -> None:
     directory = place / getattr(machine, "__name__", "")
     directory.mkdir()
     run_state_machine_as_test(lambda: machine(LocalStore(directory)), settings=BOUNDS)

@@ -1,4 +1,4 @@
-"""Operations on a tree of files that are applied in the same way to a mount and to a plain directory, and compared."""
+"""Operations on a tree of files, and snapshots to compare a mount with a plain directory after the same operations."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def attempt(call: Callable[[], object]) -> Outcome:
 
 
 def checked(status: int) -> None:
-    """Raise the OSError of a call into libc."""
+    """Raise OSError if a call of a libc function failed."""
     if status:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 class Tree:
-    """One of the two trees. Keys are relative paths; handles are numbered by the caller."""
+    """One of the two trees. Keys are relative paths; the caller numbers the handles."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -78,7 +78,7 @@ class Tree:
         os.chown(self.path(key), uid, gid, follow_symlinks=False)
 
     def utimens(self, key: str, mtime: int) -> None:
-        """`mtime`: ns since the epoch, or NOW or OMIT; the access time is set if the other is omitted."""
+        """Set the modification time (ns since the epoch, or NOW) or, with OMIT, only the access time."""
         own = (0, mtime) if mtime in (NOW, OMIT) else divmod(mtime, 10**9)
         times = (ctypes.c_long * 4)(7, 7, *own) if mtime == OMIT else (ctypes.c_long * 4)(0, OMIT, *own)
         checked(LIBC.utimensat(AT_FDCWD, os.fsencode(self.path(key)), times, 0x100))  # AT_SYMLINK_NOFOLLOW
@@ -90,7 +90,7 @@ class Tree:
         os.removexattr(self.path(key), name, follow_symlinks=False)
 
     def look(self, key: str) -> object:
-        """Through links, as stat and listdir see it."""
+        """Return the mode of a path and the names in it, following symbolic links."""
         status = os.stat(self.path(key))
         names = sorted(os.listdir(self.path(key))) if stat.S_ISDIR(status.st_mode) else []
         return status.st_mode, names
@@ -105,7 +105,7 @@ class Tree:
             os.close(descriptor)
 
     def truncate(self, key: str, size: int) -> None:
-        """To another size: one to the size that the file has need not mark its time (POSIX), and by FUSE does not."""
+        """Truncate to a different size: with the same size, POSIX requires no new times, and FUSE sets none."""
         path = self.path(key)
         os.truncate(path, size + (os.stat(path).st_size == size))
 
@@ -139,7 +139,7 @@ class Tree:
         os.fsync(self.handles[handle])
 
     def map_write(self, handle: int, offset: int, data: bytes) -> bool:
-        """Through shared memory, where the file is long enough."""
+        """Write through shared memory and return True, or False if the file is not long enough."""
         status = os.fstat(self.handles[handle])
         if not stat.S_ISREG(status.st_mode) or status.st_size < offset + len(data):
             return False
@@ -164,7 +164,7 @@ class Tree:
         os.unlink(name, dir_fd=self.handles[handle])
 
 
-# -- what is compared
+# -- comparison
 
 
 def _walk(directory: str, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -192,7 +192,7 @@ def _content(path: str, status: os.stat_result) -> object:
 
 
 def snapshot(root: Path) -> dict[str, dict[str, object]]:
-    """Everything that the two trees must agree on. Directories: no link count and no times."""
+    """Return everything on which the two trees must agree; for directories, no link counts and times."""
     seen: dict[str, dict[str, object]] = {}
     linked: dict[int, list[str]] = defaultdict(list)
     for key, entry in _walk(str(root)):
@@ -214,7 +214,7 @@ def snapshot(root: Path) -> dict[str, dict[str, object]]:
 
 
 def differences(found: dict[str, dict[str, object]], expected: dict[str, dict[str, object]]) -> list[str]:
-    """One line for each thing that differs."""
+    """Return one line for each difference."""
     lines = [f"{key}: not there" for key in sorted(expected.keys() - found.keys())]
     lines += [f"{key}: should not be there" for key in sorted(found.keys() - expected.keys())]
     for key in sorted(found.keys() & expected.keys()):
@@ -226,7 +226,7 @@ def differences(found: dict[str, dict[str, object]], expected: dict[str, dict[st
 
 
 def _brief(value: object, other: object) -> str:
-    """A value for a message; of long bytes, the first that differ."""
+    """Format a value for a message; of long bytes, show those at the first difference."""
     if isinstance(value, bytes) and isinstance(other, bytes) and len(value) > 60:
         at = next((n for n, (a, b) in enumerate(itertools.zip_longest(value, other)) if a != b), 0)
         return f"{value[at : at + 20]!r} at {at} of {len(value)}"

@@ -1,4 +1,4 @@
-"""A mount whose read-ahead may not be raised: unraised_daemon.py SOURCE MOUNTPOINT LOG."""
+"""A daemon that is not permitted to raise the kernel's read-ahead: unraised_daemon.py SOURCE MOUNTPOINT LOG."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A real Slurm on this machine, without systemd: munged, slurmctld, and two slurmd, each in a mount namespace.
 
-The scripts of scripts/slurm are its prolog, epilog and task prolog. Nothing of it is outside of one directory, so
-several may run at once, beside an installed one.
+The scripts of scripts/slurm are its prolog, epilog and task prolog. All its files are in one directory, so several
+clusters can run at the same time, also beside an installed Slurm.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PartitionName=debug Nodes=ALL Default=YES State=UP
 
 
 def unavailable() -> str | None:
-    """Why there can be no cluster here; None where there can."""
+    """Return the reason why no cluster can run here, or None."""
     if os.geteuid() != 0:
         return "not root: slurmd runs jobs of other users"
     for program in ("slurmctld", "slurmd", "munged", "srun", "setpriv", "unshare"):
@@ -69,7 +69,7 @@ def unavailable() -> str | None:
 
 
 def wait_for(true: Callable[[], object], what: str, instead: Callable[[], object] = lambda: "") -> None:
-    """Return when `true()` is; AssertionError when it is not after 200 seconds, with what is there `instead`."""
+    """Wait until `true()` is true; after 200 seconds raise AssertionError with the result of `instead()`."""
     end = time.monotonic() + 200
     while not true():
         assert time.monotonic() < end, f"waited in vain for {what}: {instead()}"
@@ -77,10 +77,10 @@ def wait_for(true: Callable[[], object], what: str, instead: Callable[[], object
 
 
 class Cluster:
-    """Slurm with the nodes n0 and n1."""
+    """A Slurm cluster with the nodes n0 and n1."""
 
     def __init__(self) -> None:
-        """Start it. What is started is ended by stop()."""
+        """Start the cluster; stop() ends everything that it starts."""
         self.base = Path(tempfile.mkdtemp(prefix="zarrfs-slurm-"))
         self.base.chmod(0o1777)
         self.scripts = self.base / "scripts"
@@ -127,7 +127,7 @@ class Cluster:
         self._start(*become, "munged", *options, f"--pid-file={directory}.pid")
 
     def _start(self, *command: str) -> None:
-        """Run something that goes to the background by itself."""
+        """Run a program that puts itself into the background."""
         done = subprocess.run(
             command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
             check=False,
@@ -146,15 +146,15 @@ class Cluster:
             return None
 
     def stop(self) -> None:
-        """End all of it, also what jobs have left, and remove its directory."""
+        """Kill all processes of the cluster, also those that jobs have left, and remove its directory."""
         for pid in filter(None, (self._pid("slurmctld"), self._pid("munge"), *self.processes())):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not self.processes(), "the nodes to end")  # their mounts go with them
+        wait_for(lambda: not self.processes(), "the nodes to end")  # their mounts end with them
         shutil.rmtree(self.base)
 
     def processes(self, *nodes: str) -> list[int]:
-        """All processes of `nodes`, or of all: daemons, jobs, mounts."""
+        """Return all processes of `nodes`, or of all nodes: daemons, jobs, mounts."""
         wanted = {self.namespaces[node] for node in nodes or self.namespaces}
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -164,7 +164,7 @@ class Cluster:
         return found
 
     def user(self, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of Slurm's as the user nobody; output captured, status not checked."""
+        """Run a Slurm command as the user nobody; capture its output and do not check its status."""
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
         return subprocess.run(
             [*become, *map(str, command)], env=self.environment | variables, cwd=self.home, stdin=subprocess.DEVNULL,
@@ -172,14 +172,14 @@ class Cluster:
         )  # fmt: skip
 
     def jobs(self, states: str, *options: str) -> list[str]:
-        """Return the numbers of the jobs in one of `states`, as squeue has them; a busy controller is asked again."""
+        """Return the numbers of the jobs in one of `states` from squeue; retry while the controller is busy."""
         while True:
             done = self.user("squeue", "-h", "-t", states, "-o", "%A", *options)
             if done.returncode == 0 or "Invalid job id" in done.stderr:
                 return done.stdout.split()
 
     def control(self, *arguments: str) -> None:
-        """scontrol, as root."""
+        """Run scontrol as root."""
         done = subprocess.run(
             ["scontrol", *arguments], env=self.environment, capture_output=True, text=True, timeout=100, check=False
         )
@@ -198,7 +198,7 @@ class Cluster:
             return [line.split(" ")[4] for line in file if " - fuse.zarrfs " in line]
 
     def on_node(self, node: str, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command on `node` as slurmd runs a prolog; output captured, status not checked."""
+        """Run a command on `node` as slurmd runs a prolog; capture its output and do not check its status."""
         enter = ["nsenter", "--mount", f"--target={self._pid(node)}", "--"]
         return subprocess.run(
             [*enter, *map(str, command)], env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -206,7 +206,7 @@ class Cluster:
         )  # fmt: skip
 
     def inside(self, node: str, path: str) -> Path:
-        """A path of `node`, as it is reached from here."""
+        """Return the path by which a path of `node` is reached from here."""
         return Path(f"/proc/{self._pid(node)}/root{path}")
 
     def left(self) -> list[str]:
@@ -216,12 +216,12 @@ class Cluster:
             found += [f"{node}: {place}" for place in self.mounts(node)]
             found += [f"{node}: {pid} {command_of(pid)}" for pid in self.processes(node) if is_zarrfs(pid)]
             for directory in ("/run/zarrfs-jobs", "/run/zarrfs/staged"):
-                with contextlib.suppress(FileNotFoundError):  # the last mount's end removes it
+                with contextlib.suppress(FileNotFoundError):  # the last unmount removes it
                     found += [f"{node}: {directory}/{name}" for name in os.listdir(self.inside(node, directory))]
         return found
 
     def wait_for_nothing_left(self) -> None:
-        """Return when nothing of a job is left: a lazy unmount does not wait for its daemon's end."""
+        """Wait until nothing of a job is left: a lazy unmount does not wait for its daemon to exit."""
         wait_for(lambda: not self.left(), "nothing of a job to be left", self.left)
 
     def log(self, node: str) -> str:
@@ -235,7 +235,7 @@ def is_zarrfs(pid: int) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; empty when it has ended."""
+    """Return the command line of a process, or an empty string if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -244,7 +244,7 @@ def command_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A cluster, stopped at the end whatever happens."""
+    """Start a cluster; stop it at the end, also after a failure."""
     made = Cluster()
     try:
         yield made

@@ -1,4 +1,4 @@
-"""docs/examples/slurm-*.sh on a real Slurm: shares of an array that are broken off, ranks of a heterogeneous job."""
+"""docs/examples/slurm-*.sh on a real Slurm: an array with an interrupted job, and a heterogeneous job."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ pytestmark = [
     pytest.mark.timeout(600),  # a cluster starts, and jobs of half a minute run
 ]
 KEYS = 40
-SLOW = "slow/3"  # the key that the server keeps waiting
+SLOW = "slow/3"  # the key whose response the server holds back
 
 
 class Server(ThreadingHTTPServer):
-    """A server of targets, each of its own name as often as wanted; one is not answered until `go` is set."""
+    """A server of targets, each of which repeats its own name; the response for SLOW waits until `go` is set."""
 
     daemon_threads = True
 
@@ -105,8 +105,10 @@ def merged(slurm: Cluster, out: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("how", ["cancelled as at the end of its time", "requeued"])
-def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server, tmp_path: Path, how: str) -> None:
-    """The same job does what is missing, and nothing else."""
+def test_an_interrupted_array_job_is_completed_by_a_second_run(
+    slurm: Cluster, server: Server, tmp_path: Path, how: str
+) -> None:
+    """The second run copies only what is missing."""
     out, refs = slurm.home / how.split()[0], slurm.home / "refs.json"
     keys = [f"k/{number:02}" for number in range(KEYS)] + [SLOW]
     url = f"http://127.0.0.1:{server.server_port}"
@@ -125,7 +127,7 @@ def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server,
     server.go.set()
     if how == "requeued":
         wait_for(lambda: slurm.states() == {"idle"}, "idle nodes", slurm.states)
-        # it waits two minutes, as a node that has killed a job runs none of the same second: "already killed"
+        # Slurm delays the job by two minutes: a node refuses one that it killed in the same second: "already killed"
         wait_for(lambda: slurm.jobs("PD"), "the job to wait for its second run")
         time.sleep(2)
         slurm.control("update", f"JobId={broken_off}", "StartTime=now")
@@ -137,13 +139,13 @@ def test_an_array_of_which_one_job_is_broken_off(slurm: Cluster, server: Server,
     assert all(path.stat().st_ino == ino for path, ino in times.items() if ".zarrfs-staging" not in str(path))
     assert part.stat().st_ino == before
     again = set(server.seen[asked:])
-    assert len(again) <= KEYS / 2 + 1, again  # of its own share: the other one has a report
+    assert len(again) <= KEYS / 2 + 1, again  # only of its own share: the other share has a report
     assert [log for log in logs(slurm, job) if "zarrfs: " in log] == []
     about = merged(slurm, out)
     assert (about["ok"], about["parts"], about["missing_parts"]) == (len(keys), 2, [])
 
 
-def test_a_heterogeneous_job(slurm: Cluster, tmp_path: Path) -> None:
+def test_the_components_of_a_heterogeneous_job_share_a_copy(slurm: Cluster, tmp_path: Path) -> None:
     out = slurm.home / "het"
     source = slurm.base / "store.zarr"
     source.mkdir(mode=0o755)

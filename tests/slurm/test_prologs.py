@@ -1,4 +1,4 @@
-"""scripts/slurm run by hand on a node, as slurmd runs them: what happens when one is killed, and when a daemon is."""
+"""The scripts in scripts/slurm, run on a node as slurmd runs them, when a script or a daemon is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 NUMBER = "4711"
 PLACE = f"/run/zarrfs-jobs/{NUMBER}"
-# The program, after which the script that has run it by way of timeout(1) is killed
+# Run the program; after `stage`, kill the script that has run it through timeout(1)
 KILLING = """#!/bin/sh
 "$PROGRAM" "$@"
 status=$?
@@ -35,7 +35,7 @@ exit $status
 
 
 def job(user: int = NOBODY, **more: str) -> dict[str, str]:
-    """The environment of prolog and epilog."""
+    """Return the environment of prolog and epilog."""
     return {"SLURM_JOB_ID": NUMBER, "SLURM_JOB_UID": f"{user}", "SLURM_JOB_GID": f"{user}", **more}
 
 
@@ -65,7 +65,7 @@ def listed(slurm: Cluster, name: str, user: int = NOBODY) -> str:
 
 @pytest.fixture
 def prolog(slurm: Cluster) -> Iterator[Cluster]:
-    """The prolog of a job has run; so does the epilog."""
+    """Run the prolog of a job before a test and the epilog after it."""
     assert script(slurm, "prolog").returncode == 0
     yield slurm
     assert script(slurm, "epilog").returncode == 0
@@ -74,7 +74,7 @@ def prolog(slurm: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def settings(slurm: Cluster) -> Iterator[Path]:
-    """The settings, which are as before afterwards."""
+    """Return the settings file; restore it afterwards."""
     file = slurm.scripts / "zarrfs.conf"
     before = file.read_text()
     yield file
@@ -83,7 +83,7 @@ def settings(slurm: Cluster) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def killing(slurm: Cluster, settings: Path) -> Iterator[None]:
-    """Scripts are killed when they have staged something."""
+    """Let scripts be killed when they have staged something."""
     before = settings.read_text()
     program = slurm.base / "killing"
     program.write_text(KILLING.replace("$PROGRAM", PROGRAM))
@@ -94,7 +94,7 @@ def killing(slurm: Cluster, settings: Path) -> Iterator[None]:
 
 
 def kill(slurm: Cluster, what: str) -> None:
-    """SIGKILL to processes of zarrfs on n0 whose command has `what`."""
+    """Send SIGKILL to the zarrfs processes on n0 whose command line contains `what`."""
     victims = [pid for pid in slurm.processes("n0") if is_zarrfs(pid) and what in command_of(pid)]
     assert victims
     for pid in victims:
@@ -110,7 +110,7 @@ def test_requests_of_a_job_may_have_comments_and_blank_lines(prolog: Cluster) ->
 
 
 def test_a_task_waits_for_another_one_as_long_as_all_sources_may_take(prolog: Cluster, settings: Path) -> None:
-    """Each has TIMEOUT, after up to 20 seconds for looking at what is there and removing what is dead."""
+    """Each source may take TIMEOUT, after up to 20 seconds for checking a mount and removing a dead one."""
     waits = prolog.base / "waits"
     waits.touch()
     waits.chmod(0o666)
@@ -127,7 +127,7 @@ def test_a_task_waits_for_another_one_as_long_as_all_sources_may_take(prolog: Cl
         ("echo zarrfs: x: no such file >&2; exit 1", "x: no such file"),
     ],
 )
-def test_a_reason_is_never_empty_and_a_killed_command_did_not_take_too_long(
+def test_the_reason_of_a_failure_is_never_empty_and_a_kill_is_no_timeout(
     command: str, said: str, tmp_path: Path
 ) -> None:
     code = '. "${0%/*}/common.sh"; TIMEOUT=100; within sh -c "$1" 2>"$2" || reason $? "$2"'
@@ -138,8 +138,8 @@ def test_a_reason_is_never_empty_and_a_killed_command_did_not_take_too_long(
 
 
 @pytest.mark.parametrize("killed", ["", "bin/zarrfs "])
-def test_a_mount_whose_daemon_was_killed_is_made_anew_for_the_next_task(prolog: Cluster, killed: str) -> None:
-    """With and without its holder killed."""
+def test_a_mount_with_a_killed_daemon_is_replaced_for_the_next_task(prolog: Cluster, killed: str) -> None:
+    """With `killed` empty, all processes of zarrfs are killed, also the one that holds the mount."""
     assert task(prolog, f"in {archive(prolog)}\nother {archive(prolog)}") == good(prolog)
     before = prolog.mounts("n0")
     kill(prolog, killed)
@@ -162,7 +162,7 @@ def test_a_mount_that_does_not_answer_is_reported(prolog: Cluster) -> None:
 
 
 @pytest.mark.parametrize("then", ["task_prolog", "epilog"])
-def test_a_task_prolog_that_is_killed_when_it_has_mounted(prolog: Cluster, settings: Path, then: str) -> None:
+def test_a_mount_of_a_killed_task_prolog_is_used_or_removed(prolog: Cluster, settings: Path, then: str) -> None:
     with killing(prolog, settings):
         assert "STAGED" not in task(prolog, f"in {archive(prolog)}")
     wait_for(lambda: listed(prolog, "user/in") == "job\n", "the mount")
@@ -173,7 +173,7 @@ def test_a_task_prolog_that_is_killed_when_it_has_mounted(prolog: Cluster, setti
 
 
 @pytest.mark.parametrize("then", ["prolog", "epilog"])
-def test_a_prolog_that_is_killed_when_it_has_mounted(slurm: Cluster, settings: Path, then: str) -> None:
+def test_a_mount_of_a_killed_prolog_is_replaced_or_removed(slurm: Cluster, settings: Path, then: str) -> None:
     wanted = job(SLURM_JOB_COMMENT="zarrfs:job")
     with killing(slurm, settings):
         assert script(slurm, "prolog", variables=wanted).returncode != 0
@@ -187,8 +187,10 @@ def test_a_prolog_that_is_killed_when_it_has_mounted(slurm: Cluster, settings: P
 
 @pytest.mark.parametrize("killed", ["the script", "all"])
 @pytest.mark.parametrize("name", ["prolog", "task_prolog"])
-def test_one_that_is_killed_while_it_mounts(slurm: Cluster, name: str, killed: str, settings: Path) -> None:
-    """The epilog leaves nothing, also where what the script has started goes on for a while."""
+def test_the_epilog_removes_all_of_a_script_killed_while_it_mounts(
+    slurm: Cluster, name: str, killed: str, settings: Path
+) -> None:
+    """Nothing is left even if processes that the script started keep running for a while."""
     settings.write_text(settings.read_text() + "TIMEOUT=12\n")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         source = f"http://127.0.0.1:{silent.getsockname()[1]}/refs.json"
@@ -207,8 +209,8 @@ def test_one_that_is_killed_while_it_mounts(slurm: Cluster, name: str, killed: s
         if killed == "all":
             kill(slurm, "")
         script(slurm, "epilog")
-        assert [one for one in slurm.left() if one.count(" ") == 1] == []  # but processes that are about to end
-        asking.close()  # else they go on until TIMEOUT
+        assert [one for one in slurm.left() if one.count(" ") == 1] == []  # except processes about to end
+        asking.close()  # otherwise they run until TIMEOUT
     slurm.wait_for_nothing_left()
 
 
@@ -221,11 +223,11 @@ def test_a_job_of_root_leaves_nothing(slurm: Cluster) -> None:
         done = slurm.on_node("n0", PROGRAM, "stage", "-o", options, source, own / number, SLURM_JOB_ID=number)
         assert done.returncode == 0, done.stderr
     assert script(slurm, "epilog", variables=job(0)).returncode == 0
-    assert slurm.mounts("n0") == [f"{own}/4712"]  # of another job
+    assert slurm.mounts("n0") == [f"{own}/4712"]  # the mount of another job
     assert slurm.on_node("n0", PROGRAM, "unstage", own / "4712").returncode == 0
 
 
-def test_a_job_of_root_that_has_only_staged_by_itself(slurm: Cluster) -> None:
+def test_a_job_of_root_that_only_staged_by_itself_leaves_nothing(slurm: Cluster) -> None:
     own = slurm.home / "own"
     assert script(slurm, "prolog", variables=job(0)).returncode == 0
     source, options = archive(slurm).split()

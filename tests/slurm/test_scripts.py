@@ -1,4 +1,4 @@
-"""scripts/slurm: tables and wishes with comments, and the sweep of what no epilog has taken away."""
+"""scripts/slurm: comments in data set tables and requests, and the sweep of what no epilog has removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACE = "/run/zarrfs-jobs/4711"
 
 @pytest.fixture
 def job(slurm: Cluster) -> Iterator[Cluster]:
-    """A node on which the prolog of a job was run; its epilog is at the end."""
+    """Run the prolog of a job on a node before a test and the epilog after it."""
     assert slurm.on_node("n0", slurm.scripts / "prolog", **JOB).returncode == 0
     yield slurm
     slurm.on_node("n0", slurm.scripts / "epilog", **JOB)
@@ -36,7 +36,7 @@ def task_prolog(slurm: Cluster, stage: str) -> str:
     return slurm.on_node("n0", *become, slurm.scripts / "task_prolog", **variables).stdout
 
 
-def test_a_table_and_a_wish_with_comments_and_no_last_newline(slurm: Cluster) -> None:
+def test_tables_and_requests_may_have_comments_and_no_last_newline(slurm: Cluster) -> None:
     (slurm.scripts / "datasets").write_text(f"# a comment\n\nother /nowhere\njob {archive(slurm)}")
     stage = f"# mine\n\nin {archive(slurm)}\n  # more"
     show = 'ls "$ZARRFS_DATASETS/job" "$ZARRFS_STAGED/in"'
@@ -55,7 +55,7 @@ def test_the_sweep_removes_leftovers_without_an_epilog(job: Cluster) -> None:
     settings = job.scripts / "zarrfs.conf"
     before = settings.read_text()
     (job.base / "bin").mkdir()
-    (job.base / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")  # it cannot tell
+    (job.base / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")  # the state of jobs is unknown
     (job.base / "bin/squeue").chmod(0o755)
     settings.write_text(f"{before}PATH={job.base}/bin:$PATH\n")
     done = job.on_node("n0", job.scripts / "sweep", **environment)
@@ -66,7 +66,7 @@ def test_the_sweep_removes_leftovers_without_an_epilog(job: Cluster) -> None:
     assert job.on_node("n0", job.scripts / "sweep", **environment).returncode == 0
 
 
-def test_the_sweep_leaves_jobs_that_run(slurm: Cluster) -> None:
+def test_the_sweep_leaves_mounts_of_running_jobs(slurm: Cluster) -> None:
     job = batch(slurm, "sleep 100", "--comment=zarrfs:job", "-w", "n0")
     wait_for(lambda: len(slurm.mounts("n0")) == 1, "the job's mount")
     slurm.on_node("n0", slurm.scripts / "sweep", SLURM_CONF=slurm.environment["SLURM_CONF"])

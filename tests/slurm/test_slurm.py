@@ -1,4 +1,7 @@
-"""Stage-in on a real Slurm with two nodes: scripts/slurm as its prolog, epilog and task prolog; jobs are nobody's."""
+"""Stage-in on a real Slurm with two nodes and scripts/slurm as its prolog, epilog and task prolog.
+
+Jobs run as the user nobody.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def started() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(started: Cluster) -> Iterator[Cluster]:
-    """The cluster, with idle nodes and the data set `job`; nothing is left on it afterwards."""
+    """Return the cluster with the data set `job`; wait afterwards until nothing is left and all nodes are idle."""
     (started.scripts / "datasets").write_text(f"# a comment\njob {archive(started)}\n")
     yield started
     started.wait_for_nothing_left()
@@ -58,12 +61,12 @@ def slurm(started: Cluster) -> Iterator[Cluster]:
 
 
 def archive(slurm: Cluster) -> str:
-    """The sample archive, as SOURCE OPTIONS."""
+    """Return the sample archive as SOURCE OPTIONS."""
     return f"{slurm.base}/archives/flux-list.json blobs={slurm.base}/archives/blobs"
 
 
 def batch(slurm: Cluster, script: str, *options: str, **variables: str) -> str:
-    """Submit a script; the job's number."""
+    """Submit a script; return the job's number."""
     path = slurm.home / "script"
     path.write_text(f"#!/bin/sh\n{script}\n")
     done = slurm.user("sbatch", "--parsable", f"--output={slurm.home}/%A.out", *options, path, **variables)
@@ -72,7 +75,7 @@ def batch(slurm: Cluster, script: str, *options: str, **variables: str) -> str:
 
 
 def ended(slurm: Cluster, job: str) -> None:
-    """Wait for a job to end; sbatch --wait asks every ten seconds only."""
+    """Wait for a job to end; sbatch --wait polls only every ten seconds."""
     wait_for(lambda: not slurm.jobs("PD,CF,R,CG", "-j", job), "the end of the job")
 
 
@@ -97,7 +100,7 @@ def test_a_data_set_is_for_the_user_of_the_job_alone(slurm: Cluster) -> None:
     assert slurm.user("scancel", job).returncode == 0
 
 
-def test_a_job_without_wishes(slurm: Cluster) -> None:
+def test_a_job_without_requests_stages_nothing(slurm: Cluster) -> None:
     done = slurm.user(*BOTH, "--comment=something", "sh", "-c", "ls -A $ZARRFS_DATASETS; echo ${ZARRFS_STAGED-none}")
     assert (done.returncode, done.stdout) == (0, "none\nnone\n")
 
@@ -113,7 +116,7 @@ def test_a_job_without_wishes(slurm: Cluster) -> None:
         ("zarrfs:$(id),*", "$(id): not a name of a data set"),
     ],
 )
-def test_a_bad_wish_ends_the_job_and_not_the_node(slurm: Cluster, comment: str, message: str) -> None:
+def test_a_bad_request_fails_the_job_and_does_not_drain_the_node(slurm: Cluster, comment: str, message: str) -> None:
     with (slurm.scripts / "datasets").open("a") as file:
         file.write(f"gone {slurm.base}/gone.json\n")
     done = slurm.user("srun", f"--comment={comment}", "echo", "ran")
@@ -122,7 +125,7 @@ def test_a_bad_wish_ends_the_job_and_not_the_node(slurm: Cluster, comment: str, 
     assert "ran" not in done.stdout
 
 
-def test_a_source_that_does_not_answer_delays_a_job_for_the_time_in_the_settings_only(slurm: Cluster) -> None:
+def test_a_source_that_does_not_answer_delays_a_job_only_by_the_timeout(slurm: Cluster) -> None:
     settings = (slurm.scripts / "zarrfs.conf").read_text()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with (slurm.scripts / "datasets").open("a") as file:
@@ -168,10 +171,10 @@ def test_a_file_sent_with_sbcast_is_mounted_by_the_task_prolog_once_a_node(slurm
         ("../in {base}/archives/flux-list.json", "ZARRFS_STAGE: ../in: not a name of a directory"),
     ],
 )
-def test_a_bad_source_of_the_job_itself_ends_the_step(slurm: Cluster, stage: str, message: str) -> None:
+def test_a_bad_source_of_the_job_itself_fails_the_step(slurm: Cluster, stage: str, message: str) -> None:
     private = slurm.base / "private.json"
     shutil.copy(DATA / "archives/flux-list.json", private)
-    private.chmod(0o600)  # root's: nothing that a user writes makes root read it
+    private.chmod(0o600)  # root's: root must not read it for a user
     done = slurm.user("srun", "echo", "ran", ZARRFS_STAGE=stage.format(base=slurm.base))
     assert done.returncode == 1
     assert done.stdout == f"zarrfs: {message.format(base=slurm.base)}\n"
@@ -191,7 +194,7 @@ def test_a_job_that_is_cancelled_leaves_nothing(slurm: Cluster, killed: str) -> 
         victims += [pid for pid in slurm.processes() if of_job.match(command_of(pid))]
     assert victims or not killed
     for pid in victims:
-        with contextlib.suppress(ProcessLookupError):  # some end with others
+        with contextlib.suppress(ProcessLookupError):  # some end together with others
             os.kill(pid, signal.SIGKILL)
     assert slurm.user("scancel", job).returncode == 0
     slurm.wait_for_nothing_left()
@@ -206,7 +209,7 @@ def test_small_jobs_back_to_back_leave_nothing(slurm: Cluster) -> None:
 
 
 def test_the_transcript_of_the_page(slurm: Cluster) -> None:
-    """Commands in docs/schedulers.md do what is written below them."""
+    """The commands below "Try it" in docs/schedulers.md print the output shown below them."""
     (slurm.scripts / "datasets").write_text(f"inputs {archive(slurm)}\n")
     source, blobs = archive(slurm).split(" blobs=")
     block = (ROOT / "docs/schedulers.md").read_text().partition("### Try it")[2].split("```")[1]
@@ -220,7 +223,7 @@ def test_the_transcript_of_the_page(slurm: Cluster) -> None:
 
 
 def test_a_prolog_that_runs_again_clears_what_is_left(slurm: Cluster) -> None:
-    """A job that is requeued keeps its number; the epilog of its first run may never have come to run."""
+    """A requeued job keeps its number, and the epilog of its first run may not have run."""
     job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": f"{NOBODY}", "SLURM_JOB_GID": f"{NOBODY}"}
     job["SLURM_JOB_COMMENT"] = "zarrfs:job"
     place = slurm.inside("n0", "/run/zarrfs-jobs/4711")
@@ -235,7 +238,7 @@ def test_a_prolog_that_runs_again_clears_what_is_left(slurm: Cluster) -> None:
 
 
 def test_a_node_where_the_program_is_missing_is_drained() -> None:
-    with cluster() as slurm:  # one of its own: slurmd goes on telling of the failure
+    with cluster() as slurm:  # its own cluster: slurmd keeps reporting the failure
         (slurm.scripts / "zarrfs.conf").write_text("ZARRFS=/nowhere/zarrfs\n")
         done = slurm.user("srun", "-w", "n0", "echo", "ran")
         assert done.returncode != 0
@@ -245,7 +248,7 @@ def test_a_node_where_the_program_is_missing_is_drained() -> None:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["mount", "copy"])
 def test_the_job_scripts_of_the_page(slurm: Cluster, number: int) -> None:
-    """Those of docs/howto-hpc.md: both nodes read the source, the job has the model's status, nothing is left."""
+    """With the scripts in docs/howto-hpc.md both nodes read, the model's status is returned, and nothing is left."""
     scripts = [one.text for one in blocks(ROOT / "docs/howto-hpc.md") if one.text.startswith("#!/bin/sh\n#SBATCH")]
     assert len(scripts) == 2
     refs = slurm.home / "combined.json"
