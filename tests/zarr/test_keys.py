@@ -129,7 +129,7 @@ def test_other_keys_are_not_taken_for_directories(key: str) -> None:
 
 
 @pytest.mark.parametrize(("directory", "names"), [("", ["a"]), ("a", ["b"]), ("a/b", []), ("b", [])])
-def test_directory_of_an_array_without_chunks(directory: str, names: list[str]) -> None:
+def test_the_directories_of_an_array_without_chunks_are_listed(directory: str, names: list[str]) -> None:
     assert [name for name, _inner in KeyTemplate("a/b").children(directory, Grid([0], [1]))] == names
 
 
@@ -151,8 +151,8 @@ def array_of(**members: object) -> ArrayMetadata:
     return found
 
 
-def test_nested_keys_of_old_stores() -> None:
-    """Nested keys are possible only without dimension_separator."""
+def test_only_old_stores_may_have_nested_keys_without_declaring_them() -> None:
+    """Nested keys are assumed possible only without dimension_separator, and only with two or more dimensions."""
     assert array_of().keys == FLAT
     assert nested(array_of()) == NESTED
     assert nested(array_of(shape=[4], chunks=[2])) is None
