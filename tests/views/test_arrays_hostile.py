@@ -65,7 +65,7 @@ def test_chunks_of_one_byte_take_bounded_memory_and_do_not_block_other_readers(
         return await several(self, parts, items)
 
     monkeypatch.setattr(FlatArray, "_several", counted)
-    monkeypatch.setattr(flat, "_PIECES", 500)  # 8192 would show the same, after many seconds
+    monkeypatch.setattr(flat, "_PIECES", 500)  # with the default, 8192, this takes many seconds
     write(tmp_path, "x", [1 << 40], [1])
     (write(tmp_path, "good", [4], [4]) / "0").write_bytes(b"abcd")
     order = []

@@ -49,7 +49,7 @@ def test_one_task_decodes_for_many_readers() -> None:
     trio.run(main)
 
 
-def test_kept_and_expected_bytes_fit_the_budget() -> None:
+def test_cached_values_and_running_decodes_share_the_budget() -> None:
     async def main() -> None:
         cache, maker = DecodedCache(100), Maker(30)
         maker.gate.set()

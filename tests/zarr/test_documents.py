@@ -266,7 +266,7 @@ def test_equal_documents_make_equal_arrays() -> None:
     ("__zattr__.lock", True), ("0.8f0c.partial", True), ("zarr.json.abc.partial", True), ("0.0", False),
     ("lock", False),
 ])  # fmt: skip
-def test_names_of_leftover_files(name: str, litter: bool) -> None:
+def test_leftover_files_are_recognised_by_their_names(name: str, litter: bool) -> None:
     assert is_litter(name) == litter
 
 
