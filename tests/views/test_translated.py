@@ -258,7 +258,7 @@ def test_consolidated_metadata_is_translated_where_the_source_has_it(
     on_view(tmp_path, without, 2, none_as_v2)
 
 
-def test_a_million_chunks_are_listed_in_batches(tmp_path: Path) -> None:
+def test_chunks_of_a_large_array_are_listed_lazily(tmp_path: Path) -> None:
     tree = {"a/__zmeta__": v0(shape=[10_000], chunks=[1]), "a/__zdata__/7.blosc": b""}
 
     async def check(view: TranslatedView) -> None:
