@@ -1,4 +1,4 @@
-"""docs/dashboards: what they ask for is what a mount counts."""
+"""docs/dashboards: the dashboard and the alerts query only metrics that a mount exports."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def rules() -> Iterator[dict[str, Any]]:
 
 
 def names(query: str) -> set[str]:
-    """The metrics that a query names."""
+    """Return the metrics that a query names."""
     return set(re.findall(r"\bzarrfs_\w+", query))
 
 
 def labels(query: str) -> set[str]:
-    """The labels that a query names."""
+    """Return the labels that a query names."""
     found = {name for inner in re.findall(r"\{([^}]*)\}", query) for name in re.findall(r"(\w+)\s*[=!]", inner)}
     for inner in re.findall(r"\b(?:by|on|group_left) \(([^)]*)\)", query):
         found |= set(inner.replace(" ", "").split(","))
     return found
 
 
-def test_panels_ask_for_what_is_there(dashboard: dict[str, Any]) -> None:
+def test_panels_query_only_known_metrics_and_labels(dashboard: dict[str, Any]) -> None:
     asked = set().union(*map(names, queries(dashboard)))
     assert asked <= KNOWN
     assert set().union(*map(labels, queries(dashboard))) <= LABELS
@@ -62,7 +62,7 @@ def test_panels_ask_for_what_is_there(dashboard: dict[str, Any]) -> None:
             assert name.endswith(("_total", "_bucket", "_sum", "_count")), query
 
 
-def test_panels_have_a_place_and_a_name(dashboard: dict[str, Any]) -> None:
+def test_panels_have_a_title_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 20
     taken: set[tuple[int, int]] = set()
@@ -80,7 +80,7 @@ def test_panels_have_a_place_and_a_name(dashboard: dict[str, Any]) -> None:
             assert {part["datasource"]["uid"] for part in (panel, *panel["targets"])} == {"${datasource}"}
 
 
-def test_variables(dashboard: dict[str, Any]) -> None:
+def test_variables_are_those_that_queries_use(dashboard: dict[str, Any]) -> None:
     variables = {one["name"]: one for one in dashboard["templating"]["list"]}
     used = set(re.findall(r"\$(\w+)", " ".join(queries(dashboard)))) - {"__rate_interval"}
     assert used | {"datasource"} == variables.keys()
@@ -88,7 +88,7 @@ def test_variables(dashboard: dict[str, Any]) -> None:
         assert names(variables[name]["query"]["query"]) <= KNOWN
 
 
-def test_alerts_ask_for_what_is_there() -> None:
+def test_alerts_query_only_known_metrics_and_labels() -> None:
     for rule in rules():
         assert names(rule["expr"]) <= KNOWN
         assert names(rule["expr"])
@@ -104,7 +104,7 @@ def promtool() -> str:
     return found
 
 
-def test_prometheus_can_read_all_of_it(promtool: str, dashboard: dict[str, Any], tmp_path: Path) -> None:
+def test_prometheus_accepts_all_rules_and_queries(promtool: str, dashboard: dict[str, Any], tmp_path: Path) -> None:
     def plain(query: str) -> str:
         return query.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$mount", ".*")
 
@@ -116,8 +116,8 @@ def test_prometheus_can_read_all_of_it(promtool: str, dashboard: dict[str, Any],
     assert done.returncode == 0, done.stderr
 
 
-def test_alerts_come_when_they_should(promtool: str, tmp_path: Path) -> None:
-    """Reads fail after ten minutes; the daemon is gone after twenty, and its file is what it was."""
+def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
+    """Reads fail from minute 11; the daemon dies after minute 20, and its metrics file then stays the same."""
     mount = 'instance="n1",mount="/mnt/data",source="s"'
     series = {
         f'zarrfs_errors_total{{{mount},errno="EIO"}}': "0x10 7x9 _x30",
@@ -136,7 +136,7 @@ def test_alerts_come_when_they_should(promtool: str, tmp_path: Path) -> None:
                 common = {"instance": "n1", "mount": "/mnt/data", **about[name], **rule["labels"]}
                 expected = [{"exp_labels": common}]
             tests.append({"eval_time": f"{minute}m", "alertname": name, "exp_alerts": expected})
-    for test in tests:  # what is said is not compared: promtool would, were it not told
+    for test in tests:  # promtool compares annotations too: expect those of the rule
         for alert in test["exp_alerts"]:
             alert["exp_annotations"] = annotations(test["alertname"], alert["exp_labels"])
     case = {

@@ -1,4 +1,4 @@
-"""Export of metrics: a metrics file whose directory fails, and export failures, which end no mount."""
+"""Export of metrics: places to export to, and failures of the export, which end no mount."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def until(what: Callable[[], bool]) -> None:
         await trio.sleep(0.005)
 
 
-def test_a_file_that_cannot_be_written_is_one_warning(
+def test_a_metrics_file_that_cannot_be_written_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(exporters, "_EVERY", 0.01)
@@ -66,10 +66,12 @@ def test_a_file_that_cannot_be_written_is_one_warning(
     assert [text for text in caplog.messages if text.startswith("metrics=")] == [
         f"metrics={place}: No such file or directory; tried again every 0.01 s", f"metrics={place}: is written again",
     ]  # fmt: skip
-    assert [name for name in os.listdir(directory) if not name.endswith(".new")] == []  # one may be under way
+    assert [
+        name for name in os.listdir(directory) if not name.endswith(".new")
+    ] == []  # a .new file may be in progress
 
 
-def test_a_fault_in_them_ends_no_mount(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_the_export_ends_no_mount(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def stats() -> dict[str, Any]:
         raise KeyError("x")
 
@@ -90,18 +92,20 @@ def test_a_directory_is_refused_as_a_text_file(tmp_path: Path) -> None:
     "where",
     ["127.0.0.1:9400", "0.0.0.0:0", "localhost:1", "host.example:65535", "[::1]:9400", "[fe80::1%eth0]:9", "/x.prom"],
 )
-def test_places(where: str) -> None:
+def test_addresses_and_absolute_paths_are_accepted(where: str) -> None:
     assert parse([f"metrics={where}"]).options.metrics == where
 
 
-@pytest.mark.parametrize("where", ["", ":9400", "9400", "h:65536", "::1:9400", "[::1]", "[h]:1", "x.prom", "http://h:1/"])
+@pytest.mark.parametrize(
+    "where", ["", ":9400", "9400", "h:65536", "::1:9400", "[::1]", "[h]:1", "x.prom", "http://h:1/"]
+)
 def test_bad_values_of_metrics_are_refused(where: str) -> None:
     with pytest.raises(UsageError, match="option metrics"):
         parse([f"metrics={where}"])
 
 
 def test_addresses_that_the_machine_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ::1 of localhost in a container without IPv6; and some /etc/hosts name an address twice."""
+    """localhost has ::1 even in a container without IPv6, and some /etc/hosts name an address twice."""
     v4 = socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)
     v6 = socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [v6, v4, v4])

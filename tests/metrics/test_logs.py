@@ -1,4 +1,4 @@
-"""Lines of the log, and the places that they go to."""
+"""Log lines and their destinations."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def record(message: str = "read a/0: broken [EIO]", level: int = logging.ERROR, 
 # -- lines
 
 
-def test_a_line_of_text() -> None:
+def test_a_text_line_has_pid_level_and_message() -> None:
     assert text_line(record()) == f"zarrfs[{os.getpid()}]: ERROR: read a/0: broken [EIO]"
     stamped = text_line(record(), stamped=True)
     assert stamped.startswith(time.strftime("%Y-%m-%d %H:%M:%S,250 zarrfs[", time.localtime(1_700_000_000)))
 
 
-def test_a_line_of_json() -> None:
+def test_a_json_line_has_all_facts() -> None:
     assert json.loads(json_line(record(facts=FACTS), ABOUT)) == {
         "time": "2023-11-14T22:13:20.250Z", "level": "error", "message": "read a/0: broken [EIO]", "pid": os.getpid(),
         **ABOUT, **FACTS,
@@ -54,8 +54,8 @@ def test_a_line_of_json() -> None:
 
 
 @given(st.text(max_size=50), st.text(max_size=50))
-def test_any_name_is_one_line(key: str, source: str) -> None:
-    """A name may not forge lines, or write to a terminal what that obeys."""
+def test_any_name_is_logged_on_one_line(key: str, source: str) -> None:
+    """A name must not forge log lines, or send control sequences to a terminal."""
     one = record(f"read {key}: broken", facts={"key": key})
     line = text_line(one)
     assert len(line.splitlines()) == 1
@@ -83,7 +83,7 @@ def test_urls_have_no_secrets() -> None:
         assert "hunter2" not in line
 
 
-def test_a_traceback_stays_in_its_object() -> None:
+def test_a_traceback_stays_within_its_json_object() -> None:
     try:
         int("inner")
     except ValueError as exc:
@@ -94,7 +94,7 @@ def test_a_traceback_stays_in_its_object() -> None:
     assert text_line(one).splitlines()[-1].endswith("base 10: 'inner'")
 
 
-def test_a_message_has_a_bound() -> None:
+def test_a_long_message_is_cut() -> None:
     assert len(text_line(record("x" * 10**6))) < 8100
 
 
@@ -115,7 +115,7 @@ def entry(data: bytes) -> dict[str, str]:
     return found
 
 
-def test_an_entry_of_the_journal() -> None:
+def test_a_journal_entry_has_all_facts_and_cannot_be_forged() -> None:
     found = entry(Journal("/x", ABOUT, False).line(record(facts=FACTS)))
     assert found == {
         "MESSAGE": "read a/0: broken [EIO]", "PRIORITY": "3", "SYSLOG_IDENTIFIER": "zarrfs",
@@ -130,18 +130,18 @@ def test_an_entry_of_the_journal() -> None:
     assert said["key"] == "a/0"
 
 
-def test_levels() -> None:
+def test_levels_map_to_syslog_priorities() -> None:
     names = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
     assert [priority(record(level=getattr(logging, name))) for name in names] == [2, 3, 4, 6, 7]
 
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("s") / "log"  # a short path: that of a socket has 107 bytes
+    return tmp_path_factory.mktemp("s") / "log"  # short: the path of a socket has at most 107 bytes
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
-def test_syslog_by_either_socket_and_started_anew(kind: socket.SocketKind, place: Path) -> None:
+def test_syslog_works_over_either_socket_type_and_after_a_restart(kind: socket.SocketKind, place: Path) -> None:
     log = Syslog(str(place), ABOUT, False)
     line = log.line(record("hello"))
     assert line == f"<27>zarrfs[{os.getpid()}]: ERROR: hello".encode()
@@ -165,7 +165,7 @@ def test_syslog_by_either_socket_and_started_anew(kind: socket.SocketKind, place
 # -- files
 
 
-def test_a_file_that_is_moved_is_made_anew(tmp_path: Path) -> None:
+def test_a_log_file_that_was_moved_is_created_again(tmp_path: Path) -> None:
     log = LogFile(str(tmp_path / "log"), {}, False)
     log.send(b"one\n")
     (tmp_path / "log").rename(tmp_path / "log.1")
@@ -181,15 +181,15 @@ def test_a_file_that_is_moved_is_made_anew(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_larger_files() -> Iterator[None]:
-    """Files of at most 10 bytes, as if the disk were full then."""
+    """Limit files to 10 bytes, to imitate a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_whose_closing_fails_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number may be that of another file by then."""
+def test_a_file_whose_close_fails_is_closed_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second close could close another file that has been given the same descriptor."""
     place, close = tmp_path / "log", os.close
     log = logs.LogFile(str(place), {}, as_json=False)
     log.send(b"one\n")
@@ -209,7 +209,7 @@ def test_a_file_whose_closing_fails_is_closed_once(tmp_path: Path, monkeypatch: 
     assert place.read_bytes() == b"two\nthree\n"
 
 
-def test_a_line_that_was_cut_ends(tmp_path: Path, no_larger_files: None) -> None:
+def test_a_truncated_line_is_terminated_before_the_next(tmp_path: Path, no_larger_files: None) -> None:
     log = LogFile(str(tmp_path / "log"), {}, False)
     log.send(b"12345\n")
     for _ in range(2):
@@ -226,7 +226,7 @@ def test_a_line_that_was_cut_ends(tmp_path: Path, no_larger_files: None) -> None
 
 
 class Slow:
-    """A place that waits until it may go on, and fails on request."""
+    """A log destination that blocks until `free` is set, and fails if `fails` is true."""
 
     def __init__(self) -> None:
         self.free, self.sent, self.fails = threading.Event(), [], False
@@ -246,7 +246,7 @@ class Slow:
         pass
 
 
-def test_a_place_that_hangs_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_destination_loses_lines_and_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_QUEUED", 10)
     monkeypatch.setattr(logs, "_PATIENCE", 0.1)
     place = Slow()
@@ -268,7 +268,7 @@ def test_a_place_that_hangs_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_process_without_descriptors_opens_its_log(tmp_path: Path) -> None:
-    """At its first line, which may be the one that says so."""
+    """The first line may be the one that reports the lack of descriptors."""
     script = """
 import errno, logging, os, resource, sys
 from zarrfs.config.options import Options
@@ -312,7 +312,7 @@ def test_a_record_that_cannot_be_formatted_is_counted_as_lost() -> None:
     assert handler.lost == 1
 
 
-def test_a_log_that_goes_nowhere_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_log_without_a_destination_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(logs, "JOURNAL", str(tmp_path / "journal"))
     monkeypatch.setattr(logs, "SYSLOG", str(tmp_path / "syslog"))
     assert logs.note(Options()).startswith("no log: there is neither a journal nor ")

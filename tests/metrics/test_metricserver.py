@@ -1,4 +1,4 @@
-"""The HTTP server of -o metrics=: requests are read strictly, and every one of them has an answer."""
+"""The HTTP server of -o metrics=: requests are parsed strictly, and every one gets a response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASK = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
 
 def answers(*pieces: bytes) -> bytes:
-    """Return what the server writes to a client that sends `pieces` one by one, and then no more."""
+    """Return the server's output to a client that sends `pieces` one by one and then shuts down its side."""
 
     async def converse() -> bytes:
         client, server = memory_stream_pair()
@@ -56,11 +56,11 @@ def statuses(*pieces: bytes) -> list[int]:
         (431, ASK + b"X: " + b"x" * 9000 + b"\r\n"),
     ],
 )  # fmt: skip
-def test_a_request_has_one_answer(status: int, request_: bytes) -> None:
+def test_a_request_gets_one_response(status: int, request_: bytes) -> None:
     assert statuses(request_ + b"\r\n") == [status]
 
 
-def test_a_connection_serves_several_requests_however_they_are_cut() -> None:
+def test_a_connection_serves_several_requests_however_they_are_split() -> None:
     whole = (ASK + b"\r\n") * 2 + ASK + b"Connection: close\r\n\r\n" + ASK + b"\r\n"
     assert statuses(whole) == [200] * 3
     assert statuses(*(bytes([byte]) for byte in whole[: -len(ASK) - 2])) == [200] * 3
@@ -68,7 +68,7 @@ def test_a_connection_serves_several_requests_however_they_are_cut() -> None:
     assert answers(ASK + b"\r\n").endswith(b"\r\n\r\nup 1\n")
 
 
-def test_what_is_no_request_ends_the_connection() -> None:
+def test_an_invalid_request_ends_the_connection() -> None:
     assert statuses(b"hello\n") == [400]
     assert statuses(b"x" * 9000) == [431]
     assert statuses(ASK) == [400]

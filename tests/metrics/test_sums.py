@@ -5,7 +5,7 @@ from __future__ import annotations
 from zarrfs.metrics.sums import summed
 
 
-def test_numbers_are_added_and_the_rest_is_that_of_the_first() -> None:
+def test_counters_are_added_and_other_values_are_those_of_the_first_process() -> None:
     first = {"open": 1, "version": "1", "process": {"started": 5, "cpu_seconds": 0.5}, "errors": {"EIO": 1}}
     second = {"open": 2, "version": "1", "process": {"started": 9, "cpu_seconds": 1.0}, "errors": {"ENOENT": 2}}
     assert summed([first, second]) == {
@@ -20,7 +20,7 @@ def test_histograms_are_added_by_bound() -> None:
     assert summed([one, other])["remote"]["latency_histogram"] == [(0.1, 3), (1.0, 3), (2.0, 4)]
 
 
-def test_latencies_and_outages_are_those_of_the_process_that_waits_longest() -> None:
+def test_the_highest_latencies_and_the_longest_outage_are_kept() -> None:
     one, other = (
         {
             "remote": {

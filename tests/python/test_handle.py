@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A source that is opened without a child process: a directory."""
+    """Write a directory, a source that is opened without a child process; return its path."""
     (tmp_path / "tree/a").mkdir(parents=True)
     (tmp_path / "tree/a/b").write_text("hello")
     (tmp_path / "tree/top").write_text("y")
@@ -53,7 +53,7 @@ def loops() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "zarrfs"]
 
 
-def test_a_source_is_read_and_nothing_is_left_of_it(source: str) -> None:
+def test_a_source_is_read_and_closing_it_leaves_no_thread_or_descriptor(source: str) -> None:
     before = open_descriptors()
     with zarrfs.open_store(Path(source), strict=True, memory_limit="64MiB") as store:
         assert [entry.name for entry in store.list_dir()] == ["a", "gone", "top"]
@@ -76,7 +76,7 @@ def test_a_source_is_read_and_nothing_is_left_of_it(source: str) -> None:
         store.get("a/b")
 
 
-def test_what_cannot_be_read_is_no_missing_key(source: str) -> None:
+def test_an_unreadable_value_is_an_error_and_not_a_missing_key(source: str) -> None:
     with zarrfs.open_store(source) as store:
         assert "gone" in store
         with pytest.raises(zarrfs.ReadError, match=r"none\.bin"):
@@ -95,7 +95,7 @@ def test_links_of_an_archive_are_followed_wherever_its_blobs_are(blobs: tuple[st
         assert store.get("l/f") == b"hello"
 
 
-def test_links_lead_to_what_an_upper_directory_shows(tree: Path, tmp_path: Path) -> None:
+def test_links_resolve_to_the_changes_in_an_upper_directory(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "changes").mkdir()
     for link, target in (("l", "a/b"), ("d", "a"), ("gone", "top"), ("circle", "top2"), ("top2", "top")):
         (tree / link).symlink_to(target)
@@ -122,7 +122,7 @@ def test_links_lead_to_what_an_upper_directory_shows(tree: Path, tmp_path: Path)
             store.get("d/none")
 
 
-def test_errors_are_the_lines_of_the_program(tree: Path) -> None:
+def test_errors_have_the_messages_of_the_command_line(tree: Path) -> None:
     with pytest.raises(zarrfs.SourceError, match=r"none\.json: no such file"):
         zarrfs.open_store("/none.json")
     with pytest.raises(zarrfs.UsageError, match=r"unknown option 'retrys' \(did you mean retries\?\)"):
@@ -136,7 +136,7 @@ def test_errors_are_the_lines_of_the_program(tree: Path) -> None:
     assert not loops()
 
 
-def test_a_set_with_a_bad_entry_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_entry_of_a_reference_set_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "x", "b": ["u", -5, 1]}}')
     with zarrfs.open_store(tmp_path / "refs.json") as store:
         assert len(store.warnings) == 1
@@ -145,8 +145,8 @@ def test_a_set_with_a_bad_entry_warns(tmp_path: Path, caplog: pytest.LogCaptureF
         zarrfs.open_store(tmp_path / "refs.json", strict=True)
 
 
-def test_every_option_takes_its_value_as_python_has_it() -> None:
-    """A value of each option's own type comes out of the parser of the command line as it went in."""
+def test_every_option_takes_a_python_value() -> None:
+    """The parser of the command line returns each value as passed, but lists as tuples and paths as text."""
     given: dict[str, Any] = {
         "umask": 0o22, "allow_path": [Path("/data"), "/srv"], "missing_status": [403, 404], "read_timeout": 0.25,
         "memory_limit": 1 << 30, "members": ["a", "b/c"], "retries": np.int64(3), "strict": True, "type": "archive",
@@ -174,13 +174,13 @@ def test_every_option_takes_its_value_as_python_has_it() -> None:
         ({"cache_size": "20"}, "option cache_size=20: expected a size with a unit, such as 64MiB"),
     ],
 )
-def test_values_have_the_rules_that_they_have_elsewhere(tree: Path, option: dict[str, Any], rule: str) -> None:
+def test_values_are_checked_as_on_the_command_line(tree: Path, option: dict[str, Any], rule: str) -> None:
     with pytest.raises(zarrfs.UsageError) as caught:
         zarrfs.open_store(tree, **option)
     assert str(caught.value) == rule
 
 
-def test_files_and_variables_count_as_for_commands(
+def test_configuration_files_and_environment_variables_apply(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "zarrfs.toml").write_text(f'[source.era5]\nsource = "{source}"\n')
@@ -191,13 +191,13 @@ def test_files_and_variables_count_as_for_commands(
         zarrfs.open_store(source)
 
 
-def test_threads_share_a_handle(tree: Path) -> None:
+def test_threads_share_a_handle_and_its_event_loop(tree: Path) -> None:
     with zarrfs.open_store(tree) as store, ThreadPoolExecutor(8) as pool:
         assert set(pool.map(store.get, ["a/b"] * 200)) == {b"hello"}
         assert loops() == ["zarrfs"]
 
 
-def test_a_pickled_handle_opens_again_and_once(
+def test_copies_of_a_pickled_handle_share_one_store_and_refuse_a_changed_source(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -219,7 +219,7 @@ def test_a_pickled_handle_opens_again_and_once(
     assert not loops()
 
 
-def test_a_pickled_handle_reads_the_files_of_relative_options_that_were_meant(
+def test_relative_options_of_a_pickled_handle_refer_to_the_original_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refs = {"version": 1, "refs": {"a": ["a.bin", 0, 1]}}
@@ -265,7 +265,7 @@ def _read_in_child(store: zarrfs.StoreHandle, answers: Connection) -> None:
     answers.send(loops())
 
 
-def test_copies_of_a_later_opening_share_no_store_with_those_of_an_earlier_one(tmp_path: Path) -> None:
+def test_copies_of_handles_opened_before_and_after_a_change_share_no_store(tmp_path: Path) -> None:
     import zarr
 
     link = tmp_path / "x"
@@ -282,8 +282,8 @@ def test_copies_of_a_later_opening_share_no_store_with_those_of_an_earlier_one(t
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_directory_that_was_removed_has_no_missing_keys(anew: bool, tmp_path: Path) -> None:
-    """As to_zarr(mode="w") does: chunks that are absent would read as fill values."""
+def test_reading_a_removed_directory_is_an_error_and_not_a_missing_key(anew: bool, tmp_path: Path) -> None:
+    """to_zarr(mode="w") removes and recreates the directory; missing keys would read as fill values."""
     import zarr
 
     zarr.create_array(tmp_path / "x", data=np.arange(4), chunks=(2,), fill_value=7)
@@ -296,7 +296,7 @@ def test_a_directory_that_was_removed_has_no_missing_keys(anew: bool, tmp_path: 
                 call()
 
 
-def test_a_local_zip_file_is_read_where_it_was_when_it_was_opened(
+def test_a_relative_path_of_a_zip_file_refers_to_the_directory_at_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("here", "there"):
@@ -334,7 +334,7 @@ def test_a_forked_process_opens_the_source_for_itself(tree: Path) -> None:
         assert store["a/b"] == b"hello"
 
 
-def test_a_handle_that_is_forgotten_is_closed(tree: Path) -> None:
+def test_a_garbage_collected_handle_is_closed(tree: Path) -> None:
     store = zarrfs.open_store(tree)
     assert store["top"] == b"y"
     del store
@@ -345,7 +345,7 @@ def test_a_handle_that_is_forgotten_is_closed(tree: Path) -> None:
     assert not loops()
 
 
-def test_calls_that_come_while_the_loop_ends_are_answered() -> None:
+def test_calls_made_while_the_loop_stops_return_or_fail() -> None:
     async def call() -> None:
         return
 
@@ -366,7 +366,7 @@ def test_calls_that_come_while_the_loop_ends_are_answered() -> None:
             assert not thread.is_alive()
 
 
-def test_a_call_that_nobody_waits_for_ends() -> None:
+def test_a_call_ends_when_it_is_cancelled_or_its_loop_is_released() -> None:
     async def wait(ended: threading.Event) -> None:
         try:
             await trio.sleep_forever()
@@ -394,12 +394,12 @@ def test_a_call_that_nobody_waits_for_ends() -> None:
         zarrfs.ReadError("w", "lost", 503), zarrfs.StoreError("k", "why"),
     ],
 )  # fmt: skip
-def test_errors_come_back_from_other_processes(error: zarrfs.ZarrfsError) -> None:
+def test_errors_survive_pickling(error: zarrfs.ZarrfsError) -> None:
     back = pickle.loads(pickle.dumps(error))
     assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
 
 
-def test_parts_of_arrays(tmp_path: Path) -> None:
+def test_a_selection_is_read_without_the_chunks_outside_it(tmp_path: Path) -> None:
     import zarr
 
     values = np.arange(7 * 11 * 5, dtype="i4").reshape(7, 11, 5)
@@ -415,7 +415,7 @@ def test_parts_of_arrays(tmp_path: Path) -> None:
                 found = store.read_array("x", part)
                 assert found.shape == np.shape(values[part])
                 assert (found == values[part]).all()
-            with pytest.raises(zarrfs.ReadError, match=r"x/0\.0\.0"):  # so the chunks of others were not read
+            with pytest.raises(zarrfs.ReadError, match=r"x/0\.0\.0"):  # so no selection above has read this chunk
                 store.read_array("x")
             with pytest.raises(IndexError, match="selection 7 of dimension 0: expected a whole number from -7 to 6"):
                 store.read_array("x", 7)
@@ -439,7 +439,7 @@ def test_chunks_between_the_items_of_a_selection_are_not_read(tmp_path: Path) ->
         zarrfs.read_array(tmp_path / "x", "", np.s_[::2])
 
 
-def test_a_program_on_trio_has_the_store_itself(tree: Path) -> None:
+def test_open_trio_store_returns_the_store_itself(tree: Path) -> None:
     store = zarrfs.open_trio_store(tree)
 
     async def read() -> bytes:
@@ -451,8 +451,8 @@ def test_a_program_on_trio_has_the_store_itself(tree: Path) -> None:
     assert trio.run(read) == b"ello"
 
 
-def test_every_opening_sees_names_that_an_earlier_one_has_cached_as_absent(nginx: Nginx) -> None:
-    """The table of names is kept for other processes, for metadata_ttl=."""
+def test_a_new_opening_does_not_trust_negative_entries_of_an_earlier_one(nginx: Nginx) -> None:
+    """The table of cached names is kept on disk for other processes, for metadata_ttl=."""
     url, root = f"{nginx.plain.url}/names_since", nginx.plain.root / "names_since"
     root.mkdir()
     (root / ".zgroup").write_text('{"zarr_format": 2}')
@@ -474,17 +474,17 @@ def test_every_opening_sees_names_that_an_earlier_one_has_cached_as_absent(nginx
     assert read("late") == b"2"
 
 
-def test_importing_zarrfs_imports_nothing_else() -> None:
+def test_importing_zarrfs_imports_no_submodule() -> None:
     program = "import sys; import zarrfs; print([one for one in sys.modules if 'zarrfs.' in one], dir(zarrfs))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[] [")
     assert "open_store" in done.stdout
 
 
-def test_children_find_packages_where_the_program_does(source: str) -> None:
-    """As with an environment module or `pip install --target`: PYTHONPATH, which isolated interpreters ignore."""
+def test_child_processes_find_packages_where_the_program_does(source: str) -> None:
+    """Environment modules and `pip install --target` rely on PYTHONPATH, which isolated interpreters ignore."""
     program = "import sys, zarrfs; sys.stdout.buffer.write(zarrfs.open_store(sys.argv[1]).get('a/b'))"
-    base = getattr(sys, "_base_executable", sys.executable)  # without this virtual environment
+    base = getattr(sys, "_base_executable", sys.executable)  # the interpreter outside this virtual environment
     places = os.pathsep.join([str(Path(zarrfs.__file__).parents[1]), *filter(None, sys.path)])
     done = subprocess.run(
         [base, "-c", program, source], env={**os.environ, "PYTHONPATH": places}, cwd="/", capture_output=True,

@@ -1,4 +1,4 @@
-"""mounted(): a mount for the time of a with block, and never longer."""
+"""mounted(): a mount that lasts as long as its with block, and never longer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wait_until_gone(path: Path, pid: int) -> None:
     assert not alive(pid)
 
 
-def test_a_block_has_a_mount(source: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mount_exists_within_its_block_only(source: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ZeroDivisionError), zarrfs.mounted(source, read_timeout=30) as path:  # noqa: PT012
         assert path.name == "set.json"
         assert (path / "a/b").read_text() == "hello"
@@ -70,12 +70,12 @@ def test_a_block_has_a_mount(source: str, caplog: pytest.LogCaptureFixture) -> N
         raise ZeroDivisionError
     assert daemons(os.getpid()) == []
     assert mounts.mount_at(str(path)) is None
-    with pytest.raises(OSError, match="symbolic links") as caught:  # not ENOENT, a missing chunk for Zarr readers
+    with pytest.raises(OSError, match="symbolic links") as caught:  # Zarr readers take ENOENT for a missing chunk
         (path / "a/b").read_text()
     assert caught.value.errno == errno.ELOOP
 
 
-def test_a_file_that_is_open_stays_readable(source: str, tmp_path: Path) -> None:
+def test_a_file_still_open_after_the_block_stays_readable(source: str, tmp_path: Path) -> None:
     with zarrfs.mounted(source, tmp_path) as path:
         assert path == tmp_path
         file = open(path / "a/b", "rb", buffering=0)  # noqa: SIM115
@@ -87,7 +87,7 @@ def test_a_file_that_is_open_stays_readable(source: str, tmp_path: Path) -> None
     wait_until_gone(path, daemon)
 
 
-def test_the_mount_ends_with_the_interpreter(source: str) -> None:
+def test_the_mount_ends_when_the_interpreter_is_killed(source: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(source=source)], stdout=subprocess.PIPE, text=True
     ) as program:
@@ -126,7 +126,9 @@ def test_a_thread_that_ends_does_not_end_its_mount(source: str) -> None:
     assert mounts.mount_at(str(entered[0])) is None
 
 
-def test_errors_are_those_of_the_command(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_have_the_messages_of_the_mount_command(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = tmp_path / "tmp"
     own.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))
@@ -143,7 +145,7 @@ def test_errors_are_those_of_the_command(source: str, tmp_path: Path, monkeypatc
 
 
 def test_a_mount_that_is_left_behind_loses_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be writable: what removes its directory must not walk into it."""
+    """The mount may be writable, so the clean-up of its temporary directory must not delete files through it."""
     (tmp_path / "s.zarr").mkdir()
     (tmp_path / "s.zarr/.zgroup").write_text('{"zarr_format": 2}')
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -163,8 +165,8 @@ def test_a_mount_that_is_left_behind_loses_no_file(tmp_path: Path, monkeypatch: 
         assert run("umount", *mountpoints).returncode == 0
 
 
-def test_a_python_that_does_not_read_names_as_utf8_is_refused(tmp_path: Path) -> None:
-    """As in LC_ALL=en_US, which is ISO 8859-1."""
+def test_a_python_that_does_not_decode_file_names_as_utf8_is_refused(tmp_path: Path) -> None:
+    """LC_ALL=en_US is such a case: it is ISO 8859-1."""
     built = shutil.which("localedef") and subprocess.run(
         ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US"], capture_output=True, check=False
     )

@@ -35,7 +35,7 @@ def _registered() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a Zarr store of two groups (x.zarr), the same as a zip file, and a reference set of it."""
+    """Write a Zarr store of two groups, the same as a zip file, and two reference sets of it, one broken."""
     place = tmp_path_factory.mktemp("libraries")
     values = np.random.default_rng(1).normal(size=(4, 30, 20)).astype("f4")
     dataset = xr.Dataset(
@@ -94,7 +94,7 @@ def test_a_group_is_listed_and_read(store: Any, place: Path, wanted: xr.Dataset)
     assert xr.open_zarr(store, group="first", consolidated=False).identical(first)
 
 
-def test_a_chunk_that_cannot_be_read_is_no_fill_value(place: Path) -> None:
+def test_an_unreadable_chunk_is_an_error_and_not_a_fill_value(place: Path) -> None:
     for source in (zarrfs.zarr_store(place / "broken.json"), f"zarrfs://::{place}/broken.json"):
         array = zarr.open_array(source, path="t2m", mode="r")
         assert np.isfinite(array[1]).all()
@@ -103,7 +103,7 @@ def test_a_chunk_that_cannot_be_read_is_no_fill_value(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["c/1/0/0", "c/1"])
-def test_what_is_in_the_way_of_a_chunk_is_no_fill_value(place: Path, tmp_path: Path, name: str) -> None:
+def test_a_file_or_directory_in_the_way_of_a_chunk_is_an_error(place: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(place / "x.zarr", tmp_path / "x.zarr")
     chunk = tmp_path / "x.zarr/t2m" / name
     if chunk.is_dir():
@@ -120,8 +120,8 @@ def test_what_is_in_the_way_of_a_chunk_is_no_fill_value(place: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("target", ["nowhere", "zarr.json/c", "../x/./nowhere/"])
-def test_chunks_behind_a_dangling_link_are_no_fill_values(tmp_path: Path, target: str) -> None:
-    """Unlike those that a linked directory does not have."""
+def test_chunks_behind_a_dangling_link_are_errors_and_not_fill_values(tmp_path: Path, target: str) -> None:
+    """Chunks that are missing from a linked directory do read as fill values."""
     zarr.create_array(tmp_path / "z", shape=(2,), chunks=(1,), dtype="u1", fill_value=7, compressors=None)
     document = {"mode": 0o100644, "encoding": "utf-8", "data": (tmp_path / "z/zarr.json").read_text()}
     (tmp_path / "a.json").write_text(json.dumps({
@@ -136,7 +136,7 @@ def test_chunks_behind_a_dangling_link_are_no_fill_values(tmp_path: Path, target
 
 
 @pytest.mark.parametrize("form", ["archive", "directory"])
-def test_directories_behind_links_are_listed_under_the_names_asked_for(form: str, tmp_path: Path) -> None:
+def test_directories_behind_links_are_listed_under_the_requested_path(form: str, tmp_path: Path) -> None:
     tree, upper = tmp_path / "tree", tmp_path / "upper"
     upper.mkdir()
     zarr.create_group(tree / "v3")
@@ -167,13 +167,16 @@ def test_directories_behind_links_are_listed_under_the_names_asked_for(form: str
     listed = fsspec.filesystem("zarrfs", source=str(source), **options)
     assert sorted(listed.ls("/latest", detail=False)) == ["/latest/x", "/latest/zarr.json"]
     assert listed.info("/latest/x/c/1")["size"] == 1
-    assert listed.find("") == ["/gone", *(f"/{top}/{name}" for top in ("latest", "v3") for name in below)]  # it ends
+    assert listed.find("") == [
+        "/gone",
+        *(f"/{top}/{name}" for top in ("latest", "v3") for name in below),
+    ]  # not endless
     listed.get("/latest/x/c", str(tmp_path / "copy"), recursive=True)
     assert (tmp_path / "copy/1").read_bytes() == b"B"
     listed.close()
 
 
-def test_the_store_is_one_of_zarr(store: Any, place: Path) -> None:
+def test_the_store_has_the_methods_of_a_zarr_store(store: Any, place: Path) -> None:
     prototype = default_buffer_prototype()
     data = (place / "x.zarr/zarr.json").read_bytes()
 
@@ -206,7 +209,7 @@ def test_the_store_is_one_of_zarr(store: Any, place: Path) -> None:
         store.with_read_only(False)
 
 
-def test_fsspec_has_the_files(files: ZarrfsFileSystem, place: Path, tmp_path: Path) -> None:
+def test_fsspec_lists_and_reads_the_files(files: ZarrfsFileSystem, place: Path, tmp_path: Path) -> None:
     data = (place / "x.zarr/t2m/zarr.json").read_bytes()
     name = "/t2m/zarr.json"
     assert sorted(files.ls("", detail=False)) == ["/first", "/lat", "/t2m", "/zarr.json"]
@@ -226,7 +229,7 @@ def test_fsspec_has_the_files(files: ZarrfsFileSystem, place: Path, tmp_path: Pa
     assert pickle.loads(pickle.dumps(files)).cat_file(name) == data
 
 
-def test_a_download_is_of_one_version(tmp_path: Path) -> None:
+def test_a_downloaded_file_is_of_one_version(tmp_path: Path) -> None:
     whole, new = tmp_path / "tree/big", tmp_path / "new"
     whole.parent.mkdir()
     whole.write_bytes(b"old" * (3 << 20))
@@ -244,7 +247,7 @@ def test_a_download_is_of_one_version(tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_bytes() == b"old" * (3 << 20)
 
 
-def test_a_directory_in_the_place_of_a_chunk_is_no_fill_value(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_chunk_is_an_error_and_not_a_fill_value(tmp_path: Path) -> None:
     zarr.open_array(tmp_path / "z", mode="w", shape=(4,), chunks=(2,), dtype="i4")[:] = range(4)
     (tmp_path / "z/c/1").unlink()
     (tmp_path / "z/c/1").mkdir()
@@ -254,7 +257,7 @@ def test_a_directory_in_the_place_of_a_chunk_is_no_fill_value(tmp_path: Path) ->
         array[:]
 
 
-def test_a_directory_that_cannot_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tree/a").mkdir(parents=True)
     (tmp_path / "tree/a/b").write_text("x")
     (tmp_path / "upper").mkdir()
@@ -275,7 +278,7 @@ def test_a_directory_that_cannot_be_listed_is_not_left_out(tmp_path: Path, monke
     files.close()
 
 
-def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:
+def test_each_failure_has_its_own_exception(files: ZarrfsFileSystem, place: Path) -> None:
     for call in (files.cat_file, files.info, files.open, files.ls):
         with pytest.raises(FileNotFoundError):
             call("/none")
@@ -300,7 +303,7 @@ def test_fsspec_errors(files: ZarrfsFileSystem, place: Path) -> None:
         fsspec.filesystem("zarrfs")
 
 
-def test_urls_are_chained(place: Path, wanted: xr.Dataset) -> None:
+def test_chained_urls_are_opened(place: Path, wanted: xr.Dataset) -> None:
     with fsspec.open(f"zarrfs://zarr.json::zip://::{place}/x.zip") as file:
         assert file.read() == (place / "x.zarr/zarr.json").read_bytes()
     options = {"retries": 3, "zip": {"allowZip64": True}}

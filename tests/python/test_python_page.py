@@ -1,4 +1,4 @@
-"""The sessions in docs/python.md: every statement gives what is written below it."""
+"""The sessions in docs/python.md: every statement gives the output shown below it."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ class Shape(NamedTuple):
     version: int
     compressor: bool
     sharded: bool
-    missing: int  # bits: which chunks are not written
+    missing: int  # a bit mask of the chunks that are not written
     fill: int
 
 
 @st.composite
 def shapes(draw: st.DrawFn, ndim: int = 4) -> Shape:
-    """Random ones: scalars, empty ones, overhanging edges."""
+    """Draw the layout of an array, which may be a scalar, empty, or overhung by its chunks."""
     sides = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=ndim))
     version = draw(st.sampled_from([2, 3]))
     dtype = draw(st.sampled_from(DTYPES if version == 2 else ["u1", "<i2", "<i4", "<f8", "?", "<c16"]))
@@ -49,7 +49,7 @@ def shapes(draw: st.DrawFn, ndim: int = 4) -> Shape:
 
 
 def write(group: zarr.Group, name: str, how: Shape) -> Array:
-    """Make an array in `group`; what it holds."""
+    """Write an array to `group`; return its items."""
     more: dict[str, Any] = {} if how.compressor else {"compressors": None}
     if how.version == 2:
         more |= {"order": how.order}
@@ -89,7 +89,7 @@ def flat_bytes(items: Array, how: Shape) -> bytes:
 
 @contextlib.asynccontextmanager
 async def view_of(path: Path, raw: bool = False, budget: int = 1 << 20) -> AsyncIterator[ArraysView]:
-    """A view of a directory."""
+    """Open a view of a directory."""
     view = ArraysView(FileSystemStore(str(path)), raw, budget)
     try:
         yield view

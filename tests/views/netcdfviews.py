@@ -1,4 +1,4 @@
-"""Views of stores as NetCDF-4 files for tests, in process: headers are made in a thread."""
+"""NetCDF-4 views of stores for tests; headers are made in a thread instead of a child process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from zarrfs.views.netcdf_header import pack, write
 
 
 async def build_here(description: bytes, key: str) -> bytes:
-    """Make a header without a child process."""
+    """Make a header in a thread, without a child process."""
     return await trio.to_thread.run_sync(lambda: pack(write(description)))
 
 
 @contextlib.asynccontextmanager
 async def netcdf_view(path: Path, groups: bool = False, **more: Any) -> AsyncIterator[NetCDFView]:
-    """A view of a directory, whose file is x.nc."""
+    """Open a NetCDF view of a directory; its file at the root is x.nc."""
     view = NetCDFView(FileSystemStore(str(path)), "x", groups, 1 << 20, **({"build": build_here} | more))
     try:
         yield view
@@ -30,7 +30,7 @@ async def netcdf_view(path: Path, groups: bool = False, **more: Any) -> AsyncIte
 
 
 def converted(path: Path, into: Path, key: str = "x.nc", **more: Any) -> dict[str, str]:
-    """Write a file of the view of `path` to `into`, read in pieces of odd sizes; return what was left out."""
+    """Copy a file of the NetCDF view of `path` to `into`, 997 bytes at a time; return the nodes left out, and why."""
 
     async def main() -> dict[str, str]:
         async with netcdf_view(path, **more) as view:

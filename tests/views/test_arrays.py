@@ -1,4 +1,4 @@
-"""The tree of view=arrays: names, arrays left out, and the contract of stores."""
+"""The tree of view=arrays: names, arrays left out, and the store contract."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small(group: zarr.Group, name: str, length: int = 3, **more: Any) -> None:
 
 
 def npy(length: int) -> bytes:
-    """Return the .npy file of such an array."""
+    """Return the .npy file of an array that small() writes."""
     out = io.BytesIO()
     np.save(out, np.arange(length, dtype="u1"))
     return out.getvalue()
@@ -49,7 +49,7 @@ def attributes(**values: Any) -> bytes:
 
 
 def tree_of(lengths: dict[str, int]) -> Tree:
-    """Return the expected tree of arrays by path, each in groups with one attribute."""
+    """Return the expected tree for arrays of given path and length; each group has one attribute."""
     tree = {}
     for path, length in lengths.items():
         tree |= {f"{path}.npy": npy(length), f"{path}.json": attributes(n=length)}
@@ -103,7 +103,7 @@ async def names(view: ArraysView, prefix: str = "") -> list[str]:
     return [info.name for info in found]
 
 
-def test_names_that_clash(tmp_path: Path) -> None:
+def test_files_whose_names_clash_or_are_too_long_are_left_out_with_a_reason(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "x")
     root.create_group("x.npy").attrs["is"] = "a group"
@@ -130,8 +130,8 @@ def test_names_that_clash(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
 
-def test_a_listing_is_sorted_and_goes_on_after_any_name(tmp_path: Path) -> None:
-    """Also where a name that follows another one comes before the files of that one: "a b" before "a.json"."""
+def test_a_listing_is_sorted_and_resumes_after_any_name(tmp_path: Path) -> None:
+    """File names sort differently from array names: "a" < "a b", but "a b.json" < "a.json"."""
     group = zarr.create_group(tmp_path, zarr_format=3, attributes={"title": "x"})
     for name in ("a", "a b", "a-b", "attributes", "b", "b!", *(f"a {number}" for number in range(40))):
         small(group, name)
@@ -139,7 +139,7 @@ def test_a_listing_is_sorted_and_goes_on_after_any_name(tmp_path: Path) -> None:
     async def main() -> None:
         view = ArraysView(FileSystemStore(str(tmp_path)), False, 1 << 20)
         found = await names(view)
-        assert len(found) == 46 * 2 + 1  # with the attributes of the group
+        assert len(found) == 46 * 2 + 1  # and .attributes.json of the group
         assert found == sorted(set(found))
         for at, name in enumerate(found):
             assert [info.name async for info in view.list_dir("", name)] == found[at + 1 :]
@@ -182,7 +182,7 @@ def test_arrays_no_file_can_represent_are_left_out(tmp_path: Path, caplog: pytes
     trio.run(check_strictly)
 
 
-def test_an_array_that_is_its_store(tmp_path: Path) -> None:
+def test_an_array_at_the_root_of_its_store_is_named_array(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path, shape=(5,), chunks=(2,), dtype="u1", fill_value=0)
     array[:] = np.arange(5)
 
@@ -193,7 +193,7 @@ def test_an_array_that_is_its_store(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
 
-def test_raw_files_and_their_descriptions(tmp_path: Path) -> None:
+def test_a_json_file_describes_each_raw_file(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     fields = np.dtype([("a", "<i4"), ("b", ">f8")])
     array = root.create_array("x", shape=(2, 3), chunks=(1, 3), dtype=fields, order="F", fill_value=None)
@@ -223,7 +223,7 @@ def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
             array = zarr.open_array(tmp_path / "x", mode="r+")
             array.resize((6,))
             array[3:] = [3, 4, 5]
-            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            await trio.sleep(2.2)  # the hierarchy and the view each cache for a second
             assert bytes(await view.get("x.npy")) == npy(6)
             assert (await view.info("x.npy")).size == len(npy(6))
 
@@ -237,7 +237,7 @@ def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
         ("x.bin", {"dtype": ">i4"}), ("x.bin", {"order": "F"}),
     ],
 )  # fmt: skip
-def test_an_open_array_never_becomes_one_of_another_layout(key: str, change: dict[str, Any], tmp_path: Path) -> None:
+def test_an_open_array_whose_layout_changes_is_an_error(key: str, change: dict[str, Any], tmp_path: Path) -> None:
     about = {"zarr_format": 2, "shape": [2, 3], "chunks": [2, 3], "dtype": "<i4", "fill_value": 0, "order": "C"}
     about |= {"compressor": None, "filters": None}
     (tmp_path / "x").mkdir()
@@ -251,19 +251,19 @@ def test_an_open_array_never_becomes_one_of_another_layout(key: str, change: dic
             value = await view.open(key)
             assert bytes(await value.read(value.size - 24, 24)) == items
             (tmp_path / "x/.zarray").write_text(json.dumps(about | change, indent=1))
-            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            await trio.sleep(2.2)  # the hierarchy and the view each cache for a second
             with pytest.raises(TargetChanged):
                 await value.read(value.size - 24, 24)
             again = await view.open(key)
             assert bytes(await again.read(0, again.size)) == bytes(await view.get(key))
-            assert value.info.identity not in (None, again.info.identity)  # two files, which share no pages
+            assert value.info.identity not in (None, again.info.identity)  # so the kernel shares no pages between them
             listed = {info.name: info.identity async for info in view.list_dir("")}
             assert listed[key] == again.info.identity == (await view.info(key)).identity
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_open_attributes_never_become_the_next_ones_and_the_open_array_stays_readable(tmp_path: Path) -> None:
+def test_open_attributes_fail_once_they_change_and_the_open_array_stays_readable(tmp_path: Path) -> None:
     small(zarr.open_group(tmp_path, mode="w", zarr_format=2), "x")
 
     async def main() -> None:
@@ -290,7 +290,7 @@ def test_attributes_with_a_nan_stay_as_in_the_source(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
 
-def test_an_array_in_a_reference_set(tmp_path: Path) -> None:
+def test_an_array_in_a_reference_set_is_read(tmp_path: Path) -> None:
     document = {".zgroup": '{"zarr_format": 2}', "x/.zarray": json.dumps(
         {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "filters": None,
          "fill_value": 9, "order": "C"}), "x/1": "\x01\x02"}  # fmt: skip
@@ -308,7 +308,7 @@ def test_an_array_in_a_reference_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES + DRAFT, ids=lambda sample: sample.label)
-def test_every_sample_array(sample: Sample) -> None:
+def test_every_sample_array_has_its_recorded_values(sample: Sample) -> None:
     path = sample.path or "array"
 
     async def check(view: ArraysView) -> None:

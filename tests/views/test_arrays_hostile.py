@@ -55,7 +55,7 @@ def write_sharded(directory: Path, size: int) -> None:
     os.truncate(directory / "shards/c/0", 32 * size)
 
 
-def test_chunks_of_one_byte_take_bounded_memory_and_let_others_read(
+def test_chunks_of_one_byte_take_bounded_memory_and_do_not_block_other_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several, steps = FlatArray._several, []
@@ -65,7 +65,7 @@ def test_chunks_of_one_byte_take_bounded_memory_and_let_others_read(
         return await several(self, parts, items)
 
     monkeypatch.setattr(FlatArray, "_several", counted)
-    monkeypatch.setattr(flat, "_PIECES", 500)  # memory would show 8192 pieces at a time, after many seconds
+    monkeypatch.setattr(flat, "_PIECES", 500)  # with the default, 8192, this takes many seconds
     write(tmp_path, "x", [1 << 40], [1])
     (write(tmp_path, "good", [4], [4]) / "0").write_bytes(b"abcd")
     order = []

@@ -21,7 +21,7 @@ ROWS = 4  # of a chunk
 
 
 def with_set(directory: Path, faulty: Faulty, use: Callable[[Store], Awaitable[None]], compressed: bool) -> None:
-    """Run `use` with a view of a reference set whose chunks lie on the server."""
+    """Run `use` with a view of a reference set whose chunks, all but number 5, are on the server."""
     import zlib
 
     refs: dict[str, object] = {".zgroup": '{"zarr_format": 2}'}
@@ -60,7 +60,7 @@ def test_a_sequential_reader_finds_chunks_prefetched(tmp_path: Path, faulty: Fau
             found.append(bytes(await view.get("x.bin", at, step)))
             if at == 4 * step:
                 for _ in range(1000):
-                    if len({path for _, path, _ in faulty.requests}) >= 8:  # it has read two
+                    if len({path for _, path, _ in faulty.requests}) >= 8:  # this reader has read two
                         break
                     await trio.sleep(0.01)
                 assert len({path for _, path, _ in faulty.requests}) >= 8

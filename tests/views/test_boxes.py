@@ -1,4 +1,4 @@
-"""Ranges of flat arrays as boxes and pieces of chunks, against numpy."""
+"""Ranges of flat arrays as boxes and pieces of chunks, compared with numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDES = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4)), max_size=4)
 
 @st.composite
 def ranges(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """(shape, chunks, start, stop) with 0 <= start <= stop <= size."""
+    """Draw (shape, chunks, start, stop) with 0 <= start <= stop <= size."""
     sides = draw(SIDES)
     shape, chunks = tuple(extent for extent, _ in sides), tuple(step for _, step in sides)
     stop = draw(st.integers(0, math.prod(shape)))
@@ -68,7 +68,7 @@ def test_pieces_fill_their_box(case: tuple[tuple[int, ...], tuple[int, ...], int
 
 
 @pytest.mark.parametrize("ndim", [1, 32, 64])
-def test_many_dimensions(ndim: int) -> None:
+def test_one_item_is_one_box_and_one_piece_in_up_to_64_dimensions(ndim: int) -> None:
     shape = (2, *(1 for _ in range(ndim - 1)))
     (box,) = boxes(shape, 1, 2)
     assert (box.start, box.stop) == ((1, *(0 for _ in shape[1:])), (2, *(1 for _ in shape[1:])))

@@ -12,7 +12,7 @@ from zarrfs.views.decoded_cache import Decoded, DecodedCache
 
 
 class Maker:
-    """A source of values of `size` bytes that waits for the test, and counts concurrent decodes."""
+    """A decoder of values of `size` bytes that waits for `gate`, and counts concurrent calls."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -49,7 +49,7 @@ def test_one_task_decodes_for_many_readers() -> None:
     trio.run(main)
 
 
-def test_kept_and_expected_bytes_fit_the_budget() -> None:
+def test_cached_values_and_running_decodes_share_the_budget() -> None:
     async def main() -> None:
         cache, maker = DecodedCache(100), Maker(30)
         maker.gate.set()
@@ -66,7 +66,7 @@ def test_kept_and_expected_bytes_fit_the_budget() -> None:
             for name in "uvwxyz":
                 nursery.start_soon(cache.get, name, 30, maker.make)
             await trio.testing.wait_all_tasks_blocked()
-            assert cache.stats()["kept"] == 30  # of what is kept one stays; the expected take the rest
+            assert cache.stats()["kept"] == 30  # one value always stays; the decodes reserve the budget
             maker.gate.set()
         assert maker.most == 3
 

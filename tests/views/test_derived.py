@@ -1,4 +1,4 @@
-"""view=v2 and view=v3 of arrays whose stored chunks no reader of that version takes: decoded, or ranges of shards."""
+"""view=v2 and view=v3 of arrays whose stored chunks that version cannot express: decoded, or as ranges of shards."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SHARDED: dict[str, Any] = {
 
 
 class Inverted(Codec):  # type: ignore[misc]
-    """A codec that only this program has."""
+    """A codec that inverts all bits, and is registered in the test process only."""
 
     codec_id = "zarrfs-test-inverted"
 
@@ -76,13 +76,13 @@ class Inverted(Codec):  # type: ignore[misc]
 def _codec() -> Iterator[None]:
     numcodecs.register_codec(Inverted)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of zarr-python, about what v3 does not have names for
+        warnings.simplefilter("ignore")  # zarr-python warns about dtypes and codecs that v3 does not specify
         yield
     del numcodecs.registry.codec_registry[Inverted.codec_id]
 
 
 def memory(tree: Tree) -> zarr.storage.MemoryStore:
-    """Return a store that zarr-python reads."""
+    """Return `tree` as an in-memory store of zarr-python."""
     buffer = default_buffer_prototype().buffer
     return zarr.storage.MemoryStore({key: buffer.from_bytes(value) for key, value in tree.items()})
 
@@ -97,7 +97,7 @@ async def contents(view: TranslatedView) -> Tree:
 
 
 def seen(root: Path, version: Literal[2, 3]) -> tuple[Tree, dict[str, str]]:
-    """Return (contents of a view of the store in `root`, what it shows of its array)."""
+    """Return the contents of a view of `root`, the form of its root array, and the nodes left out with reasons."""
 
     async def main() -> tuple[Tree, dict[str, str]]:
         view = TranslatedView(FileSystemStore(str(root)), version)
@@ -109,7 +109,7 @@ def seen(root: Path, version: Literal[2, 3]) -> tuple[Tree, dict[str, str]]:
     return trio.run(main)
 
 
-# -- whatever the array: zarr-python reads the same from the view
+# -- zarr-python reads the same values from a view of any array
 
 DTYPES: tuple[Any, ...] = (
     "|u1", "<i2", ">i4", ">f8", "<c8", "|b1", "|S5", ">U2", "<M8[s]", "|V3", [("a", ">i4"), ("b", "<f8")],
@@ -119,7 +119,7 @@ DTYPES: tuple[Any, ...] = (
 
 @st.composite
 def arrays(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
-    """(values, chunk shape)."""
+    """Draw (values, chunk shape)."""
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     shape = draw(of_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7))
     size = int(np.prod(shape)) * dtype.itemsize
@@ -131,14 +131,14 @@ def arrays(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
 
 
 def write(draw: st.DrawFn, root: Path, values: np.ndarray[Any, Any], chunks: tuple[int, ...]) -> zarr.Array[Any]:
-    """Write all of `values` or the first half, with codecs that one version or the other does not have."""
+    """Write all of `values` or the first half, with codecs that v2 or v3 may lack; return the array."""
     size = values.dtype.itemsize
     fill = np.zeros((), values.dtype)[()]
     if values.dtype.kind in "iuf":
         fill = values.dtype.type(draw(st.sampled_from([0, 1])))
     if draw(st.booleans()):
         filters = draw(st.sampled_from([[], [Inverted()], [numcodecs.CRC32(), numcodecs.Shuffle(4)]]))
-        if values.dtype.kind in "iu" and draw(st.booleans()):  # a filter of items behind one of bytes
+        if values.dtype.kind in "iu" and draw(st.booleans()):  # a filter of items after a filter of bytes
             filters = [Inverted(), numcodecs.Delta(values.dtype.str)]
         how: dict[str, Any] = {
             "zarr_format": 2, "filters": filters or None, "order": draw(st.sampled_from("CF")),
@@ -151,7 +151,7 @@ def write(draw: st.DrawFn, root: Path, values: np.ndarray[Any, Any], chunks: tup
     else:
         turned = draw(st.permutations(range(values.ndim)))
         shards = None
-        if values.ndim and values.dtype.kind != "V" and draw(st.booleans()):  # zarr-python cannot write those
+        if values.ndim and values.dtype.kind != "V" and draw(st.booleans()):  # zarr-python cannot write V in shards
             shards = tuple(draw(st.integers(1, 3)) * step for step in chunks)
         endian = None if size == 1 or values.dtype.kind in "SV" else draw(st.sampled_from(["little", "big"]))
         how = {
@@ -172,7 +172,7 @@ def write(draw: st.DrawFn, root: Path, values: np.ndarray[Any, Any], chunks: tup
 
 
 def items(array: zarr.Array[Any]) -> np.ndarray[Any, Any]:
-    """Read an array; of a scalar, zarr-python gives text and bytes without their length."""
+    """Read an array with its own dtype: zarr-python drops the length of text and bytes that are scalars."""
     return np.asarray(array[...], array.dtype)
 
 
@@ -197,7 +197,7 @@ def test_zarr_python_reads_the_same_from_both_views(tmp_path_factory: pytest.Tem
             assert array.metadata.zarr_format == version
 
 
-def test_what_v3_has_no_name_for_is_raw_bytes_with_its_layout(tmp_path: Path) -> None:
+def test_a_dtype_without_a_v3_name_becomes_raw_bytes_with_its_layout_in_an_attribute(tmp_path: Path) -> None:
     dtype = np.dtype([("a", "<i4"), ("b", ">f8", (2,)), ("c", "|V3")])
     values = np.zeros(5, dtype)
     values["a"], values["b"] = range(5), [[at, at / 2] for at in range(5)]
@@ -212,7 +212,7 @@ def test_what_v3_has_no_name_for_is_raw_bytes_with_its_layout(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("layout", [[["a", ">i2", [2]]], [["a", ">i2", [2]], ["b", "<i4"]]])
-def test_decoded_items_that_are_raw_bytes_have_the_byte_order_of_their_layout(tmp_path: Path, layout: Any) -> None:
+def test_items_decoded_to_raw_bytes_have_the_byte_order_of_the_layout_attribute(tmp_path: Path, layout: Any) -> None:
     values = np.zeros(1, [tuple(field) for field in layout])
     values["a"] = [1, 2]
     about = v2(shape=[1], chunks=[1], dtype=layout, fill_value=None, filters=[{"id": "base64"}])
@@ -224,8 +224,8 @@ def test_decoded_items_that_are_raw_bytes_have_the_byte_order_of_their_layout(tm
     assert read["a"].tolist() == [[1, 2]]
 
 
-def test_old_and_odd_arrays(tmp_path: Path) -> None:
-    """Labels, pickles that stay where they are, chunks that a writer cut at the edge, and long doubles."""
+def test_arrays_with_unusual_codecs_and_chunks_are_decoded(tmp_path: Path) -> None:
+    """Labels, JSON, text, chunks cut short at the edge, long doubles, and pickles: those of objects stay out of v3."""
     labels = np.array(["a", "ccc", "", "a"], object)
     category = numcodecs.Categorize(["a", "ccc"], dtype=object)
     tree = {
@@ -289,10 +289,10 @@ def test_absent_chunks_of_labels_are_the_fill_value(tmp_path: Path, labels: list
         ("<M8[ns]", numcodecs.Delta("<i8"), "rewritten in metadata"),
     ],
 )  # fmt: skip
-def test_a_filter_of_items_of_another_type_gets_their_bytes(
+def test_a_filter_of_another_dtype_gets_the_bytes_of_the_items(
     tmp_path: Path, dtype: str, codec: Codec, form: str
 ) -> None:
-    """As in Zarr v2; a reader of v3 would take its numbers for those of the array."""
+    """Zarr v2 reinterprets bytes between a filter and the array; a v3 reader would use the numbers as values."""
     values = np.array([1, 1000, 3, 2**30, 0], "<u4" if np.dtype(dtype).itemsize == 4 else "<i8").view(dtype)
     about = v2(shape=[5], chunks=[5], dtype=dtype, fill_value=None, filters=[codec.get_config()])
     root = written(tmp_path, {".zarray": about, "0": np.asarray(codec.encode(values)).tobytes()})
@@ -312,13 +312,13 @@ def test_a_filter_of_items_of_another_type_gets_their_bytes(
         ("<f8", numcodecs.Shuffle(4), "rewritten in metadata"),
     ],
 )  # fmt: skip
-def test_filters_that_todays_readers_of_v3_take_for_others_are_decoded(
+def test_only_filters_that_current_v3_readers_misread_are_decoded(
     tmp_path: Path, dtype: str, codec: Codec, form: str
 ) -> None:
     values = np.array([1, 2, 3, 5], dtype)
     about = codec.get_config()
     if about["id"] == "shuffle":
-        del about["elementsize"]  # 4 in v2; in v3 as many bytes as the array's items have
+        del about["elementsize"]  # the default is 4 in v2, and the array's item size in v3
     document = v2(shape=[4], chunks=[4], dtype=dtype, fill_value=None, filters=[about], compressor={"id": "zlib"})
     stored = numcodecs.Zlib().encode(codec.encode(values))
     tree, shown = seen(written(tmp_path, {".zarray": document, "0": stored}), 3)
@@ -327,7 +327,7 @@ def test_filters_that_todays_readers_of_v3_take_for_others_are_decoded(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_shuffle_without_a_size_in_v3_has_that_of_the_items(tmp_path: Path, version: int) -> None:
+def test_shuffle_without_an_element_size_in_v3_uses_the_item_size(tmp_path: Path, version: int) -> None:
     values = np.arange(6, dtype="<f8")
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.shuffle"}]
     grid = {"name": "regular", "configuration": {"chunk_shape": [6]}}
@@ -339,10 +339,8 @@ def test_shuffle_without_a_size_in_v3_has_that_of_the_items(tmp_path: Path, vers
 
 
 @pytest.mark.parametrize(("coded", "endian"), [("<i2", "big"), (">i2", "little"), ("<i2", "little")])
-def test_filtered_items_as_v2_have_the_byte_order_that_the_filter_names(
-    tmp_path: Path, coded: str, endian: str
-) -> None:
-    """In v3 they have that of the codec "bytes"."""
+def test_filtered_items_shown_as_v2_have_the_byte_order_of_the_filter(tmp_path: Path, coded: str, endian: str) -> None:
+    """In v3, their byte order is that of the codec "bytes"."""
     about = v3(
         shape=[3], data_type="uint8", codecs=[
             {"name": "numcodecs.astype", "configuration": {"decode_dtype": "|u1", "encode_dtype": coded}},
@@ -363,7 +361,7 @@ def test_filtered_items_as_v2_have_the_byte_order_that_the_filter_names(
     ],
 )  # fmt: skip
 def test_xarray_opens_a_data_set_with_arrays_of_any_type(tmp_path: Path, dtype: str, fill: Any, values: Any) -> None:
-    """It refuses the attribute _FillValue of text, bytes and dates."""
+    """xarray refuses a _FillValue attribute of text, bytes and dates."""
     items = np.array(values, dtype)
     attributes = json.dumps({"_ARRAY_DIMENSIONS": ["t"]}).encode()
     tree = {".zgroup": GROUP_2, "a/.zattrs": attributes, "a/0": items.tobytes(), "b/.zattrs": attributes}
@@ -378,7 +376,7 @@ def test_xarray_opens_a_data_set_with_arrays_of_any_type(tmp_path: Path, dtype: 
 
 
 def test_xarray_opens_a_data_set_of_v3_with_a_scalar_as_v2(tmp_path: Path) -> None:
-    """Of a scalar, zarr-python writes no dimension names; xarray demands _ARRAY_DIMENSIONS of every array of v2."""
+    """zarr-python writes no dimension names for a scalar; xarray requires _ARRAY_DIMENSIONS on every v2 array."""
     made = xarray.Dataset({"a": ("t", [5, 6])}, coords={"crs": 1, "height": 2.5})
     made.to_zarr(tmp_path / "z", zarr_format=3, consolidated=False)
     found = xarray.open_zarr(memory(seen(tmp_path / "z", 2)[0]), consolidated=False)
@@ -404,7 +402,7 @@ CHUNK = Inverted().encode(np.arange(100, dtype="<i4"))
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_chunk_that_fails_is_an_error_of_its_own(tmp_path: Path, version: Literal[2, 3]) -> None:
+def test_a_chunk_that_cannot_be_decoded_fails_alone(tmp_path: Path, version: Literal[2, 3]) -> None:
     async def check(view: TranslatedView, base: Path) -> None:
         assert bytes(await view.get("a/0.0")) == np.arange(100, dtype="<i4").tobytes()
         assert bytes(await view.get("a/0.0", 5, 7)) == np.arange(100, dtype="<i4").tobytes()[5:12]
@@ -425,7 +423,7 @@ def test_a_chunk_that_fails_is_an_error_of_its_own(tmp_path: Path, version: Lite
     on_view(written(tmp_path, {"a/.zarray": ODD, "a/0.0": CHUNK, "a/0.1": b"short"}), version, check)
 
 
-def test_a_chunk_that_was_just_rewritten_is_read_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_opening_a_chunk_again_after_a_rewrite_reads_the_new_data(tmp_path: Path) -> None:
     def text(items: list[str]) -> bytes:
         return bytes(numcodecs.VLenUTF8().encode(np.array(items, object)))
 
@@ -453,10 +451,10 @@ def test_a_chunk_that_was_just_rewritten_is_read_when_it_is_opened_again(tmp_pat
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
-def test_decoded_chunks_on_a_server_whose_listing_has_no_sizes(tmp_path: Path) -> None:
+def test_decoded_chunks_are_read_from_a_server_whose_listing_has_no_sizes(tmp_path: Path) -> None:
     about = v2(filters=[{"id": "base64"}], dimension_separator=".")
     base = written(tmp_path, {".zgroup": GROUP_2, "a/.zarray": about, "a/0.0": base64.b64encode(bytes(400))})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=base))
@@ -480,7 +478,7 @@ def test_decoded_chunks_on_a_server_whose_listing_has_no_sizes(tmp_path: Path) -
 
 
 def test_an_open_chunk_of_a_server_is_never_decoded_from_its_next_version(faulty: Faulty) -> None:
-    """Its name in the table of the store is of the version before until the bytes are read."""
+    """The store's cached metadata is that of the old version until the bytes are read."""
     about = v2(shape=[300_000], chunks=[300_000], dtype="|u1", filters=[{"id": "base64"}], dimension_separator=".")
     first, then = (base64.b64encode(np.random.default_rng(seed).bytes(300_000)) for seed in (1, 2))
     url = put_exact(faulty, "replaced", {"a/.zarray": about, ".zgroup": GROUP_2})
@@ -505,7 +503,7 @@ def test_an_open_chunk_of_a_server_is_never_decoded_from_its_next_version(faulty
 
 
 class _Replaced(FileSystemStore):
-    """A store in which a chunk is replaced between stat and read, as often as the test says."""
+    """A directory store that replaces a chunk between stat and read, once for each of `versions`."""
 
     chunk = Path()
     versions: ClassVar[list[bytes]] = []
@@ -542,7 +540,7 @@ def test_a_chunk_that_is_replaced_while_it_is_read_is_decoded_from_one_version(
     trio.run(main)
 
 
-def test_transcode_off_leaves_out_what_would_be_decoded(tmp_path: Path) -> None:
+def test_transcode_off_leaves_out_arrays_that_need_decoding(tmp_path: Path) -> None:
     async def check(view: TranslatedView, _base: Path) -> None:
         assert [info.name for info in await listed(view, "a")] == []
         why = f"codec {Inverted.codec_id}, which today's readers of Zarr v2 lack"
@@ -567,7 +565,7 @@ def shard(chunks: dict[int, bytes], count: int = 4) -> bytes:
 
 
 def shards_of(tree: Tree, per_shard: tuple[int, int] = (2, 2)) -> Tree:
-    """Return the shards that hold inner chunks, both by the name of the chunk's index ("0/0")."""
+    """Return the shards that hold the inner chunks of `tree`; the keys of both are chunk indices ("0/0")."""
     found: dict[tuple[int, ...], dict[int, bytes]] = {}
     for key, data in tree.items():
         index = tuple(map(int, key.split("/")))
@@ -581,7 +579,7 @@ INDEXES = st.tuples(st.integers(0, 3), st.integers(0, 4))
 
 
 class TestShardsAsV2(StoreContract):
-    """Inner chunks of shards are files of any size, as a store has them."""
+    """The store contract for sharded arrays shown as v2, whose inner chunks may have any size."""
 
     tree: ClassVar[Tree] = {f"{row}/{column}": bytes([row, column]) * 20 for row, column in [(0, 0), (1, 3), (3, 4)]}
     file = "1/3"
@@ -599,7 +597,7 @@ class TestShardsAsV2(StoreContract):
             yield view
 
     def usable(self, tree: Tree) -> Tree:
-        # directories are those of rows of shards: each has all rows in it
+        # a shard makes a directory for each of its rows of inner chunks: leave none of them empty
         rows = {int(key[0]) // 2 for key in tree if key not in self.made}
         every = {f"{2 * row + more}/{int(key[2])}": data for row in rows for more in (0, 1)
                  for key, data in tree.items() if key not in self.made and int(key[0]) // 2 == row}  # fmt: skip
@@ -617,7 +615,7 @@ def _place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     cls.tree = TestShardsAsV2.usable(cls, TestShardsAsV2.tree)
 
 
-def test_listing_shards_reads_no_index_that_it_does_not_need(tmp_path: Path) -> None:
+def test_listing_shards_reads_only_the_indexes_that_it_needs(tmp_path: Path) -> None:
     tree = {f"{row}/{column}": b"x" * (row + 1) for row in range(4) for column in range(5) if (row, column) != (1, 1)}
     source = {"zarr.json": v3(**SHARDED)} | {f"c/{key}": data for key, data in shards_of(tree).items()}
 
@@ -635,7 +633,7 @@ def test_listing_shards_reads_no_index_that_it_does_not_need(tmp_path: Path) -> 
         read.clear()
         assert [(info.name, info.size) for info in await listed(view, "1")] == [("0", 2), ("2", 2), ("3", 2), ("4", 2)]
         assert sorted(key for key, _start in read) == ["c/0/0", "c/0/1", "c/0/2"]
-        assert min(start for _key, start in read) > 0  # the index alone
+        assert min(start for _key, start in read) > 0  # only the index, at the end of the shard
         read.clear()
         assert bytes(await view.get("0/1")) == b"x"
         with pytest.raises(NotFound):
@@ -648,11 +646,11 @@ def test_listing_shards_reads_no_index_that_it_does_not_need(tmp_path: Path) -> 
     on_view(written(tmp_path, source), 2, check)
 
 
-def test_a_damaged_index_is_an_error_of_the_chunks_of_its_shard(tmp_path: Path) -> None:
+def test_a_damaged_index_is_an_error_for_the_chunks_of_its_shard_only(tmp_path: Path) -> None:
     tree = {f"{row}/{column}": b"1234" for row in range(4) for column in range(5)}
     source = {"zarr.json": v3(**SHARDED)} | {f"c/{key}": data for key, data in shards_of(tree).items()}
     damaged = bytearray(source["c/1/0"])
-    damaged[-20] ^= 1  # of the index: its checksum does not match
+    damaged[-20] ^= 1  # a bit of the index, whose checksum no longer matches
     source["c/1/0"] = bytes(damaged)
     source["c/1/1"] = b"no index"
 
@@ -679,7 +677,7 @@ def test_a_damaged_index_is_an_error_of_the_chunks_of_its_shard(tmp_path: Path) 
 def test_names_of_inner_chunks_are_sorted_and_complete(
     template: KeyTemplate, inner: tuple[int, int], extents: tuple[int, int], data: st.DataObject
 ) -> None:
-    """As made one by one and sorted, from any name on; the grid is never counted."""
+    """Compare with names made one by one and sorted, resuming after any name; a huge grid is never enumerated."""
     found = parse_node("zarr.json", v3(
         shape=extents, chunk_grid={"name": "regular", "configuration": {"chunk_shape": inner}}, data_type="int8",
         codecs=["bytes"],
@@ -703,7 +701,7 @@ def test_names_of_inner_chunks_are_sorted_and_complete(
     assert len(list(itertools.islice(huge.inner_names(directory, sorted(set(shards)), ""), 3))) <= 3
 
 
-def test_documents_say_no_codec(tmp_path: Path) -> None:
+def test_documents_of_decoded_arrays_name_no_compressor_or_filter(tmp_path: Path) -> None:
     root = written(tmp_path, {".zarray": ODD, "0.0": CHUNK})
     two, three = json.loads(seen(root, 2)[0][".zarray"]), json.loads(seen(root, 3)[0]["zarr.json"])
     assert (two["compressor"], two["filters"]) == (None, None)
@@ -711,7 +709,7 @@ def test_documents_say_no_codec(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_another_size_is_another_version() -> None:
-    """Also where the file system has coarse times; an unknown attribute differs from nothing."""
+    """A change of size counts even if a coarse timestamp stays the same; an unknown size equals any size."""
     found = Info("c/0", Kind.FILE, 100, None, 7)
     assert _same(found, found._replace(size=None))
     assert not _same(found, found._replace(size=101))

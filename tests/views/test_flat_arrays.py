@@ -36,14 +36,14 @@ RANGES = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 6000)), max_s
 
 
 def stored(directory: str, how: Shape) -> Array:
-    """Write an array `x` in a group."""
+    """Write an array `x` to a group; return its items."""
     group = zarr.open_group(directory, mode="w", zarr_format=how.version)
     return write(group, "x", how)
 
 
 @settings(max_examples=150, deadline=None)
 @given(shapes(), RANGES, st.sampled_from([1, 100, 1 << 20]))
-def test_any_array_and_any_range(how: Shape, ranges: list[tuple[int, int]], budget: int) -> None:
+def test_any_range_of_any_array_has_the_right_bytes(how: Shape, ranges: list[tuple[int, int]], budget: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         items = stored(directory, how)
         wanted = flat_bytes(items, how)
@@ -70,7 +70,7 @@ def test_any_array_and_any_range(how: Shape, ranges: list[tuple[int, int]], budg
 
 @settings(max_examples=60, deadline=None)
 @given(shapes())
-def test_any_array_in_memory(how: Shape) -> None:
+def test_any_array_is_read_into_memory(how: Shape) -> None:
     with tempfile.TemporaryDirectory() as directory:
         items = stored(directory, how)
         found = zarrfs.read_array(directory, "x")
@@ -79,7 +79,7 @@ def test_any_array_in_memory(how: Shape) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(shapes(3), st.integers(1, 700), st.sampled_from([64, 500, 1 << 20]))
-def test_a_scan_in_any_steps(how: Shape, step: int, budget: int) -> None:
+def test_a_scan_in_steps_of_any_size_reads_the_whole_array(how: Shape, step: int, budget: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         wanted = flat_bytes(stored(directory, how), how)
 
@@ -91,7 +91,7 @@ def test_a_scan_in_any_steps(how: Shape, step: int, budget: int) -> None:
 
 
 def plain(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], **more: object) -> Array:
-    """Write an array `x` of consecutive numbers."""
+    """Write an array `x` of consecutive numbers; return its items."""
     group = zarr.open_group(path, mode="w", zarr_format=2)
     items = np.arange(np.prod(shape), dtype="<i4").reshape(shape)
     array = group.create_array("x", shape=shape, chunks=chunks, dtype="<i4", **more)
@@ -140,7 +140,7 @@ def test_a_small_read_decodes_one_chunk(tmp_path: Path) -> None:
     with_view(tmp_path, check, raw=True)
 
 
-def test_a_band_beyond_the_cache_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_band_larger_than_the_cache_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     items = plain(tmp_path, (64, 256), (32, 64))
 
     async def check(view: ArraysView) -> None:
@@ -163,7 +163,7 @@ def test_a_damaged_chunk_fails_alone(tmp_path: Path, compressors: str | None) ->
         for start, length in ((half, 4), (half - 4, 8), (0, None)):
             with pytest.raises(ReadError, match=r"x/1\.0"):
                 await view.get("x.bin", start, length)
-        for at in range(0, half, 1024):  # the chunk behind is tried ahead, in vain
+        for at in range(0, half, 1024):  # decoding ahead reaches the damaged chunk, and fails
             assert bytes(await view.get("x.bin", at, 1024)) == items.tobytes()[at : at + 1024]
 
     with_view(tmp_path, check, raw=True)
@@ -232,7 +232,7 @@ def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["plain", "compressed", "shards"])
-def test_links_of_an_archive_in_the_place_of_chunks_are_followed(tmp_path: Path, how: str) -> None:
+def test_links_in_place_of_chunks_in_an_archive_are_followed(tmp_path: Path, how: str) -> None:
     items = np.array([7, 9, 7, 9], "u1")
     more: dict[str, Any] = {"shards": (2,)} if how == "shards" else {}
     array = zarr.create_array(
@@ -306,7 +306,7 @@ def test_chunks_are_checked_for_changes_concurrently_and_only_to_the_first_chang
         await trio.sleep(1.1)
         first = await view.info("x.bin")
         assert len(looks) == 128
-        assert most > 30  # at the same time
+        assert most > 30  # concurrent
         for number in range(128):
             (tmp_path / f"x/{number}").write_bytes(b"")
         looks.clear()
@@ -318,7 +318,7 @@ def test_chunks_are_checked_for_changes_concurrently_and_only_to_the_first_chang
 
 
 @pytest.mark.parametrize("view", ["arrays", "netcdf"])
-def test_a_change_of_an_array_whose_document_is_of_the_future_makes_a_new_version(tmp_path: Path, view: str) -> None:
+def test_a_change_of_an_array_with_a_document_from_the_future_makes_a_new_version(tmp_path: Path, view: str) -> None:
     array = zarr.create_array(str(tmp_path / "x"), shape=(4,), chunks=(4,), dtype="u1", zarr_format=2)
     array[:] = 1
     for path in (tmp_path / "x/.zarray", tmp_path / "x/.zattrs"):

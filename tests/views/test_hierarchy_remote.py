@@ -1,4 +1,4 @@
-"""Hierarchies on a server that cannot list: changed documents are read again, unchanged ones are not."""
+"""Hierarchies on servers, with and without listings: only changed documents are read again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def metadata(**nodes: Any) -> bytes:
 
 
 async def pass_seconds(clock: MockClock) -> None:
-    """Let what views have read be too old, by trio's clock, and what metadata_ttl=0.1 keeps, by the system's."""
+    """Let cached metadata expire: that of views by trio's clock, that of stores (metadata_ttl=0.1) by the system's."""
     clock.jump(2.2)
     await trio.sleep(0.15)
 
@@ -53,7 +53,7 @@ def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> 
             seen = await view.hierarchy.node("a")
             assert seen is not None
             await pass_seconds(clock)
-            assert await view.hierarchy.node("a") is seen  # so that nothing is made anew
+            assert await view.hierarchy.node("a") is seen  # unchanged, so the node is not parsed again
             changed = json.loads(v2(dimension_separator=".", shape=[1000, 20]))
             faulty.put("/s/.zmetadata", metadata(a=changed), tag="2")
             await pass_seconds(clock)
@@ -161,7 +161,7 @@ def test_old_nested_chunks_are_found_by_a_listing(nginx: Nginx, s3: S3, place: s
 
 
 class Bucket(FileSystemStore):
-    """A directory as if it lay on a server; counts the names that are listed."""
+    """A directory store that claims to be remote, and counts the entries that it lists."""
 
     remote = True
     listed = 0
@@ -177,7 +177,9 @@ class Bucket(FileSystemStore):
 
 @pytest.mark.parametrize(("chunks", "keys"), [("3.", FLAT), ("3/", NESTED)])
 @pytest.mark.parametrize("denied", [False, True])
-def test_the_first_chunk_in_a_listing_decides(tmp_path: Path, chunks: str, keys: KeyTemplate, denied: bool) -> None:
+def test_the_first_chunk_in_a_listing_selects_flat_or_nested_keys(
+    tmp_path: Path, chunks: str, keys: KeyTemplate, denied: bool
+) -> None:
     tree = {f"x/{chunks}{number}": b"x" for number in range(50)}
     base = written(tmp_path, tree | {"x/.zarray": v2(shape=[1000, 1000])})
 
@@ -196,7 +198,7 @@ def test_the_first_chunk_in_a_listing_decides(tmp_path: Path, chunks: str, keys:
 
 @pytest.mark.parametrize("generation", [2, 3])
 @pytest.mark.parametrize("lists", [True, False])
-def test_groups_and_arrays_that_are_called_as_documents(
+def test_groups_and_arrays_named_like_documents_are_found(
     nginx: Nginx, faulty: Faulty, lists: bool, generation: int
 ) -> None:
     name, group, array = (".zgroup", GROUP_2, v2) if generation == 2 else ("zarr.json", GROUP_3, v3)

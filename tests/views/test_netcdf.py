@@ -1,4 +1,4 @@
-"""view=netcdf in process: values, attributes and coordinates, what is left out, and headers that are kept."""
+"""view=netcdf in process: values, attributes and coordinates, arrays left out, and cached headers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ENGINES: tuple[Literal["netcdf4", "h5netcdf"], ...] = ("netcdf4", "h5netcdf")
 
 
 def dataset() -> xr.Dataset:
-    """A data set as xarray users have them: coordinates, packed and masked data, times, text."""
+    """Return a typical data set of xarray: coordinates, missing data, times, text."""
     time = np.array(["2000-01-01", "2000-01-02T06", "NaT"], "M8[ns]")
     t = np.linspace(270, 290, 12).reshape(3, 4)
     t[1, 2] = np.nan
@@ -66,7 +66,7 @@ def dataset() -> xr.Dataset:
 
 @pytest.mark.parametrize("consolidated", [True, False], ids=["consolidated", "unconsolidated"])
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_data_set_is_equal_to_the_zarr_it_was(tmp_path: Path, version: Literal[2, 3], consolidated: bool) -> None:
+def test_a_data_set_is_equal_to_its_zarr_source(tmp_path: Path, version: Literal[2, 3], consolidated: bool) -> None:
     packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
     dataset().to_zarr(tmp_path / "z", zarr_format=version, consolidated=consolidated, encoding={"t": packed})
     assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
@@ -91,7 +91,7 @@ SMALL = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def shown(file: Any, items: np.ndarray[Any, Any]) -> None:
-    """Compare a variable `x` of an HDF5 file with the items of the array."""
+    """Assert that the variable `x` of an HDF5 file equals the items of the array."""
     kind = items.dtype.kind
     if kind == "c":
         for part, name in ((items.real, "x_real"), (items.imag, "x_imag")):
@@ -116,7 +116,7 @@ def shown(file: Any, items: np.ndarray[Any, Any]) -> None:
 @SMALL
 @given(how=shapes())
 def test_any_array_is_equal_to_its_items(tmp_path_factory: pytest.TempPathFactory, how: Shape) -> None:
-    """Shapes, chunks, types, byte and memory orders, shards, fill values, absent chunks."""
+    """Shapes, chunks, types, byte and memory orders, shards, fill values and absent chunks vary."""
     base = tmp_path_factory.mktemp("any")
     group = zarr.open_group(base / "z", mode="w", zarr_format=how.version)
     items = write(group, "x", how)
@@ -129,7 +129,7 @@ def test_any_array_is_equal_to_its_items(tmp_path_factory: pytest.TempPathFactor
         shown(file, items)
 
 
-def test_types_that_netcdf_lacks(tmp_path: Path) -> None:
+def test_types_that_netcdf_lacks_are_converted(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     made = {
         "half": np.array([1.5, np.nan, -2], "f2"), "week": np.array([1, -3, 7], "M8[W]"),
@@ -182,7 +182,7 @@ def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: p
     trio.run(strictly)
 
 
-def test_names_dimensions_and_clashes(tmp_path: Path) -> None:
+def test_clashing_or_invalid_names_and_dimensions_are_renamed(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
 
     def array(name: str, shape: tuple[int, ...], dims: list[str] | None, dtype: str = "i2") -> None:
@@ -192,9 +192,9 @@ def test_names_dimensions_and_clashes(tmp_path: Path) -> None:
             made.attrs["_ARRAY_DIMENSIONS"] = dims
 
     array("x", (3,), ["x"])
-    array("lat", (2, 3), ["y", "x"])  # not a coordinate, and
-    array("at", (4,), ["lat"])  # a dimension of its name
-    array("y2", (5,), ["y"])  # a dimension with another extent
+    array("lat", (2, 3), ["y", "x"])  # not a coordinate variable, although
+    array("at", (4,), ["lat"])  # a dimension has its name
+    array("y2", (5,), ["y"])  # the dimension y with another extent
     array("same", (2, 2), ["y", "y"])
     array("-a b ", (2,), ["a/b"])
     array("_a b_", (2,), None)
@@ -236,7 +236,7 @@ def test_names_that_are_not_utf8_are_kept_as_json(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     for path in ("x", "h/y", "other"):
         root.create_array(path, shape=(2,), chunks=(2,), dtype="i2")[...] = [1, 2]
-    for name in ("x", "h"):  # as an archive in Latin-1 leaves them
+    for name in ("x", "h"):  # as unpacking an archive with Latin-1 names leaves them
         (tmp_path / "z" / name).rename(tmp_path / "z" / os.fsdecode(name.encode() + b"\xe9"))
     assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
     with netCDF4.Dataset(tmp_path / "x.nc") as file:
@@ -266,13 +266,13 @@ DOCUMENTS = st.dictionaries(
 
 @SMALL
 @given(arrays=DOCUMENTS, attributes=ATTRIBUTES)
-def test_any_names_and_attributes_make_a_file(
+def test_any_names_and_attributes_make_a_readable_file(
     arrays: dict[str, tuple[str, list[tuple[int, str]], dict[str, Any], bool]], attributes: dict[str, Any]
 ) -> None:
     nodes = {"": Node("", parse_document(".zgroup", {"zarr_format": 2}, attributes))}
     for path, (dtype, dims, own, named) in arrays.items():
         if any(path.startswith(f"{other}/") for other in arrays):
-            continue  # below an array
+            continue  # no node is below an array
         for depth in range(1, path.count("/") + 1):
             above = "/".join(path.split("/")[:depth])
             nodes[above] = nodes[""]._replace(path=above)
@@ -302,8 +302,8 @@ def test_any_names_and_attributes_make_a_file(
 
 
 @pytest.mark.parametrize("path", ["_gap", "_gap/x"])
-def test_a_large_file_may_have_any_name(path: str, tmp_path: Path) -> None:
-    """Also that of the hole between its header and its data."""
+def test_a_large_file_may_hold_a_variable_of_any_name(path: str, tmp_path: Path) -> None:
+    """Even one like that of the data set which reserves space between header and data."""
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     root.create_array(path, shape=(5_000_000,), chunks=(500_000,), dtype="u1", fill_value=1)
 
@@ -329,7 +329,7 @@ def test_the_file_is_named_after_the_source() -> None:
     assert name_of("/") == "data"
 
 
-def test_a_file_for_each_group(tmp_path: Path) -> None:
+def test_each_group_has_a_file(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3, attributes={"of": "root"})
     for path in ("a", "a/b", "x"):
         group = root.require_group(path)
@@ -374,7 +374,7 @@ def test_groups_behind_the_links_of_an_archive_are_shown(tmp_path: Path) -> None
 def test_a_group_that_has_no_file_of_its_own_is_left_out_with_a_reason(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A node whose document is no JSON may be an array; a name may be too long with its suffix."""
+    """A node whose document is not JSON may be an array; a name may be too long once .nc is added."""
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3)
     root.create_group(name, attributes={"of": "it"})
     if name == "bad":
@@ -393,8 +393,8 @@ def test_a_group_that_has_no_file_of_its_own_is_left_out_with_a_reason(
     trio.run(main)
 
 
-def test_a_listing_of_several_processes_goes_on_after_a_file_that_has_gone(tmp_path: Path) -> None:
-    """They list sizes, for which they look at each file."""
+def test_a_listing_with_several_processes_continues_past_a_removed_file(tmp_path: Path) -> None:
+    """With several processes a listing has sizes, for which it stats each file."""
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=3, attributes={"of": "root"})
     for path in "abc":
         root.create_group(path, attributes={"of": path})
@@ -414,7 +414,7 @@ def test_a_listing_of_several_processes_goes_on_after_a_file_that_has_gone(tmp_p
     trio.run(main, clock=clock)
 
 
-def test_a_damaged_chunk_is_an_error_of_its_bytes_alone(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_an_error_for_its_bytes_alone(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     root.create_array("v", shape=(40,), chunks=(10,), dtype="i4")[:] = np.arange(40)
     (tmp_path / "z/v/2").write_bytes(b"damaged")
@@ -439,8 +439,8 @@ def test_a_damaged_chunk_is_an_error_of_its_bytes_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", sorted({*STORES, *(one.store for one in DRAFT)}), ids=lambda store: store.name)
-def test_every_sample(tmp_path: Path, store: Path) -> None:
-    """Stores of zarr 0.3 to 3, by other programs too."""
+def test_every_sample_becomes_a_valid_file_with_its_recorded_values(tmp_path: Path, store: Path) -> None:
+    """The stores are of zarr 0.3 to 3; ncdump, h5dump and ncks read the files, too."""
     left_out = converted(store, tmp_path / "x.nc")
     for command in ["ncdump"], ["h5dump", "-H"], ["ncks", "-m"]:
         subprocess.run([*command, tmp_path / "x.nc"], stdout=subprocess.DEVNULL, check=True)
@@ -458,7 +458,7 @@ def test_every_sample(tmp_path: Path, store: Path) -> None:
                 assert not sample.defined or hashlib.sha256(found.tobytes()).hexdigest() == sample.sha256
 
 
-def test_a_header_is_made_once_for_a_version(tmp_path: Path) -> None:
+def test_a_header_is_made_once_per_version(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     root.create_array("v", shape=(4,), chunks=(2,), dtype="i4")[:] = range(4)
     kept, made = IndexCache(Options(index_dir=str(tmp_path / "index"))), []
@@ -491,12 +491,12 @@ def test_a_grown_array_is_seen_by_later_readers(tmp_path: Path) -> None:
             old = await view.open("x.nc")
             was = bytes(await old.read(0, old.size))
             root["v"].resize((6,))
-            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            await trio.sleep(2.2)  # the hierarchy and the view each cache for a second
             listed = [info async for info in view.list_dir("")]
-            assert [info.identity for info in listed] == [None]  # not that of the old file
+            assert [info.identity for info in listed] == [None]  # not the identity of the old file
             new = await view.open("x.nc")
             assert new.version != old.version
-            assert old.info.identity not in (None, new.info.identity)  # two files, which share no pages
+            assert old.info.identity not in (None, new.info.identity)  # so the kernel shares no pages between them
             listed = [info async for info in view.list_dir("")]
             assert new.info.identity == listed[0].identity == (await view.info("x.nc")).identity
             assert bytes(await old.read(0, old.size)) == was
@@ -527,7 +527,7 @@ def test_an_open_file_reads_no_chunk_after_a_change_that_it_cannot_follow(
             (start,) = value._file.starts  # type: ignore[attr-defined]
             assert bytes(await value.read(start, 24)) == items
             (tmp_path / "z/v/.zarray").write_text(json.dumps(about | {"shape": [4, 3]}, indent=1))
-            await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+            await trio.sleep(2.2)  # the hierarchy and the view each cache for a second
             assert bytes(await value.read(start, 24)) == items
             if change is None:
                 shutil.rmtree(tmp_path / "z/v")
@@ -542,7 +542,7 @@ def test_an_open_file_reads_no_chunk_after_a_change_that_it_cannot_follow(
 
 
 def test_every_variable_is_checked_for_changes_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(netcdf, "_LOOKED_AT", 1)  # one variable each time
+    monkeypatch.setattr(netcdf, "_LOOKED_AT", 1)  # check one variable each time
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     for name in "ab":
         root.create_array(name, shape=(4,), chunks=(4,), dtype="u1")[:] = 1
@@ -562,7 +562,7 @@ def test_every_variable_is_checked_for_changes_in_turn(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["combined_v1", "day0_v0", "day0_v1", "day2_v1", "parquet"])
-def test_reference_sets_and_the_child_that_writes_headers(tmp_path: Path, references: Path, name: str) -> None:
+def test_reference_sets_get_headers_from_a_child_process(tmp_path: Path, references: Path, name: str) -> None:
     document = references / f"{'combined_v1' if name == 'parquet' else name}.json"
     if name == "parquet":
         done = run("refs", "convert", document, tmp_path / "combined_v1.parq")
@@ -596,7 +596,7 @@ def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytes
         open_source(str(tmp_path / "z"), Options(view="netcdf"))
 
 
-# -- text of any length
+# -- variable-length text
 
 WORDS = ["Zürich", "", "東京", "a longer name than others"]
 
@@ -622,8 +622,8 @@ def test_text_of_any_length_is_shown_as_characters(tmp_path: Path, version: Lite
         assert file["name"].dimensions == ("station", "string25")
 
 
-def test_single_characters_have_no_dimension_more(tmp_path: Path) -> None:
-    """As those that kerchunk finds in a file of NetCDF: xarray joins them along the last one."""
+def test_single_characters_get_no_extra_dimension(tmp_path: Path) -> None:
+    """kerchunk references text of NetCDF files as single characters; xarray joins them along the last dimension."""
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     name = root.create_array("name", shape=(2, 3), chunks=(2, 3), dtype="S1")
     name[:] = np.array([list("abc"), list("xyz")], "S1")
@@ -635,8 +635,8 @@ def test_single_characters_have_no_dimension_more(tmp_path: Path) -> None:
         assert found["name"].values.tolist() == source["name"].values.tolist() == [b"abc", b"xyz"]
 
 
-def test_items_of_any_length_of_other_codecs_and_types(tmp_path: Path) -> None:
-    """Bytes, JSON as kerchunk writes text of HDF5, and objects that are no text."""
+def test_variable_length_bytes_and_json_text_are_shown_as_characters(tmp_path: Path) -> None:
+    """kerchunk writes the text of HDF5 files as JSON. Other objects, and text that ends with NUL, are left out."""
     import numcodecs
 
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
@@ -692,7 +692,7 @@ def test_too_much_text_is_left_out(tmp_path: Path) -> None:
     assert reasons["long"] == "1,024 items as long as the longest, 65,536 bytes: more than 32 MiB"
 
 
-def test_text_that_changes_is_read_anew_and_repaired_text_again(tmp_path: Path) -> None:
+def test_changed_and_repaired_text_is_read_again(tmp_path: Path) -> None:
     text_source(tmp_path / "z", 3)
     chunk = tmp_path / "z/name/c/0"
     good = chunk.read_bytes()
@@ -721,7 +721,7 @@ def test_text_that_changes_is_read_anew_and_repaired_text_again(tmp_path: Path) 
             assert (new.info.mtime_ns or 0) > (old.info.mtime_ns or 0)
             assert await words(old) == WORDS
             chunk.unlink()
-            chunk.mkdir()  # cannot be read, which is an error for the file
+            chunk.mkdir()  # an unreadable chunk is an error for the whole file
             clock.jump(60)
             with pytest.raises(ReadError, match="name/c/0: a directory"):
                 await view.open("x.nc")

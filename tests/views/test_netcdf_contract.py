@@ -1,4 +1,4 @@
-"""view=netcdf fulfils the contract of stores: a file a group, and the values of its bytes in any range."""
+"""view=netcdf fulfils the store contract: one file per group, readable in any byte range."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = ("x.nc", "a.nc", "a/b c.nc", "é.nc")
 
 
 class Headers(dict[str, bytes]):
-    """Headers that are kept, so that each is made once."""
+    """A cache of headers in memory, so that each is made once."""
 
     def header(self, digest: str) -> bytes | None:
         return self.get(digest)
@@ -71,8 +71,8 @@ class TestNetCDFView(StoreContract):
         return self.tree
 
 
-def test_over_a_bucket(s3: S3, tmp_path: Path) -> None:
-    """The file that a mount would show, byte by byte that of the local store, and read right."""
+def test_a_bucket_gives_the_same_file_as_a_local_store(s3: S3, tmp_path: Path) -> None:
+    """Readers of NetCDF find the right values in the file, too."""
     import trio
 
     write(tmp_path / "x.zarr")

@@ -1,4 +1,4 @@
-"""Scans decode ahead of sequential readers all that they reach, and no more than fits the cache."""
+"""Scans decode chunks ahead of sequential readers, and no more than the cache holds."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_a_sequential_reader_finds_its_chunks_decoded(shape: tuple[int, ...], ch
             left = start // (math.prod(shape[1:]) * chunks[0]) * width
             assert len({number for number in decoded if number >= left}) <= room
             assert list(scans.passed(scan)) == [] or start
-    assert missed <= 2 * width  # those of the first reads, which make no scan yet
+    assert missed <= 2 * width  # chunks of the first reads, before there is a scan
 
 
-def test_a_random_reader_gets_nothing_ahead() -> None:
+def test_nothing_is_decoded_ahead_of_a_random_reader() -> None:
     scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
     assert all(scans.read(at * 7_654_321 % 10**8, at * 7_654_321 % 10**8 + 4096) is None for at in range(1, 100))
 
 
-def test_reordered_requests_are_one_reader() -> None:
+def test_reordered_requests_belong_to_one_scan() -> None:
     scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
     first = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 1)][1]
     assert first is not None
@@ -61,13 +61,13 @@ def test_reordered_requests_are_one_reader() -> None:
     assert first.position == 6 * MIB
 
 
-def test_two_readers_are_two() -> None:
+def test_two_interleaved_readers_have_a_scan_each() -> None:
     scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
     found = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 64, 1, 65, 2, 66)][2:]
     assert found[0] is found[2] is not found[1] is found[3]
 
 
-def test_a_band_that_does_not_fit_is_not_decoded_ahead() -> None:
+def test_a_band_larger_than_the_cache_is_not_decoded_ahead() -> None:
     scans = Scans((8192, 4096), (1024, 1024), 4, 3, 1)
     assert not scans.fits
     scan = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 1, 2)][-1]

@@ -137,7 +137,7 @@ def test_a_bad_document_is_an_error_for_its_node_alone(tmp_path: Path, name: str
 
     async def check(view: TranslatedView) -> None:
         assert [info.name for info in await listed(view, "bad")] == [shown]
-        assert (await view.info(f"bad/{shown}", sized=False)).size is None  # so that it is found, and stat fails
+        assert (await view.info(f"bad/{shown}", sized=False)).size is None  # lookup succeeds, stat fails
         for call in (view.info, view.get):
             with pytest.raises(ReadError, match="bad"):
                 await call(f"bad/{shown}")
@@ -153,7 +153,7 @@ def test_a_bad_document_is_an_error_for_its_node_alone(tmp_path: Path, name: str
 def test_a_document_is_as_new_as_the_consolidated_metadata_in_it(
     version: Literal[2, 3], key: str, tmp_path: Path
 ) -> None:
-    """By size and time alone, rsync would keep that of an array which has grown."""
+    """rsync compares size and time: without the newer time it would keep a stale copy after an array has grown."""
     array, group = json.loads(v2()), json.loads(GROUP_2)
 
     def consolidated() -> bytes:
@@ -175,8 +175,8 @@ def test_a_document_is_as_new_as_the_consolidated_metadata_in_it(
     trio.run(main)
 
 
-def test_an_empty_configuration_of_a_codec_stays(tmp_path: Path) -> None:
-    """zarr-python demands one, and reads no group whose consolidated metadata lacks it."""
+def test_an_empty_codec_configuration_is_kept(tmp_path: Path) -> None:
+    """zarr-python requires a configuration, and reads no group whose consolidated metadata lacks it."""
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {}}]
     base = written(tmp_path, {"zarr.json": v3(codecs=codecs)})
 
@@ -188,7 +188,7 @@ def test_an_empty_configuration_of_a_codec_stays(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_a_source_that_changes_is_followed(tmp_path: Path) -> None:
+def test_changes_of_the_source_show_in_the_view(tmp_path: Path) -> None:
     base = written(tmp_path, {"a/.zarray": v2(), "a/0.0": b"1"})
 
     async def main() -> None:
@@ -258,7 +258,7 @@ def test_consolidated_metadata_is_translated_where_the_source_has_it(
     on_view(tmp_path, without, 2, none_as_v2)
 
 
-def test_a_million_chunks_are_listed_in_batches(tmp_path: Path) -> None:
+def test_chunks_of_a_large_array_are_listed_lazily(tmp_path: Path) -> None:
     tree = {"a/__zmeta__": v0(shape=[10_000], chunks=[1]), "a/__zdata__/7.blosc": b""}
 
     async def check(view: TranslatedView) -> None:
@@ -309,7 +309,7 @@ def test_links_appear_as_files_and_never_leave_the_source(tmp_path: Path) -> Non
     trio.run(main)
 
 
-def test_what_lies_below_a_link_of_an_archive_to_a_group_is_found(tmp_path: Path) -> None:
+def test_nodes_below_a_link_to_a_group_in_an_archive_are_found(tmp_path: Path) -> None:
     tree = {"g/.zgroup": GROUP_2, "g/h/a/.zarray": v2(), "g/h/a/0.0": b"y"}
 
     async def main() -> None:
@@ -328,7 +328,7 @@ def test_what_lies_below_a_link_of_an_archive_to_a_group_is_found(tmp_path: Path
 
 @pytest.mark.parametrize("target", ["nowhere", "x", "/etc", "../../outside", "x" * 300])
 @pytest.mark.parametrize("version", [2, 3])
-def test_links_of_an_archive_that_lead_nowhere_are_errors(
+def test_links_in_an_archive_without_a_target_in_the_source_are_errors(
     tmp_path: Path, version: Literal[2, 3], target: str
 ) -> None:
     tree = {".zgroup": GROUP_2, "good/.zarray": v2(), "good/0.0": b"y", "y/0.0": b"z"}
@@ -348,7 +348,7 @@ def test_links_of_an_archive_that_lead_nowhere_are_errors(
     trio.run(main)
 
 
-def test_links_of_an_experimental_store_that_lead_nowhere_are_errors(tmp_path: Path) -> None:
+def test_dangling_links_in_a_store_of_the_v3_draft_are_errors(tmp_path: Path) -> None:
     links = {"array.array.json": "nowhere", "group": "nowhere", "same.array.json": "scalar.array.json"}
     links = {f"meta/root/{name}": target for name, target in links.items()}
     store = indexed(tmp_path, tree_of(DATA / "zarr/v3_draft"), links)
@@ -381,7 +381,7 @@ def test_a_node_with_the_name_of_a_document_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_attributes_too_deep_to_be_written_are_an_error_for_their_node_alone(
+def test_attributes_nested_too_deeply_to_write_leave_out_their_node_alone(
     tmp_path: Path, version: Literal[2, 3]
 ) -> None:
     deep = b'{"a": ' + b"[" * 900 + b"NaN" + b"]" * 900 + b"}"

@@ -1,4 +1,4 @@
-"""Views fulfil the contract of stores, over a directory and over an index, as v2 and as v3."""
+"""Translated views fulfil the store contract: v2 and v3, over a directory and over an index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.store.contract import StoreContract, Tree, directories
 from tests.views.viewstores import GROUP_2, v0, v1, v2, v3, viewed
 from zarrfs.views.translated import TranslatedView
 
-# names in the source, and in both views
+# name in the source -> names in the v2 view and in the v3 view
 CHUNKS = {
     "old/__zdata__/0.0.blosc": ("old/0.0", "old/0.0"),
     "old/__zdata__/1.1.blosc": ("old/1.1", "old/1.1"),
@@ -24,7 +24,7 @@ CHUNKS = {
     "g/nested/1/0": ("g/nested/1/0", "g/nested/1/0"),
     "a.b/c/1/1": ("a.b/1/1", "a.b/c/1/1"),
     "a.b/c/1/0": ("a.b/1/0", "a.b/c/1/0"),
-    "b/c": ("b/0", "b/c"),  # of a scalar
+    "b/c": ("b/0", "b/c"),  # the chunk of a scalar
 }
 DOCUMENTS: Tree = {
     "old/__zmeta__": v0(), "old/__zattr__": b'{"units": "K"}', "old/__zattr__.lock": b"",
@@ -42,12 +42,12 @@ VALUES = {key: key.encode() * 20 for key in CHUNKS}
 class ViewContract(StoreContract):
     version: ClassVar[Literal[2, 3]]
     index: ClassVar[bool]
-    made: ClassVar[Tree]  # the documents, as the view makes them
+    made: ClassVar[Tree]  # the documents that the view generates
     place: Path
 
     @asynccontextmanager
     async def open(self, tree: Tree) -> AsyncIterator[TranslatedView]:
-        """Return a view that contains `tree`: all of `made` and some chunks."""
+        """Open a view that contains `tree`: all of `made` and some chunks."""
         shown = {key: names[self.version - 2] for key, names in CHUNKS.items()}
         source = DOCUMENTS | {key: tree[name] for key, name in shown.items() if name in tree}
         there = directories(source)

@@ -22,25 +22,25 @@ numbers = itertools.count()
 
 
 def v0(**more: Any) -> bytes:
-    """A __zmeta__ of zarr 0.4: 20 x 20, in chunks of 10 x 10."""
+    """Return a __zmeta__ of zarr 0.4: 20 x 20 items in chunks of 10 x 10; `more` overrides members."""
     about = {"shape": [20, 20], "chunks": [10, 10], "dtype": "<i4", "fill_value": 9, "cname": "lz4", "clevel": 5}
     return json.dumps(about | {"shuffle": 1} | more).encode()
 
 
 def v1(**more: Any) -> bytes:
-    """A meta of zarr 1.1, likewise."""
+    """Return a meta of zarr 1.1 for an array of the same shape and chunks."""
     about = {"zarr_format": 1, "shape": [20, 20], "chunks": [10, 10], "dtype": "<i4", "fill_value": None}
     return json.dumps(about | {"order": "C", "compression": "zlib", "compression_opts": 1} | more).encode()
 
 
 def v2(**more: Any) -> bytes:
-    """A .zarray, likewise."""
+    """Return a .zarray for an array of the same shape and chunks."""
     about = {"zarr_format": 2, "shape": [20, 20], "chunks": [10, 10], "dtype": "<i4", "fill_value": 0, "order": "C"}
     return json.dumps(about | {"compressor": None, "filters": None} | more).encode()
 
 
 def v3(**more: Any) -> bytes:
-    """A zarr.json of an array, likewise."""
+    """Return a zarr.json for an array of the same shape and chunks."""
     about = {
         "zarr_format": 3, "node_type": "array", "shape": [20, 20], "data_type": "int32", "fill_value": 0,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [10, 10]}},
@@ -54,7 +54,7 @@ GROUP_2, GROUP_3 = b'{"zarr_format": 2}', b'{"zarr_format": 3, "node_type": "gro
 
 
 def written(root: Path, tree: Tree) -> Path:
-    """`tree` as files in a new directory below `root`."""
+    """Write `tree` as files to a new directory below `root`; return that directory."""
     base = root / f"source{next(numbers)}"
     for key, value in tree.items():
         path = base / key
@@ -64,7 +64,7 @@ def written(root: Path, tree: Tree) -> Path:
 
 
 def indexed(root: Path, tree: Tree, links: Mapping[str, str] = {}) -> IndexStore:
-    """`tree` in an index, with symbolic links as in an archive."""
+    """Return an index that holds `tree` and, as that of an archive does, symbolic links."""
     path = str(root / f"{next(numbers)}.index")
     with IndexWriter(path) as writer:
         for key, value in tree.items():
@@ -79,7 +79,7 @@ def indexed(root: Path, tree: Tree, links: Mapping[str, str] = {}) -> IndexStore
 async def viewed(
     root: Path, tree: Tree, version: Literal[2, 3], index: bool = False, strict: bool = False
 ) -> AsyncIterator[TranslatedView]:
-    """The view of `tree` in a directory, or in an index."""
+    """Open a view of `tree`, stored in a directory or in an index."""
     store: Store = indexed(root, tree) if index else FileSystemStore(str(written(root, tree)))
     view = TranslatedView(store, version, strict)
     yield view

@@ -57,7 +57,7 @@ def _fill(array: ArrayMetadata) -> Any:
 def array_of(
     dtype: str, shape: tuple[int, ...], *codecs: tuple[str, Mapping[str, Any]], generation: Generation = "v3"
 ) -> ArrayMetadata:
-    """Make an array of one chunk with a dtype of v2."""
+    """Return the metadata of an array of one chunk; `dtype` is one of v2."""
     parsed_dtype = dtypes.parse_v2(dtype)
     fill = bytes(parsed_dtype.itemsize) if parsed_dtype.itemsize else None
     specs = tuple(CodecSpec(name, configuration) for name, configuration in codecs)
@@ -65,7 +65,7 @@ def array_of(
 
 
 def bytes_of(size: int, *codecs: tuple[str, Mapping[str, Any]]) -> ArrayMetadata:
-    """Make an array of `size` single bytes."""
+    """Return the metadata of an array of `size` bytes in one chunk."""
     return array_of("|u1", (size,), ("bytes", {}), *codecs)
 
 

@@ -31,7 +31,7 @@ LITTLE = CodecSpec("bytes", {"endian": "little"})
 
 
 def array(name: str, /, **members: Any) -> ArrayMetadata:
-    """Parse a typical document with other members; `...` removes one."""
+    """Parse a typical document with `members` replaced or added; the value `...` removes a member."""
     document = {key: value for key, value in {**DOCUMENTS[name], **members}.items() if value is not ...}
     found = parse_node(name, json.dumps(document).encode())
     assert isinstance(found, ArrayMetadata)

@@ -77,14 +77,14 @@ def test_truncated_frames_are_refused(content: bytes) -> None:
     for length in range(len(frame)):
         with pytest.raises(CodecError, match="blosc"):
             decoded(len(content), frame[:length], BLOSC)
-    # also if the header says so
+    # also where the header declares the shorter length
     for length in range(16, len(frame)):
         with pytest.raises(CodecError, match="blosc"):
             decoded(len(content), frame[:12] + struct.pack("<I", length) + frame[16:length], BLOSC)
 
 
 @pytest.mark.parametrize("path", SNAPPY, ids=[path.name for path in SNAPPY])
-def test_snappy(path: Path) -> None:
+def test_snappy_frames_are_decoded(path: Path) -> None:
     expected = (np.arange(1500) // 60 % 9).astype("<u4").tobytes()[:5987]
     frame = path.read_bytes()
     header = blosc.parse_header(frame, len(expected))
@@ -93,7 +93,7 @@ def test_snappy(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SNAPPY[::4], ids=[path.name for path in SNAPPY[::4]])
-def test_damaged_snappy(path: Path) -> None:
+def test_damaged_snappy_frames_are_refused_or_decode_to_the_declared_size(path: Path) -> None:
     frame = path.read_bytes()
     for length in range(len(frame)):
         with pytest.raises(CodecError):
@@ -116,8 +116,8 @@ INNER: dict[str, blosc.InnerCodec] = {  # Blosc does not split blocks for zstd
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_decoding_by_blocks_equals_blosc(data: st.DataObject) -> None:
-    """Blocks of frames that C-Blosc wrote, with inner codecs that Python has, too."""
+def test_decoding_block_by_block_equals_blosc(data: st.DataObject) -> None:
+    """C-Blosc writes the frames, with inner codecs that Python has as well."""
     cname = data.draw(st.sampled_from(sorted(INNER)))
     typesize = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 12, 16, 17, 20, 64, 255]))
     size = data.draw(st.integers(200, 20000))
@@ -134,7 +134,7 @@ def test_zstd_0_7_needs_the_system_library(monkeypatch: pytest.MonkeyPatch) -> N
     if blosc._libzstd() is not None:
         assert np.frombuffer(decoded(384, frame, BLOSC), "<f8")[:2] == pytest.approx([-1.63386325, -1.5857786])
         with pytest.raises(CodecError, match="blosc: a damaged frame of zstd 0"):
-            decoded(384, frame[:31] + b"\xc0" + frame[32:], BLOSC)  # its only block ends it
+            decoded(384, frame[:31] + b"\xc0" + frame[32:], BLOSC)  # its only block becomes an end mark
     monkeypatch.setattr(blosc, "_LIBZSTD", ("libzstd.so.nowhere",))
     blosc._libzstd.cache_clear()
     with pytest.raises(CodecError, match=r"blosc: written by zstd 0[.]7, which only the system's libzstd reads"):

@@ -1,4 +1,4 @@
-"""Decoding of chunks that releases of Zarr wrote, and that zarr-python writes with random pipelines."""
+"""Decoding of chunks written by releases of Zarr and, with random pipelines, by zarr-python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RELAXED = settings(deadline=None, max_examples=150, suppress_health_check=list(H
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=[sample.label for sample in SAMPLES])
-def test_chunks_of_sample_stores(sample: Sample) -> None:
+def test_chunks_of_sample_stores_have_their_recorded_values(sample: Sample) -> None:
     root = sample.store / sample.path
 
     def get(key: str) -> bytes | None:
@@ -117,7 +117,7 @@ def _same(ours: np.ndarray[Any, Any], theirs: Any) -> None:
 
 @RELAXED
 @given(st.data())
-def test_v2_arrays_of_zarr_python(data: st.DataObject) -> None:
+def test_v2_arrays_of_zarr_python_are_read(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([*NUMBERS, *OTHERS, *RECORDS]))
     shape, chunks = data.draw(shapes())
     plain = isinstance(dtype, str)
@@ -141,7 +141,7 @@ def test_v2_arrays_of_zarr_python(data: st.DataObject) -> None:
 
 @RELAXED
 @given(st.data())
-def test_v3_arrays_of_zarr_python(data: st.DataObject) -> None:
+def test_v3_arrays_of_zarr_python_are_read(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from([*NUMBERS, "|b1", "<c8", "<M8[s]", "|S5", "<U3"])))
     shape, chunks = data.draw(shapes())
     store = MemoryStore()
@@ -195,7 +195,7 @@ OBJECT_FILTERS = [
 
 @RELAXED
 @given(st.data())
-def test_variable_length_text(data: st.DataObject) -> None:
+def test_variable_length_text_is_decoded(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 4), max_size=2)))
     values = np.empty(shape, object)
     texts = st.sampled_from(["x", "yy"]) if (labels := data.draw(st.booleans())) else st.text(max_size=5)
@@ -215,7 +215,7 @@ def _configuration(codec: Any) -> dict[str, Any]:
     return {key: value for key, value in codec.get_config().items() if key != "id"}
 
 
-def test_variable_length_arrays() -> None:
+def test_variable_length_arrays_are_decoded() -> None:
     values = np.empty(3, object)
     values[:] = [np.array([1, 2]), np.array([], "i8"), np.array([7])]
     coded = numcodecs.VLenArray("<i8").encode(values)
@@ -274,7 +274,7 @@ def test_every_flipped_byte_fails_the_checksum(codec: str) -> None:
 
 
 def test_a_chunk_larger_than_memory_is_refused() -> None:
-    claim = b"\x28\xb5\x2f\xfd\xe0" + (1 << 50).to_bytes(8, "little") + b"\x01\x00\x00"  # a frame of zstd, empty
+    claim = b"\x28\xb5\x2f\xfd\xe0" + (1 << 50).to_bytes(8, "little") + b"\x01\x00\x00"  # an empty frame of zstd
     with pytest.raises(CodecError, match=f"zstd: no memory for the {1 << 50} bytes"):
         decode_chunk(array_of("|u1", (1 << 25, 1 << 25), ("bytes", {}), ("zstd", {})), claim)
 
@@ -354,7 +354,7 @@ def test_damaged_filter_output_is_an_error(dtype: str, codec: tuple[str, Any], d
 @pytest.mark.parametrize("codec", [numcodecs.JSON(), numcodecs.JSON(encoding="utf-32", indent=2)])
 @pytest.mark.parametrize("dtype", ["<f2", "<f8", "|i1", "<U2"])
 def test_json_of_numbers_is_bounded_by_their_count(codec: Any, dtype: str) -> None:
-    """Parsed, a text takes up to 26 times its bytes."""
+    """Parsed JSON takes up to 26 times the bytes of its text."""
     value = {"U": "\U0001f600,", "f": -1 / 3, "i": -99}[dtype[1]]
     values = np.full((50, 1, 40, 1), value).astype(dtype)
     configuration = {name: value for name, value in codec.get_config().items() if name != "id"}

@@ -36,7 +36,7 @@ NAMES = [
 
 
 def value_or_error(array: ArrayMetadata, data: bytes) -> None:
-    """Decode a chunk to the declared shape and type, or to an error of one line."""
+    """Assert that a chunk decodes to the declared shape and type, or fails with an error of one line."""
     try:
         found = decode_chunk(array, data)
     except CodecError as exc:
@@ -49,7 +49,7 @@ def value_or_error(array: ArrayMetadata, data: bytes) -> None:
 
 @RELAXED
 @given(st.data())
-def test_random_configurations_and_bytes(data: st.DataObject) -> None:
+def test_random_configurations_and_bytes_decode_or_fail_cleanly(data: st.DataObject) -> None:
     specs = st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(OPTIONS), JSON_VALUES, max_size=3))
     codecs = data.draw(st.lists(specs, max_size=4))
     dtype = data.draw(st.sampled_from(["<i4", ">f8", "|b1", "|O", "|S3"]))

@@ -1,4 +1,4 @@
-"""Shards: their index, their inner chunks one by one and together, and damaged ones."""
+"""Shards: the index, inner chunks read one by one and together, and damaged shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CRC = {"name": "crc32c"}
 
 
 def sharded(shape: tuple[int, ...], inner: tuple[int, ...], **more: Any) -> ArrayMetadata:
-    """Make an array of 16-bit numbers with a single shard."""
+    """Return the metadata of an array of 16-bit numbers with a single shard."""
     configuration = {"chunk_shape": list(inner), "codecs": [LITTLE], "index_codecs": [LITTLE, CRC], **more}
     return array_of("<u2", shape, ("sharding_indexed", configuration))
 
@@ -62,7 +62,7 @@ def stored(array: ArrayMetadata, parts: dict[str, bytes]) -> np.ndarray[Any, Any
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_inner_chunks_read_one_by_one(data: st.DataObject) -> None:
+def test_inner_chunks_read_one_by_one_equal_the_array(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
     least = tuple(data.draw(st.integers(1, 2)) for _ in shape)
     inner = tuple(extent * data.draw(st.integers(1, 2)) for extent in least)
@@ -84,7 +84,7 @@ def test_inner_chunks_read_one_by_one(data: st.DataObject) -> None:
     assert np.array_equal(stored(array, parts), values)
 
 
-def test_shards_within_shards() -> None:
+def test_shards_within_shards_are_read() -> None:
     shape, middle, least = (8, 8), (4, 4), (2, 2)
     nested = ShardingCodec(chunk_shape=middle, codecs=[ShardingCodec(chunk_shape=least, codecs=[BytesCodec()])])
     store = MemoryStore()
@@ -101,7 +101,7 @@ def test_shards_within_shards() -> None:
     assert np.array_equal(stored(array, parts), values)
 
 
-def test_pipelines_without_readable_inner_chunks() -> None:
+def test_pipelines_without_separate_inner_chunks_have_no_sharding() -> None:
     array = sharded((4,), (2,))
     (sharding,) = array.codecs
     assert sharding_of(array_of("<u2", (4,), ("bytes", {}))) is None
@@ -179,7 +179,7 @@ def test_an_unknown_inner_codec_is_named() -> None:
 
 
 def test_a_huge_index_allocates_nothing() -> None:
-    """A shard of 2^40 inner chunks is refused by the size of its index, before that is allocated."""
+    """A shard of 2^40 inner chunks is refused, as it is shorter than its index, before the index is allocated."""
     array = sharded((1 << 20, 1 << 20), (1, 1))
     with pytest.raises(CodecError, match="a shard of 100 bytes, its index has 17592186044420"):
         decode_chunk(array, bytes(100))

@@ -60,7 +60,7 @@ def test_truncated_streams_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("parts", [(0,), (1, 5000), (0, 300, 300, 9000)])
-def test_consecutive_members(name: str, parts: tuple[int, ...]) -> None:
+def test_consecutive_members_are_decoded(name: str, parts: tuple[int, ...]) -> None:
     codec, pack = PACK[name]
     cuts = [0, *parts, len(CONTENT)]
     members = [pack(CONTENT[start:stop]) for start, stop in itertools.pairwise(cuts)]
@@ -71,11 +71,11 @@ def test_consecutive_members(name: str, parts: tuple[int, ...]) -> None:
         decoded(len(CONTENT), b"".join(members)[:-1], codec)
 
 
-def test_bytes_after_the_last_member() -> None:
+def test_bytes_after_the_last_member_are_ignored_or_refused() -> None:
     for name in ("gzip", "bz2", "lzma", "zlib"):
         codec, pack = PACK[name]
         assert decoded(len(CONTENT), pack(CONTENT) + bytes(9000), codec) == CONTENT
-    for name in ("bz2", "lzma", "zlib"):  # as Python's own readers
+    for name in ("bz2", "lzma", "zlib"):  # as Python's own readers do
         codec, pack = PACK[name]
         assert decoded(len(CONTENT), pack(CONTENT) + b"more", codec) == CONTENT
     with pytest.raises(CodecError, match="gzip: bytes after the last member"):
@@ -84,7 +84,7 @@ def test_bytes_after_the_last_member() -> None:
         decoded(len(CONTENT), zstandard.compress(CONTENT) + b"more!", PACK["zstd"][0])
 
 
-def test_skippable_frames_of_zstd() -> None:
+def test_skippable_frames_of_zstd_are_skipped() -> None:
     skipped = b"\x50\x2a\x4d\x18\x03\0\0\0abc"
     frame = zstandard.compress(CONTENT)
     for data in (skipped + frame, frame + skipped, skipped + UNSIZED.compress(CONTENT[:9]) + skipped * 2 + frame):
@@ -93,8 +93,8 @@ def test_skippable_frames_of_zstd() -> None:
 
 
 def test_many_small_members_take_linear_time() -> None:
-    """The rest of the data is not copied per member: with 6 MB of members, that would take hours."""
-    value = b"abc" * (3 << 20)  # large enough for a stored chunk of that size
+    """Copying the remaining data for each member would take hours for 6 MB of members."""
+    value = b"abc" * (3 << 20)  # so large that a stored chunk of 6 MB is allowed
     for name, count in (("gzip", 150_000), ("bz2", 2000), ("zstd", 2000)):
         codec, pack = PACK[name]
         assert decoded(len(value), pack(b"") * count + pack(value) + pack(b"") * count, codec) == value
@@ -128,7 +128,7 @@ def test_lz4_sizes_over_the_limit_are_refused() -> None:
             decoded(3, size.to_bytes(4, "little") + b"0abc", PACK["lz4"][0])
 
 
-def test_nested_compressors() -> None:
+def test_nested_compressors_are_decoded_within_a_bound() -> None:
     stream = gzip.compress(zlib.compress(CONTENT))
     assert decoded(len(CONTENT), stream, PACK["zlib"][0], PACK["gzip"][0]) == CONTENT
     with pytest.raises(CodecError, match=f"gzip: holds more than {2 * len(CONTENT) + 65536} bytes"):
@@ -137,7 +137,7 @@ def test_nested_compressors() -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_mutated_streams(data: st.DataObject) -> None:
+def test_mutated_streams_are_refused_or_decode_to_the_declared_size(data: st.DataObject) -> None:
     codec, pack = PACK[data.draw(st.sampled_from(sorted(PACK)))]
     stream = bytearray(pack(CONTENT))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -177,7 +177,7 @@ BOMB_NAMES = ["zlib", "gzip", "bz2", "lzma", "zstd", "zstd unsized", "blosc"]
 
 
 def bomb(name: str) -> bytes:
-    """Compress 64 MiB of zeros in pieces, so that this process does not need the memory."""
+    """Compress 64 MiB of zeros in pieces, so that this process never holds them all."""
     piece = bytes(1 << 16)
     if name == "gzip":
         stream: Any = zlib.compressobj(1, wbits=31)

@@ -1,4 +1,4 @@
-"""Consolidated metadata against the documents of the hierarchy."""
+"""Consolidated metadata, compared with the documents of the hierarchy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_consolidated_metadata_equals_the_documents(store: str, name: str) -> No
             documents.setdefault(node, {})[path.name] = load_json(path.read_bytes())
     if name == "zarr.json":
         documents[""]["zarr.json"].pop("consolidated_metadata")
-        for nodes in (documents, found):  # zarr-python writes an empty one for inner groups
+        for nodes in (documents, found):  # zarr-python writes an empty member for inner groups
             for node in nodes.values():
                 node["zarr.json"].pop("consolidated_metadata", None)
     assert found == documents
@@ -38,12 +38,12 @@ def test_consolidated_metadata_equals_the_documents(store: str, name: str) -> No
 
 
 @pytest.mark.parametrize("name", [".zmetadata", "zarr.json"])
-def test_documents_without_consolidated_metadata(name: str) -> None:
+def test_documents_without_consolidated_metadata_give_none(name: str) -> None:
     assert consolidated(name, b'{"zarr_format": 3, "node_type": "group"}') is None
     assert consolidated(name, b'{"consolidated_metadata": null, "metadata": null}') is None
 
 
-def test_other_keys_are_ignored() -> None:
+def test_keys_of_other_values_are_ignored() -> None:
     document = {"metadata": {".zgroup": {"zarr_format": 2}, "a/.zarray": {}, "a/0.0": "x", "b": {}}, "record_size": 10}
     found = consolidated(".zmetadata", json.dumps(document).encode())
     assert found == {"": {".zgroup": {"zarr_format": 2}}, "a": {".zarray": {}}}

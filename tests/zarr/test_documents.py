@@ -33,7 +33,7 @@ def read(path: Path) -> ArrayMetadata | GroupMetadata:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.label)
-def test_documents_of_sample_stores(sample: Sample) -> None:
+def test_documents_of_sample_stores_are_parsed(sample: Sample) -> None:
     found = read(sample.store / sample.path)
     assert isinstance(found, ArrayMetadata)
     assert (found.generation, found.shape) == (sample.store.name[:2], sample.shape)
@@ -47,7 +47,7 @@ def test_documents_of_sample_stores(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("path", ["v2_hier", "v3_hier", "v2_hier/sub", "v3_hier/sub/deep"])
-def test_groups_of_sample_stores(path: str) -> None:
+def test_groups_of_sample_stores_are_parsed(path: str) -> None:
     found = read(ROOT / path)
     assert isinstance(found, GroupMetadata)
     assert found.generation == path[:2]
@@ -85,7 +85,7 @@ def test_codec_pipelines_of_sample_stores() -> None:
 
 
 @pytest.mark.parametrize(("release", "name"), [("0.4", "__zmeta__"), ("1.1", "meta"), ("2.18", ".zarray")])
-def test_random_documents_of_released_versions(release: str, name: str) -> None:
+def test_random_documents_of_released_versions_are_parsed(release: str, name: str) -> None:
     """Fill values equal the bytes that the release itself reads for a missing chunk."""
     for case in load_json((ROOT / f"documents-{release}.json").read_bytes()):
         found = parse_document(name, case["document"])
@@ -100,7 +100,7 @@ def test_random_documents_of_released_versions(release: str, name: str) -> None:
 # -- v0 and v1
 
 
-def test_v0() -> None:
+def test_v0_documents_are_parsed() -> None:
     found = array("__zmeta__", fill_value=3.7, dtype="<i4", shuffle=2)
     assert (found.generation, found.keys, found.fill, found.chunk_bytes) == ("v0", V0, b"\3\0\0\0", 40)
     assert found.codecs[1].configuration["shuffle"] == "bitshuffle"
@@ -124,7 +124,7 @@ def test_v1_order_f_applies_to_blosc_only() -> None:
     assert [codec.name for codec in one.codecs] == ["bytes", "blosc"]
 
 
-def test_v1_compressions() -> None:
+def test_v1_compressions_become_codecs() -> None:
     lzma = {"check": -1, "filters": None, "format": 1, "preset": 1}
     assert array("meta", compression="lzma", compression_opts=lzma).codecs[1] == CodecSpec("numcodecs.lzma", lzma)
     assert array("meta", compression="bz2", compression_opts=9).codecs[1] == CodecSpec("numcodecs.bz2", {"level": 9})
@@ -156,7 +156,7 @@ def test_meta_of_another_program_is_not_taken_for_a_node(data: bytes) -> None:
         ([{"id": "crc32c", "location": "start"}], "<i4", "i", ["bytes", "numcodecs.crc32c", "numcodecs.zlib"]),
     ],
 )  # fmt: skip
-def test_v2_filters(filters: Any, dtype: str, kind: str, names: list[str]) -> None:
+def test_v2_filters_become_codecs(filters: Any, dtype: str, kind: str, names: list[str]) -> None:
     found = array(".zarray", filters=filters, dtype=dtype, compressor={"id": "zlib", "level": 1})
     assert found.dtype.kind == kind
     assert [codec.name for codec in found.codecs] == names
@@ -187,7 +187,7 @@ def test_v2_blosc_defaults() -> None:
     assert blosc("<f8") == ("shuffle", 8)
 
 
-def test_v2_optional_members() -> None:
+def test_optional_members_of_v2_are_parsed() -> None:
     assert array(".zarray", dimension_separator="/").keys == NESTED
     assert array(".zarray", dimension_separator=".").keys_assumed is False
     assert array(".zarray", dimension_separator=None).keys_assumed is True
@@ -204,8 +204,8 @@ def test_v2_optional_members() -> None:
 # -- v3
 
 
-def test_v3_byte_order() -> None:
-    """The dtype has the byte order of chunks, also of those in shards."""
+def test_v3_dtypes_have_the_byte_order_of_chunks() -> None:
+    """Inner chunks of shards count, too."""
     big = {"name": "bytes", "configuration": {"endian": "big"}}
     assert array("zarr.json", codecs=[big]).dtype == dtypes.parse_v2(">f4")
     shard = {"name": "sharding_indexed", "configuration": {"chunk_shape": [2, 5], "codecs": [big], "index_codecs": []}}
@@ -235,11 +235,11 @@ def test_v3_byte_order() -> None:
          KeyTemplate("", "x/", ".", "", "x/0")),
     ],
 )  # fmt: skip
-def test_v3_chunk_keys(encoding: Any, template: KeyTemplate) -> None:
+def test_v3_chunk_key_encodings_become_templates(encoding: Any, template: KeyTemplate) -> None:
     assert array("zarr.json", chunk_key_encoding=encoding).keys == template
 
 
-def test_v3_optional_members() -> None:
+def test_optional_members_of_v3_are_parsed() -> None:
     found = array(
         "zarr.json", dimension_names=["y", None], storage_transformers=[{"name": "x", "must_understand": False}],
         hint={"must_understand": False}, attributes={"a": 1}, extensions=[],
@@ -250,7 +250,7 @@ def test_v3_optional_members() -> None:
     assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
 
 
-def test_v3_attributes_of_null_are_none() -> None:
+def test_null_attributes_of_v3_are_empty() -> None:
     assert array("zarr.json", attributes=None) == array("zarr.json", attributes={})
     group = {"zarr_format": 3, "node_type": "group", "attributes": None}
     assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
@@ -266,7 +266,7 @@ def test_equal_documents_make_equal_arrays() -> None:
     ("__zattr__.lock", True), ("0.8f0c.partial", True), ("zarr.json.abc.partial", True), ("0.0", False),
     ("lock", False),
 ])  # fmt: skip
-def test_names_of_leftover_files(name: str, litter: bool) -> None:
+def test_leftover_files_are_recognised_by_their_names(name: str, litter: bool) -> None:
     assert is_litter(name) == litter
 
 

@@ -1,4 +1,4 @@
-"""Tampered metadata makes an array, a group or a MetadataError, in memory of the document's size."""
+"""Tampered metadata gives an array, a group or a MetadataError, whatever sizes it declares."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check(found: ArrayMetadata | GroupMetadata) -> None:
 
 @given(st.sampled_from(GENUINE), st.data())
 @settings(deadline=None, max_examples=400)
-def test_tampered_documents(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
+def test_a_tampered_document_is_a_node_or_a_metadata_error(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
     name, data = genuine
     document = tamper(json.loads(data), draw)
     with contextlib.suppress(MetadataError):
@@ -105,14 +105,14 @@ def test_tampered_documents(genuine: tuple[str, bytes], draw: st.DataObject) -> 
 
 @settings(deadline=None)
 @given(st.sampled_from(GENUINE), JSONS, JSONS)
-def test_random_json(genuine: tuple[str, bytes], document: Any, attributes: Any) -> None:
+def test_random_json_is_a_node_or_a_metadata_error(genuine: tuple[str, bytes], document: Any, attributes: Any) -> None:
     with contextlib.suppress(MetadataError):
         check(parse_document(genuine[0], document, attributes))
 
 
 @settings(deadline=None)
 @given(st.sampled_from(GENUINE), st.data())
-def test_mutated_bytes(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
+def test_mutated_bytes_are_a_node_or_a_metadata_error(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
     name, data = genuine
     changed = bytearray(data)
     at = draw.draw(st.integers(0, len(changed) - 1))
@@ -123,7 +123,7 @@ def test_mutated_bytes(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(DRAFTS), st.data())
-def test_mutated_experimental_documents(data: bytes, draw: st.DataObject) -> None:
+def test_a_tampered_document_of_the_v3_draft_is_a_node_or_a_metadata_error(data: bytes, draw: st.DataObject) -> None:
     document = json.dumps(tamper(json.loads(data), draw)).encode()
     with contextlib.suppress(MetadataError):
         check(draft.parse("array", document))
@@ -133,14 +133,13 @@ def test_mutated_experimental_documents(data: bytes, draw: st.DataObject) -> Non
 
 @given(st.sampled_from(["v2_hier/.zmetadata", "v3_hier/zarr.json"]), st.data())
 @settings(deadline=None, max_examples=50)
-def test_tampered_consolidated_metadata(path: str, draw: st.DataObject) -> None:
+def test_tampered_consolidated_metadata_is_parsed_or_a_metadata_error(path: str, draw: st.DataObject) -> None:
     document = tamper(json.loads((ROOT / path).read_bytes()), draw)
     with contextlib.suppress(MetadataError):
         consolidated(path.split("/")[1], json.dumps(document).encode())
 
 
 def test_declared_sizes_allocate_no_memory() -> None:
-    """Large numbers in a document do not allocate memory."""
     members: list[dict[str, Any]] = [
         {"chunks": [1, 1, 1 << 60], "dtype": "<f4"}, {"chunks": [1, 1, 1], "dtype": "|S16777217"},
         {"chunks": [1, 1, 1], "dtype": [["a", "|V1", [1 << 30]]]}, {"chunks": [1, 1, 1], "dtype": "<U536870911"},

@@ -1,4 +1,4 @@
-"""Writing nodes of any generation as documents of Zarr v2 and v3, and what these cannot express."""
+"""Writing nodes of any generation as documents of Zarr v2 and v3, and features that these lack."""
 
 from __future__ import annotations
 
@@ -115,19 +115,19 @@ def test_features_missing_in_v2_are_refused(about: dict[str, Any]) -> None:
         ]),
     ],
 )  # fmt: skip
-def test_v2_codecs_in_v3(about: dict[str, Any], codecs: list[tuple[str, Any]]) -> None:
+def test_v2_codecs_are_written_in_v3(about: dict[str, Any], codecs: list[tuple[str, Any]]) -> None:
     found = as_v3(v2(**about))["codecs"]
     assert [(codec["name"], codec.get("configuration")) for codec in found] == codecs
 
 
-def test_undefined_fill_value_becomes_zero() -> None:
+def test_an_undefined_fill_value_becomes_zero_in_v3() -> None:
     assert as_v3(v1(), "meta")["fill_value"] == 0
     assert as_v3(v2(dtype="<f8", fill_value=None))["fill_value"] == 0.0
     assert as_v3(v2(fill_value=None, dtype="|b1"))["fill_value"] is False
     assert as_v3(v0(dtype="<f4", fill_value=math.nan), "__zmeta__")["fill_value"] == "NaN"
 
 
-def test_conventions_of_xarray() -> None:
+def test_conventions_of_xarray_are_converted() -> None:
     attributes = b'{"_ARRAY_DIMENSIONS": ["y", "x"], "units": "m"}'
     found = as_v3(v2(dtype="<f8", fill_value=-9.5), attributes=attributes)
     assert found["dimension_names"] == ["y", "x"]
@@ -138,7 +138,7 @@ def test_conventions_of_xarray() -> None:
     array = parsed("zarr.json", v3(dimension_names=["y", "x"], attributes={"units": "m"}))
     assert zarr_v2.attributes_json(array) == {"units": "m", "_ARRAY_DIMENSIONS": ["y", "x"]}
     assert zarr_v2.attributes_json(parsed("zarr.json", v3())) == {}
-    grid = {"name": "regular", "configuration": {"chunk_shape": []}}  # xarray demands the attribute of scalars as well
+    grid = {"name": "regular", "configuration": {"chunk_shape": []}}  # xarray requires the attribute on scalars, too
     scalar = parsed("zarr.json", v3(shape=[], chunk_grid=grid))
     assert zarr_v2.attributes_json(scalar) == {"_ARRAY_DIMENSIONS": []}
 
@@ -165,7 +165,7 @@ def test_attributes_are_strict_json() -> None:
     assert found["attributes"] == {"a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": None, "e": 1.5}
 
 
-def test_v3_array_in_v2() -> None:
+def test_a_v3_array_is_written_in_v2() -> None:
     codecs = [
         {"name": "transpose", "configuration": {"order": [1, 0]}},
         {"name": "bytes", "configuration": {"endian": "big"}},
@@ -233,7 +233,7 @@ _FILLS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_v3_fill_values_survive_v2_or_are_refused(name: str, data: st.DataObject) -> None:
-    """The fill value is bit-identical, as zarr-python reads the written document."""
+    """zarr-python reads a bit-identical fill value from the written document."""
     data_type, fills = _FILLS[name]
     fill, endian = data.draw(fills), data.draw(st.sampled_from(["little", "big"]))
     codec = {"string": "vlen-utf8", "bytes": "vlen-bytes"}.get(name, _named("bytes", endian=endian))

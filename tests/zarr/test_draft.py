@@ -15,7 +15,7 @@ from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 
 @pytest.mark.parametrize("sample", DRAFT, ids=lambda sample: sample.label)
-def test_arrays_of_sample_stores(sample: Sample) -> None:
+def test_arrays_of_sample_stores_are_parsed(sample: Sample) -> None:
     entry = draft.entry_point((sample.store / "zarr.json").read_bytes())
     assert entry is not None
     key, _group = draft.document_keys(sample.path, entry)
@@ -30,7 +30,7 @@ def test_arrays_of_sample_stores(sample: Sample) -> None:
     assert all(found.keys.index(key, found.grid) is not None for key in keys)
 
 
-def test_entry_point_keys_and_nodes() -> None:
+def test_entry_points_keys_and_nodes_are_parsed() -> None:
     store = DRAFT[0].store
     entry = draft.EntryPoint()
     assert draft.entry_point((store / "zarr.json").read_bytes()) == entry
@@ -57,7 +57,7 @@ def test_entry_point_keys_and_nodes() -> None:
     assert delta.keys.key((0, 1)) == "c0.1"
 
 
-def test_attributes_of_null_are_none() -> None:
+def test_null_attributes_are_empty() -> None:
     assert draft.parse("group", b'{"attributes": null}') == GroupMetadata("v3-draft", {})
 
 

@@ -1,4 +1,4 @@
-"""Data types: numpy's typestrs and lists of fields, and the names of Zarr v3, against numpy and zarr-python."""
+"""Data types: numpy's typestrs and lists of fields, and the names of Zarr v3, compared with numpy and zarr-python."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def leaves(dtype: np.dtype[Any]) -> list[np.dtype[Any]]:
 @settings(deadline=None)
 @given(STRUCTS)
 def test_v3_data_types_agree_with_zarr_python(dtype: np.dtype[Any]) -> None:
-    """Each reads what the other writes as the same type, in either byte order."""
+    """zarrfs and zarr-python read each other's data types as the same type, in either byte order."""
     found = parse_v2(json.loads(json.dumps(described(dtype))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -91,13 +91,13 @@ def test_v3_data_types_agree_with_zarr_python(dtype: np.dtype[Any]) -> None:
         (">M8[25μs]", ">M8[25us]"), ("<S3", "|S3"), (">V7", "|V7"), ("U2", "<U2"), ("<f16", "<f16"),
     ],
 )  # fmt: skip
-def test_texts_are_canonical(value: str, text: str) -> None:
+def test_spellings_of_a_dtype_become_canonical(value: str, text: str) -> None:
     assert parse_v2(value).text == text
     assert parse_v2(value).numpy() == np.dtype(text)
 
 
-def test_padding_and_arrays_in_fields() -> None:
-    """Padding becomes a field with numpy's name."""
+def test_padding_and_arrays_in_structs_are_fields() -> None:
+    """A field of padding has the name that numpy gives it."""
     fields = [["a", "|i1"], ["", "|V7"], ["b", ">f8", [2, 3]], ["c", [["d", ">i2"]]]]
     found = parse_v2(fields)
     assert (found.itemsize, found.endian, found.mixed, as_v2(found)) == (58, "big", False, fields)
@@ -148,7 +148,7 @@ def test_invalid_v2_dtypes_are_refused(value: Any) -> None:
         ({"name": "numpy.datetime64", "configuration": {"unit": "μs", "scale_factor": 1}}, ">M8[us]"),
     ],
 )  # fmt: skip
-def test_v3_names(value: Any, text: str) -> None:
+def test_v3_names_are_parsed(value: Any, text: str) -> None:
     assert parse_v3(value, "big") == parse_v2(text)
 
 
@@ -163,7 +163,7 @@ def test_struct_and_structured_are_the_same() -> None:
     assert as_v3(found) == {"name": "structured", "configuration": {"fields": old}}
 
 
-def test_variable_length_types() -> None:
+def test_variable_length_types_are_parsed_and_written() -> None:
     for name in ("string", "bytes", "variable_length_bytes"):
         found = parse_v3(name)
         assert parse_v3({"name": name}) == found

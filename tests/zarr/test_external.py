@@ -27,7 +27,7 @@ class RegisteredCodec(numcodecs.abc.Codec):  # type: ignore[misc]
     decode = encode
 
 
-def test_codecs_registered_in_this_process() -> None:
+def test_codecs_registered_in_this_process_are_used() -> None:
     numcodecs.register_codec(RegisteredCodec)
     name = f"numcodecs.{RegisteredCodec.codec_id}"
     for generation, codecs in (("v2", [(name, {})]), ("v3", [(name, {})]), ("v3", [("bytes", {}), (name, {})])):
@@ -81,7 +81,7 @@ def bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "numcodecs.zarrfs-tests-bomb"
     monkeypatch.undo()
     numcodecs.registry.run_entrypoints()
-    while external._idle:  # their sys.path has the directory of this test
+    while external._idle:  # idle children have this test's directory in sys.path
         external._idle.pop().end()
 
 
@@ -111,8 +111,8 @@ def test_a_child_process_receives_a_larger_chunk_than_it_could_decode_before(bom
     assert external._idle == [child]
 
 
-def test_what_an_external_codec_parses_may_be_much_longer_than_its_items(bomb: str) -> None:
-    """As the text of a FITS table."""
+def test_input_of_an_external_codec_may_be_much_longer_than_its_items(bomb: str) -> None:
+    """The text of a FITS table is one such input."""
     array = array_of("|u1", (1000,), ("bytes", {}), (bomb, {"does": "count"}))
     text = b"x" * 200 + b" "
     assert decode_chunk(array, text * 1000).tobytes() == b"\1" * 1000

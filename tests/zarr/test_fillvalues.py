@@ -32,7 +32,7 @@ def data_type(text: Any) -> dtypes.DataType:
 
 
 def filled(fill: bytes | None, fill_object: JSON, dtype: dtypes.DataType) -> ArrayMetadata:
-    """Make an array of one item."""
+    """Return the metadata of an array of one item."""
     return ArrayMetadata("v2", (1,), Grid([1], [1]), dtype, fill, (), FLAT, {}, fill_object=fill_object)
 
 
@@ -74,12 +74,12 @@ def test_v0_and_v1_values_are_cast_as_numpy_1_did(value: Any, text: Any, expecte
         ("never", "<M8[s]"), (1, "|V3"), ("", "|V3"), ([1], [["a", "|i1"], ["b", "|i1"]]),
     ],
 )  # fmt: skip
-def test_values_that_numpy_1_refused(value: Any, text: Any) -> None:
+def test_values_that_numpy_1_refused_are_refused(value: Any, text: Any) -> None:
     with pytest.raises(MetadataError, match="fill_value"):
         from_v0_v1(value, data_type(text))
 
 
-def test_null_is_undefined() -> None:
+def test_null_is_an_undefined_fill_value() -> None:
     assert from_v0_v1(None, data_type("<i4")) == from_v2(None, data_type("<i4")) == from_v2(None, data_type("T"))
     with pytest.raises(MetadataError, match="fill_value"):
         from_v3(None, data_type("<i4"))
@@ -87,7 +87,7 @@ def test_null_is_undefined() -> None:
     assert (as_v2(nothing), as_v3(nothing)) == (None, [0.0, 0.0])
 
 
-# -- v2 and v3, against zarr-python
+# -- v2 and v3, compared with zarr-python
 
 
 def documents_of(dtype: np.dtype[Any], fill: Any, version: int) -> bytes:
@@ -107,8 +107,10 @@ def values_of(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
 
 @settings(deadline=None)
 @given(SCALARS.flatmap(lambda dtype: st.tuples(st.just(dtype), values_of(dtype))), st.sampled_from([2, 3]))
-def test_values_as_zarr_python_writes_them(case: tuple[np.dtype[Any], Any], version: int) -> None:
-    """Parsed bytes equal numpy's, and zarr-python reads written values as the same ones."""
+def test_values_written_by_zarr_python_are_read_and_written_again(
+    case: tuple[np.dtype[Any], Any], version: int
+) -> None:
+    """Parsed bytes equal numpy's, and so do those of integers, text and times that zarrfs writes again."""
     dtype, fill = case
     document = documents_of(dtype, fill, version)
     found = parse_node("zarr.json" if version == 3 else ".zarray", document)
@@ -133,7 +135,7 @@ def test_values_as_zarr_python_writes_them(case: tuple[np.dtype[Any], Any], vers
     st.lists(st.tuples(st.sampled_from("abcd"), SCALARS), min_size=1, unique_by=lambda f: f[0]).map(np.dtype),
     st.data(),
 )
-def test_structs_as_zarr_python_writes_them(dtype: np.dtype[Any], data: st.DataObject) -> None:
+def test_structs_written_by_zarr_python_are_read_and_written_again(dtype: np.dtype[Any], data: st.DataObject) -> None:
     fill = np.frombuffer(data.draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize)), dtype)[0]
     document = json.loads(documents_of(dtype, fill, 2))
     found = from_v2(document["fill_value"], dtypes.parse_v2(described(dtype)))[0]
@@ -144,7 +146,7 @@ def test_structs_as_zarr_python_writes_them(dtype: np.dtype[Any], data: st.DataO
 @settings(deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.sampled_from("<>"), st.data())
 def test_every_float_survives_v3(size: int, order: str, data: st.DataObject) -> None:
-    """NaNs with sign or payload survive as well, as their bits."""
+    """NaNs with a sign or a payload survive as well: they are written as hexadecimal bits."""
     bits = data.draw(st.binary(min_size=size, max_size=size))
     dtype = data_type(f"{order}f{size}")
     told = json.loads(json.dumps(as_v3(filled(bits, None, dtype)), allow_nan=False))
@@ -165,13 +167,13 @@ def test_every_float_survives_v3(size: int, order: str, data: st.DataObject) -> 
         ({"p": {"x": 1}}, [["p", [["x", "|i1"]]]], "01"),
     ],
 )  # fmt: skip
-def test_every_form_of_v3(value: Any, text: Any, expected: str) -> None:
+def test_every_form_of_a_v3_value_is_read(value: Any, text: Any, expected: str) -> None:
     fill, fill_object = from_v3(value, data_type(text))
     assert fill is not None
     assert (fill.hex(), fill_object) == (expected, None)
 
 
-def test_variable_length_values() -> None:
+def test_variable_length_values_are_read_and_written() -> None:
     text, data = data_type("T"), data_type("B")
     assert from_v3("né", text) == from_v2("né", text) == (None, "né")
     assert from_v3("Af8=", data) == from_v3([1, 255], data) == from_v2("Af8=", data) == (None, b"\1\xff")
@@ -200,8 +202,8 @@ def test_floats_may_be_text(read: Any, value: Any, text: str, expected: str) -> 
 @pytest.mark.parametrize(
     ("name", "fill"), [("f", "-9999.0"), ("f", "nan"), ("f", "1e300"), ("T", 0), ("T", 1.5), ("T", True)]
 )
-def test_numbers_as_text_and_texts_as_numbers_are_what_zarr_python_reads(name: str, fill: Any, version: int) -> None:
-    """Also fill values of variable-length text that are numbers, which zarr-python 2 wrote."""
+def test_numbers_as_text_and_text_as_numbers_are_read_as_by_zarr_python(name: str, fill: Any, version: int) -> None:
+    """zarr-python 2 wrote numbers as the fill values of variable-length text."""
     dtype = np.dtypes.StringDType() if name == "T" else np.dtype("<f4")
     document = documents_of(dtype, "" if name == "T" else 0, version)
     changed = json.dumps({**json.loads(document), "fill_value": fill}).encode()
@@ -227,7 +229,7 @@ def test_numbers_as_text_and_texts_as_numbers_are_what_zarr_python_reads(name: s
         ("1970-01-03", "<M8[D]", "02" + 14 * "0"), (0, [["a", ">i2"], ["b", "|S2"]], "00003000"),
     ],
 )  # fmt: skip
-def test_v2_values_of_old_writers(value: Any, text: Any, expected: str) -> None:
+def test_v2_values_of_old_writers_are_read(value: Any, text: Any, expected: str) -> None:
     assert from_v2(value, data_type(text)) == (bytes.fromhex(expected), None)
 
 
@@ -261,7 +263,7 @@ def test_an_integer_with_too_many_digits_is_refused() -> None:
         from_v3(10**5000, data_type("<i4"))
 
 
-def test_long_doubles() -> None:
+def test_long_doubles_are_read() -> None:
     dtype = data_type("<f16")
     fill, _ = from_v2(1.5, dtype)
     assert fill is not None

@@ -1,4 +1,4 @@
-"""The regular chunk grid, against itertools and numpy."""
+"""The regular chunk grid, compared with itertools and numpy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_names_and_numbers_equal_those_of_itertools(pairs: list[tuple[int, int]]
 
 @settings(deadline=None)
 @given(SHAPES, st.data())
-def test_ranges_of_names(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_ranges_of_names_equal_the_names_one_by_one(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
     grid = grid_of(pairs)
     start = data.draw(st.integers(0, grid.size))
     stop = data.draw(st.integers(start, grid.size))
@@ -43,7 +43,7 @@ def test_ranges_of_names(pairs: list[tuple[int, int]], data: st.DataObject) -> N
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=5), st.data())
-def test_huge_grids(counts: list[int], data: st.DataObject) -> None:
+def test_names_and_numbers_of_huge_grids_are_inverse(counts: list[int], data: st.DataObject) -> None:
     grid = Grid(counts, [1] * len(counts))
     number = data.draw(st.integers(0, grid.size - 1))
     index = data.draw(st.tuples(*(st.integers(0, count - 1) for count in counts)))
@@ -72,7 +72,7 @@ def test_a_scalar_has_one_name(name: str) -> None:
     assert (grid.size, grid.name(0), grid.number("0")) == (1, "0", 0)
 
 
-def test_grids_without_chunks() -> None:
+def test_a_grid_without_chunks_has_no_names() -> None:
     grid = Grid([3, 0], [1, 1])
     assert (grid.counts, grid.size, list(grid.names(0, 0)), grid.number("0.0")) == ((3, 0), 0, [], None)
 

@@ -95,7 +95,7 @@ def test_random_text_with_an_index_is_a_key(template: KeyTemplate, shape: list[i
 @settings(deadline=None)
 @given(TEMPLATES, SHAPES, st.data())
 def test_listings_equal_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
-    """Listings equal those computed from all keys, split at every "/"."""
+    """The expected listings come from all keys, split at every "/"."""
     grid = Grid(shape, [1] * len(shape))
     paths = [*keys_of(template, grid), *([f"{template.directory}/"] if template.directory else [])]
     listed: dict[str, set[str]] = {"": set()}
@@ -129,7 +129,7 @@ def test_other_keys_are_not_taken_for_directories(key: str) -> None:
 
 
 @pytest.mark.parametrize(("directory", "names"), [("", ["a"]), ("a", ["b"]), ("a/b", []), ("b", [])])
-def test_directory_of_an_array_without_chunks(directory: str, names: list[str]) -> None:
+def test_the_directories_of_an_array_without_chunks_are_listed(directory: str, names: list[str]) -> None:
     assert [name for name, _inner in KeyTemplate("a/b").children(directory, Grid([0], [1]))] == names
 
 
@@ -151,8 +151,8 @@ def array_of(**members: object) -> ArrayMetadata:
     return found
 
 
-def test_nested_keys_of_old_stores() -> None:
-    """Nested keys are possible only without dimension_separator."""
+def test_only_old_stores_may_have_nested_keys_without_declaring_them() -> None:
+    """Keys may be nested if dimension_separator is absent and there are two or more dimensions."""
     assert array_of().keys == FLAT
     assert nested(array_of()) == NESTED
     assert nested(array_of(shape=[4], chunks=[2])) is None

@@ -42,7 +42,7 @@ def read(data: bytes) -> ArrayMetadata:
 
 
 @pytest.mark.parametrize("sample", PICKLED, ids=lambda sample: sample.label)
-def test_stores_of_zarr_0_3(sample: Sample) -> None:
+def test_stores_of_zarr_0_3_are_read(sample: Sample) -> None:
     found = read((sample.store / "__zmeta__").read_bytes())
     expected = pickle.loads((sample.store / "__zmeta__").read_bytes())
     assert (found.shape, found.grid.chunks) == (expected["shape"], expected["chunks"])
@@ -61,8 +61,8 @@ def test_sample_stores_exist() -> None:
 
 @settings(deadline=None)
 @given(STRUCTS, st.integers(0, 5), st.booleans())
-def test_every_dtype_in_every_protocol(dtype: np.dtype[Any], protocol: int, align: bool) -> None:
-    """Dtypes are read as numpy pickles them, with padding as fields of bytes."""
+def test_every_dtype_is_read_from_every_protocol(dtype: np.dtype[Any], protocol: int, align: bool) -> None:
+    """The padding of aligned structs is read as fields of bytes."""
     if align and dtype.fields:
         dtype = np.dtype(dtype.descr, align=True)
     found = read(pickle.dumps(metadata(dtype=dtype), protocol)).dtype
@@ -76,7 +76,7 @@ def test_every_dtype_in_every_protocol(dtype: np.dtype[Any], protocol: int, alig
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_fields_that_are_arrays(protocol: int) -> None:
+def test_array_fields_are_read_and_array_dtypes_are_refused(protocol: int) -> None:
     for dtype in np.dtype([("a", "<i4"), ("s", ">f4", (2, 3)), ("t", "|S3", 4)]), np.dtype(("<i4", (2,))):
         data = pickle.dumps(metadata(dtype=dtype), protocol)
         if dtype.fields:
@@ -99,14 +99,14 @@ def test_fields_that_are_arrays(protocol: int) -> None:
         (float("inf"), "<f4", np.inf), (0, "|S2", b"0"),
     ],
 )  # fmt: skip
-def test_fill_values(fill: Any, dtype: str, expected: Any, protocol: int) -> None:
+def test_fill_values_are_cast_to_the_dtype(fill: Any, dtype: str, expected: Any, protocol: int) -> None:
     found = read(pickle.dumps(metadata(dtype=np.dtype(dtype), fill_value=fill), protocol))
     assert found.fill is not None
     assert np.frombuffer(found.fill, dtype)[0] == np.array(expected, dtype)
 
 
-def test_a_pickle_of_python_2() -> None:
-    """Strings of Python 2 are bytes, and builtins have another module."""
+def test_a_pickle_of_python_2_is_read() -> None:
+    """Its strings are bytes, and its builtins have another module."""
     data = (
         b"(dp0\nS'shape'\np1\n(I5\nI4\ntp2\nsS'chunks'\n(I2\nI3\ntsS'dtype'\ncnumpy\ndtype\np3\n(S'f8'\nI0\nI1\ntRp4\n"
         b"(I3\nS'>'\nNNNI-1\nI-1\nI0\ntbsS'cname'\nS'lz4'\nsS'clevel'\nL5L\nsS'shuffle'\nI01\nsS'fill_value'\n"
@@ -194,8 +194,7 @@ def test_long_pickles_are_refused() -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from([(sample.store / "__zmeta__").read_bytes() for sample in PICKLED]), st.data())
-def test_mutated_pickles(data: bytes, draw: st.DataObject) -> None:
-    """The result is an array or a MetadataError."""
+def test_a_mutated_pickle_is_an_array_or_a_metadata_error(data: bytes, draw: st.DataObject) -> None:
     changed = bytearray(data)
     for _ in range(draw.draw(st.integers(1, 4))):
         at = draw.draw(st.integers(0, len(changed) - 1))
@@ -206,14 +205,14 @@ def test_mutated_pickles(data: bytes, draw: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_random_bytes(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(MetadataError):
         parse_node("__zmeta__", data)
 
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("dtype", ["|b1", "<i4", ">f8", "<c8", "|S3", "<U2", ">M8[s]", "|V3"])
-def test_chunks_of_pickled_arrays(dtype: str, protocol: int) -> None:
+def test_chunks_of_pickled_arrays_are_decoded(dtype: str, protocol: int) -> None:
     rng = np.random.default_rng(1)
     values = rng.integers(0, 2 if dtype == "|b1" else 99, (3, 4 * np.dtype(dtype).itemsize), "u1").view(dtype)
     for array in (values, values[:, ::2], np.asfortranarray(values).T):

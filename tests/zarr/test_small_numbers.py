@@ -1,4 +1,4 @@
-"""The bits of numbers that numpy does not have, against ml_dtypes, with which tensorstore reads and writes them."""
+"""The bits of number types that numpy lacks, compared with ml_dtypes, which tensorstore uses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FLOATS_OF_8_BITS = [name for name in NAMES if name.startswith("float8")]
 
 
 def written(name: str, value: float) -> int:
-    """Return the bits of a number in memory, as ml_dtypes has it."""
+    """Return the bits with which ml_dtypes stores a number."""
     return int.from_bytes(np.array([value]).astype(getattr(ml_dtypes, name)).tobytes(), "little")
 
 
 @pytest.mark.parametrize("name", FLOATS_OF_8_BITS)
-def test_every_float_of_8_bits(name: str) -> None:
+def test_every_float_of_8_bits_has_the_bits_of_ml_dtypes(name: str) -> None:
     for bits in range(256):
         value = float(np.array([bits], "u1").view(getattr(ml_dtypes, name))[0])
         if math.isnan(value):
@@ -34,12 +34,12 @@ def test_every_float_of_8_bits(name: str) -> None:
 
 
 @given(st.floats(allow_nan=False))
-def test_bfloat16(value: float) -> None:
+def test_bfloat16_is_rounded_as_by_ml_dtypes(value: float) -> None:
     assert bits_of("bfloat16", value) == written("bfloat16", np.float32(value))
 
 
 @pytest.mark.parametrize("name", ["int2", "int4"])
-def test_integers(name: str) -> None:
+def test_small_integers_have_the_bits_of_ml_dtypes(name: str) -> None:
     half = 2 ** (int(name[3:]) - 1)
     for value in range(-half, half):
         assert bits_of(name, value) == written(name, value)

@@ -1,4 +1,4 @@
-"""Raw blocks of Snappy, against what Arrow's Snappy writes and what the format allows beyond it."""
+"""Raw blocks of Snappy: those that Arrow's Snappy writes, and others that the format allows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def packed(content: bytes) -> bytes:
 
 @settings(max_examples=300, deadline=None)
 @given(CONTENT)
-def test_blocks_as_snappy_writes_them(content: bytes) -> None:
+def test_blocks_written_by_snappy_are_decoded(content: bytes) -> None:
     assert decompress(packed(content), len(content)) == content
 
 
@@ -32,18 +32,18 @@ def test_blocks_as_snappy_writes_them(content: bytes) -> None:
     [
         (b"\x00", b""),
         (b"\x03\x08abc", b"abc"),
-        (b"\x03\xf0\x02abc", b"abc"),  # the length of a literal in one byte, where none was needed
+        (b"\x03\xf0\x02abc", b"abc"),  # a literal with one length byte, where none is needed
         (b"\x03\xf4\x02\x00abc", b"abc"),
         (b"\x03\xf8\x02\x00\x00abc", b"abc"),
         (b"\x03\xfc\x02\x00\x00\x00abc", b"abc"),
-        (b"\x07\x08abc\x01\x03", b"abcabca"),  # a copy over itself, its offset in 11 bits
-        (b"\x05\x08abc\x06\x02\x00", b"abcbc"),  # in 16
-        (b"\x05\x08abc\x07\x02\x00\x00\x00", b"abcbc"),  # in 32, which nobody writes
+        (b"\x07\x08abc\x01\x03", b"abcabca"),  # a copy that overlaps its own output, with an offset of 11 bits
+        (b"\x05\x08abc\x06\x02\x00", b"abcbc"),  # an offset of 16 bits
+        (b"\x05\x08abc\x07\x02\x00\x00\x00", b"abcbc"),  # an offset of 32 bits, which no writer uses
         (b"\x0b\x00a\x19\x01", b"a" * 11),  # one byte repeated
-        (b"\x83\x80\x00\x08abc", b"abc"),  # a length in more bytes than it needs
+        (b"\x83\x80\x00\x08abc", b"abc"),  # the total length, in more bytes than it needs
     ],
 )
-def test_every_kind_of_element(block: bytes, content: bytes) -> None:
+def test_every_kind_of_element_is_decoded(block: bytes, content: bytes) -> None:
     assert decompress(block, len(content)) == content
 
 
@@ -63,11 +63,11 @@ def test_every_kind_of_element(block: bytes, content: bytes) -> None:
         (b"\x07\x08abc\x01\x00", 7, "a copy goes beyond the output"),
         (b"\x07\x08abc\x01\x04", 7, "a copy goes beyond the output"),
         (b"\x06\x08abc\x01\x03", 6, "a copy goes beyond the output"),
-        (b"\x43\x08abc\xfe\x03\x00", 67, None),
+        (b"\x43\x08abc\xfe\x03\x00", 67, None),  # valid: the copy ends where the output does
         (b"\x42\x08abc\xfe\x03\x00", 66, "a copy goes beyond the output"),
     ],
 )
-def test_damaged_blocks(block: bytes, size: int, says: str | None) -> None:
+def test_damaged_blocks_are_refused(block: bytes, size: int, says: str | None) -> None:
     if says is None:
         assert decompress(block, size) == (b"abc" * 23)[:size]
         return
@@ -77,7 +77,7 @@ def test_damaged_blocks(block: bytes, size: int, says: str | None) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(CONTENT, st.data())
-def test_mutated_blocks(content: bytes, data: st.DataObject) -> None:
+def test_mutated_blocks_are_refused_or_decode_to_the_declared_size(content: bytes, data: st.DataObject) -> None:
     block = bytearray(packed(content))
     for _ in range(data.draw(st.integers(1, 3))):
         block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
