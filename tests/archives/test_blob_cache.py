@@ -229,7 +229,7 @@ def test_regions_of_a_file_read_in_order_are_prefetched(faulty: Faulty) -> None:
         assert trio.run(fetched, store, [30 * MIB, 20 * MIB, 10 * MIB], 3) <= 6
 
 
-def test_blobs_in_directories_are_not_fetched_ahead(tmp_path: Path) -> None:
+def test_blobs_in_directories_are_not_prefetched(tmp_path: Path) -> None:
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:

@@ -258,7 +258,7 @@ def test_only_blobs_that_are_read_are_fetched_from_a_url(tmp_path: Path, faulty:
     run(DUMP + url, body)
 
 
-def test_an_archive_in_a_tar_behind_a_url_is_compiled_once(tmp_path: Path, faulty: Faulty) -> None:
+def test_an_archive_in_a_remote_tar_is_compiled_once(tmp_path: Path, faulty: Faulty) -> None:
     """It is compiled again if the ETag of the tar has changed, or for a URL with another fragment."""
 
     def opened(url: str) -> tuple[bytes, int]:

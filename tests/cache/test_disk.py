@@ -72,7 +72,7 @@ def test_pieces_of_removed_segments_make_room_for_others(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("length", [500, 2000])
-def test_a_piece_too_many_is_counted_as_dropped(length: int, tmp_path: Path) -> None:
+def test_a_piece_over_the_limit_is_counted_as_dropped(length: int, tmp_path: Path) -> None:
     """The shortest piece is dropped: either the new one or a kept one, which the new one replaces."""
     cache = DiskCache(str(tmp_path), SIZE, 0)
     for number in range(disk.PIECES):
@@ -367,9 +367,7 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_the_next_job_tries_again_if_no_thread_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_job_tries_again_if_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, start, refusals = DiskCache(str(tmp_path), SIZE, 0), threading.Thread.start, [1, 2]
 
     def start_or_not(thread: threading.Thread) -> None:
