@@ -1,4 +1,4 @@
-"""Archives through the real path: document -> prepare.compile_document -> IndexStore and BlobReader."""
+"""Archives compiled and read as in production: prepare.compile_document, then IndexStore and BlobReader."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ READ_AT_MOST = 1 << 24
 
 
 class Node(NamedTuple):
-    """One entry, as a reader sees it."""
+    """One entry of an archive, as a reader sees it."""
 
     kind: Kind
     mode: int | None
     mtime_ns: int | None
     size: int
-    data: bytes | str | None  # of a small file; the target of a symlink
+    data: bytes | str | None  # the bytes of a small file, or the target of a symlink
     allocated: int | None
 
 
@@ -45,7 +45,7 @@ class Tree(NamedTuple):
 
 
 def file(data: object = None, **more: Any) -> dict[str, Any]:
-    """A file entry; text data is utf-8."""
+    """Return a file entry; `data` that is a string gets the encoding utf-8."""
     entry: dict[str, Any] = {"mode": F, **more}
     if data is not None:
         entry["data"] = data
@@ -59,7 +59,7 @@ def blobref(data: bytes, algorithm: str = "sha1") -> str:
 
 
 def put(place: Path, data: bytes, algorithm: str = "sha1") -> str:
-    """Store a blob; its blobref."""
+    """Store a blob in a directory and return its blobref."""
     name = blobref(data, algorithm)
     (place / name).write_bytes(data)
     return name
@@ -67,7 +67,7 @@ def put(place: Path, data: bytes, algorithm: str = "sha1") -> str:
 
 @contextlib.contextmanager
 def opened(document: Any, **options: Any) -> Iterator[tuple[IndexStore, Any]]:
-    """(store, plan) of a document: JSON text as bytes, else an object."""
+    """Compile a document (JSON text as bytes, or an object to encode) and yield (store, plan)."""
     raw = document if isinstance(document, bytes) else json.dumps(document).encode()
     with tempfile.TemporaryDirectory() as directory:
         chosen = Options(index_dir=directory, **options)
@@ -80,13 +80,13 @@ def opened(document: Any, **options: Any) -> Iterator[tuple[IndexStore, Any]]:
 
 
 def tree(document: Any, **options: Any) -> Tree:
-    """All that is in the archive, the root under "", read through the store."""
+    """Compile an archive and return all its nodes, read through the store; the root has the key ""."""
     with opened(document, **options) as (store, plan):
         return Tree(trio.run(_nodes, store), plan.warnings, plan.kind)
 
 
 def nodes_of(source: Path, **options: Any) -> dict[str, Node]:
-    """All that is in a source that holds an archive, the root under "", read through the store."""
+    """Open a source that holds an archive and return all its nodes; the root has the key ""."""
 
     async def main() -> dict[str, Node]:
         store = open_source(str(source), Options(cache="none", **options))
@@ -117,7 +117,7 @@ async def _nodes(store: Any) -> dict[str, Node]:
 
 
 def refused(document: Any, entry: str | None, rule: str, **options: Any) -> None:
-    """The archive is refused, with that entry and (part of) that rule in one line."""
+    """Check that an archive is refused with a one-line error that names `entry` and contains `rule`."""
     options.setdefault("type", "archive")
     with pytest.raises(SourceError) as caught:
         tree(document, **options)

@@ -1,4 +1,4 @@
-"""Random trees for archives: a plain model, written to a directory."""
+"""Random trees for archives: models of trees, and a function that writes them to a directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zarrfs.archives import create, pack_tree
 from zarrfs.archives import dump_writer as dump
 from zarrfs.store.api import Kind
 
-BLOCK = 4096  # bytes of a block of the file systems that tests run on
+BLOCK = 4096  # block size, in bytes, of the file systems that tests run on
 
 _NAMES = st.sampled_from(["a", "b", "ab", "a-", "é", "日本", "x y", "n\nl", '"', ".h", "z" * 200])
 _PATHS = st.lists(_NAMES, min_size=1, max_size=4).map("/".join)
@@ -36,7 +36,7 @@ _LINKS = st.sampled_from(["a", "../x", "/é", "b c", "n\nl", "x" * 4000])
 
 
 class File(NamedTuple):
-    """Extents to write, with holes in between; `more` bytes of hole at the end; permission bits; mtime in ns."""
+    """A regular file: (offset, data) to write, `more` bytes of hole at the end, permission bits, mtime in ns."""
 
     pieces: list[tuple[int, bytes]]
     more: int
@@ -51,17 +51,17 @@ class File(NamedTuple):
         return bytes(found) + bytes(self.more)
 
     def allocated(self) -> int:
-        """The bytes in blocks that were written to."""
+        """Return the number of bytes in the blocks that were written to."""
         blocks = {at // BLOCK for start, data in self.pieces for at in range(start, start + len(data))}
         return sum(min(BLOCK, len(self.data()) - block * BLOCK) for block in blocks)
 
 
 Directory = tuple[int, int]  # permission bits, mtime in ns
-Model = dict[str, Any]  # File, Directory, or the target of a link
+Model = dict[str, Any]  # by path: a File, a Directory, or the target of a symlink
 
 
 def models() -> st.SearchStrategy[Model]:
-    """Trees whose parents are directories."""
+    """Return a strategy for trees; every parent of an entry is a directory."""
     directories = st.tuples(st.sampled_from([0o755, 0o700, 0o2775, 0o1777]), _TIMES)
     entries = st.lists(st.tuples(_PATHS, st.one_of(_FILES, _LINKS, directories)), max_size=8)
     return st.tuples(entries, directories).map(lambda drawn: _model(*drawn))
@@ -80,7 +80,7 @@ def _model(entries: list[tuple[str, Any]], usual: Directory) -> Model:
 
 
 def write(place: Path, model: Model) -> None:
-    """Make the tree."""
+    """Create the tree of a model in the directory `place`."""
     for path, what in model.items():
         at = place / path
         if isinstance(what, str):
@@ -102,7 +102,10 @@ def write(place: Path, model: Model) -> None:
 
 
 def expected(model: Model, path: str) -> tuple[Any, ...]:
-    """(kind, mode, mtime_ns, data) that an archive shows; times in whole seconds, none of links."""
+    """Return (kind, mode, mtime_ns, data) as an archive must show them, times in whole seconds.
+
+    A directory has no data; a symlink has only its kind and target.
+    """
     what = model[path]
     if isinstance(what, str):
         return Kind.SYMLINK, what
@@ -112,7 +115,7 @@ def expected(model: Model, path: str) -> tuple[Any, ...]:
 
 
 def shown(node: Node) -> tuple[Any, ...]:
-    """As expected(), of what a reader sees."""
+    """Return the tuple of expected() for a node that was read from an archive."""
     if node.kind is Kind.SYMLINK:
         return node.kind, node.data
     both = node.kind, node.mode, node.mtime_ns
@@ -120,7 +123,7 @@ def shown(node: Node) -> tuple[Any, ...]:
 
 
 def on_disk(place: Path) -> dict[str, tuple[Any, ...]]:
-    """As expected(), of all that is below a directory."""
+    """Return the tuples of expected() for all files below a directory on disk, by path."""
     found: dict[str, tuple[Any, ...]] = {}
     for at, directories, names in os.walk(place):
         for name in directories + names:
@@ -139,7 +142,7 @@ def on_disk(place: Path) -> dict[str, tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def small_pieces() -> Iterator[None]:
-    """Every tree takes several tasks, and files of 10,000 bytes are large."""
+    """Lower the limits of packing: every tree takes several tasks, and a file of 10,000 bytes counts as large."""
     with (
         mock.patch.multiple(pack_tree, BATCH=2, PIECE=16, MANY=8),
         mock.patch.multiple(create, MANY=8, _PIECE=6), mock.patch.object(blobdir, "LARGE", 10_000),
@@ -149,5 +152,5 @@ def small_pieces() -> Iterator[None]:
 
 
 def silent(text: str) -> None:
-    """Fails on a warning."""
+    """Fail on a warning."""
     raise AssertionError(text)

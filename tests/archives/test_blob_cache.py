@@ -1,4 +1,4 @@
-"""Blobs that are fetched: held in memory, kept on disk, prefetched, and fetched once for all readers."""
+"""Fetched blobs: held in memory, cached on disk, prefetched, and fetched once for all readers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_cancelled_reader_leaves_the_fetch_to_the_others(faulty: Faulty) -> No
     faulty.release()
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_blobs_in_memory_are_bounded_by_memory_limit(tmp_path: Path) -> None:
     blobs = pieces(64, MIB)
     content_db(tmp_path / "db", blobs)
 
@@ -102,7 +102,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     run(tmp_path / "db", body, memory_limit=8 * MIB)
 
 
-def test_a_blob_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_blob_larger_than_memory_limit_is_an_error(tmp_path: Path) -> None:
     data = bytes(3 * MIB)
     content_db(tmp_path / "db", [data])
 
@@ -113,7 +113,7 @@ def test_a_blob_that_does_not_fit(tmp_path: Path) -> None:
     run(tmp_path / "db", body, memory_limit=2 * MIB)
 
 
-def test_room_is_waited_for_and_released() -> None:
+def test_blobs_in_flight_wait_for_a_quarter_of_the_memory() -> None:
     held, most, flying = MemoryBlobs(100), 0, 0
 
     async def one(at: int) -> None:
@@ -134,7 +134,7 @@ def test_room_is_waited_for_and_released() -> None:
                 nursery.start_soon(one, at)
 
     trio.run(main)
-    assert (most, held._in_flight.held, held.bytes) == (2, 0, 100)  # in flight: a quarter
+    assert (most, held._in_flight.held, held.bytes) == (2, 0, 100)  # two of 10 bytes fit in a quarter of 100
 
 
 def test_a_large_blob_is_not_overtaken_by_small_ones() -> None:
@@ -153,7 +153,7 @@ def test_a_large_blob_is_not_overtaken_by_small_ones() -> None:
             assert (order, held.reserve(10)) == ([60], False)
             release.set()
         assert order == [60, 100, 10]
-        async with held.room("x", 10):  # one that is cancelled while it waits is not waited for
+        async with held.room("x", 10):  # a task cancelled while it waits does not block those behind it
             with trio.move_on_after(0):
                 await fetch(100)
             async with held.room("x", 10):
@@ -172,14 +172,14 @@ def test_reserve_never_waits_and_never_exceeds_a_quarter() -> None:
     trio.run(body)
 
 
-# -- ahead
+# -- prefetch
 
 
-def test_fetching_ahead(faulty: Faulty) -> None:
+def test_prefetch_fetches_each_blob_once(faulty: Faulty) -> None:
     blobs = pieces(20, 4096)
     for data in blobs:
         place = faulty.put(f"/{blobref(data)}", data).rpartition("/")[0]
-    faulty.put(f"/{blobref(blobs[3])}", blobs[3][:-1])  # its reader hears of that
+    faulty.put(f"/{blobref(blobs[3])}", blobs[3][:-1])  # prefetch() ignores the short blob; reading it fails
 
     async def body(reader: BlobReader) -> None:
         await reader.prefetch([(url_of(data), 0, 4096) for data in blobs] * 2)
@@ -196,7 +196,7 @@ def test_fetching_ahead(faulty: Faulty) -> None:
     assert faulty.gets() == 21 + 5
 
 
-def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
+def test_regions_of_a_file_read_in_order_are_prefetched(faulty: Faulty) -> None:
     blobs = pieces(40, 4096)
     for data in blobs:
         place = faulty.put(f"/{blobref(data)}", data).rpartition("/")[0]
@@ -220,7 +220,7 @@ def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
         return before
 
     with opened(document, blobs=(place,)) as (store, _):
-        assert trio.run(fetched, store, [0], 2) == 2  # as much ahead as was read
+        assert trio.run(fetched, store, [0], 2) == 2  # read-ahead fetches as much as was read
     faulty.requests.clear()
     with opened(document, blobs=(place,)) as (store, _):
         assert 12 <= trio.run(fetched, store, [at * MIB for at in range(8)], 12) <= 16
@@ -229,7 +229,7 @@ def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
         assert trio.run(fetched, store, [30 * MIB, 20 * MIB, 10 * MIB], 3) <= 6
 
 
-def test_blobs_in_directories_are_not_fetched_ahead(tmp_path: Path) -> None:
+def test_blobs_in_directories_are_not_prefetched(tmp_path: Path) -> None:
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:
@@ -243,7 +243,7 @@ def test_blobs_in_directories_are_not_fetched_ahead(tmp_path: Path) -> None:
 
 
 def cached(tmp_path: Path, *blobs: bytes, **options: Any) -> Path:
-    """The directory of blobs of a cache that has seen `blobs`."""
+    """Read `blobs` through a disk cache, and return the directory in which it keeps blobs."""
     (tmp_path / "db").unlink(missing_ok=True)
     content_db(tmp_path / "db", blobs)
 
@@ -273,7 +273,7 @@ def test_the_cache_directory_is_a_source_of_blobs(tmp_path: Path) -> None:
         run(tmp_path / "empty", whole, cache="none", **options)
 
 
-def test_a_damaged_blob_in_the_cache(tmp_path: Path) -> None:
+def test_a_damaged_blob_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
     place = cached(tmp_path, DATA)
     (place / REF).write_bytes(DATA[::-1])
     with pytest.raises(WrongHash):
@@ -282,7 +282,7 @@ def test_a_damaged_blob_in_the_cache(tmp_path: Path) -> None:
     assert (place / REF).read_bytes() == DATA
 
 
-def test_the_disk_bound_is_kept(tmp_path: Path) -> None:
+def test_the_disk_cache_stays_within_cache_size(tmp_path: Path) -> None:
     blobs = pieces(40, MIB)
     limit = 16 * MIB
     place = cached(tmp_path, *blobs, cache_size=limit, cache_min_free=0)
@@ -311,7 +311,7 @@ def test_the_least_recently_used_blob_is_evicted_first(tmp_path: Path) -> None:
 
 
 def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless memory is short. Closing waits for writes under way."""
+    """Blobs are written to disk in the background, unless memory is short. Closing waits for writes in progress."""
     content_db(tmp_path / "db", [DATA, b"other"])
     done: list[str] = []
     put, begun, go_on = DiskBlobs.put, threading.Semaphore(0), threading.Event()
@@ -344,8 +344,8 @@ def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
     assert names(tmp_path / "cache/blobs") == {REF, blobref(b"other")} == set(done)
 
 
-def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
-    """Several threads find no directory yet, and each blob is kept."""
+def test_threads_can_store_the_first_blobs_concurrently(tmp_path: Path) -> None:
+    """The threads race to create the directory, and no blob is lost."""
     for number in range(30):
         disk, begin = DiskBlobs(str(tmp_path / str(number)), 16 * MIB, 0), threading.Barrier(5)
         blobs = [b"%d" % at for at in range(5)]
@@ -361,13 +361,13 @@ def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
         disk.close()
 
 
-def test_a_full_disk_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_short_of_cache_min_free_caches_no_blobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = cached(tmp_path, DATA, cache_min_free=1 << 60)
     assert not place.exists() or not names(place)
     assert any("cache_min_free" in text for text in caplog.messages)
 
 
-def test_a_cache_directory_of_another_user_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_foreign_directory_named_blobs_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine = tmp_path / "cache/blobs"
     mine.mkdir(parents=True)
     put(mine, b"precious")
@@ -379,6 +379,7 @@ def test_a_cache_directory_of_another_user_is_left_alone(tmp_path: Path, caplog:
 
 
 def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is logged once, and no blobs are written for a while."""
     disk = DiskBlobs(str(tmp_path), 1 << 30, 0)
 
     def full(*arguments: Any, **more: Any) -> None:
@@ -387,14 +388,14 @@ def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, mon
     monkeypatch.setattr(os, "writev", full)
     disk.put(REF, DATA)
     monkeypatch.undo()
-    disk.put(REF, DATA)  # not now
+    disk.put(REF, DATA)  # dropped: the disk is not written to while backing off
     assert (disk.stats()["errors"], disk.stats()["dropped"], names(tmp_path / "blobs")) == (1, 2, set())
     assert len(caplog.messages) == 1
     disk.close()
 
 
 def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a quota, statvfs(2) does not show the limit; old blobs make room for new ones."""
+    """As with a quota, the free bytes of statvfs(2) do not show the limit; old blobs are evicted for new ones."""
     monkeypatch.setattr(blob_cache, "BACK_OFF", 0.0)
     with tmpfs(tmp_path / "small", "size=64m,nr_inodes=40"):
         disk, blobs = DiskBlobs(str(tmp_path / "small"), 1 << 30, 0), pieces(80, 4096)
@@ -436,7 +437,7 @@ def test_processes_share_the_cache_directory(tmp_path: Path) -> None:
     run(tmp_path / "blobs", body)
 
 
-def test_the_cache_command(tmp_path: Path) -> None:
+def test_the_cache_command_lists_verifies_prunes_and_clears_blobs(tmp_path: Path) -> None:
     place = cached(tmp_path, *pieces(5, 4096))
     (tmp_path / "none").mkdir()
     command = ("--cache-dir", tmp_path / "cache", "--index-dir", tmp_path / "none")

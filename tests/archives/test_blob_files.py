@@ -1,4 +1,4 @@
-"""BlobReader while files change and readers come and go."""
+"""BlobReader with files that change, and with concurrent and cancelled readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
 
-# -- change
+# -- files that change
 
 
 def flip(path: Path) -> None:
@@ -47,8 +47,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "error"), CHANGES.values(), ids=CHANGES.keys())
-def test_changed_after_the_first_read(tmp_path: Path, change: Callable[[Path], object], error: type) -> None:
-    """Right after it was written and read, within one tick of file times."""
+def test_a_change_after_the_first_read_is_seen(tmp_path: Path, change: Callable[[Path], object], error: type) -> None:
+    """The change comes within the same tick of file timestamps as the write and the first read."""
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:
@@ -59,7 +59,7 @@ def test_changed_after_the_first_read(tmp_path: Path, change: Callable[[Path], o
         assert type(caught.value) is error
         (tmp_path / REF).unlink(missing_ok=True)
         put(tmp_path, DATA)
-        assert await whole(reader) == DATA  # and back
+        assert await whole(reader) == DATA  # the right blob is back
 
     run(tmp_path, body)
 
@@ -84,7 +84,7 @@ WAITS = [(0, [0.02]), (5_000_000, [0.015]), (20_000_000, []), (-1, [0.02])]
 def test_a_tick_passes_between_the_last_write_and_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int, waits: list[float]
 ) -> None:
-    """A write in the same tick would leave the times of the file unchanged."""
+    """A second write within the same tick would leave the timestamps of the file unchanged."""
     put(tmp_path, DATA)
     now = os.stat(tmp_path / REF).st_ctime_ns + age
     waited: list[float] = []
@@ -93,7 +93,7 @@ def test_a_tick_passes_between_the_last_write_and_the_hash(
     assert waited == waits
 
 
-def test_a_blob_that_keeps_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_keeps_changing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     real, times = blob_files._pread, iter(range(100))
 
@@ -105,7 +105,7 @@ def test_a_blob_that_keeps_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fails(tmp_path, TargetChanged, "keeps changing")
 
 
-def test_a_blob_that_changes_while_it_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_changes_while_it_is_verified_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     real = blob_files.hash_of_file
 
@@ -118,7 +118,7 @@ def test_a_blob_that_changes_while_it_is_verified(tmp_path: Path, monkeypatch: p
     fails(tmp_path, TargetChanged, "changed while it was verified")
 
 
-# -- once, and no more than so many
+# -- each blob is hashed once; descriptors and verdicts are bounded
 
 
 def test_a_bad_blob_is_hashed_once(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_cancelled_reader_does_not_fail_the_others(tmp_path: Path, monkeypatch
 
 def test_hashing_ends_when_its_reader_is_cancelled(tmp_path: Path) -> None:
     with (tmp_path / REF).open("wb") as stream:
-        stream.truncate(1 << 40)  # would take most of an hour
+        stream.truncate(1 << 40)  # hashing all of it would take most of an hour
 
     async def body(reader: BlobReader) -> None:
         with trio.move_on_after(0.05) as scope:
@@ -206,7 +206,7 @@ def test_hashing_ends_when_its_reader_is_cancelled(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_reader, "MAX_OPEN", 3)
     refs = [put(tmp_path, b"%d" % number) for number in range(10)]
 
@@ -216,10 +216,10 @@ def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 assert bytes(await reader.read(ref, 0, 1, 0, 1)) == b"%d" % number
                 await reader.read(refs[0], 0, 1, 0, 1)
                 assert reader.stats()["blobs_open"] <= 3
-        assert reader.stats()["blobs_verified"] == 10  # remembered when closed
+        assert reader.stats()["blobs_verified"] == 10  # a verdict outlives its descriptor
         for ref in [*refs[:3], refs[0], refs[3]]:
             await reader.size(ref)
-        assert reader._open.keys() == {refs[0], refs[2], refs[3]}  # the last read ones
+        assert reader._open.keys() == {refs[0], refs[2], refs[3]}  # the most recently used ones
         async with trio.open_nursery() as nursery:
             for ref in refs * 5:
                 nursery.start_soon(reader.read, ref, 0, 1, 0, 1)
@@ -228,7 +228,7 @@ def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run(tmp_path, body)
 
 
-def test_verdicts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_verdicts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_files, "MAX_VERDICTS", 4)
     refs = [put(tmp_path, b"%d" % number) for number in range(10)]
 
@@ -240,7 +240,7 @@ def test_verdicts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run(tmp_path, body)
 
 
-def test_closing_under_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_in_progress_survives_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     real = blob_files._pread
 

@@ -1,4 +1,4 @@
-"""BlobReader returns no bytes but those that a blobref names."""
+"""BlobReader returns only bytes that have the hash in their blobref."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError
 
 @pytest.mark.parametrize("algorithm", ["sha1", "sha256"])
 @pytest.mark.parametrize("declared", [True, False])
-def test_ranges(tmp_path: Path, algorithm: str, declared: bool) -> None:
+def test_ranges_of_a_blob(tmp_path: Path, algorithm: str, declared: bool) -> None:
     ref = put(tmp_path, DATA, algorithm)
     url = sized(ref, len(DATA)) if declared else ref
 
@@ -65,7 +65,7 @@ def test_a_symlink_to_a_blob(tmp_path: Path) -> None:
     assert run(tmp_path, whole) == DATA
 
 
-def test_without_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_that_miss_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     for most in (0, 10):
         cut = functools.partial(lambda most, fd, at, n: bytearray(os.pread(fd, min(most, n), at)), most)
@@ -77,7 +77,7 @@ def test_without_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("text", [REF, "sha256-" + "0123456789abcdef" * 4])
-def test_blobrefs(text: str) -> None:
+def test_blobrefs_are_canonical_in_lower_case(text: str) -> None:
     assert canonical(text) == canonical(text.upper()) == text
 
 
@@ -90,7 +90,7 @@ def test_invalid_blobrefs(tmp_path: Path, text: str) -> None:
     fails(tmp_path, ReadError, "not a blobref", text)
 
 
-def test_upper_case_in_an_archive(tmp_path: Path) -> None:
+def test_a_blobref_in_upper_case_in_an_archive(tmp_path: Path) -> None:
     put(tmp_path, DATA)
     entry = file([[0, len(DATA), REF.upper()]], encoding="blobvec", size=len(DATA))
     with opened({"f": entry}, blobs=(str(tmp_path),)) as (store, _):
@@ -100,11 +100,11 @@ def test_upper_case_in_an_archive(tmp_path: Path) -> None:
 # -- bad blobs
 
 
-def test_no_sources() -> None:
+def test_reading_without_sources_is_an_error() -> None:
     assert fails((), TargetMissing, "no blobs= given").where == REF
 
 
-def test_missing(tmp_path: Path) -> None:
+def test_a_blob_missing_from_all_sources(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     error = fails((tmp_path, other), TargetMissing, "no such blob: in none of")
@@ -112,7 +112,7 @@ def test_missing(tmp_path: Path) -> None:
     assert REF in str(error)
 
 
-def test_a_removed_directory(tmp_path: Path) -> None:
+def test_a_source_directory_that_was_removed_or_replaced(tmp_path: Path) -> None:
     fails(tmp_path / "absent", TargetMissing, "no such blob")
     (tmp_path / "file").write_text("")
     fails(tmp_path / "file", TargetMissing, "no such blob")
@@ -150,14 +150,14 @@ def test_a_valid_blob_of_another_length_than_declared(tmp_path: Path) -> None:
 
     async def body(reader: BlobReader) -> None:
         assert await whole(reader) == DATA
-        with pytest.raises(OutOfRange):  # open by now, and still another length
+        with pytest.raises(OutOfRange):  # the blob is open now, and its length still differs
             await reader.read(sized(REF, 5), 0, 5, 0, 5)
 
     run(tmp_path, body)
 
 
-def test_the_length_of_a_blob_that_another_one_overlaps(tmp_path: Path) -> None:
-    """A region that is visible in the middle only must still be all of its blob."""
+def test_a_partly_covered_region_must_have_the_length_of_its_blob(tmp_path: Path) -> None:
+    """Other regions cover the start and the end of the region; only its middle is visible."""
     small = put(tmp_path, b"ab")
     for length, right in [(len(DATA), True), (len(DATA) - 1, False)]:
         put(tmp_path, DATA)
@@ -171,7 +171,7 @@ def test_the_length_of_a_blob_that_another_one_overlaps(tmp_path: Path) -> None:
                     trio.run(store.get, "f", 10, 5)
 
 
-def test_a_directory_and_a_fifo(tmp_path: Path) -> None:
+def test_a_directory_or_fifo_in_place_of_a_blob(tmp_path: Path) -> None:
     (tmp_path / REF).mkdir()
     fails(tmp_path, ReadError, "not a regular file")
     (tmp_path / REF).rmdir()
@@ -206,7 +206,7 @@ except AccessDenied as exc:
 
 
 @pytest.mark.parametrize("what", ["blob", "place"])
-def test_unreadable(tmp_path: Path, what: str) -> None:
+def test_a_blob_or_directory_without_read_permission(tmp_path: Path, what: str) -> None:
     place = tmp_path / "place"
     place.mkdir()
     put(place, DATA)
@@ -219,7 +219,7 @@ def test_unreadable(tmp_path: Path, what: str) -> None:
     assert done.stdout == f"denied: {place / REF}\n", done.stderr
 
 
-def test_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_error_is_a_read_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
 
     def broken(*arguments: Any) -> bytearray:
@@ -229,7 +229,7 @@ def test_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     fails(tmp_path, ReadError, "input/output error")
 
 
-def test_a_short_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     real = blob_files._pread
 
@@ -241,13 +241,13 @@ def test_a_short_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails(tmp_path, OutOfRange, "ends before byte 1")
 
 
-# -- several places
+# -- several sources
 
 
-def test_the_second_source_if_the_first_has_a_wrong_blob(
+def test_the_second_source_is_read_if_the_first_has_a_wrong_blob(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_reader, "MAX_OPEN", 0)  # every read opens again
+    monkeypatch.setattr(blob_reader, "MAX_OPEN", 0)  # every read opens its blob again
     one, two = tmp_path / "1", tmp_path / "2"
     one.mkdir()
     two.mkdir()
@@ -259,7 +259,7 @@ def test_the_second_source_if_the_first_has_a_wrong_blob(
 
     with caplog.at_level(logging.WARNING):
         assert run((one, two), twice) == DATA
-        assert not caplog.messages  # a place need not have every blob
+        assert not caplog.messages  # no source needs to have every blob
         (one / REF).write_bytes(DATA[::-1])
         assert run((one, two), twice) == DATA
     assert caplog.messages == [
@@ -275,7 +275,7 @@ def test_the_second_source_if_the_first_has_a_wrong_blob(
 # -- whole()
 
 
-def test_all_of_a_blob_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_whole_returns_only_verified_blobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, two = tmp_path / "1", tmp_path / "2"
     one.mkdir()
     two.mkdir()
@@ -307,10 +307,10 @@ def test_blobs_that_whole_does_not_return(tmp_path: Path, monkeypatch: pytest.Mo
         reader.whole(URL)
 
 
-# -- places
+# -- check_sources()
 
 
-def test_check_sources(tmp_path: Path) -> None:
+def test_check_sources_refuses_paths_that_are_not_directories(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     check_sources([])
     check_sources([str(tmp_path)])

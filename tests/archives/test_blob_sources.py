@@ -1,4 +1,4 @@
-"""Blob sources other than directories: their bytes, and every way in which they fail."""
+"""Blob sources other than directories: the bytes that they return, and how they fail."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ LARGE = os.urandom((5 << 20) + 3)
 
 @pytest.fixture
 def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFlux:
-    """An instance whose command is on PATH."""
+    """Return a fake Flux instance whose flux command is on PATH."""
     found = FakeFlux(tmp_path / "flux")
     monkeypatch.setenv("PATH", found.environment()["PATH"])
     return found
 
 
 def archive_of(*blobs: bytes) -> list[dict[str, Any]]:
-    """An archive with a file for each blob."""
+    """Return an archive with one file for each blob."""
     return [
         file([[0, len(data), blobref(data)]], path=f"f{number}", encoding="blobvec", size=len(data))
         for number, data in enumerate(blobs)
     ]
 
 
-# -- what they give
+# -- the same blobs from every kind of source
 
 
 def make_url(path: Path, blobs: list[bytes], nginx: Nginx) -> str:
@@ -103,7 +103,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_blobs_of_a_source(
+def test_blobs_are_read_from_every_kind_of_source(
     kind: str, tmp_path: Path, nginx: Nginx, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
@@ -128,7 +128,7 @@ def test_blobs_of_a_source(
         assert REF in reader.resolve(URL)
         counts = reader.stats()
         assert {metric.path[0] for metric in PLACE_METRICS} <= counts.keys()
-        if kind == "dump":  # where they lie, if the document tells that: by the hash that it has
+        if kind == "dump":  # sha1 blobs are read in place, where the document locates them; sha256 ones are searched
             assert (counts["blobs_fetched"], counts["blobs_verified"]) == ({"dump": 4}, 8)
             assert reader.whole(URL) == DATA
             return
@@ -137,15 +137,15 @@ def test_blobs_of_a_source(
 
     run(place, body)
     assert not caplog.messages
-    error = TargetMissing if kind.startswith("dump") else OutOfRange  # in a tar, members are told by their lengths
+    error = TargetMissing if kind.startswith("dump") else OutOfRange  # a tar is searched by length
     fails(place, error, "bytes|no such blob", sized(blobref(OTHER, "sha256"), 5))
     fails(place, TargetMissing, "no such blob", blobref(b"nobody's"))
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.binary(max_size=600), max_size=12), st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
-def test_the_first_source_that_has_a_blob(blobs: list[bytes], first: set[int], second: set[int]) -> None:
-    """Against a model: a blob is read if any source has it, of whatever kind."""
+def test_a_blob_is_read_if_any_source_has_it(blobs: list[bytes], first: set[int], second: set[int]) -> None:
+    """The sources are a database and a dump tar with random blobs."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         has = [[data for at, data in enumerate(blobs) if at in chosen] for chosen in (first, second)]
@@ -166,7 +166,7 @@ def test_the_first_source_that_has_a_blob(blobs: list[bytes], first: set[int], s
 # -- behind URLs
 
 
-def test_s3(s3: S3, tmp_path: Path) -> None:
+def test_blobs_below_an_s3_prefix(s3: S3, tmp_path: Path) -> None:
     s3.client.put_object(Bucket=s3.bucket, Key=f"blobs/{REF}", Body=DATA)
     place, options = f"s3://{s3.bucket}/blobs/", {"storage": {"s3": s3.options}}
     assert run(place, whole, **options) == DATA
@@ -182,7 +182,7 @@ def served(faulty: Faulty, *faults: object, **more: Any) -> str:
     return faulty.put(f"/{REF}", DATA, *faults, **more).rpartition("/")[0]
 
 
-def test_a_server_that_recovers(faulty: Faulty) -> None:
+def test_transient_errors_of_a_server_are_retried(faulty: Faulty) -> None:
     assert run(served(faulty, 500, "reset", "truncate"), whole) == DATA
 
 
@@ -194,7 +194,7 @@ LIES: dict[str, tuple[Callable[[], bytes], type[ReadError], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_server_that_lies(
+def test_wrong_bytes_from_a_server_are_refused(
     faulty: Faulty, tmp_path: Path, lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, error, match = LIES[lie]
@@ -222,7 +222,7 @@ def test_a_server_that_fails(faulty: Faulty, tmp_path: Path, caplog: pytest.LogC
     caplog.clear()
     faulty.put(f"/{blobref(OTHER)}", OTHER, forever=500)
     run((place, tmp_path), both, retries=0)
-    assert len(caplog.messages) == 1  # of a server, not of each of its blobs
+    assert len(caplog.messages) == 1  # one for the server, not one for each blob
     fails(served(faulty, forever=403), AccessDenied, "403", retries=0)
     fails("http://127.0.0.1:1/blobs", ReadError, "127.0.0.1:1", retries=0)
 
@@ -233,7 +233,7 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
     faulty.release()
 
 
-def test_readers_of_a_blob_of_a_server_that_hangs_do_not_wait_one_after_the_other(
+def test_readers_of_a_blob_on_a_hanging_server_do_not_time_out_one_by_one(
     faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zarrfs.archives.blob_reader._LAST_ATTEMPT", 0.01)
@@ -257,8 +257,11 @@ def test_readers_of_a_blob_of_a_server_that_hangs_do_not_wait_one_after_the_othe
 
 
 @pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
-def test_a_tar_whose_reported_length_is_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
-    """An error that names both lengths, at once; a tar that has its own end needs no length."""
+def test_a_tar_whose_server_reports_too_large_a_length(more: int, faulty: Faulty, tmp_path: Path) -> None:
+    """A tar of zarrfs is read from its end: reading fails quickly, with an error that names the size and the range.
+
+    A tar of Flux is read from its start up to its end-of-archive blocks, so it needs no length.
+    """
     (tmp_path / "f").write_bytes(DATA)
     done = conftest.run("archive", "create", "-C", tmp_path, "-O", tmp_path / "own.tar", "--inline-threshold=0", "f")
     assert done.returncode == 0, done.stderr
@@ -275,8 +278,8 @@ def test_a_tar_whose_reported_length_is_larger(more: int, faulty: Faulty, tmp_pa
         assert faulty.gets() < 12
 
 
-def test_the_regions_of_one_read_are_fetched_at_the_same_time(faulty: Faulty, tmp_path: Path) -> None:
-    """At most a bounded number; the first failure is the error, without waiting for the others."""
+def test_the_regions_of_one_read_are_fetched_concurrently(faulty: Faulty, tmp_path: Path) -> None:
+    """At most 16 are in flight. The first failure ends the read without waiting for the other requests."""
     blobs = [bytes([number]) * 5000 for number in range(40)]
     refs = [[5000 * number, 5000, blobref(data)] for number, data in enumerate(blobs)]
     path = tmp_path / "archive.json"
@@ -326,7 +329,7 @@ def test_uncompressed_objects(tmp_path: Path) -> None:
     assert run(tmp_path / "db", whole) == DATA
 
 
-def test_without_lz4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lz4_only_compressed_objects_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content_db(tmp_path / "db", [DATA, b"short"])
     monkeypatch.setitem(sys.modules, "lz4.block", None)
     fails(tmp_path / "db", ReadError, r"LZ4.*the package lz4: /.*/python\S* -m pip install 'zarrfs\[flux\]'")
@@ -387,7 +390,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("journal", ["OFF", "WAL", "DELETE"])
-def test_the_database_of_a_running_instance(tmp_path: Path, journal: str) -> None:
+def test_the_database_of_a_running_instance_is_refused(tmp_path: Path, journal: str) -> None:
     content_db(tmp_path / "db", [DATA])
     command = [sys.executable, "-c", LOCKER, str(tmp_path / "db"), journal]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -401,7 +404,7 @@ def test_the_database_of_a_running_instance(tmp_path: Path, journal: str) -> Non
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-journal"])
-def test_a_database_that_was_not_closed(tmp_path: Path, suffix: str) -> None:
+def test_a_database_with_a_leftover_journal_is_refused(tmp_path: Path, suffix: str) -> None:
     content_db(tmp_path / "db", [DATA])
     (tmp_path / f"db{suffix}").write_bytes(b"")
     check_sources([str(tmp_path / "db")])
@@ -481,13 +484,13 @@ def test_long_names_in_a_dump(tmp_path: Path) -> None:
 
 
 def helpers(flux: FakeFlux) -> list[int]:
-    """The pids of the helpers so far."""
+    """Return the pids of all helpers started so far."""
     return [int(call.removeprefix("open ")) for call in flux.calls() if call.startswith("open ")]
 
 
 @pytest.mark.parametrize("a_round", [0, 4 << 20])
 def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much is received before other tasks have their turn."""
+    """_ROUND bounds the bytes received before other tasks run; its value makes no difference."""
     monkeypatch.setattr(flux_blobs, "_ROUND", a_round)
     blobs = [os.urandom(size) for size in (100, 4096, 70_000, 3 << 20) for _ in range(15)] + [b""]
     for data in blobs:
@@ -496,7 +499,7 @@ def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: p
     flux.delay(1)
 
     async def body(reader: BlobReader) -> None:
-        assert flux.calls() == []  # nothing starts before the first blob
+        assert flux.calls() == []  # no helper starts before the first read
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for data in blobs * 3:
@@ -521,7 +524,7 @@ def test_a_helper_that_dies_is_replaced_once(flux: FakeFlux) -> None:
         for number in numbers:
             while len(helpers(flux)) <= number:  # noqa: ASYNC110
                 await trio.sleep(0.01)
-            await trio.sleep(0.05)  # until it has a request in flight
+            await trio.sleep(0.05)  # until the helper has a request in flight
             if number == numbers[-1]:
                 flux.delay(then)
             os.kill(helpers(flux)[number], signal.SIGKILL)
@@ -549,7 +552,7 @@ def test_a_helper_that_dies_is_replaced_once(flux: FakeFlux) -> None:
 
 
 def test_a_helper_of_another_version(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A half of an update: refused before a mount, and where it comes while one runs, by the greeting."""
+    """After a partial update, the helper is refused by its file before mounting, and by its greeting afterwards."""
     flux.store(DATA)
     flux.put("archive.main", archive_of(DATA))
     newer = tmp_path / "flux_helper.py"
@@ -564,7 +567,7 @@ def test_a_helper_of_another_version(flux: FakeFlux, tmp_path: Path, monkeypatch
         prepare._fetch_flux("flux:main", Options())
 
 
-def test_a_flux_that_fails(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_flux_are_reported(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flux.store(DATA)
     (flux.root / "content" / REF).write_bytes(DATA[::-1])
     fails("flux:", WrongHash, "another hash")
@@ -585,7 +588,7 @@ def test_a_flux_that_fails(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.M
     fails("flux:", ReadError, "flux python: cannot run flux: no such file")
 
 
-# -- what is no place
+# -- invalid sources
 
 
 def test_invalid_blob_sources(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ HOW = st.fixed_dictionaries(
 
 
 def made(base: Path, paths: list[str], blobs: Path | None = None, **how: Any) -> bytes:
-    """The document that create() writes; no warning is expected."""
+    """Return the document that create() writes, and fail on a warning."""
     out, progress = io.BytesIO(), Progress()
     place = None if how.get("all_inline") or blobs is None else str(blobs)
     create(str(base), paths, out, CreateOptions(blobs=place, **how), progress, silent)
@@ -41,7 +41,7 @@ def made(base: Path, paths: list[str], blobs: Path | None = None, **how: Any) ->
 
 @settings(deadline=None, max_examples=50)
 @given(models(), HOW, st.booleans())
-def test_random_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
+def test_archives_of_random_trees_equal_the_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
     with tempfile.TemporaryDirectory() as name, small_pieces() if pieces else contextlib.nullcontext():
         base, blobs = Path(name, "tree"), Path(name, "blobs")
         base.mkdir()
@@ -58,19 +58,19 @@ def test_random_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
             if len(what.data()) > how["inline"] and not how["all_inline"]:
                 held = found.nodes[path].allocated
                 assert (len(what.data()) if held is None else held) == what.allocated()
-        for blob in os.listdir(blobs):  # and no other name
+        for blob in os.listdir(blobs):  # every file is a blob
             algorithm, _, digest = blob.partition("-")
             assert algorithm == how["algorithm"]
             data = (blobs / blob).read_bytes()
             assert len(data) <= how["region"]
             assert hashlib.new(algorithm, data).hexdigest() == digest
-        assert document == made(base, ["."], blobs, **how)  # nothing of it is chance
+        assert document == made(base, ["."], blobs, **how)  # the output is deterministic
 
 
 @pytest.mark.parametrize("form", ["list", "dict"])
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_equal_to_an_archive_of_flux(tmp_path: Path, form: str, jobs: int) -> None:
-    """Flux has archived the same tree: entries and blobs are equal."""
+    """The sample is Flux's archive of the same tree: its entries and blobs are equal."""
     sample: Any = json.loads((DATA / f"archives/flux-{form}.json").read_bytes())
     blobs = DATA / "archives/blobs"
     for path, node in tree(sample, blobs=(str(blobs),)).nodes.items():
@@ -129,7 +129,7 @@ def test_equal_contents_are_one_blob(tmp_path: Path) -> None:
     before = only.stat()
     made(tree_, ["."], blobs)
     assert only.stat().st_ino == before.st_ino
-    os.truncate(only, 4999)  # a blob of another length is none
+    os.truncate(only, 4999)  # a blob of the wrong length is replaced
     made(tree_, ["."], blobs)
     assert only.read_bytes() == b"1" * 5000
     only.rename(tmp_path / "elsewhere")
@@ -139,7 +139,7 @@ def test_equal_contents_are_one_blob(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["attributes"], ["jobspec", "refs", "version"]])
-def test_dictionaries_with_the_names_of_a_jobspec(tmp_path: Path, more: list[str]) -> None:
+def test_files_named_like_the_keys_of_a_jobspec(tmp_path: Path, more: list[str]) -> None:
     for name in ("resources", "tasks", *more):
         (tmp_path / name).write_text(name)
     found = tree(made(tmp_path, ["."], dictionary=True))
@@ -178,7 +178,7 @@ def test_regions_are_cut_from_the_start_of_each_extent(
     assert [region[:2] for region in entry["data"]] == regions if regions else "data" not in entry
 
 
-def test_a_small_file_with_a_hole(tmp_path: Path) -> None:
+def test_the_holes_of_a_small_file_are_not_stored(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file:
         os.pwrite(file.fileno(), b"x" * 4096, 8192)
         os.truncate(file.fileno(), 20_000)

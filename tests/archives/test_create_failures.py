@@ -1,4 +1,4 @@
-"""zarrfs archive create, when it goes wrong: kills, full disks, files that change, memory."""
+"""Failures of zarrfs archive create (kills, full disks, files that change), and its memory use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zarrfs.archives.pack_tree import CreateOptions, EntryReader
 from zarrfs.errors import SourceError
 from zarrfs.system.beneath import file_version
 
-KILLS = 3  # here; test_kills has been run with 100
+KILLS = 3  # per test here; 100 have been run as well
 MEMORY = 300 << 10  # KiB
 _PEAK = """import resource, subprocess, sys
 subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
@@ -36,13 +36,13 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
 
 
 def check_blobs(blobs: Path) -> None:
-    """There is nothing but whole blobs."""
+    """Check that a directory has nothing but complete blobs."""
     for name in os.listdir(blobs):
         assert name == f"sha1-{hashlib.sha1((blobs / name).read_bytes()).hexdigest()}"
 
 
 def write_tree(base: Path) -> None:
-    """Files of all sizes."""
+    """Write a tree with small, medium and large files."""
     numbers = random.Random(1)
     for number in range(300):
         path = base / f"d{number % 7}" / str(number)
@@ -52,7 +52,7 @@ def write_tree(base: Path) -> None:
 
 
 def kill_and_repeat(place: Path, times: int) -> None:
-    """Kill the command at random points, and have it end at last."""
+    """Kill the command at random points, then let it finish, and compare its output with that of a whole run."""
     write_tree(place / "tree")
     command = [PROGRAM, "archive", "create", "-C", str(place / "tree"), ".", "--jobs", "2", "--region-size", "100KiB"]
     began = time.monotonic()
@@ -63,7 +63,7 @@ def kill_and_repeat(place: Path, times: int) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(random.uniform(0.1, took))
         child.kill()
-        child.communicate(timeout=60)  # when also those that it has started have ended
+        child.communicate(timeout=60)  # waits for its worker processes, too: they hold the pipe open
         if (place / "new.json").exists():
             assert (place / "new.json").read_bytes() == (place / "whole.json").read_bytes()
             (place / "new.json").unlink()
@@ -78,7 +78,7 @@ def kill_and_repeat(place: Path, times: int) -> None:
     check_blobs(place / "b")
 
 
-def test_kills(tmp_path: Path) -> None:
+def test_a_killed_command_can_be_repeated(tmp_path: Path) -> None:
     kill_and_repeat(tmp_path, KILLS)
 
 
@@ -86,7 +86,7 @@ CALLS = ("open", "mkdir", "chmod", "access", "pwrite", "close", "rename", "rmdir
 
 
 def die_at(number: int) -> None:
-    """Have the process end instead of a system call, or in the middle of a write."""
+    """Make the process exit instead of its system call `number`, or in the middle of it if that is a write."""
     calls = itertools.count()
 
     def dying(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,7 +144,7 @@ def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     check_blobs(tmp_path / "b")
 
 
-def test_several_write_to_one_directory(tmp_path: Path) -> None:
+def test_several_writers_share_one_directory(tmp_path: Path) -> None:
     with BlobDirectory(str(tmp_path)) as one, BlobDirectory(str(tmp_path)) as other:
         one.open()
         assert other.put(b"2" * 5000) == other.put(b"2" * 5000)
@@ -155,7 +155,7 @@ def test_several_write_to_one_directory(tmp_path: Path) -> None:
 
 
 def test_a_blob_that_another_command_wrote_is_flushed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That one may have been killed before it flushed anything."""
+    """The other command may have been killed before it flushed the blob."""
     flushed = list[str]()
     monkeypatch.setattr(blob_writer, "sync_file_system", flushed.append)
     with BlobDirectory(str(tmp_path)) as killed:
@@ -169,7 +169,7 @@ def test_a_blob_that_another_command_wrote_is_flushed_too(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_an_interrupt_leaves_whole_blobs_alone(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
+def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(64 << 20))
     blobs = tmp_path / "b"
     command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-O", tmp_path / "new.json"]
@@ -186,7 +186,7 @@ def test_an_interrupt_leaves_whole_blobs_alone(tmp_path: Path, number: signal.Si
     check_blobs(blobs)
 
 
-# zarrfs whose workers wait after each blob as long as there is a file "hold"
+# zarrfs with workers that wait after each blob while the file `hold` exists
 HELD = """
 import os, sys, time
 from zarrfs.archives.blob_writer import BlobDirectory
@@ -204,7 +204,7 @@ program()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_signals_to_worker_processes(tmp_path: Path, number: signal.Signals) -> None:
-    """Workers leave signals of the terminal to their parent, which reports a killed worker."""
+    """Workers ignore SIGINT, which a terminal sends to their parent as well; the parent reports a killed worker."""
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 << 20))
     blobs, hold = tmp_path / "b", tmp_path / "hold"
     hold.touch()
@@ -230,7 +230,7 @@ def test_signals_to_worker_processes(tmp_path: Path, number: signal.Signals) -> 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+    """Mount a tmpfs of 2 MiB."""
     if os.geteuid():
         pytest.skip("mounts a file system")
     disk = tmp_path / "disk"
@@ -265,7 +265,7 @@ def test_no_room_for_the_document(tmp_path: Path, small_disk: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "size"), [(["--blobs", "b"], 64), (["--blobs", "b"], 12), (["--inline"], 64)]
 )  # MiB
-def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) -> None:
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, arguments: list[str], size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * (size << 12))
     ended = threading.Event()
@@ -282,7 +282,7 @@ def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) ->
             done = run("archive", "create", "file", *arguments, "-O", "new.json", cwd=tmp_path)
             if done.returncode:
                 break
-            (tmp_path / "new.json").unlink()  # the writer had no turn meanwhile
+            (tmp_path / "new.json").unlink()  # the writer thread did not run meanwhile
             shutil.rmtree(tmp_path / "b", ignore_errors=True)
     finally:
         ended.set()
@@ -308,7 +308,7 @@ def test_a_file_replaced_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_small_file_shorter_than_its_size() -> None:
-    """Files of sysfs are, also when nobody changes them."""
+    """A file of sysfs has fewer bytes than its st_size, even if nothing changes it."""
     if not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"):
         pytest.skip("no sysfs")
     command = "archive", "create", "-C", "/sys/kernel/mm/transparent_hugepage", "enabled", "--inline"
@@ -320,7 +320,7 @@ def test_a_small_file_shorter_than_its_size() -> None:
 
 
 def peak(*arguments: object, cwd: Path) -> int:
-    """The memory of the largest process of a command, in KiB."""
+    """Run `zarrfs archive create` and return the peak memory of its largest process, in KiB."""
     done = subprocess.run(
         [sys.executable, "-c", _PEAK, PROGRAM, "archive", "create", *map(str, arguments)],
         cwd=cwd, capture_output=True, text=True, check=True,
@@ -328,7 +328,7 @@ def peak(*arguments: object, cwd: Path) -> int:
     return int(done.stdout)
 
 
-def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_size(tmp_path: Path) -> None:
     with open(tmp_path / "sparse", "wb") as file:
         os.truncate(file.fileno(), 100 << 30)
         for number in range(2000):
@@ -341,8 +341,8 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
     assert peak("sparse", "--inline", cwd=tmp_path) < MEMORY // 3
 
 
-def test_sigterm_with_sigint_ignored(tmp_path: Path) -> None:
-    """Scripts start background jobs so."""
+def test_sigterm_ends_a_command_that_ignores_sigint(tmp_path: Path) -> None:
+    """Shell scripts start background jobs with SIGINT ignored."""
     trap = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     command = [*trap, PROGRAM, "archive", "create", "-C", tmp_path, "--inline", "-O", tmp_path / "new.json"]
     child = subprocess.Popen([*command, "--files-from", "-"], stdin=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Hostile dump tars, and searches in good ones."""
+"""Malformed dump tars, and searches for blobs in valid ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(index.fault, len(index.blobs))
 
 
 def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """A header; a negative size is written as GNU tar writes numbers that take more than 33 bits."""
+    """Return the header of a member; a negative size is written in the base-256 form of GNU tar."""
     found = tarfile.TarInfo(name)
     found.type = kind
     block = bytearray(found.tobuf(tarfile.GNU_FORMAT))
@@ -47,7 +47,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 def scanned(path: Path, *blocks: bytes) -> str:
-    """Return the error about a tar of such blocks, from a process with a time limit."""
+    """Scan a tar of these blocks in a process with a time limit; return its fault, if any, and its number of blobs."""
     path.write_bytes(b"".join(block + bytes(-len(block) % 512) for block in blocks) + bytes(1024))
     done = subprocess.run([sys.executable, "-c", SCAN, path], capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip()
@@ -62,7 +62,7 @@ def test_a_member_of_negative_size(size: int, kind: bytes, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("size", ["²", "9" * 5000, "-512", ""])
 def test_an_invalid_size_in_an_extended_header(size: str, tmp_path: Path) -> None:
-    """The one in the header itself counts."""
+    """The size in the header of the member itself is used instead."""
     text = f" size={size}\n".encode()
     record = next(b"%d" % length + text for length in range(10_000) if length == len(str(length)) + len(text))
     extended = header("x", len(record), tarfile.XHDTYPE), record
@@ -77,7 +77,7 @@ def test_an_extended_header_of_many_records(tmp_path: Path) -> None:
 
 
 def test_members_hashed_by_a_search_are_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither do readers that waited for the search."""
+    """Readers that waited for a search use its results as well."""
     real, reads = blob_sources.DumpSource._read, []
 
     async def counting(self: Any, offset: int, length: int) -> Any:
@@ -98,7 +98,7 @@ def test_members_hashed_by_a_search_are_not_searched_again(tmp_path: Path, monke
                 nursery.start_soon(one, at)
 
     run(tmp_path / "x.tar", body)
-    assert len(reads) <= 1 + 2 * len(blobs)  # the document; each member when it is gone past, and when it is read
+    assert len(reads) <= 1 + 2 * len(blobs)  # the document; each member when a search passes it, and when it is read
 
 
 NAMES = st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=99)
@@ -106,11 +106,11 @@ NAMES = st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=
 
 @given(NAMES, st.integers(0, (1 << 33) - 1), st.binary(max_size=31), st.integers(0, 511), st.integers(0, 8))
 def test_headers_are_parsed_as_by_tarfile(name: str, size: int, owner: bytes, at: int, bit: int) -> None:
-    """Or left to tarfile; also headers with a wrong bit."""
+    """A header that is not plain, such as one with a flipped bit, may be left to tarfile: _plain() returns None."""
     found = tarfile.TarInfo(name)
     found.size, found.uname = size, owner.decode("latin-1")
     block = bytearray(found.tobuf(tarfile.USTAR_FORMAT, "latin-1"))
-    block[at] ^= 1 << bit & 255  # the eighth is none
+    block[at] ^= 1 << bit & 255  # bit 8 flips nothing
     plain = dumptar._plain(bytes(block))
     if plain is None:
         assert bit < 8 or not name.isascii() or "/" in name or len(name) > 99
@@ -120,7 +120,7 @@ def test_headers_are_parsed_as_by_tarfile(name: str, size: int, owner: bytes, at
 
 
 def prepared(path: Path) -> tuple[Plan, dict[str, bytes]]:
-    """The plan of a tar, and the files that it has."""
+    """Return the plan of a tar, and its files by name."""
     plan = prepare.prepare(str(path), Options(index_dir=str(path.parent / "index")))
 
     async def files() -> dict[str, bytes]:
@@ -133,7 +133,7 @@ def prepared(path: Path) -> tuple[Plan, dict[str, bytes]]:
     return plan, trio.run(files)
 
 
-def test_a_kept_index_of_an_unchanged_tar_is_found_without_a_scan(
+def test_a_cached_index_of_an_unchanged_tar_is_found_without_a_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_document, "_SETTLED_NS", -1)
@@ -149,7 +149,7 @@ def test_a_kept_index_of_an_unchanged_tar_is_found_without_a_scan(
     assert scans == [1]
     assert prepared(path) == first
     assert scans == [1]
-    with monkeypatch.context() as patch:  # it is removed between two looks at it
+    with monkeypatch.context() as patch:  # the index is removed after the first lookup
         answers = iter([prepare.IndexCache.recall])
         patch.setattr(prepare.IndexCache, "recall", lambda *args: next(answers, lambda *args: None)(*args))
         assert prepared(path) == first
@@ -158,7 +158,7 @@ def test_a_kept_index_of_an_unchanged_tar_is_found_without_a_scan(
     assert scans == [1, 1]
     assert found == {"b": both["b"][1][0]}
     assert plan.index != first[0].index
-    dump_tar(path, both)  # of two, each has an index of its own
+    dump_tar(path, both)  # each of the two archives has an index of its own
     for name in "aba":
         assert prepared(Path(f"{path}#{name}"))[1] == {name: both[name][1][0]}
     assert scans == [1] * 4

@@ -1,4 +1,4 @@
-"""Tars of `zarrfs archive create`, read from their end, where no header of a blob is read; and all other tars."""
+"""Tars of `zarrfs archive create`, read from their end without any header of a blob; and other tars, scanned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LIMIT = 1 << 30
 
 
 def indexed(tar: bytes, steps: Any) -> tuple[DumpIndex, bool, list[tuple[int, int]]]:
-    """(the index of a tar, what the steps give, what they read)."""
+    """Run `steps` on a tar; return its index, the result of the steps, and (offset, length) of each read."""
     index, reads = DumpIndex(), list[tuple[int, int]]()
 
     def read(offset: int, length: int) -> bytes:
@@ -50,12 +50,12 @@ def indexed(tar: bytes, steps: Any) -> tuple[DumpIndex, bool, list[tuple[int, in
 
 
 def archive_in(tar: bytes, wanted: str = "", limit: int = LIMIT) -> bytes:
-    """The document of an archive."""
+    """Return the document of an archive in a tar."""
     return dumptar.run(document(len(tar), wanted, "x.tar", limit), lambda at, length: tar[at : at + length])
 
 
 def written(blobs: list[bytes], text: bytes, name: str = "main", before: bytes = b"") -> bytes:
-    """A tar as `zarrfs archive create` writes it, with any text as its document; `before` it, something else."""
+    """Return `before` and a tar as `zarrfs archive create` writes it, with `text` as its document."""
     members = [(f"archive/{name}_blobs/{number}", data) for number, data in enumerate(blobs)]
     made = io.BytesIO()
     made.write(before)
@@ -68,7 +68,7 @@ def written(blobs: list[bytes], text: bytes, name: str = "main", before: bytes =
 
 
 def listing(blobs: list[bytes]) -> bytes:
-    """A document of one file with these blobs."""
+    """Return a document with one file made of these blobs."""
     regions, at = [], 0
     for data in blobs:
         regions.append([at, len(data), blobref(data)])
@@ -99,7 +99,7 @@ def test_the_last_document_gives_the_same_index_as_all_headers(model: Model, how
 @pytest.mark.parametrize("size", [*range(-3, 4), -512, 512, -1024, 1024, 10_240])
 @pytest.mark.parametrize("of", [2, 16 << 10, 64 << 10, 128 << 10, 256 << 10])
 def test_a_document_of_any_length(of: int, size: int) -> None:
-    """Its beginning is found wherever it lies in what is read at once."""
+    """The start of the document is found at any position in the piece that is read."""
     blob = os.urandom(700)
     text = listing([blob])
     text = text[:1].ljust(max(of + size - len(text) + 1, 1)) + text[1:]
@@ -111,7 +111,7 @@ def test_a_document_of_any_length(of: int, size: int) -> None:
 
 
 def others(path: Path) -> dict[str, bytes]:
-    """Tars that are not as `zarrfs archive create` writes them."""
+    """Return tars unlike those of `zarrfs archive create`, by description."""
     blobs = [os.urandom(1000), os.urandom(300)]
     text = listing(blobs)
     good = written(blobs, text)
@@ -161,7 +161,7 @@ def test_a_document_that_is_too_large() -> None:
 
 @pytest.mark.parametrize("blobs", [[b"x" * (8 << 20)], [b"a", b"[" + b"x" * (8 << 20)]])
 def test_a_text_member_at_the_end_is_not_searched(blobs: list[bytes]) -> None:
-    """flux dump writes blobs in any order."""
+    """flux dump writes blobs in any order, so a long text may come last in its tar."""
     _, found, reads = indexed(written([b"first"], blobs[-1]), lay_out)
     assert (found, sum(length for _, length in reads) < 100_000) == (False, True)
     made = io.BytesIO()
@@ -175,8 +175,8 @@ def test_a_text_member_at_the_end_is_not_searched(blobs: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("huge", [500 << 20, 5 << 30])
-def test_two_declared_lengths_of_a_blob(huge: int, tmp_path: Path) -> None:
-    """Reading the wrong one would take gigabytes."""
+def test_a_blob_declared_with_two_lengths(huge: int, tmp_path: Path) -> None:
+    """Reading the member of the wrong length would need 500 MiB or 5 GiB of memory."""
     blob, at = os.urandom(100), 0
     text = json.dumps([[0, 100, blobref(blob)], [100, huge, blobref(blob)]]).encode()
     with open(tmp_path / "x.tar", "wb") as file:
@@ -198,7 +198,7 @@ def test_two_declared_lengths_of_a_blob(huge: int, tmp_path: Path) -> None:
 
 
 def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the reader is cancelled: the thread goes on, and the next reader uses its index."""
+    """Even if the reader is cancelled: the thread continues, and the next reader uses its index."""
     blobs, begun = [os.urandom(1000) for _ in range(5)], list[int]()
     (tmp_path / "x.tar").write_bytes(written(blobs[::-1], listing(blobs)))
 
@@ -219,8 +219,8 @@ def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert begun == [1]
 
 
-def test_a_document_with_wrong_order_costs_time_and_no_wrong_bytes(tmp_path: Path) -> None:
-    """Equal lengths in another order: hashes differ, and all headers are read."""
+def test_a_document_in_the_wrong_order_leads_to_no_wrong_bytes(tmp_path: Path) -> None:
+    """All blobs have one length, so only their hashes show the wrong order; then all headers are read."""
     blobs = [os.urandom(1000) for _ in range(5)]
     (tmp_path / "x.tar").write_bytes(written(blobs[::-1], listing(blobs)))
     lost = os.urandom(1000)
@@ -234,7 +234,7 @@ def test_a_document_with_wrong_order_costs_time_and_no_wrong_bytes(tmp_path: Pat
     run(tmp_path / "x.tar", body)
 
 
-def test_behind_a_url_only_blobs_that_are_read_are_fetched(tmp_path: Path, faulty: Faulty) -> None:
+def test_only_blobs_that_are_read_are_fetched_from_a_url(tmp_path: Path, faulty: Faulty) -> None:
     blobs = [os.urandom(100_000) for _ in range(300)]
     tar = written(blobs, listing(blobs))
     url = faulty.put("/x.tar", tar)
@@ -258,8 +258,8 @@ def test_behind_a_url_only_blobs_that_are_read_are_fetched(tmp_path: Path, fault
     run(DUMP + url, body)
 
 
-def test_an_archive_in_a_tar_behind_a_url_is_compiled_once(tmp_path: Path, faulty: Faulty) -> None:
-    """While its tag is the same. Another archive in it is compiled, too."""
+def test_an_archive_in_a_remote_tar_is_compiled_once(tmp_path: Path, faulty: Faulty) -> None:
+    """It is compiled again if the ETag of the tar has changed, or for a URL with another fragment."""
 
     def opened(url: str) -> tuple[bytes, int]:
         """Return the archive's only file, and the number of requests made before it was read."""

@@ -1,4 +1,4 @@
-"""zarrfs archive create -O FILE.tar: an archive and its blobs in one tar, read back as a source, and by others."""
+"""zarrfs archive create -O FILE.tar: an archive and its blobs in one tar, read by zarrfs, tar and tarfile."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ small_disk = small_disk
 
 
 def made(base: Path, tar: Path, dump: str = "main", **how: Any) -> Path:
-    """The tar that create() writes of all in `base`; no warning is expected."""
+    """Archive all of `base` into `tar` with create(), and fail on a warning; return `tar`."""
     with open(tar, "wb") as file:
         create(str(base), ["."], file, CreateOptions(dump=dump, **how), Progress(), silent)
     return tar
 
 
 def blobs_of(tar: Path, name: str = "main") -> list[bytes]:
-    """The blobs of a tar, in the order of their numbers, as tarfile reads them; checks the document beside."""
+    """Return the blobs of a tar by number, read with tarfile, after checking them against the document."""
     with tarfile.open(tar) as found:
         members = {member.name: found.extractfile(member).read() for member in found}  # type: ignore[union-attr]
     document = json.loads(members.pop(f"archive/{name}"))
@@ -62,7 +62,7 @@ def blobs_of(tar: Path, name: str = "main") -> list[bytes]:
 
 @settings(deadline=None, max_examples=20)
 @given(models(), HOW, st.booleans())
-def test_random_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
+def test_tars_of_random_trees_equal_the_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
     with tempfile.TemporaryDirectory() as name, small_pieces() if pieces else contextlib.nullcontext():
         base = Path(name, "tree")
         base.mkdir()
@@ -75,18 +75,18 @@ def test_random_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
         blobs_of(tar)
         assert tar.stat().st_size % 10_240 == 0
         again = made(base, Path(name, "b.tar"), **how | {"jobs": 3 - how["jobs"]})
-        assert tar.read_bytes() == again.read_bytes()  # nothing of it is chance
+        assert tar.read_bytes() == again.read_bytes()  # the output is deterministic
 
 
 @given(st.from_regex(r"[a-z/._0-9-]{1,100}", fullmatch=True), st.integers(0, (1 << 33) - 1) | st.integers(0, 9999))
-def test_headers_are_those_of_tarfile(path: str, size: int) -> None:
+def test_headers_equal_those_of_tarfile(path: str, size: int) -> None:
     theirs = tarfile.TarInfo(path)
     theirs.size = size
     assert header(path, size) == theirs.tobuf(tarfile.USTAR_FORMAT)
 
 
 @pytest.mark.parametrize("size", [(1 << 33) - 1, 1 << 33, 1 << 40])
-def test_documents_of_any_size(size: int) -> None:
+def test_headers_of_documents_of_any_size(size: int) -> None:
     found = tarfile.TarInfo.frombuf(header("archive/main", size), "utf-8", "strict")
     assert (found.name, found.size, found.isreg()) == ("archive/main", size, True)
 
@@ -97,7 +97,7 @@ def test_thousands_of_tiny_regions_fit_the_memory_of_a_task(tmp_path: Path) -> N
     for number in range(20):
         (tree / str(number)).write_bytes(random.Random(number).randbytes(3000 + number * 100))
     (tree / "long").write_bytes(os.urandom(9000))
-    (tree / "large").write_bytes(os.urandom(100_000))  # 33,000 blobs: a task takes 2,000
+    (tree / "large").write_bytes(os.urandom(100_000))  # 33,000 blobs; a task holds 2,000
     how = {"inline": 0, "region": 3}
     assert sum(map(len, blobs_of(made(tree, tmp_path / "a.tar", jobs=2, **how)))) == sum(
         path.stat().st_size for path in tree.iterdir()
@@ -107,7 +107,7 @@ def test_thousands_of_tiny_regions_fit_the_memory_of_a_task(tmp_path: Path) -> N
 
 def test_small_files_after_a_file_of_many_extents_fit_the_memory_of_a_task(tmp_path: Path) -> None:
     base = tmp_path / "tree"
-    for name, count in (("a", 60), ("b", 64)):  # one task
+    for name, count in (("a", 60), ("b", 64)):  # together one task
         (base / name).mkdir(parents=True)
         for number in range(count):
             (base / name / f"{number + 1:03}").write_bytes(os.urandom(32 << 10))
@@ -128,7 +128,7 @@ def test_regions_larger_than_a_task(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_from_the_command_line_to_the_mount(tmp_path: Path) -> None:
+def test_a_tar_can_be_listed_mounted_extracted_and_verified(tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     tar = tmp_path / "job.tar"
     done = run("archive", "create", "-C", tmp_path / "tree", ".", "-O", tar, "--name", "a.b")
@@ -138,7 +138,7 @@ def test_from_the_command_line_to_the_mount(tmp_path: Path) -> None:
     with mounted(tar, tmp_path / "mnt") as mountpoint:
         assert on_disk(mountpoint) == on_disk(tmp_path / "tree")
         counts = json.loads(run("stats", "--json", mountpoint).stdout)
-        assert counts["blobs_fetched"] == {}  # each was read where the document says that it lies
+        assert counts["blobs_fetched"] == {}  # every blob was read in place, where the document locates it
     assert run("archive", "extract", "-C", tmp_path / "out", f"{tar}#a.b").returncode == 0
     assert on_disk(tmp_path / "out") == on_disk(tmp_path / "tree")
     assert run("archive", "verify", tar).returncode == 0
@@ -165,7 +165,7 @@ def test_names_of_blobs_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["main", "a", "a.b-c_d.9", "a" * 64])
-def test_names(name: str, tmp_path: Path) -> None:
+def test_valid_names(name: str, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/file").write_bytes(b"x" * 5000)
     tar = made(tmp_path / "tree", tmp_path / "a.tar", name)
@@ -182,7 +182,7 @@ def test_a_tar_in_the_directory_that_it_is_mounted_on(tmp_path: Path) -> None:
         assert on_disk(mountpoint) == on_disk(tmp_path / "tree")
 
 
-def test_a_fifo_in_the_place_of_a_tar(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_a_tar_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.tar")
 
     async def main() -> None:
@@ -194,8 +194,8 @@ def test_a_fifo_in_the_place_of_a_tar(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_text_that_looks_like_a_region_leads_nowhere(tmp_path: Path) -> None:
-    """Its hints are wrong, and blobs are found by their hashes."""
+def test_text_that_looks_like_a_region_is_harmless(tmp_path: Path) -> None:
+    """The text may lead to wrong locations of blobs, which are then found by their hashes."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "a").write_text(f'[0, 7, "sha1-{"a" * 40}"]')
@@ -223,7 +223,7 @@ def test_no_memory_for_a_task(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_no_tar_after_a_kill(tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_partial_tar(tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     command = [PROGRAM, "archive", "create", "-C", str(tmp_path / "tree"), ".", "--jobs", "2", "-O"]
     began = time.monotonic()
@@ -243,7 +243,7 @@ def test_no_tar_after_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_full_disk(tmp_path: Path, small_disk: Path, jobs: str) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_tar(tmp_path: Path, small_disk: Path, jobs: str) -> None:
     write_tree(tmp_path / "tree")
     done = run("archive", "create", "-C", tmp_path / "tree", ".", "--jobs", jobs, "-O", small_disk / "new.tar")
     told = f"zarrfs: {small_disk}/new.tar: cannot be written: No space left on device\n"
@@ -251,7 +251,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, jobs: str) -> None:
     assert os.listdir(small_disk) == []
 
 
-def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_size(tmp_path: Path) -> None:
     with open(tmp_path / "sparse", "wb") as file:
         os.truncate(file.fileno(), 100 << 30)
         for number in range(2000):

@@ -1,4 +1,4 @@
-"""Archives from Flux: in the KVS, of a job, and in a dump tar, here and behind a URL."""
+"""Archives from Flux: in the KVS, in a jobspec, and in a dump tar, local or behind a URL."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOBSPEC = {"version": 1, "resources": [], "tasks": [], "attributes": {"system": 
 
 @pytest.fixture
 def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFlux:
-    """An instance whose command is on PATH."""
+    """Return a fake Flux instance that has ARCHIVE, with its flux command on PATH."""
     found = FakeFlux(tmp_path / "flux")
     monkeypatch.setenv("PATH", found.environment()["PATH"])
     found.store(LARGE)
@@ -44,7 +44,7 @@ def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFlux:
 
 
 def contents(source: str | Path, **options: Any) -> dict[str, bytes]:
-    """The two files of ARCHIVE, through the child that plans."""
+    """Open a source, which a child process plans, and return the two files of ARCHIVE."""
 
     async def main() -> dict[str, bytes]:
         store = open_source(str(source), Options(**options))
@@ -72,8 +72,8 @@ def test_an_archive_of_the_running_instance(flux: FakeFlux, source: str) -> None
     assert contents(source) == EXPECTED
 
 
-def test_an_archive_within_a_job(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job has a namespace of its own in the KVS; archives are in the instance's."""
+def test_an_archive_is_found_from_within_a_job(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job has a KVS namespace of its own, but archives are in that of the instance."""
     monkeypatch.setenv("FLUX_KVS_NAMESPACE", "job-4711")
     assert contents("flux:main") == EXPECTED
 
@@ -91,7 +91,7 @@ def test_sources_that_flux_cannot_give(flux: FakeFlux, monkeypatch: pytest.Monke
     for source in ("flux:", "flux:job/", "flux:--help", "flux:job/-x"):
         refused(source, "expected flux:NAME")
     flux.put("archive.refs", {"a": ["/etc/passwd"]})
-    refused("flux:refs", "archive|not an object")  # what is in a KVS is an archive, and nothing else
+    refused("flux:refs", "archive|not an object")  # a document in the KVS is never taken for a reference set
     refused("flux:main", "document_limit", document_limit=100)
     flux.delay(600)
     refused("flux:main", "flux kvs get archive.main: no answer within 0.2 s", request_timeout=0.2)
@@ -108,7 +108,7 @@ def test_a_file_whose_name_begins_with_flux(tmp_path: Path, monkeypatch: pytest.
     assert plan_source("./flux:x", Options()).kind == "archive"
 
 
-def test_a_dump(tmp_path: Path) -> None:
+def test_an_archive_in_a_dump(tmp_path: Path) -> None:
     tar = tmp_path / "no-matter-what.data"
     dump_tar(tar, {"main": (ARCHIVE, [LARGE])})
     assert contents(tar) == EXPECTED
@@ -122,14 +122,14 @@ def test_one_of_several_archives_in_a_dump(tmp_path: Path) -> None:
     refused(tar, r"more than one archive; name one with FILE.tar#NAME: a.b, main")
     refused(f"{tar}#x", r"no archive 'x'; name one with FILE.tar#NAME: a.b, main")
     assert contents(f"{tar}#a.b") == EXPECTED
-    (tmp_path / "all.tar#a.b").write_text("[]")  # a file that is called so
+    (tmp_path / "all.tar#a.b").write_text("[]")  # an existing file of this name is preferred
     assert plan_source(f"{tar}#a.b", Options()).blobs == ()
     refused(f"{tmp_path}/none.tar#a", "no such file")
     (tmp_path / "text.tar").write_text("[]")
     refused(f"{tmp_path}/text.tar#a", "no tar of flux dump")
 
 
-def test_members() -> None:
+def test_the_name_of_an_archive_is_split_from_that_of_its_tar() -> None:
     assert split_member("/a/b.tar#x.y") == ("/a/b.tar", "x.y")
     assert split_member("https://h/b.TAR#x") == ("https://h/b.TAR", "x")
     for other in ("/a/b.json#x", "/a/b.tar#", "#x", "/a/b.tar"):
@@ -156,7 +156,7 @@ def test_a_dump_behind_a_url(nginx: Nginx, s3: S3, tmp_path: Path) -> None:
     shutil.copy(tmp_path / "x.tar", nginx.plain.root / "x.tar")
     url = f"{nginx.plain.url}/x.tar"
     dump_tar(nginx.plain.root / "data", {"main": (ARCHIVE, [LARGE])})
-    assert contents(f"{nginx.plain.url}/data?x=y") == EXPECTED  # told by its content
+    assert contents(f"{nginx.plain.url}/data?x=y") == EXPECTED  # recognised by its content
     (tmp_path / "a.json").write_text(json.dumps(ARCHIVE))
     assert contents(tmp_path / "a.json", blobs=(f"dump:{nginx.plain.url}/data",)) == EXPECTED
     assert contents(f"{url}#main") == EXPECTED
@@ -167,7 +167,7 @@ def test_a_dump_behind_a_url(nginx: Nginx, s3: S3, tmp_path: Path) -> None:
     assert contents(f"s3://{s3.bucket}/y.tar#main", storage={"s3": s3.options}) == EXPECTED
 
 
-def test_check_and_ls(flux: FakeFlux, tmp_path: Path) -> None:
+def test_check_and_ls_accept_archives_of_flux(flux: FakeFlux, tmp_path: Path) -> None:
     done = zarrfs("ls", "-R", "flux:main", env=flux.environment())
     assert (done.returncode, done.stdout.split()) == (0, ["dir", "dir/large", "small"]), done.stderr
     assert zarrfs("check", "flux:main", env=flux.environment()).returncode == 0

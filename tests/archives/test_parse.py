@@ -1,4 +1,4 @@
-"""RFC 37 archives: every form that is accepted, and every decision of docs/archives.md."""
+"""RFC 37 archives: every accepted form, and every decision in docs/archives.md."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_samples_equal_the_originals(form: str) -> None:
     for name, expected in EXPECTED.items():
         compare(name, found.nodes[name], expected)
     allocated = {name.rpartition("/")[2]: node.allocated for name, node in found.nodes.items()}
-    assert allocated["sparse"] == 4096  # one region, the rest is hole
+    assert allocated["sparse"] == 4096  # one region; the rest is a hole
     assert allocated["hole"] == 0
-    assert allocated["mesh.bin"] is None  # all of it
+    assert allocated["mesh.bin"] is None  # no holes
 
 
 def test_the_files_of_a_jobspec() -> None:
@@ -108,10 +108,10 @@ def test_the_examples_of_the_rfc() -> None:
         trio.run(main)
 
 
-# -- what is accepted
+# -- accepted forms
 
 
-def test_forms_of_one_tree() -> None:
+def test_all_forms_of_a_document_give_the_same_tree() -> None:
     files = {"a/b": file("text"), "a": {"mode": D}}
     as_list = [{"path": path, **entry} for path, entry in files.items()]
     jobspec = {"version": 1, "resources": [], "tasks": [], "attributes": {"system": {"files": files}}}
@@ -146,7 +146,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize(("entry", "expected"), CONTENTS.values(), ids=CONTENTS.keys())
-def test_content(entry: dict[str, Any], expected: bytes) -> None:
+def test_contents_of_files(entry: dict[str, Any], expected: bytes) -> None:
     found = tree({"f": entry})
     assert found.nodes["f"].data == expected
     assert found.warnings == ()
@@ -249,7 +249,7 @@ IGNORED = {
 
 
 @pytest.mark.parametrize(("document", "warning"), IGNORED.values(), ids=IGNORED.keys())
-def test_ignored_with_one_warning(document: dict[str, Any], warning: str) -> None:
+def test_ignored_fields_cause_one_warning(document: dict[str, Any], warning: str) -> None:
     assert tree(document, strict=True).warnings == (f"{warning}: ignored",)
 
 
@@ -390,11 +390,11 @@ def test_a_blobvec_needs_its_size() -> None:
     [(b"[] x", "column 4"), (b'[{"path": "a"', "column"), (b"[" * 5000 + b"]" * 5000, "nested too deeply")],
     ids=["garbage", "end", "depth"],
 )
-def test_not_json(text: bytes, rule: str) -> None:
+def test_text_that_is_not_json(text: bytes, rule: str) -> None:
     refused(text, None, rule)
 
 
-def test_json_content_deeper_than_the_writer_goes() -> None:
+def test_json_content_too_deep_for_the_writer() -> None:
     text = b'{"f":{"mode":33188,"data":' + b"[" * 1010 + b"]" * 1010 + b"}}"
     refused(text, "f", "nested too deeply")
 
@@ -427,16 +427,16 @@ DETECTED = {
 
 
 @pytest.mark.parametrize(("document", "expected"), DETECTED.values(), ids=DETECTED.keys())
-def test_detection(document: Any, expected: bool) -> None:
+def test_archives_are_told_from_other_documents(document: Any, expected: bool) -> None:
     assert archive.detect(document) is expected
 
 
-# -- places of blobs
+# -- blob sources
 
 
 @pytest.mark.parametrize(("place", "rule"), [("absent", "no such file"), ("file", "not a directory")])
 @pytest.mark.parametrize("cached", [False, True])
-def test_blobs_of_a_directory_must_be_one(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
+def test_a_blob_source_must_be_an_existing_directory(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
     document = tmp_path / "a.json"
     document.write_text("[]")
     (tmp_path / "file").write_text("")
@@ -452,7 +452,7 @@ def test_compiling_checks_blob_sources(tmp_path: Path) -> None:
         tree([], blobs=(str(tmp_path / "absent"),))
 
 
-def test_the_warning_of_missing_blob_sources_is_not_kept_with_the_index(tmp_path: Path) -> None:
+def test_the_warning_about_missing_blob_sources_is_not_cached(tmp_path: Path) -> None:
     document = tmp_path / "a.json"
     data = [[0, 1, put(tmp_path, b"x")]]
     document.write_text(json.dumps({"f": file(data, encoding="blobvec", size=1)}))

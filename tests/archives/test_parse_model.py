@@ -58,7 +58,7 @@ def entries() -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(PATHS, entries()), max_size=8))
-def test_random_trees(listed: list[tuple[str, dict[str, Any]]]) -> None:
+def test_archives_of_random_trees_equal_a_model(listed: list[tuple[str, dict[str, Any]]]) -> None:
     model = dict(listed)
     parents = {path[:at] for path in model for at in range(len(path)) if path[at] == "/"}
     document = [{"path": path, **entry} for path, entry in listed]
@@ -102,7 +102,7 @@ def painted(chosen: list[tuple[int, bytes]]) -> bytearray:
 
 @settings(deadline=None, max_examples=300)
 @given(regions())
-def test_overlapping_regions_come_apart(chosen: list[tuple[int, bytes]]) -> None:
+def test_overlapping_regions_are_cut_into_disjoint_ones(chosen: list[tuple[int, bytes]]) -> None:
     urls = {str(index): blob for index, blob in enumerate(BLOBS)}
     given_ = [Region(start, len(blob), str(BLOBS.index(blob))) for start, blob in chosen]
     found = without_overlaps(given_)
@@ -149,7 +149,7 @@ def test_every_range_of_one_blobvec(tmp_path: Path) -> None:
     model = painted(chosen)
     data = [[start, len(blob), put(tmp_path, blob)] for start, blob in chosen]
     entry = file(data, encoding="blobvec", size=SIZE)
-    other = file(data[:1], encoding="blobvec", size=SIZE)  # whose regions lie next to them in the index
+    other = file(data[:1], encoding="blobvec", size=SIZE)  # its regions are adjacent in the index
     with opened({"e": other, "f": entry, "g": other}, blobs=(str(tmp_path),)) as (store, _):
 
         async def main() -> None:
@@ -165,7 +165,7 @@ def test_every_range_of_one_blobvec(tmp_path: Path) -> None:
 
 
 def test_many_overlapping_regions() -> None:
-    """Nested and staggered by the ten thousand; quadratic work would not end."""
+    """Cut 20,000 nested regions, then 20,000 staggered ones; an algorithm with quadratic time would not finish."""
     count = 20_000
     nested = [Region(n, 2 * (count - n), str(n)) for n in range(count)]
     found = without_overlaps(nested)

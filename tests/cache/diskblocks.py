@@ -1,4 +1,4 @@
-"""Targets whose bytes are known everywhere, and what the tests of the disk cache ask about its directory."""
+"""Targets whose bytes every process can compute, and helpers that inspect a cache directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATTERNS: dict[tuple[str, TargetVersion], bytes] = {}
 
 
 def content(target: str, version: TargetVersion, start: int, stop: int) -> bytes:
-    """The bytes [start, stop) of `target`, the same in every process."""
+    """Return the bytes [start, stop) of `target`, which are the same in every process."""
     pattern = _PATTERNS.get((target, version))
     if pattern is None:
         pattern = _PATTERNS[target, version] = random.Random(ascii((target, version))).randbytes(_PERIOD)
@@ -41,7 +41,7 @@ def write(
 
 
 def flush(cache: DiskCache) -> None:
-    """Wait until everything is on the disk."""
+    """Wait until the write queue of a cache is empty and its worker is idle."""
     end = time.monotonic() + 60.0
     while True:
         with cache._lock:
@@ -52,13 +52,13 @@ def flush(cache: DiskCache) -> None:
 
 
 def remember(cache: DiskCache, target: str, version: TargetVersion) -> None:
-    """Note a version, and wait until it is on the disk."""
+    """Record a version, and wait until it is on the disk."""
     cache.remember(target, version)
     flush(cache)
 
 
 def read_now(cache: DiskCache, target: str, start: int, stop: int, version: TargetVersion = ONE) -> bytes | None:
-    """Read without waiting; None also where the read would have to wait."""
+    """Read without waiting for the disk; return None on a miss, or if the read would have to wait."""
     try:
         data = cache.read(target, version, start, stop, now=True)
     except BlockingIOError:
@@ -67,7 +67,7 @@ def read_now(cache: DiskCache, target: str, start: int, stop: int, version: Targ
 
 
 def found(cache: DiskCache, target: str, start: int, stop: int, version: TargetVersion = ONE) -> bool:
-    """Return whether the cache has a range; check its bytes."""
+    """Return whether the cache has a range, and check the bytes that it returns."""
     at_once = read_now(cache, target, start, stop, version)
     data = cache.read(target, version, start, stop, again=True)
     for one in (data, at_once):
@@ -76,7 +76,7 @@ def found(cache: DiskCache, target: str, start: int, stop: int, version: TargetV
 
 
 def rows(directory: Path) -> list[IndexRow]:
-    """The rows of blocks and records that are there, by their place."""
+    """Return the index rows of blocks and version records whose segment exists, sorted by segment and offset."""
     layout = Layout(str(directory))
     segments = {number for number, _ in layout.segments()}
     try:
@@ -88,7 +88,7 @@ def rows(directory: Path) -> list[IndexRow]:
 
 
 def segments(directory: Path) -> list[Path]:
-    """The files of segments, least recently used first."""
+    """Return the paths of the segments, least recently used first."""
     found = [directory / LAYOUT / segment_name(number) for number, _ in Layout(str(directory)).segments()]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
@@ -98,7 +98,7 @@ def segment_of(directory: Path, row: IndexRow) -> Path:
 
 
 def flip(path: Path, place: int) -> None:
-    """Change one bit of a file."""
+    """Flip one bit of the byte at offset `place` of a file."""
     with path.open("r+b") as file:
         byte = os.pread(file.fileno(), 1, place)[0]
         os.pwrite(file.fileno(), bytes([byte ^ 4]), place)
@@ -119,7 +119,7 @@ def taken(directory: Path) -> int:
 
 
 def ranges(seed: int, largest: int) -> Iterator[tuple[str, TargetVersion, int, int, bool]]:
-    """(target, version, start, stop, run) without end."""
+    """Yield random (target, version, start, stop, run) without end."""
     dice = random.Random(seed)
     while True:
         start, length = dice.randrange(64) * MIB // 2, dice.randrange(1, largest)
@@ -128,7 +128,7 @@ def ranges(seed: int, largest: int) -> Iterator[tuple[str, TargetVersion, int, i
 
 
 def churn(directory: str, size: int, seed: int, largest: int) -> None:
-    """Write and read until killed; a wrong byte or an exception leaves a file WRONG beside the directory."""
+    """Write and read until killed; on a wrong byte or an exception, create the file DIRECTORY.WRONG and exit."""
     try:
         cache = DiskCache(directory, size, 0)
         for count, (target, version, start, stop, run) in enumerate(ranges(seed, largest)):

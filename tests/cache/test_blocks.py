@@ -38,7 +38,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(url: str, options: Options, *lows: int, size: int = 10_000) -> list[bytes]:
-    """Values of `size` bytes at `lows`, one after the other, by one RemoteFiles."""
+    """Read values of `size` bytes at `lows`, one after another, with one RemoteFiles."""
 
     async def check(files: RemoteFiles) -> list[bytes]:
         return [bytes(await files.read(url, low, size, low, low + size)) for low in lows]
@@ -84,7 +84,7 @@ def test_a_version_that_was_seen_long_ago_is_asked_for(faulty: Faulty, tmp_path:
 def test_a_block_of_a_version_that_is_replaced_while_it_is_read(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread reads it from the disk, when bytes of another version come."""
+    """A thread reads the block from the disk while bytes of another version arrive."""
     url = faulty.put("/v", VALUE)
     options = Options(cache_dir=str(tmp_path))
     fill(faulty, url, options, 0)
@@ -123,7 +123,7 @@ def test_versions_are_never_mixed(faulty: Faulty, tmp_path: Path) -> None:
     options = Options(cache_dir=str(tmp_path))
     fill(faulty, url, options, 0)
     faulty.put("/v", bytes(len(VALUE)), tag="2")
-    with pytest.raises(TargetChanged):  # the kept bytes were given away, and the rest is of another version
+    with pytest.raises(TargetChanged):  # cached bytes were returned already, and the rest is of another version
         read(url, options, 0, 50_000)
     assert read(url, options, 50_000, 0) == [bytes(10_000)] * 2, "nothing was given away: the new version it is"
     assert read(url, options, 0) == [bytes(10_000)], "and that is what the next one takes"
@@ -150,7 +150,7 @@ def test_many_small_values_lie_together_on_disk(faulty: Faulty, tmp_path: Path) 
 
 
 def test_blocks_without_a_version_are_not_kept_on_disk(faulty: Faulty, tmp_path: Path) -> None:
-    """Without ETag and Last-Modified nobody could tell when bytes on disk are old."""
+    """Without ETag and Last-Modified, old bytes on disk could not be recognised."""
     url = faulty.put("/v", VALUE, forever="untagged")
     faulty.head("/v", forever=405)
     options = Options(cache_dir=str(tmp_path))
@@ -196,7 +196,7 @@ def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
 
 
 def test_a_range_that_is_wanted_twice_leaves_no_lease(faulty: Faulty, tmp_path: Path) -> None:
-    """Two keys of a batch may be one range; another process must not wait for its lease until it loses patience."""
+    """Two keys of a batch may name one range; another process must not wait for its lease until it times out."""
     url, options = faulty.put("/v", VALUE), Options(cache_dir=str(tmp_path))
 
     async def check(files: RemoteFiles) -> None:
@@ -205,7 +205,7 @@ def test_a_range_that_is_wanted_twice_leaves_no_lease(faulty: Faulty, tmp_path: 
         system, path = await files.find(url)
         other = FetchLocks(Layout(str(tmp_path)), lambda: True)
         with trio.fail_after(60):
-            while True:  # a lease is released once what came is on the disk
+            while True:  # a lease is released once the block is on the disk
                 lease = other.take(system.identity(path), 0, 1 << 20)
                 assert lease is not None
                 if lease.held:
@@ -232,7 +232,7 @@ def test_a_disk_that_fails_is_no_cache_and_no_error(faulty: Faulty, tmp_path: Pa
 
 
 def test_a_run_that_is_gone_is_not_waited_for(faulty: Faulty) -> None:
-    """Values as long as the first run have the run's very key: their fetch must not wait for itself."""
+    """A value as long as the first run has the same key as that run: its fetch must not wait for itself."""
     size = 256 << 10
     data = os.urandom(12 * size)
     url = faulty.put("/run", data)
@@ -241,7 +241,7 @@ def test_a_run_that_is_gone_is_not_waited_for(faulty: Faulty) -> None:
         for number in range(12):
             low = number * size
             assert bytes(await files.read(url, low, size, low, low + size)) == data[low : low + size]
-            await trio.testing.wait_all_tasks_blocked(0.05)  # what was begun ahead has come
+            await trio.testing.wait_all_tasks_blocked(0.05)  # until read-ahead has completed
             files.blocks.cache.drop(lambda _: True)
 
     using(check, Options(read_timeout=40.0))
@@ -259,7 +259,7 @@ def test_a_changed_version_is_remembered_for_the_next_run(faulty: Faulty, tmp_pa
 
 
 async def memory_value(files: RemoteFiles, value: bytes) -> tuple[Any, str]:
-    """Put a value where answers have neither tag nor size; return (its system, path)."""
+    """Put a value where responses have neither ETag nor size; return (its file system, path)."""
     fsspec.filesystem("memory").pipe("/blocks/v", value)
     return await files.find("memory://blocks/v")
 
@@ -292,7 +292,7 @@ def test_a_change_is_noticed_if_answers_have_no_version(
 def test_bytes_are_not_kept_under_a_version_that_was_learned_after_they_were_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As over HTTP, where nothing is asked before: a Last-Modified of this second is no version, and becomes one."""
+    """As over HTTP without a HEAD request: a Last-Modified of the current second is no version, but becomes one."""
     written: list[Any] = []
     monkeypatch.setattr(disk.DiskCache, "write", lambda _, *given: written.append(given))
 
@@ -350,7 +350,7 @@ def test_attributes_are_requested_once_a_second_if_answers_have_no_version() -> 
 
 
 def test_what_changes_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) -> None:
-    """Its attributes are the same before and after what is kept, or it may be of either version."""
+    """A block is kept only if attributes are the same before and after its fetch; else it may be of either version."""
     options, url, other = Options(cache_dir=str(tmp_path)), "memory://blocks/v", os.urandom(len(VALUE))
 
     async def check(files: RemoteFiles) -> None:
@@ -458,7 +458,7 @@ def test_a_large_block_stays_on_the_disk(faulty: Faulty, tmp_path: Path) -> None
 def test_what_has_left_the_page_cache_is_verified_again(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel is not made to drop its pages: it may read some anew, ahead of the block that is verified."""
+    """The test fakes misses of the page cache: once pages are dropped, the kernel may read some back unasked."""
     url, options = faulty.put("/v", LARGE), Options(cache_dir=str(tmp_path))
     fill(faulty, url, options, 0, size=len(LARGE))
     (segment,) = segments(tmp_path)
@@ -471,7 +471,7 @@ def test_what_has_left_the_page_cache_is_verified_again(
         assert await everything(files, url) == LARGE
 
     using(check, options)
-    assert faulty.gets() == 3  # a block each
+    assert faulty.gets() == 3  # one for each block
 
 
 def test_a_block_that_is_removed_from_the_disk_is_fetched_again(faulty: Faulty, tmp_path: Path) -> None:

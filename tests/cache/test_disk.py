@@ -1,4 +1,4 @@
-"""The disk cache with segments that are damaged in every way, and a directory that is shared, missing or odd."""
+"""The disk cache: pieces and runs, damaged segments, and a directory that is shared, missing or not usable."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ T = "https://host/data.nc"
 
 
 def test_pieces_of_a_unit_that_do_not_touch_are_all_kept(tmp_path: Path) -> None:
-    """Ranges that many readers fetch come in any order: none may push out another."""
+    """Many readers fetch ranges in any order; no range may replace another."""
     pieces = [(100_000 * number, 100_000 * number + 50_000) for number in (3, 0, 5, 1)]
     cache = DiskCache(str(tmp_path), SIZE, 0)
     for start, stop in pieces:
@@ -59,7 +59,7 @@ def test_pieces_of_a_unit_that_do_not_touch_are_all_kept(tmp_path: Path) -> None
     assert found(DiskCache(str(tmp_path), SIZE, 0), T, 40_000, 90_000)
 
 
-def test_pieces_whose_segment_is_gone_make_room_for_others(tmp_path: Path) -> None:
+def test_pieces_of_removed_segments_make_room_for_others(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     for number in range(disk.PIECES):
         write(cache, T, 30_000 * number, 30_000 * number + 1000, run=True)
@@ -72,8 +72,8 @@ def test_pieces_whose_segment_is_gone_make_room_for_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("length", [500, 2000])
-def test_a_piece_too_many_is_counted_as_dropped(length: int, tmp_path: Path) -> None:
-    """The shortest one is: the new one, or one that it takes the place of."""
+def test_a_piece_over_the_limit_is_counted_as_dropped(length: int, tmp_path: Path) -> None:
+    """The shortest piece is dropped: either the new one or a kept one, which the new one replaces."""
     cache = DiskCache(str(tmp_path), SIZE, 0)
     for number in range(disk.PIECES):
         write(cache, T, 30_000 * number, 30_000 * number + 1000, run=True)
@@ -103,7 +103,7 @@ def to_a_link(path: Path, row: IndexRow) -> None:
 
 def to_a_socket(path: Path) -> None:
     here = os.getcwd()
-    os.chdir(path.parent)  # the path is too long for an address
+    os.chdir(path.parent)  # the full path is too long for a socket address
     try:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(path.name)
@@ -128,7 +128,7 @@ DAMAGES: dict[str, Callable[[Path, IndexRow], None]] = {
 
 @pytest.mark.parametrize("run", [False, True], ids=["block", "run"])
 @pytest.mark.parametrize("how", DAMAGES)
-def test_damaged(how: str, run: bool, tmp_path: Path) -> None:
+def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, run: bool, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, 0, 10)
     write(cache, T, 4096, 14_096, run=run)
@@ -144,7 +144,7 @@ def test_damaged(how: str, run: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_damaged_record(how: str, tmp_path: Path) -> None:
+def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     version = TargetVersion("e" * 6000, 3)
     remember(cache, T, version)
@@ -156,7 +156,7 @@ def test_damaged_record(how: str, tmp_path: Path) -> None:
     assert again.version(T, 0) == version
 
 
-def test_a_record_that_was_damaged_is_written_anew_when_it_is_confirmed(tmp_path: Path) -> None:
+def test_a_damaged_version_record_is_written_again_when_it_is_confirmed(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     remember(cache, T, ONE)
     [row] = rows(tmp_path)
@@ -166,7 +166,7 @@ def test_a_record_that_was_damaged_is_written_anew_when_it_is_confirmed(tmp_path
 
 
 @pytest.mark.parametrize("place", [0, 10, 16, 24, 32, 40, 44, 48, 63])
-def test_a_damaged_row_is_a_block_that_is_not_there(place: int, tmp_path: Path) -> None:
+def test_a_damaged_index_row_is_a_miss(place: int, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, 0, 1000)
     index = tmp_path / LAYOUT / INDEX
@@ -178,7 +178,7 @@ def test_a_damaged_row_is_a_block_that_is_not_there(place: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 5000])
-def test_an_index_that_was_cut(size: int, tmp_path: Path) -> None:
+def test_a_truncated_index_can_be_written_to_again(size: int, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, 0, 1000)
     os.truncate(tmp_path / LAYOUT / INDEX, size)
@@ -188,7 +188,7 @@ def test_an_index_that_was_cut(size: int, tmp_path: Path) -> None:
         assert found(one, T, 0, 1000)
 
 
-def test_a_thread_that_looks_at_a_new_index_while_another_does_finds_what_is_there(
+def test_rows_are_found_if_another_thread_refreshes_a_new_index_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
@@ -204,7 +204,7 @@ def test_a_thread_that_looks_at_a_new_index_while_another_does_finds_what_is_the
 
 def test_a_segment_in_place_of_another_is_refused(tmp_path: Path) -> None:
     caches = [DiskCache(str(tmp_path), SIZE, 0) for _ in range(2)]
-    for number, cache in enumerate(caches):  # each has its own
+    for number, cache in enumerate(caches):  # each cache has a segment of its own
         write(cache, T, number * 1000, number * 1000 + 1000)
     one, two = segments(tmp_path)
     os.replace(one, two)
@@ -230,7 +230,7 @@ def test_a_directory_with_content_in_place_of_a_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [False, True], ids=["block", "run"])
-def test_versions_and_targets_are_apart(run: bool, tmp_path: Path) -> None:
+def test_another_target_version_or_range_is_a_miss(run: bool, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, 0, 1000, run=run)
     assert cache.read(T, ONE, 0, 1000) is not None
@@ -241,7 +241,7 @@ def test_versions_and_targets_are_apart(run: bool, tmp_path: Path) -> None:
     assert cache.stats()["misses"] == (4 if run else 6)
 
 
-def test_ranges_within_a_run(tmp_path: Path) -> None:
+def test_any_range_within_a_run_is_found(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, MIB - 5000, 3 * MIB + 5000, run=True)
     assert len(rows(tmp_path)) == 4
@@ -252,10 +252,10 @@ def test_ranges_within_a_run(tmp_path: Path) -> None:
     assert not found(again, T, 3 * MIB, 3 * MIB + 5001)
     first = next(row for row in rows(tmp_path) if row.length == 5000)
     flip(segment_of(tmp_path, first), first.offset + 8)
-    assert found(again, T, MIB + 7, MIB + 8)  # the others stay
+    assert found(again, T, MIB + 7, MIB + 8)  # the other pieces remain
 
 
-def test_a_run_from_memory_is_the_run_on_disk(tmp_path: Path) -> None:
+def test_pieces_held_in_memory_are_bounded(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     for unit in range(disk.PIECES_HELD + 3):
         write(cache, T, unit * MIB, unit * MIB + 9000, run=True)
@@ -265,7 +265,7 @@ def test_a_run_from_memory_is_the_run_on_disk(tmp_path: Path) -> None:
     assert len(cache._held) == disk.PIECES_HELD
 
 
-def test_a_record_is_confirmed_when_nothing_has_changed(tmp_path: Path) -> None:
+def test_an_unchanged_version_record_is_confirmed_in_its_row_alone(tmp_path: Path) -> None:
     cache, url = DiskCache(str(tmp_path), SIZE, 0), "https://user:word@host/x?X-Amz-Signature=abc"
     remember(cache, url, ONE)
     [row] = rows(tmp_path)
@@ -279,12 +279,12 @@ def test_a_record_is_confirmed_when_nothing_has_changed(tmp_path: Path) -> None:
     assert cache.version(url, before) == ONE
     [again] = rows(tmp_path)
     assert (again.segment, again.offset) == (row.segment, row.offset), "nothing was written but the row"
-    cache._put_rows([again._replace(start=4 * 10**18)])  # a clock that is wrong
+    cache._put_rows([again._replace(start=4 * 10**18)])  # from a node whose clock is wrong
     assert cache.version(url, before) is None
 
 
-def test_a_record_goes_to_a_new_segment_with_its_blocks(tmp_path: Path) -> None:
-    """In an old one it would be evicted before the blocks that need it."""
+def test_a_version_record_moves_to_the_segment_of_its_new_blocks(tmp_path: Path) -> None:
+    """In an old segment the record would be evicted before the blocks that need it."""
     first = DiskCache(str(tmp_path), SIZE, 0)
     remember(first, T, ONE)
     os.truncate(segments(tmp_path)[0], 4 * MIB)  # full
@@ -295,7 +295,7 @@ def test_a_record_goes_to_a_new_segment_with_its_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_kinds_of_buffers(kind: Callable[[bytes], Any], tmp_path: Path) -> None:
+def test_all_kinds_of_buffers_can_be_written(kind: Callable[[bytes], Any], tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     cache.write(T, ONE, 0, kind(content(T, ONE, 0, 1000)))
     cache.write(T, ONE, 0, kind(b""))
@@ -308,7 +308,7 @@ def test_kinds_of_buffers(kind: Callable[[bytes], Any], tmp_path: Path) -> None:
 # -- the directory
 
 
-def test_opening_and_reading_make_nothing(tmp_path: Path) -> None:
+def test_opening_and_reading_create_no_files(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path / "new"), 1 << 40, 0)
     assert not found(cache, T, 0, 1000)
     assert cache.version(T, 0) is None
@@ -317,7 +317,7 @@ def test_opening_and_reading_make_nothing(tmp_path: Path) -> None:
     assert cache.stats()["errors"] == 0
 
 
-def test_a_miss_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_miss_opens_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, 0, 1)
     assert found(cache, T, 0, 1)
@@ -329,7 +329,7 @@ def test_a_miss_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert calls == ["pread", "pread"], "the bucket of the block, and that of its unit"
 
 
-def test_a_large_range_lies_in_what_came_for_tiny_ones(tmp_path: Path) -> None:
+def test_a_large_range_is_found_within_a_run(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, MIB // 2, 4 * MIB, run=True)
     assert found(cache, T, MIB // 2, 4 * MIB)
@@ -338,7 +338,7 @@ def test_a_large_range_lies_in_what_came_for_tiny_ones(tmp_path: Path) -> None:
     assert not found(cache, T, MIB, 4 * MIB + 1)
 
 
-def test_two_caches_share_and_write_once(tmp_path: Path) -> None:
+def test_two_caches_share_a_directory_and_write_a_block_once(tmp_path: Path) -> None:
     one, two = DiskCache(str(tmp_path), SIZE, 0), DiskCache(str(tmp_path), SIZE, 0)
     write(one, T, 0, 1000)
     assert found(two, T, 0, 1000)
@@ -346,7 +346,7 @@ def test_two_caches_share_and_write_once(tmp_path: Path) -> None:
     assert (one.stats()["writes"], two.stats()["writes"]) == (1, 0)
 
 
-def test_threads(tmp_path: Path) -> None:
+def test_threads_share_one_cache(tmp_path: Path) -> None:
     cache, wrong = DiskCache(str(tmp_path), SIZE, 0), []
 
     def work(seed: int) -> None:
@@ -355,7 +355,7 @@ def test_threads(tmp_path: Path) -> None:
                 start = (number * 7 + seed) % 40 * 10_000
                 found(cache, T, start, start + 10_000)
                 write(cache, T, start, start + 10_000, run=number % 3 == 0)
-                assert found(cache, T, start, start + 10_000) or number % 3 == 0  # a longer run may be there
+                assert found(cache, T, start, start + 10_000) or number % 3 == 0  # a longer run may replace it
         except BaseException as exc:
             wrong.append(exc)
 
@@ -367,9 +367,7 @@ def test_threads(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_where_no_thread_can_be_started_the_next_job_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_job_tries_again_if_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, start, refusals = DiskCache(str(tmp_path), SIZE, 0), threading.Thread.start, [1, 2]
 
     def start_or_not(thread: threading.Thread) -> None:
@@ -392,7 +390,7 @@ def test_where_no_thread_can_be_started_the_next_job_tries_again(
     cache.close()
 
 
-def test_close_while_threads_go_on(tmp_path: Path) -> None:
+def test_closing_while_a_thread_reads_and_writes(tmp_path: Path) -> None:
     cache, wrong = DiskCache(str(tmp_path), SIZE, 0), []
     write(cache, T, 0, 1000)
 
@@ -428,7 +426,7 @@ def test_other_layouts_are_left_alone(tmp_path: Path) -> None:
 def test_the_layout_of_an_earlier_version_is_reported_once_and_cleared(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file for each block, as zarrfs 0.1 had it: another process may use it still."""
+    """zarrfs 0.1 had a file for each block; another process may still use that layout."""
     old = tmp_path / "zarrfs-blocks-1"
     (old / "3f").mkdir(parents=True)
     (old / "3f" / ("0" * 30)).write_bytes(bytes(5000))
@@ -477,8 +475,8 @@ def test_modes_below_the_cache_directory_follow_its_own(
         assert stat.S_IMODE(made.stat().st_mode) == (inner if made.is_dir() else file), made
 
 
-def test_directories_above_it_are_only_for_their_owner_to_write(tmp_path: Path) -> None:
-    """Also of the daemon of a writable mount, whose umask is 0: others could put blocks of theirs there."""
+def test_new_parent_directories_are_writable_by_their_owner_alone(tmp_path: Path) -> None:
+    """Even with umask 0, as in the daemon of a writable mount: otherwise other users could add their own blocks."""
     umask = os.umask(0)
     try:
         write(DiskCache(str(tmp_path / "a/b/c"), SIZE, 0), T, 0, 1000)
@@ -490,6 +488,7 @@ def test_directories_above_it_are_only_for_their_owner_to_write(tmp_path: Path) 
 
 @pytest.mark.parametrize("which", ["directory", "index", "segment"])
 def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The cache never follows a symbolic link in place of its directory, its index or a segment."""
     cache, other = tmp_path / "c", tmp_path / "other"
     write(DiskCache(str(cache), SIZE, 0), T, 0, 1000)
     linked = {"directory": cache / LAYOUT, "index": cache / LAYOUT / INDEX, "segment": segments(cache)[0]}[which]
@@ -507,7 +506,7 @@ def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes nobody")
-def test_an_unreadable_directory(tmp_path: Path) -> None:
+def test_an_unreadable_directory_is_reported_once(tmp_path: Path) -> None:
     cache = tmp_path / "c"
     write(DiskCache(str(cache), SIZE, 0), T, 0, 1000)
     let_others_in(tmp_path)
@@ -525,7 +524,7 @@ def test_an_unreadable_directory(tmp_path: Path) -> None:
 
 
 def let_others_in(path: Path) -> None:
-    """Let every user reach a directory of a test; take no right from any directory above it, /tmp for one."""
+    """Let every user reach a directory of a test; only add permissions to the directories above it."""
     for above in (path, *path.parents):
         mode = stat.S_IMODE(above.stat().st_mode)
         if mode & 5 != 5:
@@ -533,7 +532,7 @@ def let_others_in(path: Path) -> None:
 
 
 def as_nobody(check: Callable[[], None], reason: str) -> None:
-    """Run a check as a user without rights, in a process of its own: it must log one line, with `reason`."""
+    """Run `check` in a child process as an unprivileged user; it must log exactly one line, which has `reason`."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -558,7 +557,7 @@ def as_nobody(check: Callable[[], None], reason: str) -> None:
 def test_the_directory_of_another_user_is_not_used_even_by_root(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its owner could change what is read from it; where others may write, too, that is what they have agreed to."""
+    """Its owner could change the blocks in it. A directory that other users may write to is used: they share it."""
     write(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
     os.chown(tmp_path / LAYOUT, 65534, 65534)
     cache = DiskCache(str(tmp_path), SIZE, 0)
@@ -572,7 +571,7 @@ def test_the_directory_of_another_user_is_not_used_even_by_root(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes nobody")
-def test_a_directory_that_may_be_read_and_not_written(tmp_path: Path) -> None:
+def test_a_directory_without_write_permission_is_still_read(tmp_path: Path) -> None:
     cache = tmp_path / "c"
     cache.mkdir(mode=0o755)
     first = DiskCache(str(cache), SIZE, 0)
@@ -596,7 +595,7 @@ def test_a_directory_that_may_be_read_and_not_written(tmp_path: Path) -> None:
     as_nobody(check, "permission denied")
 
 
-def test_a_disk_that_cannot_be_read(
+def test_a_read_error_of_the_disk_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
@@ -606,7 +605,7 @@ def test_a_disk_that_cannot_be_read(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pread", fail)
-    cache._index = None  # not on the loop
+    cache._index = None  # without an open index, reads on the event loop raise BlockingIOError
     for _ in range(3):
         assert not found(cache, T, 0, 1000)
     monkeypatch.undo()
@@ -616,7 +615,7 @@ def test_a_disk_that_cannot_be_read(
     assert found(cache, T, 0, 1000)
 
 
-def test_pieces_of_a_unit_from_many_threads_are_put_together(tmp_path: Path) -> None:
+def test_overlapping_pieces_from_many_threads_are_joined(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     for unit in range(10):
         base, ready = unit * MIB, threading.Barrier(8)

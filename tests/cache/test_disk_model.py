@@ -1,4 +1,4 @@
-"""The disk cache is a dictionary that may forget: two caches on one directory against what was written."""
+"""The disk cache against a model: a dictionary that may lose entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ places = st.tuples(st.integers(0, 200), st.integers(1, 150)).map(lambda pair: (p
 
 
 class Dictionary(RuleBasedStateMachine):
-    """Two caches on one directory against what was written."""
+    """Two caches on one directory, compared with the ranges that were written."""
 
     @initialize()
     def start(self) -> None:
@@ -67,7 +67,7 @@ class Dictionary(RuleBasedStateMachine):
 
     @rule(number=caches, url=targets, version=versions, place=places)
     def read(self, number: int, url: str, version: TargetVersion, place: tuple[int, int]) -> None:
-        there = found(self.caches[number], url, *place, version)  # right, or None
+        there = found(self.caches[number], url, *place, version)  # found() has checked the bytes
         if not self.lossy and self._expected(url, version, *place):
             assert there
         if (url, version) not in self.ever:
@@ -75,7 +75,7 @@ class Dictionary(RuleBasedStateMachine):
 
     @rule(number=caches, which=st.integers(0, 10**6))
     def read_what_was_written(self, number: int, which: int) -> None:
-        """Chance alone reads too little of it."""
+        """Read a range that was written: read() chooses one too seldom."""
         if self.exact:
             url, version, *place = sorted(self.exact)[which % len(self.exact)]
             assert found(self.caches[number], url, *place, version) or self.lossy
@@ -117,7 +117,7 @@ class Dictionary(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 10**6), length=st.integers(0, 200))
     def tear(self, which: int, length: int) -> None:
-        """The last bytes of a block did not reach the disk, as after a power cut."""
+        """Zero the last bytes of a block, as if they had not reached the disk before a power cut."""
         kept = rows(Path(self.directory))
         if kept:
             row = kept[which % len(kept)]
@@ -138,7 +138,7 @@ class Dictionary(RuleBasedStateMachine):
 
     @rule()
     def verify(self) -> None:
-        """Twice: what was found to be wrong is gone, and what is right stays."""
+        """Verify twice: the first run removes damaged blocks, so the second one finds none."""
         assert verify(self.directory).bad == 0 or self.lossy
         assert verify(self.directory).bad == 0
 

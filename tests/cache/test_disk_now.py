@@ -1,4 +1,4 @@
-"""Blocks of the disk cache that the kernel has in memory: read without a thread, or not at all."""
+"""Reads of the disk cache without a thread: only for blocks in the page cache of a local file system."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
-    """A directory on a file system without a server, and with reads that do not wait."""
+    """Return a directory on a local file system; skip the test if tmp_path is on another one."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         if not is_local(descriptor):
@@ -52,8 +52,8 @@ def local(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_open_cached(tmp_path: Path) -> None:
-    """A file whose name is known opens; an absent one raises what open(2) raises."""
+def test_open_cached_opens_a_file_whose_name_is_cached(tmp_path: Path) -> None:
+    """A missing file raises FileNotFoundError, or BlockingIOError if the kernel would have to ask the file system."""
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "f").write_bytes(b"text")
     root = os.open(tmp_path, os.O_RDONLY)
@@ -72,7 +72,7 @@ def test_open_cached(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", ["d", "d/f"])
 def test_open_cached_follows_no_link(link: str, tmp_path: Path) -> None:
-    """Neither as a directory nor as the file."""
+    """Neither in place of the directory nor in place of the file."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "f").write_bytes(b"text")
     if link == "d":
@@ -89,8 +89,8 @@ def test_open_cached_follows_no_link(link: str, tmp_path: Path) -> None:
         os.close(root)
 
 
-def test_no_server_is_waited_for() -> None:
-    """/proc is not in the list of local file systems, and a closed cache reads nothing."""
+def test_is_local_is_false_for_unknown_file_systems() -> None:
+    """/proc is not in the list of local file systems; a closed descriptor is not local either."""
     descriptor = os.open("/proc", os.O_RDONLY)
     assert not is_local(descriptor)
     os.close(descriptor)
@@ -102,11 +102,11 @@ def version_now(cache: DiskCache, newer_than: float) -> TargetVersion | None:
 
 
 def test_blocks_in_the_page_cache_are_read_without_a_thread(local: Path) -> None:
-    """With the version that is given; counted as a hit, and what is not there as a miss."""
+    """Only blocks of the given version and exact range are found. Each read is counted as a hit or a miss."""
     first = DiskCache(str(local), SIZE, 0)
     write(first, T, 0, 500_000)
     cache = DiskCache(str(local), SIZE, 0)
-    assert read_now(cache, T, 0, 500_000) is None  # nobody has looked what file system it is
+    assert read_now(cache, T, 0, 500_000) is None  # the cache does not know the file system yet
     assert found(cache, T, 0, 500_000)
     hits = cache.stats()["hits"]
     assert read_now(cache, T, 0, 500_000) == content(T, ONE, 0, 500_000)
@@ -122,7 +122,7 @@ def test_blocks_in_the_page_cache_are_read_without_a_thread(local: Path) -> None
 
 
 def test_blocks_of_another_process_are_read_without_a_thread(local: Path) -> None:
-    """Also once it has made the index larger."""
+    """Also after the other process has grown the index."""
     reader, writer = DiskCache(str(local), SIZE, 0), DiskCache(str(local), SIZE, 0)
     write(writer, T, 0, 1000)
     assert found(reader, T, 0, 1000)
@@ -135,7 +135,7 @@ def test_blocks_of_another_process_are_read_without_a_thread(local: Path) -> Non
         assert reader.read(T, ONE, start, start + 10, now=True) == content(T, ONE, start, start + 10)
 
 
-def test_tiny_values_out_of_a_run(local: Path) -> None:
+def test_tiny_values_are_read_from_a_run(local: Path) -> None:
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 1000, 50_000, run=True)
     assert found(cache, T, 1000, 1010)
@@ -145,7 +145,7 @@ def test_tiny_values_out_of_a_run(local: Path) -> None:
 
 
 def test_queued_writes_are_read_from_memory(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block, a part of a run, and a version; and more is dropped than may wait."""
+    """A block, a part of a run and a version are found while they wait; a block that exceeds the queue is dropped."""
     cache, go_on = DiskCache(str(local), SIZE, 0, queue=200_000), threading.Event()
     real = DiskCache._do
     monkeypatch.setattr(DiskCache, "_do", lambda self, batch: (go_on.wait(20), real(self, batch))[1])
@@ -153,7 +153,7 @@ def test_queued_writes_are_read_from_memory(local: Path, monkeypatch: pytest.Mon
     cache.write(T, ONE, 200_000, content(T, ONE, 200_000, 250_000), run=True)
     cache.remember(T, ONE)
     began = time.monotonic()
-    cache.write(T, ONE, 500_000, content(T, ONE, 500_000, 600_000))  # no room
+    cache.write(T, ONE, 500_000, content(T, ONE, 500_000, 600_000))  # the queue has no room
     assert time.monotonic() - began < 10
     assert cache.stats()["dropped"] == 1
     assert cache.read(T, ONE, 0, 100_000) == content(T, ONE, 0, 100_000)
@@ -187,8 +187,8 @@ def test_large_damaged_and_network_blocks_are_left_to_a_thread(local: Path, monk
         elsewhere.read(T, ONE, 5, 1005, now=True)
 
 
-def test_a_kernel_without_openat2(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a sandbox that forbids it: threads read, as everywhere."""
+def test_without_openat2_only_threads_read(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is too old, or a sandbox forbids the call."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
@@ -197,7 +197,7 @@ def test_a_kernel_without_openat2(local: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found(cache, T, 0, 1000)
 
 
-def test_a_directory_that_goes_away(local: Path) -> None:
+def test_a_cache_directory_that_was_removed(local: Path) -> None:
     """A removed cache directory is not read through descriptors that are still open."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
@@ -210,7 +210,7 @@ def test_a_directory_that_goes_away(local: Path) -> None:
 
 
 def test_a_read_updates_the_time_of_an_old_segment(local: Path) -> None:
-    """By a thread: a file system that is frozen would stop the loop."""
+    """A thread updates it: on a frozen file system the call would block the event loop."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
@@ -223,8 +223,8 @@ def test_a_read_updates_the_time_of_an_old_segment(local: Path) -> None:
         assert (segment.stat().st_mtime > then + 1) == touched
 
 
-def test_a_file_that_takes_long_to_open(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a scanner is asked first: threads open the others."""
+def test_after_a_slow_open_only_threads_open_files(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virus scanner, for example, may check each file before it is opened."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
@@ -235,8 +235,8 @@ def test_a_file_that_takes_long_to_open(local: Path, monkeypatch: pytest.MonkeyP
     assert found(cache, T, 0, 1000)
 
 
-def test_a_row_that_says_its_block_is_huge(local: Path) -> None:
-    """`zarrfs cache verify` takes no memory for what a segment contradicts."""
+def test_a_row_that_claims_a_huge_block(local: Path) -> None:
+    """`zarrfs cache verify` finds the row damaged; its segment is far shorter than the 2 GiB in the row."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
     [row] = rows(local)
@@ -246,8 +246,8 @@ def test_a_row_that_says_its_block_is_huge(local: Path) -> None:
 
 
 @trio_test
-async def test_not_all_is_read_in_one_round_of_the_loop() -> None:
-    """Others have their turn after so much; then it goes on."""
+async def test_bytes_read_in_one_scheduler_pass_are_bounded() -> None:
+    """PassLimit refuses more once its bytes are used up, until other tasks have run."""
     turns = PassLimit(100)
     assert [turns.take(40) for _ in range(4)] == [True, True, True, False]
     await wait_all_tasks_blocked()

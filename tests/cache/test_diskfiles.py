@@ -1,4 +1,4 @@
-"""The files of the disk cache, where threads meet."""
+"""Open files of the disk cache: shared by threads, and removed by other nodes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from zarrfs.cache.diskfiles import BLOBS, LAYOUT, Handle, Layout
 from zarrfs.net.versions import TargetVersion
 
 
-def test_threads_that_open_a_directory_at_once_share_one_descriptor(tmp_path: Path) -> None:
-    """The second must not take the place of the first, which is closed then, under a thread that uses it."""
+def test_threads_that_open_a_directory_concurrently_share_one_descriptor(tmp_path: Path) -> None:
+    """If the second descriptor replaced the first, the first would be closed while a thread still uses it."""
     both = threading.Barrier(2)
 
     class Meeting(Layout):

@@ -1,4 +1,4 @@
-"""The bound of the disk cache, as du and df see it; full disks, killed writers, locks that are not to be had."""
+"""The size limit of the disk cache, as du and df measure it; full disks, killed writers, and held locks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def end(processes: list[BaseProcess], directory: Path) -> None:
 
 @contextlib.contextmanager
 def stopped(processes: list[BaseProcess]) -> Iterator[None]:
-    """The processes stand still, so that du counts one moment."""
+    """Suspend the processes, so that du sees the directory at one moment."""
     for process in processes:
         os.kill(process.pid or 0, signal.SIGSTOP)
     for process in processes:
@@ -114,8 +114,8 @@ def test_du_never_exceeds_the_size_while_four_processes_write(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 700_000, MIB, 3 * MIB])
-def test_small_sizes(size: int, tmp_path: Path) -> None:
-    """Of less than a mebibyte, no use is made."""
+def test_small_sizes_are_not_exceeded(size: int, tmp_path: Path) -> None:
+    """A cache of less than 1 MiB keeps nothing."""
     cache = DiskCache(str(tmp_path), size, 0)
     base = taken(tmp_path)
     for target, version, start, stop, run in (next(many) for many in [ranges(1, 400_000)] for _ in range(100)):
@@ -127,7 +127,7 @@ def test_small_sizes(size: int, tmp_path: Path) -> None:
     assert bool(rows(tmp_path)) == (size >= MIB)
 
 
-def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
+def test_a_block_larger_than_half_of_the_cache_is_not_kept(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), 8 * MIB, 0)
     write(cache, T, 0, 5 * MIB)
     assert not found(cache, T, 0, 5 * MIB)
@@ -137,13 +137,13 @@ def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_the_least_recently_used_segments_are_evicted(tmp_path: Path) -> None:
-    """By segments, of half a mebibyte here: one with a block that is read stays, with all that is in it."""
+    """A segment has 512 KiB here. Reading one block of a segment keeps all blocks of that segment."""
     size, block = 32 * MIB, 256 << 10
     cache = DiskCache(str(tmp_path), size, 0)
     for number in range(100):
         write(cache, T, number * block, (number + 1) * block)
         os.utime(segments(tmp_path)[-1], (1e9 + number, 1e9 + number))
-    assert found(cache, T, 0, block)  # and so it is new
+    assert found(cache, T, 0, block)  # marks its segment as used now
     flush(cache)
     for number in range(100, 140):
         write(cache, T, number * block, (number + 1) * block)
@@ -175,7 +175,7 @@ def test_a_large_cache_has_larger_segments_rather_than_more(
 
 
 def test_preallocated_space_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reserved space is released at the end, and after a while without writes."""
+    """Reserved space is released on close, and after some seconds without writes."""
     monkeypatch.setattr(disk, "_IDLE", 0.05)
     cache = DiskCache(str(tmp_path), 320 * MIB, 0)
     cache.write(T, ONE, 0, content(T, ONE, 0, MIB))
@@ -202,18 +202,18 @@ def test_only_one_process_appends_to_a_segment(tmp_path: Path) -> None:
     assert all(found(reader, T, number * 1000, number * 1000 + 1000) for number in range(4))
 
 
-def test_a_small_segment_that_is_written_to_is_no_half_empty_large_one(tmp_path: Path) -> None:
-    """A mount with a larger cache_size leaves it alone, until its writer has ended."""
+def test_a_larger_cache_does_not_append_to_a_small_segment_in_use(tmp_path: Path) -> None:
+    """By the larger cache_size the segment counts as half empty, but its writer still has it locked."""
     small, large = DiskCache(str(tmp_path), 16 * MIB, 0), DiskCache(str(tmp_path), 640 * MIB, 0)
     for number, cache in enumerate((small, large, small, large)):
         write(cache, T, number * 100_000, (number + 1) * 100_000)
-    small.close()  # which cuts off what it has not used
+    small.close()  # truncates the segment to the bytes written
     reader = DiskCache(str(tmp_path), 640 * MIB, 0)
     assert [found(reader, T, number * 100_000, (number + 1) * 100_000) for number in range(4)] == [True] * 4
 
 
-def test_a_segment_on_a_network_is_synced_before_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS sends what was written when a file is closed, or synced; a segment stays open."""
+def test_a_shared_segment_is_synced_before_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS sends written data when a file is closed or synced, and a segment stays open."""
     calls: list[str] = []
     sync, put = os.fdatasync, Index.put
     monkeypatch.setattr(os, "fdatasync", lambda fd: (calls.append("sync"), sync(fd))[1])
@@ -225,7 +225,7 @@ def test_a_segment_on_a_network_is_synced_before_its_row(tmp_path: Path, monkeyp
     assert calls == ["row", "sync", "row"]
 
 
-def test_a_segment_that_was_evicted_under_its_writer(tmp_path: Path) -> None:
+def test_a_writer_whose_segment_was_evicted_starts_a_new_one(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), 32 * MIB, 0)
     write(cache, T, 0, 1000)
     segments(tmp_path)[0].unlink()
@@ -258,7 +258,7 @@ def test_many_processes_share_a_small_cache(tmp_path: Path) -> None:
 
 
 def test_the_index_is_bounded_too(tmp_path: Path) -> None:
-    """An index that may not grow evicts old blocks for new ones, and returns no wrong bytes."""
+    """An index at its limit overwrites rows of other blocks, and leads to no wrong bytes."""
     cache = DiskCache(str(tmp_path), 2 * MIB, 0)
     for number in range(4000):
         cache.write(T, ONE, number * 10, content(T, ONE, number * 10, number * 10 + 10))
@@ -269,12 +269,12 @@ def test_the_index_is_bounded_too(tmp_path: Path) -> None:
     assert taken(tmp_path) <= 2 * MIB
 
 
-# -- killed
+# -- killed writers
 
 
 @pytest.mark.timeout(200 + KILLS)
-def test_killed_while_it_writes(tmp_path: Path) -> None:
-    """After a kill, blocks are right, none counts as damaged, and reserved space is found again."""
+def test_a_killed_writer_leaves_no_damaged_blocks(tmp_path: Path) -> None:
+    """After a kill, all blocks have the right bytes, none counts as damaged, and reserved space is usable again."""
     directory, size = tmp_path / "c", 64 * MIB
     seeds = random.Random(4)
     wrote, end_by = 0, time.monotonic() + 100
@@ -283,7 +283,7 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
             break
         process = FORK.Process(target=churn, args=(str(directory), size, turn % 5, MIB))
         process.start()
-        # on a busy machine none of the first ones may write: the others live longer and longer
+        # on a busy machine the first processes may be killed before they write: later ones live longer and longer
         time.sleep(seeds.uniform(0.01, 0.1) * max(1, turn - KILLS))
         end([process], directory)
         assert process.exitcode == -signal.SIGKILL
@@ -303,7 +303,7 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_killed_while_others_write(tmp_path: Path) -> None:
+def test_a_killed_writer_does_not_disturb_others(tmp_path: Path) -> None:
     directory, size = tmp_path / "c", 24 * MIB
     processes = churning(directory, size, 2)
     try:
@@ -332,7 +332,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @needs_root
 @pytest.mark.parametrize("options", [",nr_inodes=6", ""], ids=["inodes", "bytes"])
 def test_a_full_disk(options: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One warning, no failure; when there is room again, blocks are kept again."""
+    """There is one warning and no error. Once the disk has room, blocks are kept again."""
     with small_disk(tmp_path / "small", 4 * MIB, options) as place:
         if options:
             for number in range(3):
@@ -369,14 +369,14 @@ def test_a_disk_smaller_than_the_cache(tmp_path: Path, caplog: pytest.LogCapture
 
 
 @needs_root
-def test_some_space_stays_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cache_min_free_stays_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk(tmp_path / "small", 64 * MIB) as place:
         least = 40 * MIB
         cache = DiskCache(str(place / "c"), 1 << 30, least)
         for number in range(100):
             write(cache, T, number * MIB, (number + 1) * MIB - 5)
             assert free(place) >= least
-        assert found(cache, T, 99 * MIB, 100 * MIB - 5)  # the new ones took the place of the old ones
+        assert found(cache, T, 99 * MIB, 100 * MIB - 5)  # old blocks were evicted for the new ones
         assert cache.stats()["dropped"] == 0
         (place / "other").write_bytes(bytes(30 * MIB))
         assert free(place) < least
@@ -441,7 +441,7 @@ def test_the_back_off_doubles_and_ends_with_a_success(
 
 
 def keep(cache: DiskCache, start: int, stop: int) -> None:
-    """Write a range until it is kept: a busy machine may take longer than a writer waits for the lock."""
+    """Write a range until it is kept: on a busy machine a writer may time out waiting for the lock."""
     for _ in range(20):
         write(cache, T, start, stop)
         if found(cache, T, start, stop):
@@ -449,7 +449,7 @@ def keep(cache: DiskCache, start: int, stop: int) -> None:
     raise AssertionError("nothing is kept")
 
 
-def test_a_lock_that_another_process_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_write_times_out_on_a_held_lock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keep(DiskCache(str(tmp_path), 32 * MIB, 0), 0, 1000)
     cache = DiskCache(str(tmp_path), 32 * MIB, 0)
     with (tmp_path / LAYOUT / INDEX).open("r+b") as file:
@@ -463,7 +463,7 @@ def test_a_lock_that_another_process_holds(tmp_path: Path, caplog: pytest.LogCap
     assert warnings(caplog) == []
 
 
-def test_an_error_of_the_disk_while_it_is_written(
+def test_a_write_error_of_the_disk_pauses_writes_and_leases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = DiskCache(str(tmp_path), 32 * MIB, 0)
@@ -483,7 +483,7 @@ def test_an_error_of_the_disk_while_it_is_written(
     assert found(cache, T, 0, 1000)
 
 
-def test_cost_is_not_less_than_what_a_file_takes(tmp_path: Path) -> None:
+def test_cost_is_at_least_the_space_that_a_file_takes(tmp_path: Path) -> None:
     for size in (0, 1, 72, 4096, 4097, 100_000, MIB + 72, 4 * MIB + 72):
         path = tmp_path / str(size)
         path.write_bytes(content(T, ONE, 0, size))

@@ -1,4 +1,4 @@
-"""Leases: one of many that share a cache directory fetches a block, and the others wait for it, but never for long."""
+"""Leases: of the processes that share a cache directory one fetches a block; the others wait, but not for long."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from zarrfs.store.remotefiles import RemoteFiles
 VALUE = os.urandom(400_000)
 T = "http://h/t"
 LONG = 1000.0  # seconds
-SIZE = 80_000  # bytes: not so small that neighbours share a file
+SIZE = 80_000  # bytes: not so small that neighbouring values share a lease
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
-    # else a node that is not scheduled for a moment is one that the others no longer wait for
+    # otherwise the other nodes stop waiting for a node that is not scheduled for a moment
     monkeypatch.setattr(Space, "locked", functools.partialmethod(Space.locked, LONG))
     monkeypatch.setattr(diskblocks, "_SLOW_LEAST", LONG)
 
@@ -58,7 +58,7 @@ def taken(of: FetchLocks, start: int = 0) -> Lease:
 # -- the locks
 
 
-def test_one_of_many_has_it_until_it_is_released(tmp_path: Path) -> None:
+def test_one_of_many_nodes_holds_a_lease_until_it_is_released(tmp_path: Path) -> None:
     nodes = [node(tmp_path) for _ in range(5)]
     first, *others = [taken(one) for one in nodes]
     assert first.held
@@ -75,7 +75,7 @@ def test_one_of_many_has_it_until_it_is_released(tmp_path: Path) -> None:
     assert not is_fetching(tmp_path)
 
 
-def test_the_lease_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+def test_the_lease_of_a_killed_process_is_free_immediately(tmp_path: Path) -> None:
     code = (
         "import os, sys; from tests.cache.test_fetchlocks import *\n"
         "held = node(Path(sys.argv[1])); lease = taken(held); print(lease.held, flush=True); sys.stdin.read()"
@@ -93,7 +93,7 @@ def test_the_lease_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
 
 
 def test_one_waiter_takes_over_a_lease_that_timed_out(tmp_path: Path) -> None:
-    """And if that one takes too long as well, everybody fetches for himself."""
+    """If that waiter takes too long as well, every node fetches the block itself."""
     holder, *nodes = [node(tmp_path) for _ in range(4)]
     first = taken(holder)
     waiting = [taken(one) for one in nodes]
@@ -108,12 +108,12 @@ def test_one_waiter_takes_over_a_lease_that_timed_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
 def test_a_file_system_without_locks(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody fetches, and blocks are kept all the same."""
+    """Every process fetches blocks itself, and blocks are still cached."""
 
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(fcntl, "fcntl", refuse)  # no file system here refuses it
+    monkeypatch.setattr(fcntl, "fcntl", refuse)  # all file systems of the tests support locks
     one, two = (DiskCache(str(tmp_path), 64 * MIB, 0) for _ in range(2))
     assert one.leases.take(T, 0, 10) is None
     write(one, T, 0, 1000)
@@ -123,7 +123,7 @@ def test_a_file_system_without_locks(code: int, tmp_path: Path, monkeypatch: pyt
         assert found(cache, T, 5000, 6000)
 
 
-def test_a_disk_that_refuses_a_lease_is_asked_for_none(tmp_path: Path) -> None:
+def test_no_leases_are_taken_for_a_while_after_an_error(tmp_path: Path) -> None:
     (tmp_path / LAYOUT).write_text("a file in its place")
     one = node(tmp_path)
     assert one.take(T, 0, 10) is None
@@ -133,7 +133,7 @@ def test_a_disk_that_refuses_a_lease_is_asked_for_none(tmp_path: Path) -> None:
     assert FetchLocks(Layout(str(tmp_path)), lambda: False).take(T, 0, 10) is None
 
 
-def test_a_directory_that_is_removed_meanwhile(tmp_path: Path) -> None:
+def test_a_lease_can_be_released_after_its_directory_was_removed(tmp_path: Path) -> None:
     one, other = node(tmp_path), node(tmp_path)
     first, waiting = taken(one), taken(other)
     shutil.rmtree(tmp_path / LAYOUT)
@@ -143,7 +143,7 @@ def test_a_directory_that_is_removed_meanwhile(tmp_path: Path) -> None:
     assert other.look(waiting, LONG) is Turn.OURS
 
 
-def test_a_lease_is_released_after_what_was_written_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_released_once_earlier_writes_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, other, go_on = DiskCache(str(tmp_path), 64 * MIB, 0), node(tmp_path), threading.Event()
     real = DiskCache._do
     monkeypatch.setattr(DiskCache, "_do", lambda self, batch: (go_on.wait(20), real(self, batch))[1])
@@ -181,7 +181,7 @@ async def read(one: RemoteFiles, url: str, low: int, size: int = SIZE) -> None:
     assert bytes(await one.read(url, low, size, low, low + size)) == VALUE[low : low + size]
 
 
-def test_eight_that_read_at_once_make_about_one_request_a_block(faulty: Faulty, tmp_path: Path) -> None:
+def test_eight_concurrent_readers_make_about_one_request_per_block(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
 
     async def check(nodes: list[RemoteFiles]) -> None:
@@ -195,8 +195,8 @@ def test_eight_that_read_at_once_make_about_one_request_a_block(faulty: Faulty, 
     assert not is_fetching(tmp_path)
 
 
-def test_tiny_values_that_are_fetched_ahead_of_many(faulty: Faulty, tmp_path: Path) -> None:
-    """One request for all of them, by one of the four; every lease is gone in the end."""
+def test_one_of_four_nodes_prefetches_tiny_values_for_all(faulty: Faulty, tmp_path: Path) -> None:
+    """About one request is made for all values. No lease is held at the end."""
     url = faulty.put("/v", VALUE)
     wanted = [(url, low, low + 100) for low in range(0, 40_000, 200)]
 
@@ -211,7 +211,7 @@ def test_tiny_values_that_are_fetched_ahead_of_many(faulty: Faulty, tmp_path: Pa
 
 
 def test_tiny_values_far_from_each_other_are_fetched_once(faulty: Faulty, tmp_path: Path) -> None:
-    """Two requests within one lease: the first that is done does not end it."""
+    """Two requests share one lease; completing the first one does not release it."""
     url = faulty.put("/v", VALUE, None, "slow")
     wanted = [(url, low, low + 100) for low in (0, 300_000)]
 
@@ -219,7 +219,7 @@ def test_tiny_values_far_from_each_other_are_fetched_once(faulty: Faulty, tmp_pa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(nodes[0].prefetch, wanted)
             await trio.to_thread.run_sync(faulty.arrived.wait, 20)
-            while not any(row.start < len(VALUE) for row in rows(tmp_path)):  # noqa: ASYNC110  # the other is kept
+            while not any(row.start < len(VALUE) for row in rows(tmp_path)):  # noqa: ASYNC110  # until one is on disk
                 await trio.sleep(0.01)
             nursery.start_soon(nodes[1].prefetch, wanted)
             await trio.sleep(0.3)
@@ -231,7 +231,7 @@ def test_tiny_values_far_from_each_other_are_fetched_once(faulty: Faulty, tmp_pa
     assert not is_fetching(tmp_path)
 
 
-def test_a_value_that_finds_no_room_does_not_end_the_lease_of_others(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_value_without_room_does_not_release_the_lease_of_others(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE, "slow")
 
     async def check(nodes: list[RemoteFiles]) -> None:
@@ -248,7 +248,7 @@ def test_a_value_that_finds_no_room_does_not_end_the_lease_of_others(faulty: Fau
 
 
 def test_a_cancelled_reader_releases_its_lease_and_its_wait(faulty: Faulty, tmp_path: Path) -> None:
-    """Of a lease that he holds, and of the wait for another's."""
+    """One of the cancelled readers holds a lease, and the other one waits for it."""
     url = faulty.put("/v", VALUE, "slow")
 
     async def check(nodes: list[RemoteFiles]) -> None:
@@ -294,7 +294,7 @@ def test_a_failed_fetch_fails_for_each_waiter_without_a_timeout(faulty: Faulty, 
 
 
 def test_no_leases_after_a_value_without_a_version(faulty: Faulty, tmp_path: Path) -> None:
-    """Nothing of it is kept on disk: after the first block there are no leases on it."""
+    """The value is not kept on disk, so no leases are taken after its first block."""
     url = faulty.put("/untagged", VALUE, forever="untagged")
     faulty.head("/untagged", forever=405)
 

@@ -1,4 +1,4 @@
-"""The block cache: one fetch for all who want a block, bounds, cancellation; and the bridge to asyncio."""
+"""The block cache in memory: shared fetches, bounds and cancellation; and the bridge to asyncio."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zarrfs.net import bridge
 
 
 class Source:
-    """Counts fetches, and ends each when the test says so."""
+    """A source that counts its fetches, which return once the test sets `gate`."""
 
     def __init__(self, size: int = 10) -> None:
         self.size = size
@@ -78,7 +78,7 @@ def test_readers_of_one_block_share_its_fetch() -> None:
 
 
 @pytest.mark.parametrize("leaver", [0, 1, 2])
-def test_a_reader_that_leaves_takes_nothing_from_the_others(leaver: int) -> None:
+def test_a_cancelled_reader_does_not_affect_the_others(leaver: int) -> None:
     async def check() -> None:
         cache, source = BlockCache(100), Source()
         got = []
@@ -117,8 +117,8 @@ def test_a_fetch_without_readers_is_cancelled() -> None:
     run(check)
 
 
-def test_a_new_reader_beside_a_fetch_that_is_being_cancelled() -> None:
-    """The cancelled fetch must not take the new one out of the table, nor fail the new reader."""
+def test_a_new_reader_while_a_fetch_is_being_cancelled() -> None:
+    """The cancelled fetch must neither remove the new fetch from the table nor fail the new reader."""
 
     async def check() -> None:
         cache, source, slow = BlockCache(100), Source(), trio.Event()
@@ -174,7 +174,7 @@ def test_failures_reach_all_readers_and_are_not_cached() -> None:
 
 
 def test_a_reader_that_joins_a_failed_read_ahead_fetches_once_itself() -> None:
-    """Read-ahead gives up read_timeout= after it began, whenever its reader came."""
+    """A read-ahead fetch times out read_timeout= after its start, however late a reader joined it."""
 
     async def check() -> None:
         cache, early, late = BlockCache(100), Source(), Source()
@@ -218,7 +218,7 @@ def test_a_failure_after_that_of_read_ahead_reaches_all_readers() -> None:
     run(check)
 
 
-def test_the_least_recently_used_block_goes_first() -> None:
+def test_the_least_recently_used_block_is_evicted_first() -> None:
     async def check() -> None:
         cache, source = BlockCache(30), Source()
         source.gate.set()
@@ -268,7 +268,7 @@ def test_a_block_larger_than_everything_is_fetched_alone() -> None:
     run(check)
 
 
-def test_drop_and_resize() -> None:
+def test_drop_and_resize_evict_blocks() -> None:
     async def check() -> None:
         cache, source = BlockCache(50), Source()
         source.gate.set()
@@ -288,7 +288,7 @@ def test_drop_and_resize() -> None:
     wanted=st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=60),
 )
 def test_bytes_kept_and_expected_stay_within_the_bound(limit: int, wanted: list[tuple[int, bool]]) -> None:
-    """Key k has 3k bytes; readers come in any order and some leave at once."""
+    """Key k has 3k bytes. Readers arrive in any order, and some are cancelled immediately."""
     held = 0
 
     async def check() -> None:
@@ -324,7 +324,7 @@ def test_bytes_kept_and_expected_stay_within_the_bound(limit: int, wanted: list[
 # -- the bridge
 
 
-def test_results_and_exceptions_cross() -> None:
+def test_results_and_exceptions_cross_the_bridge() -> None:
     async def double(number: int) -> int:
         await asyncio.sleep(0)
         if number < 0:
@@ -339,7 +339,7 @@ def test_results_and_exceptions_cross() -> None:
     run(check)
 
 
-def test_a_call_that_takes_too_long() -> None:
+def test_a_call_that_times_out_is_cancelled() -> None:
     ended = []
 
     async def forever() -> None:
@@ -356,7 +356,7 @@ def test_a_call_that_takes_too_long() -> None:
     run(check)
 
 
-def test_cancelling_crosses_and_waits_for_the_end() -> None:
+def test_cancelling_crosses_the_bridge_and_waits_for_the_call_to_end() -> None:
     begun, ended = threading.Event(), []
 
     async def forever() -> None:
@@ -380,7 +380,7 @@ def test_cancelling_crosses_and_waits_for_the_end() -> None:
 
 
 def test_a_call_that_is_cancelled_before_it_begins() -> None:
-    """Start and end reach a busy loop together."""
+    """The start and the cancellation reach a busy asyncio loop together."""
     release, begun = threading.Event(), []
 
     async def call() -> None:
@@ -400,7 +400,7 @@ def test_a_call_that_is_cancelled_before_it_begins() -> None:
     assert not begun
 
 
-def test_a_task_that_cancels_itself_is_no_cancellation_here() -> None:
+def test_an_asyncio_task_that_cancels_itself_does_not_cancel_its_caller() -> None:
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
@@ -411,7 +411,7 @@ def test_a_task_that_cancels_itself_is_no_cancellation_here() -> None:
     run(check)
 
 
-def test_many_calls_at_once() -> None:
+def test_many_concurrent_calls() -> None:
     async def echo(number: int) -> int:
         await asyncio.sleep(0)
         return number
@@ -430,8 +430,8 @@ def test_many_calls_at_once() -> None:
     run(check)
 
 
-def test_a_block_that_left_the_cache_is_in_no_memory() -> None:
-    """Readers keep an Ahead for as long as they may come back; the bytes of it are the cache's alone."""
+def test_a_block_dropped_from_the_cache_is_freed() -> None:
+    """A reader may keep an Ahead for long; the Ahead must not keep the bytes of its block alive."""
 
     class Block(bytearray):
         """Bytes that a weak reference can point to."""
@@ -457,8 +457,8 @@ def test_a_block_that_left_the_cache_is_in_no_memory() -> None:
     trio.run(check)
 
 
-def test_a_large_block_is_not_overtaken_for_ever() -> None:
-    """Small blocks, of which the next always begins before one ends, must not keep a large one waiting."""
+def test_a_large_block_is_not_starved_by_small_ones() -> None:
+    """Each small fetch starts the next one before it ends; a large one must not wait until there are no more."""
 
     async def check() -> None:
         cache: BlockCache[bytes] = BlockCache(100)
@@ -487,7 +487,7 @@ def test_a_large_block_is_not_overtaken_for_ever() -> None:
 
 
 def test_prefetched_blocks_take_at_most_half_of_the_cache() -> None:
-    """Half of the bytes are for what nobody has asked for; a block that is kept, or comes, stays what it is."""
+    """put_ahead() does not replace a block that is cached already."""
 
     async def check() -> None:
         cache = BlockCache[bytes](40)

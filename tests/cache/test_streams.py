@@ -1,4 +1,4 @@
-"""Readers of large values in order, whatever the size of their reads."""
+"""Sequential readers of large values, with reads of any size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PART = 512 << 10
 
 
 @pytest.mark.parametrize("step", [PART // 4, PART, 2 * PART])
-def test_a_part_in_flight_is_kept_for_the_read_that_ends_with_it(nginx: Nginx, step: int) -> None:
+def test_sequential_reads_fetch_each_part_once_and_drop_none(nginx: Nginx, step: int) -> None:
     data = os.urandom(24 * PART)
     (nginx.late.root / "parts").write_bytes(data)
 
@@ -33,7 +33,7 @@ def test_a_part_in_flight_is_kept_for_the_read_that_ends_with_it(nginx: Nginx, s
     trio.run(main)
 
 
-def test_the_window_follows_what_was_read_in_order() -> None:
+def test_the_read_ahead_window_grows_with_sequential_reads() -> None:
     streams, mib = Streams(16 << 20, 64 << 20), 1 << 20
     assert streams.read("v", 0, mib).window == 0
     for stop, window in ((2, 32), (3, 48), (4, 64), (5, 64)):

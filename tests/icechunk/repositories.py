@@ -1,4 +1,4 @@
-"""Real repositories, written by the icechunk package; a module of tests shares one."""
+"""Real repositories, written with the icechunk package."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write(directory: Path) -> Repository:
     url, when = f"{prefix}the numbers.bin", int(os.stat(numbers).st_mtime) + 1
     specs = [icechunk.VirtualChunkSpec([at], url, 40 * at, 40) for at in (0, 1)]
     specs[1] = icechunk.VirtualChunkSpec([1], url, 40, 40, last_updated_at_checksum=_time(when))
-    assert session.store.set_virtual_refs("virtual", specs) is None  # all were taken
+    assert session.store.set_virtual_refs("virtual", specs) is None  # None: all were accepted
     first = session.commit("first")
     repo.create_tag("v1", first)
     repo.create_branch("dev", first)
@@ -56,7 +56,7 @@ def write(directory: Path) -> Repository:
 
 
 def write_virtual(path: Path, url: str, tag: str | None) -> Path:
-    """Write a repository whose array `virtual` is the two halves of `url`, which must have the ETag `tag`, if any."""
+    """Write a repository whose array `virtual` has the halves of `url` as chunks, only for the ETag `tag` if given."""
     repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     session = repo.writable_session("main")
     group = zarr.open_group(session.store, mode="w")
@@ -69,7 +69,7 @@ def write_virtual(path: Path, url: str, tag: str | None) -> Path:
 
 
 def commit(path: Path, value: int) -> str:
-    """Commit a change of the upper half of `rain` to main; return the snapshot."""
+    """Set the upper half of `rain` to `value`, commit that to main, and return the id of the snapshot."""
     session = icechunk.Repository.open(icechunk.local_filesystem_storage(str(path))).writable_session("main")
     zarr.open_array(session.store, path="rain", mode="r+")[:3] = value
     return session.commit("second")
@@ -82,7 +82,7 @@ def _time(seconds: int) -> Any:
 
 
 def contents(repository: Repository, **ref: str) -> dict[str, bytes]:
-    """Return every key and value of a snapshot, as icechunk's own store gives them."""
+    """Return every key and value of a snapshot, as icechunk's own store reads them."""
     prefix = f"file://{repository.numbers.parent}/"
     repo = icechunk.Repository.open(
         icechunk.local_filesystem_storage(str(repository.path)), authorize_virtual_chunk_access={prefix: None}

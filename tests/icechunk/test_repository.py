@@ -39,7 +39,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.fixture
 def own(shared: Repository, tmp_path: Path) -> Path:
-    """A copy of the repository, to be damaged."""
+    """Return a copy of the repository that the test may change."""
     shutil.copytree(shared.path, tmp_path / "repo")
     return tmp_path / "repo"
 
@@ -78,7 +78,7 @@ def get(source: Path | str, key: str, *options: str) -> bytes:
     return trio.run(main)
 
 
-def test_every_key_and_byte_is_that_of_icechunk(shared: Repository) -> None:
+def test_all_keys_and_bytes_equal_those_of_icechunk(shared: Repository) -> None:
     main, tagged = contents(shared, branch="main"), contents(shared, tag="v1")
     assert main != tagged
     assert read(shared.path) == read(shared.path, "branch=main", "type=icechunk") == main
@@ -119,8 +119,8 @@ def test_format_2_with_compressed_urls() -> None:
         (["type=zarr"], None),
     ],
 )
-def test_unsupported_repositories_are_one_line(shared: Repository, options: list[str], rule: str | None) -> None:
-    if rule is None:  # a directory like any other
+def test_unknown_refs_are_errors_of_one_line(shared: Repository, options: list[str], rule: str | None) -> None:
+    if rule is None:  # type=zarr reads a repository as a plain directory
         assert "refs/branch.main/ref.json" in read(shared.path, *options)
         return
     for path in (shared.path, FORMAT2) if "/" not in options[0] else (shared.path,):
@@ -140,21 +140,21 @@ def test_names_that_icechunk_encodes(shared: Repository, own: Path, name: str) -
     assert (read(own, f"branch={name}"), read(own, f"tag={name}")) == (first, second)
     assert local_refs(str(own), "branch") == sorted(["dev", "main", name])
     [written] = {*os.listdir(own / "refs")} - before
-    (own / "refs" / written).rename(own / "refs" / f"branch.{name}")  # as in S3
+    (own / "refs" / written).rename(own / "refs" / f"branch.{name}")  # the name that it has in S3
     assert read(own, f"branch={name}") == first
     repo.delete_tag(name)
     with pytest.raises(SourceError, match="it was deleted"):
         read(own, f"tag={name}")
 
 
-def test_options_of_repositories_for_other_sources(tmp_path: Path) -> None:
+def test_other_sources_refuse_the_options_of_repositories(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"option branch=: .* is no Icechunk repository"):
         read(tmp_path, "branch=main")
     with pytest.raises(SourceError, match="is no Icechunk repository"):
         read(tmp_path, "type=icechunk")
 
 
-def test_files_that_are_gone_newer_or_damaged(shared: Repository, own: Path, tmp_path: Path) -> None:
+def test_missing_newer_or_damaged_files_are_errors(shared: Repository, own: Path, tmp_path: Path) -> None:
     snapshot = own / "snapshots" / shared.first
     whole = snapshot.read_bytes()
     snapshot.write_bytes(whole[:36] + b"\3" + whole[37:])
@@ -179,7 +179,7 @@ def test_files_that_are_gone_newer_or_damaged(shared: Repository, own: Path, tmp
         read(own)
 
 
-def test_a_chunk_whose_file_is_gone_is_an_error(shared: Repository, own: Path) -> None:
+def test_a_chunk_without_its_file_is_an_error(shared: Repository, own: Path) -> None:
     read(own)
     for name in os.listdir(own / "chunks"):
         (own / "chunks" / name).unlink()
@@ -188,28 +188,28 @@ def test_a_chunk_whose_file_is_gone_is_an_error(shared: Repository, own: Path) -
     assert get(own, "deep/er/n/c") == contents(shared, branch="main")["deep/er/n/c"]
 
 
-def test_virtual_chunks_are_judged_as_targets_of_reference_sets(shared: Repository, tmp_path: Path) -> None:
+def test_allow_path_limits_virtual_chunks_alone(shared: Repository, tmp_path: Path) -> None:
     numbers = shared.numbers.read_bytes()
     assert get(shared.path, "virtual/c/1", f"allow_path={shared.numbers.parent}") == numbers[40:]
-    assert get(shared.path, "rain/c/1/1", f"allow_path={tmp_path}")  # the repository's own
+    assert get(shared.path, "rain/c/1/1", f"allow_path={tmp_path}")  # a native chunk
     with pytest.raises(ReadError, match="lies not beneath") as raised:
         get(shared.path, "virtual/c/0", f"allow_path={tmp_path}")
-    assert type(raised.value) is ReadError  # EIO
+    assert type(raised.value) is ReadError  # which becomes EIO
 
 
-def test_virtual_chunks_of_a_file_that_has_changed(shared: Repository) -> None:
+def test_virtual_chunks_of_a_changed_file_are_errors(shared: Repository) -> None:
     before = os.stat(shared.numbers)
     try:
         os.utime(shared.numbers, ns=(before.st_atime_ns, before.st_mtime_ns + 5 * 10**9))
         with pytest.raises(ReadError, match="has changed since the repository was written"):
             get(shared.path, "virtual/c/1")
-        assert get(shared.path, "virtual/c/0")  # the repository notes no version of this one
+        assert get(shared.path, "virtual/c/0")  # the repository has no version for this chunk
     finally:
         os.utime(shared.numbers, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 class Place(NamedTuple):
-    """A directory of a server: its URL, the options of a reader, and what stores a value and returns its ETag."""
+    """A directory on a server: URL, options for reading, and a function that stores a value and returns its ETag."""
 
     url: str
     options: list[str]
@@ -225,7 +225,7 @@ def place(request: pytest.FixtureRequest) -> Place:
             path = nginx.plain.root / "ice" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(value)
-            os.utime(path, (path.stat().st_ino, path.stat().st_ino))  # nginx makes ETags of time and size
+            os.utime(path, (path.stat().st_ino, path.stat().st_ino))  # nginx makes ETags from mtime and size
             with urllib.request.urlopen(f"{nginx.plain.url}/ice/{urllib.parse.quote(name)}") as answer:
                 return str(answer.headers["ETag"])
 
@@ -258,7 +258,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 def upload(root: Path, place: Place, below: str) -> str:
-    """Store a repository below a name of a place; return its URL."""
+    """Store a repository at `place`, under the name `below`, and return its URL."""
     for path in root.rglob("*"):
         if path.is_file():
             place.put(f"{below}/{path.relative_to(root)}", path.read_bytes())
@@ -288,7 +288,7 @@ def test_chunks_of_a_repository_need_the_query_of_its_url(own: Path, faulty: Fau
 
 @pytest.mark.parametrize("place", ["s3", "az", "gs"], indirect=True)  # icechunk 1 drops the ports of URLs
 def test_virtual_chunks_on_a_server(place: Place, tmp_path: Path) -> None:
-    """Read while they have the ETag that the repository notes, and never after."""
+    """They are read only while they have the ETag that is recorded in the repository."""
     numbers = NUMBERS.tobytes()
     tag = place.put("numbers.bin", numbers)
     written = write_virtual(tmp_path / "repo", f"{place.url}/numbers.bin", tag)
@@ -318,7 +318,7 @@ def test_virtual_chunks_on_a_server(place: Place, tmp_path: Path) -> None:
 def test_virtual_chunks_in_files_of_unusual_names(tmp_path: Path, name: bytes, versioned: bool) -> None:
     file = os.fsencode(tmp_path) + b"/" + name
     Path(os.fsdecode(file)).write_bytes(NUMBERS.tobytes())
-    (tmp_path / "nl").write_bytes(bytes(80))  # what comes before the line break is the name of another
+    (tmp_path / "nl").write_bytes(bytes(80))  # the part before the line break names another file
     status = os.stat(file)
     tag = f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}" if versioned else None
     write_virtual(tmp_path / "repo", "file://" + urllib.parse.quote(file, safe="/:"), tag)
@@ -330,29 +330,29 @@ def test_virtual_chunks_in_files_of_unusual_names(tmp_path: Path, name: bytes, v
     "http://h/x::file:///etc/passwd", "http://x::file:///etc/passwd", "zip://x::file:///a.zip", "s3://b/x::memory://y",
     "s3://x::file:///etc/passwd", "s3://b/x%3A%3Amemory://y", "file:///a%FF::memory://y",
 ])  # fmt: skip
-def test_no_location_of_a_virtual_chunk_is_a_chain(location: str) -> None:
+def test_the_location_of_a_virtual_chunk_never_becomes_a_chain(location: str) -> None:
     assert len(urls.protocols(virtual_url(location))) == 1
 
 
-def test_a_web_server_of_virtual_chunks_may_have_colons_in_names_and_in_its_address() -> None:
+def test_colons_in_names_and_addresses_of_a_web_server_are_no_chain() -> None:
     assert virtual_url("http://[2001:db8::1]:80/a::b") == "http://[2001:db8::1]:80/a%3A%3Ab"
 
 
 @pytest.mark.parametrize("name", ["nl%0A7", "dat%FF.bin", "a%3A%3Ab"])
-def test_a_virtual_chunk_in_a_key_that_no_client_reads_is_an_error_of_its_own(tmp_path: Path, name: str) -> None:
+def test_a_virtual_chunk_with_an_unreadable_key_fails_alone(tmp_path: Path, name: str) -> None:
     write_virtual(tmp_path / "repo", f"s3://bucket/{name}", None)
     assert get(tmp_path / "repo", "virtual/zarr.json")
     with pytest.raises(ReadError, match=rf"s3://bucket/{name}: its key is not UTF-8, or has a line break or \"::\""):
         get(tmp_path / "repo", "virtual/c/0")
 
 
-def test_locations_in_containers_are_errors_that_say_so(tmp_path: Path) -> None:
+def test_a_location_in_a_virtual_chunk_container_is_an_error(tmp_path: Path) -> None:
     written = write_virtual(tmp_path / "repo", "vcc://archive/numbers.bin", "1")
     with pytest.raises(ReadError, match=r"vcc://archive/numbers\.bin: is relative to a virtual chunk container"):
         get(written, "virtual/c/0")
 
 
-def test_damaged_buffers_are_damaged_and_nothing_else(shared: Repository) -> None:
+def test_damaged_buffers_raise_nothing_but_damaged(shared: Repository) -> None:
     chance = random.Random(0)
     sources = [(path, files.SNAPSHOT) for path in (shared.path / "snapshots").iterdir()]
     for root in shared.path, FORMAT2:
@@ -377,7 +377,7 @@ def test_damaged_buffers_are_damaged_and_nothing_else(shared: Repository) -> Non
                 pass
 
 
-def test_a_tag_on_a_server_that_denies_absent_names(own: Path, faulty: Faulty) -> None:
+def test_missing_status_lets_a_server_deny_absent_names(own: Path, faulty: Faulty) -> None:
     for file in own.rglob("*"):
         if file.is_file():
             faulty.put(f"/denies/{file.relative_to(own)}", file.read_bytes())

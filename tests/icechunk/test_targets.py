@@ -1,4 +1,4 @@
-"""Targets of a repository's chunks on servers whose answers have no version: their attributes show a change."""
+"""Targets of virtual chunks on servers whose responses have no version: a change shows in their attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zarrfs.icechunk import targets
 from zarrfs.icechunk.targets import RepositoryTargets
 
 URL = "memory://icechunk-targets/v"
-TARGET = targets.target(URL, None, 2**31)  # any time of change is before that
+TARGET = targets.target(URL, None, 2**31)  # a time after every mtime in this test
 
 
 def put(value: bytes) -> None:
@@ -33,7 +33,7 @@ def using(check: Callable[[RepositoryTargets], Awaitable[Any]]) -> None:
     trio.run(main)
 
 
-def test_no_bytes_of_a_file_that_was_replaced_since_it_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_replaced_after_its_first_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_FRESH", 0.0)
 
     async def check(reader: RepositoryTargets) -> None:

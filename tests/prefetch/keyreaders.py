@@ -1,4 +1,4 @@
-"""Readers of a set's keys, and a store that notes what is prefetched for them; time is simulated."""
+"""Simulated readers of the keys of a reference set, and a store that records prefetches; time is simulated, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK, TINY = 100_000, 1000  # bytes of a value
 
 
 def a_store(path: Path, keys: Iterable[str], size: int = CHUNK) -> RecordingStore:
-    """The index of a reference set with `keys`, each `size` bytes of one target."""
+    """Open a reference set with `keys`, each of which has `size` bytes of one target."""
     refs: dict[str, object] = {key: ["http://nowhere.test/data", size * at, size] for at, key in enumerate(keys)}
     (path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     store = sources.open_source(str(path / "refs.json"), Options(), child=False)
@@ -38,9 +38,9 @@ class RecordingStore(IndexStore):
     size: int  # bytes of a value
 
     def begin(self) -> None:
-        """Forget what was noted."""
+        """Forget what was recorded."""
         self.batches: list[list[str]] = []
-        self.asked: dict[str, float] = {}  # when
+        self.asked: dict[str, float] = {}  # the time of the first prefetch of each key
         self.cancelled = 0
 
     @property
@@ -63,7 +63,7 @@ class Outcome:
 
     def __init__(self, store: RecordingStore, reads: list[str], expected: int, seconds: float, ahead: KeyReadAhead):
         self.reads = len(reads)
-        self.expected = expected  # reads that were prefetched before they came
+        self.expected = expected  # reads of keys that were prefetched already
         self.batches = store.batches
         self.prefetched = set(store.asked)
         self.cancelled = store.cancelled
@@ -73,7 +73,7 @@ class Outcome:
 
     @property
     def share(self) -> float:
-        """Of the reads, how many were prefetched before they came."""
+        """The share of reads whose key was prefetched already."""
         return self.expected / self.reads
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Outcome:
 def read_all(
     store: RecordingStore, *orders: Sequence[str], readers: int = 1, limit: int = 64 << 20, seed: int = 1
 ) -> Outcome:
-    """Read each of `orders` by `readers` that take the next key from it, all of them at once."""
+    """Read all `orders` concurrently; `readers` tasks share each order, and each takes the next key from it."""
     rng = random.Random(seed)
     reads: list[str] = []
     expected = 0
@@ -95,7 +95,7 @@ def read_all(
         nonlocal expected
         while queue:
             key = queue.pop()
-            await trio.sleep(rng.random() * 0.002)  # between taking it and the request
+            await trio.sleep(rng.random() * 0.002)  # between taking a key and reading it
             asked = store.asked.get(key)
             expected += asked is not None
             reads.append(key)
@@ -123,7 +123,7 @@ def read_all(
 
 
 def grid(*counts: int | range, prefix: str = "a/", separator: str = ".", suffix: str = "") -> list[str]:
-    """The keys of a grid, or of a part of it, in C order."""
+    """Return the keys of a grid, or of a part of it, in C order."""
     found: list[tuple[int, ...]] = [()]
     for count in counts:
         found = [(*above, at) for above in found for at in (range(count) if isinstance(count, int) else count)]
@@ -135,5 +135,5 @@ async def _listed(store: IndexStore) -> list[str]:
 
 
 def listed(store: IndexStore) -> list[str]:
-    """All keys, as cp -r reads them."""
+    """Return all keys in the order in which cp -r reads them."""
     return trio.run(_listed, store)

@@ -1,6 +1,7 @@
-"""Read-ahead across keys: how much of what is read was fetched before, and how much of what is fetched is read.
+"""Read-ahead across keys: the share of reads that were prefetched, and the share of prefetches that are never read.
 
-Time is simulated, the order of readers random by a seed: the shares below are what the program reaches, less a little.
+Time is simulated, and the order of readers is random with a fixed seed. The shares in these tests are slightly below
+those that were measured.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ SQUARE = grid(100, 100)
 
 @pytest.fixture(scope="module")
 def square(tmp_path_factory: pytest.TempPathFactory) -> RecordingStore:
-    """10,000 chunks of an array, with its metadata."""
+    """Return a store with the 10,000 chunks of an array, and its metadata."""
     return a_store(tmp_path_factory.mktemp("square"), [".zgroup", "a/.zarray", *SQUARE])
 
 
 def check(outcome: Outcome, share: float, waste: float = 0.0) -> None:
-    """At least `share` of the reads were prefetched before, and at most `waste` times as many for nothing."""
+    """Check that at least `share` of the reads were prefetched, and that at most `waste` keys per read were wasted."""
     assert outcome.share >= share, outcome
     assert outcome.waste <= waste * outcome.reads, outcome
 
@@ -37,7 +38,7 @@ def check(outcome: Outcome, share: float, waste: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.999), (8, 0.99), (64, 0.93)])
-def test_a_scan(readers: int, share: float, square: RecordingStore) -> None:
+def test_a_scan_is_prefetched(readers: int, share: float, square: RecordingStore) -> None:
     check(read_all(square, SQUARE, readers=readers), share)
 
 
@@ -50,14 +51,14 @@ def test_random_reads_fetch_nothing(readers: int, seed: int, square: RecordingSt
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.7)])
-def test_columns_of_a_selection(readers: int, share: float, square: RecordingStore) -> None:
-    """Each line begins and ends where those before it did."""
+def test_a_range_of_columns(readers: int, share: float, square: RecordingStore) -> None:
+    """Each row is read from and to the same columns as the rows before it."""
     check(read_all(square, grid(100, range(5, 15)), readers=readers), share, 0.05)
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.6)])
 def test_a_box(readers: int, share: float, square: RecordingStore) -> None:
-    """Nobody can know that the last line is the last: no more is wasted than was used."""
+    """The end of the box cannot be predicted: at most one key is wasted for each read."""
     check(read_all(square, grid(range(20, 60), range(30, 50)), readers=readers), share, 1)
 
 
@@ -72,12 +73,12 @@ def test_every_third_column(readers: int, share: float, square: RecordingStore) 
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.8)])
-def test_backwards(readers: int, share: float, square: RecordingStore) -> None:
+def test_a_scan_backwards(readers: int, share: float, square: RecordingStore) -> None:
     check(read_all(square, SQUARE[:2000:-1], readers=readers), share, 0.3)
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.9)])
-def test_along_the_first_axis(readers: int, share: float, square: RecordingStore) -> None:
+def test_a_scan_along_the_first_axis(readers: int, share: float, square: RecordingStore) -> None:
     keys = [f"a/{row}.{column}" for column in range(100) for row in range(100)]
     check(read_all(square, keys, readers=readers), share)
 
@@ -95,13 +96,13 @@ def test_one_point_at_every_time(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_every_form_of_chunk_keys_is_predicted(form: dict[str, str], tmp_path: Path) -> None:
-    """Between 9 and 10 the order of the grid is not that of names."""
+    """The grid has indices above 9, where its order differs from that of names."""
     keys = grid(5, 4, 30, **form)
     check(read_all(a_store(tmp_path, keys), keys), 0.99)
 
 
-def test_in_the_order_of_names_nothing_is_fetched_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After 99, which comes last, chunk 100 would be next: it was read long ago. Asking for names costs requests."""
+def test_a_scan_in_name_order_prefetches_no_key_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk 99 comes last by name; chunk 100, next in the grid, was read long before. Listing names costs requests."""
     monkeypatch.setattr(IndexStore, "knows_names", False)
     keys = grid(400, 1, 1, separator="/", prefix="b/c/")
     outcome = read_all(a_store(tmp_path, keys), sorted(keys))
@@ -110,22 +111,22 @@ def test_in_the_order_of_names_nothing_is_fetched_twice(tmp_path: Path, monkeypa
 
 
 
-def test_all_is_read_again(square: RecordingStore) -> None:
+def test_a_second_scan_is_prefetched(square: RecordingStore) -> None:
     assert read_all(square, SQUARE[:1000] * 2).share >= 0.99
 
 
-def test_holes(tmp_path: Path) -> None:
-    """Chunks that are not there, being nothing but fill values, do not end a line."""
+def test_missing_chunks_do_not_end_a_sequence(tmp_path: Path) -> None:
+    """Chunks that have nothing but the fill value may be absent from a store."""
     rng = random.Random(3)
     keys = [key for key in grid(50, 50) if rng.random() > 0.3]
     check(read_all(a_store(tmp_path, keys), keys), 0.9, 0.05)
 
 
-def test_readers_of_parts_of_an_array(square: RecordingStore) -> None:
+def test_readers_of_separate_parts_of_an_array(square: RecordingStore) -> None:
     check(read_all(square, *[SQUARE[at : at + 1250] for at in range(0, 10_000, 1250)]), 0.8)
 
 
-def test_arrays_read_at_once(tmp_path: Path) -> None:
+def test_arrays_read_concurrently(tmp_path: Path) -> None:
     arrays = [grid(40, 25, prefix=f"{name}/") for name in "xyz"]
     check(read_all(a_store(tmp_path, [key for array in arrays for key in array]), *arrays, readers=2), 0.97)
 
@@ -143,7 +144,7 @@ def test_more_arrays_than_are_remembered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.95), (32, 0.85)])
 def test_cp_of_chunks(readers: int, share: float, tmp_path: Path) -> None:
-    """In the order of names, 0 1 10 100 101, and into directory after directory."""
+    """cp reads in the order of names (0, 1, 10, 100, 101), one directory after another."""
     store = a_store(tmp_path, [f"tiny/{group}/{number}" for group in range(10) for number in range(200)], TINY)
     check(read_all(store, listed(store), readers=readers), share)
 
@@ -184,11 +185,11 @@ def test_bytes_ahead_are_bounded(limit: int, square: RecordingStore) -> None:
     assert max(map(len, outcome.batches)) <= max(4, limit)
 
 
-def test_no_limit_no_read_ahead(square: RecordingStore) -> None:
+def test_a_limit_of_zero_disables_read_ahead(square: RecordingStore) -> None:
     assert read_all(square, SQUARE[:100], limit=0).batches == []
 
 
-def test_a_seek_away_cancels_what_is_on_its_way(square: RecordingStore) -> None:
+def test_random_reads_after_a_scan_cancel_its_read_ahead(square: RecordingStore) -> None:
     async def main() -> None:
         ahead = KeyReadAhead(square, 64 << 20)
         async with trio.open_nursery() as nursery:
@@ -209,7 +210,7 @@ def test_a_seek_away_cancels_what_is_on_its_way(square: RecordingStore) -> None:
     assert len(square.asked) < 600
 
 
-def test_a_store_that_fails_stops_it_quietly(square: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_store_do_not_reach_readers(square: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*arguments: object, **more: object) -> None:
         raise failure
 
@@ -220,6 +221,6 @@ def test_a_store_that_fails_stops_it_quietly(square: RecordingStore, monkeypatch
                 read_all(square, SQUARE[:100], ["a/.zarray", ".zgroup"])
 
 
-def test_local_targets_are_left_alone(square: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_targets_are_not_prefetched(square: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordingStore, "remote", False)
     assert read_all(square, SQUARE[:100]).batches == []

@@ -1,4 +1,4 @@
-"""Records of reads: what is written, accepted and fetched."""
+"""Records of reads: writing and parsing them, and warming a cache with them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HEADER = '{"zarrfs": "record", "version": 1}\n'
 
 
 def blocks(records: list[RecordedRead]) -> list[tuple[str, int]]:
-    """(key, number) of each block of some records."""
+    """Return (key, number) of each block in some records."""
     assert all(record.start % BLOCK == record.stop % BLOCK == 0 for record in records)
     return [(key, at // BLOCK) for key, start, stop in records for at in range(start, stop, BLOCK)]
 
@@ -60,7 +60,7 @@ READS = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(reads=READS, flushes=st.integers(1, 10))
-def test_every_block_once_in_order_of_first_use(
+def test_each_block_is_recorded_once_in_order_of_first_use(
     reads: list[tuple[str, int, int]], flushes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("record") / "record"
@@ -119,7 +119,7 @@ trio.run(main)
 """
 
 
-def test_a_killed_writer_leaves_a_readable_file(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_readable_record(tmp_path: Path) -> None:
     path = tmp_path / "record"
     for _ in range(5):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) as writer:
@@ -132,8 +132,8 @@ def test_a_killed_writer_leaves_a_readable_file(tmp_path: Path) -> None:
         path.unlink()
 
 
-def test_a_new_record_replaces_the_old_one_at_once(tmp_path: Path) -> None:
-    """A reader of the old record keeps it: record= and warm= may be the same file."""
+def test_a_new_record_replaces_the_old_one_immediately(tmp_path: Path) -> None:
+    """An open reader of the old record can still read it: record= and warm= may name the same file."""
     path = tmp_path / "record"
     path.write_text(HEADER + '["old", 0, 1]\n' * 100)
     options = Options(record=str(path), warm=str(path))
@@ -154,7 +154,7 @@ def test_a_first_run_has_no_record_yet(tmp_path: Path) -> None:
         records_to_warm(Options(warm=path))
 
 
-def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_record_in_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"option record=.*: no such file or directory"):
         Recorder(str(tmp_path / "none" / "record"))
 
@@ -175,17 +175,17 @@ def test_a_file_that_is_no_record_is_not_replaced(content: bytes, tmp_path: Path
 
 
 def test_an_empty_file_becomes_a_record(tmp_path: Path) -> None:
-    """As mktemp makes one."""
+    """mktemp, for example, creates an empty file."""
     path = tmp_path / "file"
     path.touch()
     Recorder(str(path)).close()
     assert list(read_record(str(path))) == []
 
 
-def test_a_full_disk_ends_the_record(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_on_a_full_disk_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     try:
         recorder = Recorder("/dev/full")
-    except UsageError:  # its first line already finds it full
+    except UsageError:  # raised when the first line is written
         return
     recorder.close()
     raise AssertionError("a full disk took a line")
@@ -248,13 +248,13 @@ def test_a_record_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         list(read_record(str(path)))
 
 
-# -- fetching it
+# -- warming with a record
 
 LARGE = 2 * BLOCK + 5
 
 
 class Watched(RecordingStore):
-    """Notes what is got, too."""
+    """A RecordingStore that also records calls of get()."""
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         self.got.append((key, start, length))
@@ -298,12 +298,12 @@ def test_warm_fetches_ranges_of_large_values(store: Watched) -> None:
     assert sorted(store.got) == [("a/1", 0, 1), ("big", BLOCK, BLOCK), ("big", 2 * BLOCK, 5)]
 
 
-def test_warm_counts_what_is_absent_or_fails(store: Watched) -> None:
+def test_warm_counts_absent_and_failed_keys(store: Watched) -> None:
     records = [("b/1", 0, 1), ("a", 0, 1), ("a/1/x", 0, 1), ("gone", 0, BLOCK), ("far", 0, BLOCK), ("a/7", 0, BLOCK)]
     assert warmed(store, *records) == Warmed(found=1, absent=3, failed=2, bytes=1)
 
 
-def test_a_bad_line_ends_it_after_what_came_before(store: Watched, tmp_path: Path) -> None:
+def test_warm_fetches_the_records_before_a_bad_line(store: Watched, tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text(HEADER + '["a/1", 0, 1]\n["big", 0, 10]\nnonsense\n')
 
@@ -315,7 +315,7 @@ def test_a_bad_line_ends_it_after_what_came_before(store: Watched, tmp_path: Pat
     assert sorted(store.got) == [("a/1", 0, 1), ("big", 0, 10)]
 
 
-def test_the_counts_grow_with_each_batch(store: Watched) -> None:
+def test_the_counts_of_warm_grow_with_each_batch(store: Watched) -> None:
     told: list[int] = []
 
     class Seen(Warmed):
@@ -335,7 +335,7 @@ def test_the_counts_grow_with_each_batch(store: Watched) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_each_share_fetches_its_own(store: Watched, count: int) -> None:
+def test_shares_divide_the_records_among_them(store: Watched, count: int) -> None:
     records = [(f"a/{number}", 0, BLOCK) for number in range(600)] + [("big", 0, 2 * BLOCK), ("a/7", 0, BLOCK)]
     got: list[list[str]] = []
 
@@ -350,7 +350,7 @@ def test_each_share_fetches_its_own(store: Watched, count: int) -> None:
     assert all(len(keys) > 150 for keys in got)
 
 
-def test_a_disk_that_is_slower_than_the_server_gets_all_blocks(
+def test_warm_waits_for_a_disk_that_is_slower_than_the_server(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = diskspace.Segment.append
@@ -376,7 +376,7 @@ def test_a_disk_that_is_slower_than_the_server_gets_all_blocks(
     assert disk["bytes_written"] >= 20 << 20
 
 
-def test_blobs_are_waited_for_and_counted(store: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_waits_for_blobs_and_counts_dropped_ones(store: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [{"queued": 2, "dropped": 0}, {"queued": 1, "dropped": 1}, {"queued": 0, "dropped": 2}]
     monkeypatch.setattr(recording, "_SETTLE", 0.0)
     monkeypatch.setattr(store, "stats", lambda: {"blob_disk": looks.pop(0) if len(looks) > 1 else looks[0]})
