@@ -72,7 +72,7 @@ class Shared:
         self.visible[0] = 1
         self.hints = memoryview(_shared(_HINTS * 2)).cast("H")
         self.pages = memoryview(_shared(_PAGES * 8)).cast("Q")
-        self.looks = memoryview(_shared(_LOOKS * 8)).cast("Q")
+        self.latest = memoryview(_shared(_LOOKS * 8)).cast("Q")
         self.sized = memoryview(_shared(_SIZED))
         self.slots = _shared(processes * _HANDLES * _SLOT_SIZE)
         self.words = memoryview(self.slots).cast("Q")  # the same memory, _WORDS for each slot
@@ -329,8 +329,8 @@ def _cell(inode: int, version: Hashable) -> int:
     return digest(version) ^ inode
 
 
-class SharedLooks:
-    """The versions of documents and chunks that any process has seen last (store.api.Looks), in shared cells.
+class SharedVersions:
+    """The versions of documents and chunks that any process has seen last (store.api.LatestVersions), in shared cells.
 
     If two documents or chunks share a cell, it holds the version of the one noted later. The other must be looked at
     again.

@@ -39,7 +39,7 @@ from zarrfs.fuse.shared import (
     PageVersions,
     Shared,
     SharedInodes,
-    SharedLooks,
+    SharedVersions,
     Slot,
     digest,
 )
@@ -84,8 +84,8 @@ class WorkerOperations(Operations):
         self._generations = {generation: self.current}
         self._prepared: StoreVersion | None = None  # the version of the next generation
         self._opened = 0  # handles opened since the last sweep
-        self._looks = SharedLooks(shared.looks)
-        store.share_looks(self._looks)
+        self._latest = SharedVersions(shared.latest)
+        store.share_latest_versions(self._latest)
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
         self.entered: Callable[[], Awaitable[dict[int, str] | None]] | None = None
@@ -243,7 +243,7 @@ class WorkerOperations(Operations):
     def prepare(self, version: StoreVersion) -> None:
         """Store the version of the next generation; close an earlier one that did not become visible."""
         self.visible()  # the earlier one may have become visible since the last request
-        version.store.share_looks(self._looks)
+        version.store.share_latest_versions(self._latest)
         unused, self._prepared = self._prepared, version
         if unused is not None and self.background is not None:
             self.background.start_soon(unused.aclose)
@@ -265,7 +265,7 @@ class WorkerOperations(Operations):
 
     def hold(self, generation: int, version: StoreVersion) -> None:
         """Add a replaced version of which other processes have open handles, and keep it open."""
-        version.store.share_looks(self._looks)
+        version.store.share_latest_versions(self._latest)
         version.retire()
         self._retired.append(version)
         self.keep(generation, version)

@@ -311,7 +311,7 @@ class Store(abc.ABC):
     def import_entry(self, key: str, exported: bytes) -> None:  # noqa: B027
         """Cache an entry that export_entry() returned in another process."""
 
-    def share_looks(self, looks: Looks) -> None:  # noqa: B027
+    def share_latest_versions(self, latest: LatestVersions) -> None:  # noqa: B027
         """Use a cached version only while, by `looks`, it is the one that any process of the mount saw last."""
 
     def hide_document_time(self) -> None:  # noqa: B027
@@ -332,7 +332,7 @@ class Store(abc.ABC):
         """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
 
 
-class Looks(Protocol):
+class LatestVersions(Protocol):
     """The versions of documents and values that were last seen by any process of a mount."""
 
     def begin(self, what: str) -> int:

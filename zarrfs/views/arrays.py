@@ -20,7 +20,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Target
 from zarrfs.store.api import (
     Info,
     Kind,
-    Looks,
+    LatestVersions,
     Store,
     Value,
     check_key,
@@ -150,8 +150,8 @@ class ArraysView(DecodedView):
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
 
-    def share_looks(self, looks: Looks) -> None:
-        self._hierarchy.looks = self._arrays.cache.looks = looks
+    def share_latest_versions(self, latest: LatestVersions) -> None:
+        self._hierarchy.latest = self._arrays.cache.latest = latest
 
     # -- left out arrays
 

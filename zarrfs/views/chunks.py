@@ -134,7 +134,7 @@ class Chunks:
         found = self._cache.peek(self.id(number))
         if found is None or self._store.immutable:
             return found
-        key = "" if self._cache.looks is None else self.key(number)
+        key = "" if self._cache.latest is None else self.key(number)
         return found if self._cache.is_fresh(found, key) else None
 
     def coming(self, number: int) -> bool:

@@ -11,7 +11,7 @@ import trio
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
-from zarrfs.store.api import Looks
+from zarrfs.store.api import LatestVersions
 
 T = TypeVar("T")
 
@@ -58,22 +58,22 @@ class DecodedCache:
         self._flights: dict[Hashable, _Decoding] = {}
         self._expected = MemoryBudget(budget)
         self._hits = self._decoded = 0
-        self.looks: Looks | None = None  # shared by the processes of the mount, if there are several
+        self.latest: LatestVersions | None = None  # shared by the processes of the mount, if there are several
 
     def is_fresh(self, found: Decoded, key: str) -> bool:
         """Return whether `found`, which was made from the stored value `key`, may be used without a stat."""
         if trio.current_time() - found.checked >= _FRESH:
             return False
-        return self.looks is None or self.looks.holds(f"/{key}", found.version)
+        return self.latest is None or self.latest.holds(f"/{key}", found.version)
 
     def begin_look(self, key: str) -> int:
         """Return a number to pass to looked(). Call this before the stat of a stored value."""
-        return 0 if self.looks is None else self.looks.begin(f"/{key}")
+        return 0 if self.latest is None else self.latest.begin(f"/{key}")
 
     def looked(self, key: str, version: Hashable, begun: int) -> None:
         """Publish the version of a stored value, found by a stat, to the other processes."""
-        if self.looks is not None:
-            self.looks.ended(f"/{key}", version, begun)
+        if self.latest is not None:
+            self.latest.ended(f"/{key}", version, begun)
 
     def resize(self, budget: int) -> None:
         """Set a new budget, 0 to cache nothing. One value may be as large as the largest budget so far."""

@@ -13,7 +13,7 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError
-from zarrfs.store.api import Info, Kind, Looks, Store, join_key, split_key
+from zarrfs.store.api import Info, Kind, LatestVersions, Store, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
@@ -91,12 +91,12 @@ class Hierarchy:
         self._named_by: NodeDocument | None = None  # the document that holds them
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
-        self.looks: Looks | None = None  # shared by the processes of the mount, if there are several
+        self.latest: LatestVersions | None = None  # shared by the processes of the mount, if there are several
 
     def is_fresh(self, node: Node) -> bool:
         """Return whether no other process of the mount has found another version of `node`."""
         known = self._nodes.get(node.path)
-        return self.looks is None or (known is not None and known.node is node and self._agrees(node.path, known))
+        return self.latest is None or (known is not None and known.node is node and self._agrees(node.path, known))
 
     def seen(self, nodes: Iterable[Node]) -> Hashable:
         """Return a digest of the versions of the documents of `nodes`, which can be compared between processes."""
@@ -105,7 +105,7 @@ class Hierarchy:
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     def _agrees(self, path: str, known: _Known) -> bool:
-        return self.looks is None or self.looks.holds(path, known.seen)
+        return self.latest is None or self.latest.holds(path, known.seen)
 
     # -- nodes
 
@@ -210,15 +210,15 @@ class Hierarchy:
             return known.node
         if not path and self._remote:
             await self._begin()
-        looks, begun, found = self.looks, 0 if self.looks is None else self.looks.begin(path), None
+        latest, begun, found = self.latest, 0 if self.latest is None else self.latest.begin(path), None
         try:
             found = await self._look(path, known)
         except (NotFound, NotDirectory):
             self._nodes.pop(path, None)
         else:
             self._nodes.put(path, found)
-        if looks is not None:
-            looks.ended(path, None if found is None else found.seen, begun)
+        if latest is not None:
+            latest.ended(path, None if found is None else found.seen, begun)
         return None if found is None else found.node
 
     async def _look(self, path: str, known: _Known | None) -> _Known:

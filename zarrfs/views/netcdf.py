@@ -25,7 +25,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Target
 from zarrfs.store.api import (
     Info,
     Kind,
-    Looks,
+    LatestVersions,
     Store,
     Value,
     check_key,
@@ -54,7 +54,7 @@ _PAUSE = 10.0  # or for as many times the duration of the last look at them, if 
 _LOOKED_AT = 2048  # chunks to check for changes when a file is opened
 _NODES_MAX = 100_000  # nodes of a hierarchy
 _JSON = {"json", "json2"}  # codecs of arrays of objects, which may all be text, as kerchunk writes it
-_WALK = "//"  # the key in Looks for the whole hierarchy
+_WALK = "//"  # the key in LatestVersions for the whole hierarchy
 _ENDINGS = (
     ".gz", ".zst", ".bz2", ".xz", ".lz4", ".json", ".zip", ".zarr", ".parquet", ".parq", ".n5", ".refs", ".nc", ".h5",
 )  # fmt: skip
@@ -146,7 +146,7 @@ class NetCDFView(DecodedView):
         self._kept, self._build, self._several = kept, build, several
         self._lock = trio.Lock()  # around the tree and the headers
         self._tree: tuple[float, _Tree, Hashable] | None = None  # (next walk, tree, Hierarchy.seen())
-        self._looks: Looks | None = None  # shared by the processes of the mount, if there are several
+        self._latest: LatestVersions | None = None  # shared by the processes of the mount, if there are several
         self._files: dict[str, _File] = {}
         self._reasons: dict[str, dict[str, str]] = {}  # why nodes are left out, by file and path
 
@@ -211,8 +211,8 @@ class NetCDFView(DecodedView):
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_model")
         await super().get_ready()
 
-    def share_looks(self, looks: Looks) -> None:
-        self._looks = self._hierarchy.looks = self._arrays.cache.looks = looks
+    def share_latest_versions(self, latest: LatestVersions) -> None:
+        self._latest = self._hierarchy.latest = self._arrays.cache.latest = latest
 
     # -- left out arrays
 
@@ -245,12 +245,12 @@ class NetCDFView(DecodedView):
             check_key(key, root=True)
             async with self._lock:
                 if self._tree is known:
-                    began, looks = trio.current_time(), self._looks
-                    begun = 0 if looks is None else looks.begin(_WALK)
+                    began, latest = trio.current_time(), self._latest
+                    begun = 0 if latest is None else latest.begin(_WALK)
                     tree = await self._walk()
-                    seen = None if looks is None else self._hierarchy.seen(tree.nodes)
-                    if looks is not None:
-                        looks.ended(_WALK, seen, begun)
+                    seen = None if latest is None else self._hierarchy.seen(tree.nodes)
+                    if latest is not None:
+                        latest.ended(_WALK, seen, begun)
                     if known is not None and _same(known[1].nodes, tree.nodes):
                         tree = known[1]
                     now = trio.current_time()
@@ -259,7 +259,7 @@ class NetCDFView(DecodedView):
         return self._tree[1]
 
     def _is_fresh(self, until: float, seen: Hashable) -> bool:
-        return trio.current_time() < until and (self._looks is None or self._looks.holds(_WALK, seen))
+        return trio.current_time() < until and (self._latest is None or self._latest.holds(_WALK, seen))
 
     async def _walk(self) -> _Tree:
         nodes: list[Node] = []

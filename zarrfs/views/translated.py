@@ -22,7 +22,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Info, Kind, Looks, Store, Value, WrappingStore, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, LatestVersions, Store, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.system.memory import heap
@@ -190,8 +190,8 @@ class TranslatedView(WrappingStore):
         super().adjust(options)
         self._decoded.resize(options.array_cache)
 
-    def share_looks(self, looks: Looks) -> None:
-        self.hierarchy.looks = self._decoded.looks = self._indexes.looks = looks
+    def share_latest_versions(self, latest: LatestVersions) -> None:
+        self.hierarchy.latest = self._decoded.latest = self._indexes.latest = latest
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), **({"arrays": self._decoded.stats()} if self._derived else {})}
