@@ -91,8 +91,7 @@ class TestPlain(WritableContract):
 
 
 def run(root: Path, lower: Tree, check: Callable[[Overlay], Awaitable[Any]]) -> Any:
-    """Run `check` with an overlay of root/lower, which gets the values of `lower`, and root/upper; return its result.
-    """
+    """Write `lower` into root/lower, run `check` with an overlay of it and root/upper, and return the result."""
     write(root / "lower", lower)
     (root / "upper").mkdir(exist_ok=True)
 
@@ -119,8 +118,7 @@ _TREES = st.dictionaries(_KEYS, st.binary(max_size=3), max_size=6).map(
 def test_random_changes(
     lower: Tree, steps: list[tuple[str, str, bytes]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The merged tree equals the model, also when opened again; changes() lists exactly the differences from the lower.
-    """
+    """The merged tree equals the model, also when opened again; changes() lists exactly the differences."""
     root = tmp_path_factory.mktemp("overlay")
     model = dict(lower)
 
