@@ -374,7 +374,7 @@ def _end_like(pid: int) -> NoReturn:
 def _be_program(
     command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], request: str | None = None
 ) -> NoReturn:
-    """Become the program: do what its script does, sys.exit(main())."""
+    """Become the program: call main() as its script does, and exit."""
     for number, (stream, name) in enumerate(zip(streams, ("stdin", "stdout", "stderr"), strict=True)):
         os.dup2(stream, number)
         mode, errors = ("w" if number else "r"), getattr(sys, name).errors

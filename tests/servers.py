@@ -671,8 +671,7 @@ def _post(url: str, body: bytes) -> None:
 
 
 class Azure(NamedTuple):
-    """An Azure Blob Storage server with the containers `private` and `public`; `options` are fsspec's, by credentials.
-    """
+    """An Azure Blob Storage server with the containers `private` and `public`; fsspec's `options` by credentials."""
 
     private: str
     public: str
@@ -739,8 +738,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
 def either_client(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """Return the client that client=auto takes for buckets; for "fsspec", hide obstore here and from child processes.
-    """
+    """Return the client that client=auto takes for buckets; for "fsspec", hide obstore from tests and programs."""
     client = str(request.param)
     if client == "fsspec":
         directory = tmp_path_factory.mktemp("without")

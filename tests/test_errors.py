@@ -135,7 +135,7 @@ def test_an_os_error_never_reads_as_a_missing_chunk(code: int) -> None:
     assert errors.to_errno(FileNotFoundError()) == errno.EIO
 
 
-def test_an_os_error_of_the_machine_keeps_its_number() -> None:
+def test_a_local_os_error_keeps_its_errno() -> None:
     for code in (errno.ENOSPC, errno.EACCES, errno.ENOMEM, errno.EROFS):
         assert errors.to_errno(OSError(code, "")) == code
 

@@ -163,7 +163,7 @@ def test_a_line_says_everything_known_about_the_failure(told: Failures, caplog: 
     )
 
 
-def test_an_unexpected_exception_is_logged_with_its_place(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_logged_with_its_line(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
     try:
         {}["x"]  # type: ignore[index]
     except KeyError as exc:

@@ -17,7 +17,7 @@ class Sample(NamedTuple):
     """One array of a store."""
 
     store: Path
-    path: str  # of the array in the store; "" where the store is the array
+    path: str  # of the array in the store; "" if the store is the array
     shape: tuple[int, ...]
     dtype: str | list[Any]  # numpy's str, or its fields
     sha256: str  # of the decoded bytes in C order

@@ -122,7 +122,7 @@ class StoreContract:
     tree: ClassVar[Tree] = TREE  # a tree that the store can hold; some stores cannot hold every tree
     file: ClassVar[str] = "b"  # a file in `tree`
     trees: ClassVar[st.SearchStrategy[Tree]] = TREES  # random trees that the store can hold
-    examples: ClassVar[int] = 25  # the number of random trees; fewer where making one takes long
+    examples: ClassVar[int] = 25  # the number of random trees; fewer if making one is slow
     sorted_by_name: ClassVar[bool] = True
 
     def order(self, tree: Tree, prefix: str) -> list[str]:

@@ -372,7 +372,7 @@ def test_a_layer_with_opaque_markers_is_understood(tmp_path: Path) -> None:
     run(tmp_path, lower, lambda store: check_tree(store, {"d/new": b"new", "e/kept": b"kept"}))
 
 
-def test_a_directory_made_anew_hides_what_the_removed_one_had(tmp_path: Path) -> None:
+def test_a_recreated_directory_hides_the_entries_of_the_removed_one(tmp_path: Path) -> None:
     async def check(store: Overlay) -> None:
         await store.delete("d")
         await store.set("d/sub/new", b"new")

@@ -86,7 +86,7 @@ def test_the_location_of_a_value_has_no_secrets(faulty: Faulty) -> None:
     trio.run(check)
 
 
-def test_a_query_stays_with_every_key(faulty: Faulty) -> None:
+def test_the_query_of_a_store_is_sent_with_every_key(faulty: Faulty) -> None:
     faulty.put("/d/v?token=1", VALUE)
 
     async def check() -> None:

@@ -60,7 +60,7 @@ def test_an_identity_on_sftp_is_stable(sftp: Sftp) -> None:
 
 
 def test_an_identity_on_a_web_server_is_stable_or_unknown(nginx: Nginx) -> None:
-    """Its listings have no exact sizes, so they say nothing about versions."""
+    """Its listings have no sizes, so they say nothing about versions."""
     (nginx.listing.root / "identities").mkdir()
     (nginx.listing.root / "identities/k").write_bytes(b"one")
     found = identities(f"{nginx.listing.url}/identities", Options())

@@ -435,7 +435,7 @@ def test_with_stale_reread_a_target_that_changes_is_read_again(faulty: Faulty) -
     using(check, Options(stale="reread"))
 
 
-def test_a_read_has_a_deadline_of_its_own(faulty: Faulty) -> None:
+def test_a_read_fails_at_read_timeout_despite_retries(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, forever=503)
     with pytest.raises(ReadError, match=r"not read within 0.3 s \(-o read_timeout=\)"):
         read(url, options=Options(read_timeout=0.3, retries=10_000))
@@ -747,7 +747,7 @@ def test_a_status_that_s3fs_has_no_error_for_is_no_outage(s3: S3, faulty: Faulty
     assert faulty.gets() <= gets
 
 
-@pytest.mark.parametrize(("fault", "gets"), [(500, 2), ("reset", 4)])  # aiohttp repeats a reset by itself
+@pytest.mark.parametrize(("fault", "gets"), [(500, 2), ("reset", 4)])  # aiohttp itself retries after a reset
 def test_libraries_do_not_retry_s3_requests(s3: S3, faulty: Faulty, fault: object, gets: int) -> None:
     faulty.put("/tests/v", VALUE, forever=fault)
     with pytest.raises(ReadError, match="2 attempts"):

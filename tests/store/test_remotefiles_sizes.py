@@ -42,7 +42,7 @@ def test_the_first_part_of_a_large_value_is_not_fetched_again(faulty: Faulty) ->
     ]  # fmt: skip
 
 
-def test_the_size_of_an_empty_value_and_from_a_server_that_ignores_ranges(faulty: Faulty) -> None:
+def test_the_size_is_found_without_range_support_and_for_an_empty_value(faulty: Faulty) -> None:
     async def check(files: RemoteFiles) -> bytes:
         size = await files.size(url, begin=True)
         assert size == len(wanted)

@@ -566,8 +566,7 @@ Check = Callable[[UnlistedStore, FsspecStore, MockClock], Awaitable[None]]
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Check], None]:
-    """Return a function that runs check(store, store beneath, clock) for a URL, with metadata_ttl=100 and a MockClock.
-    """
+    """Return a function that runs check(store, store beneath, clock) for a URL, with metadata_ttl=100."""
 
     def run_timed(url: str, check: Check) -> None:
         clock, began = MockClock(), time.time()
@@ -584,7 +583,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Check], None]:
 
 
 @pytest.mark.promise("S54")
-def test_chunks_of_an_array_that_has_grown_are_there_as_soon_as_its_document(
+def test_new_chunks_of_an_array_that_has_grown_are_found_once_its_document_is_read(
     faulty: Faulty, timed: Callable[[str, Check], None]
 ) -> None:
     """Otherwise a reader that has the new document would read fill values."""

@@ -42,7 +42,7 @@ def test_without_the_c_api_a_buffer_is_filled_with_zeros(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("length", "at", "expected"), [(10, 0, b"0123456789"), (5, 3, b"34567"), (9, 7, b"789"), (3, 10, b"")]
 )
-def test_reads_that_return_less_than_asked_are_repeated(
+def test_a_short_read_is_continued(
     length: int, at: int, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")

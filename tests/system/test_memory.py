@@ -132,7 +132,7 @@ end.set()
 
 
 def test_idle_threads_hold_no_free_memory() -> None:
-    """Sixteen threads read blocks from disk: free memory in a malloc arena of each would be in no limit's count."""
+    """Sixteen threads read blocks from disk. If each had a malloc arena, no limit would count its free memory."""
     found = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
     assert int(found.stdout) < 64 << 20
 
@@ -160,6 +160,6 @@ print(large)
     not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"), reason="this kernel has no large pages"
 )
 def test_the_heap_grows_by_huge_pages() -> None:
-    """64 MiB of blocks lie in memory advised for huge pages: VmFlags of /proc/PID/smaps has "hg" (proc(5))."""
+    """64 MiB of blocks are in memory advised for huge pages: VmFlags of /proc/PID/smaps has "hg" (proc(5))."""
     found = subprocess.run([sys.executable, "-c", _HEAP], capture_output=True, text=True, check=True)
     assert 60 << 20 < int(found.stdout) < 128 << 20
