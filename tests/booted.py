@@ -1,10 +1,11 @@
-"""A machine that has booted: systemd as process 1, in namespaces of its own; users as tests.machine.Machine has them.
+"""A booted machine: systemd as process 1, in its own namespaces, with users as in tests.machine.Machine.
 
     with Booted() as machine:
         machine.root("systemctl start zarrfs@era5")
 
-Its / is new, with a copy of /etc in which nothing is enabled; /usr is written to without changing ours; the checkout
-and the interpreter are there, read-only. The kernel, the clock and devices other than FUSE's are out of its reach.
+Its root directory is new, with a copy of /etc in which no unit is enabled. /usr is an overlay: writing to it does not
+change the host's. The checkout and the interpreter are bind-mounted read-only. The machine cannot change the kernel or
+the clock, and has no devices but pseudo-devices and FUSE's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.machine import Machine, without_others
 ROOT = Path(__file__).parents[1]
 SYSTEMD = "/lib/systemd/systemd"
 _NAMESPACES = ("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net")
-# The parent, in a mount namespace. $1: a directory of its own. It makes a cgroup, and takes it away again.
+# The parent, in a mount namespace. $1: its own directory. It makes a cgroup, and removes it at the end.
 _PARENT = f"""
 set -e
 {without_others()}""" + """
@@ -45,7 +46,7 @@ while [ -d $own ]; do
     find $own -depth -type d -exec rmdir {} ';' 2>/dev/null || sleep 0.05
 done
 """
-# What the parent does at last, where it was killed. $1: the same; $2: the parent
+# Clean up after a parent that was killed. $1: the same directory; $2: the parent's pid
 _EMPTIED = """
 mount -t cgroup2 cgroup2 $1/cgroups
 for _ in $(seq 100); do
@@ -55,7 +56,7 @@ for _ in $(seq 100); do
 done
 exit 1
 """
-# Process 1, before it is systemd. $1: the same; then directories that are bound
+# Process 1, before it executes systemd. $1: the same directory; further arguments: directories to bind-mount
 _FIRST = """
 set -e
 umask 022
@@ -111,7 +112,7 @@ exec env -i container=zarrfs-test PATH=/usr/sbin:/usr/bin \\
 
 
 def unavailable() -> str | None:
-    """Why no machine can be booted here; None where one can."""
+    """Return why no machine can be booted here; None if one can."""
     if os.geteuid() != 0:
         return "booting a machine takes root"
     if not os.path.exists(SYSTEMD):
@@ -123,13 +124,13 @@ def unavailable() -> str | None:
 
 
 class Booted(Machine):
-    """The machine; leaving the context ends it and all in it.
+    """The machine; leaving the context kills all its processes.
 
-    `files` are there before it boots: texts by path, or where a link leads. `states`: what
-    `systemctl is-system-running` may say after the boot.
+    `files` are created before it boots: by path, a text or the target (a Path) of a symbolic link. `states` are the
+    outputs of `systemctl is-system-running` that are allowed after the boot.
     """
 
-    patience = 30.0  # seconds that the end may take
+    patience = 30.0  # seconds that the shutdown may take
 
     def __init__(self, files: Mapping[str, str | Path] | None = None, states: tuple[str, ...] = ("running",)) -> None:
         self._files, self._states = files or {}, states
@@ -139,7 +140,7 @@ class Booted(Machine):
         if reason is not None:
             pytest.skip(reason)
         self._place = Path(tempfile.mkdtemp(prefix="zarrfs-machine-"))
-        self.shared = self._place / "shared"  # /shared in it; outlives it
+        self.shared = self._place / "shared"  # /shared in the machine; still exists after it has powered off
         self.shared.mkdir()
         (self._place / "files").mkdir()
         for name, content in self._files.items():
@@ -161,7 +162,7 @@ class Booted(Machine):
         try:
             self._wait()
         except BaseException:
-            print((self._place / "console").read_text())  # pytest shows it where a test fails
+            print((self._place / "console").read_text())  # pytest shows the output of a failed test
             self.__exit__()
             raise
         return self
@@ -179,7 +180,7 @@ class Booted(Machine):
             shutil.rmtree(self._place, ignore_errors=True)
 
     def _kill(self) -> None:
-        """End all of it, where the parent does not: mounts go with the last process of their namespace."""
+        """Kill all processes if the parent has not: mounts disappear with the last process of their namespace."""
         with contextlib.suppress(OSError, ValueError):  # unshare, and with it process 1 of the machine
             os.kill(int((self._place / "pid").read_text()), signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -189,7 +190,7 @@ class Booted(Machine):
         subprocess.run(command, check=True, timeout=30)
 
     def _wait(self, seconds: float = 60) -> None:
-        """Until systemd has started what it starts at boot."""
+        """Wait until systemd has started all units of the boot."""
         deadline = time.monotonic() + seconds
         while not self._found():
             assert time.monotonic() < deadline, "the machine has not booted"
@@ -199,7 +200,7 @@ class Booted(Machine):
         assert state in self._states, state + "\n" + self.root("systemctl --failed --no-pager")
 
     def _found(self) -> bool:
-        """Return whether systemd takes commands; its pid is known then."""
+        """Return whether systemd accepts commands; set `pid` to its process."""
         with contextlib.suppress(OSError, ValueError):
             unshare = int((self._place / "pid").read_text())
             self.pid = int(Path(f"/proc/{unshare}/task/{unshare}/children").read_text())

@@ -1,4 +1,4 @@
-"""The kernel's caches are the whole machine's: who drops them waits for tests that count what is asked of a mount."""
+"""A lock for the kernel's caches, which the whole machine shares: drop() waits for tests that count requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy
 
-# In one place, whatever TMPDIR is. Who waits for the lock holds the gate, so that nobody else takes the lock first
+# In one place, whatever TMPDIR is. A process that waits for the lock holds the gate, so that no later one overtakes it
 _GATE, _LOCK = "/tmp/zarrfs-tests-caches.gate", "/tmp/zarrfs-tests-caches.lock"
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Keep drop() from dropping caches for a while."""
+    """Keep drop() waiting until the context is left."""
     with contextlib.ExitStack() as stack:
         with _locked(_GATE, fcntl.LOCK_SH):
             stack.enter_context(_locked(_LOCK, fcntl.LOCK_SH))
@@ -26,7 +26,7 @@ def kept() -> Iterator[None]:
 
 
 def drop(what: str = "3") -> None:
-    """Let the kernel drop pages, names and inodes; root's only."""
+    """Have the kernel drop its page, dentry and inode caches; do nothing unless run by root."""
     if os.geteuid() != 0:
         return
     with _locked(_GATE, fcntl.LOCK_EX), _locked(_LOCK, fcntl.LOCK_EX):
@@ -35,10 +35,10 @@ def drop(what: str = "3") -> None:
 
 @contextlib.contextmanager
 def pinned(path: Path) -> Iterator[None]:
-    """Keep the pages of a file in the page cache: locked ones are never reclaimed, only invalidated.
+    """Keep the pages of a file in the page cache: locked pages are never reclaimed, only invalidated.
 
-    Any other page may go at any time, also where memory is free: a virtual machine may run DAMON, which gives back
-    pages that seem cold.
+    Any other page may be reclaimed at any time, even while memory is free: a virtual machine may run DAMON, which
+    reclaims pages that seem cold.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the program, sample data, and a cache directory that is not the user's."""
+"""Fixtures of all tests: the program, sample data, and cache and configuration directories that are not the user's."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PROGRAM = os.path.join(os.path.dirname(sys.executable), "zarrfs")
 
 
 def _ends_take_effect() -> None:
-    """Undo what nohup, a background job of a shell or a CI runner ignores: programs that tests start inherit it.
+    """Stop ignoring signals that nohup, a shell's background job or a CI runner ignores: test programs inherit that.
 
-    Here such a signal is still without effect, but for Ctrl-C, which tests send to themselves.
+    In this process such a signal still has no effect, except SIGINT, which tests send to themselves.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)  # a handler becomes the default action in what is executed
+            signal.signal(number, lambda *_: None)  # execve(2) resets a handled signal to its default action
 
 
 _ends_take_effect()  # before any module of tests is imported
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(number): the promise of docs/semantics.md that a test proves")
 
 
-# Files that take longest, with few tests or many: they begin first, so that no worker has one to itself at the end
+# The files that take longest. They begin first, so that no worker still runs one while the others are idle
 LONGEST = (
     "mounts/test_nfs.py", "mounts/test_every_line.py", "cli/test_stage_notes.py", "mounts/test_names.py",
     "mounts/test_workers_views.py", "slurm/test_examples.py",
@@ -70,20 +70,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep a million objects of modules and tests out of garbage collections, each of which would take 0.6 s more."""
+    """Exclude the million objects of modules and tests from garbage collections: each would take 0.6 s more."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """With -n auto: one more than there are cores, as tests also wait for servers and for time to pass."""
+    """Return the workers of -n auto: one more than there are cores, as tests also wait for servers and timeouts."""
     return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, object, object]:
-    """Escape what is not UTF-8 in a report: a worker of xdist would end the whole run over it."""
+    """Escape text that is not UTF-8 in a report: otherwise an xdist worker aborts the whole run."""
     return _escaped((yield))
 
 
@@ -97,7 +97,7 @@ def _escaped(value: object) -> object:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Indexes of the tests go to a directory of their own, and no configuration of the user's is read."""
+    """Give the tests their own cache and configuration directories, so that the user's are not used."""
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -107,7 +107,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _planners_are_forked() -> Iterator[None]:
-    """Have commands and stores in this process plan in children of the fork server, not in new interpreters."""
+    """Have commands and stores in this process make plans in children of the fork server, not in new interpreters."""
     from zarrfs.sources import child
 
     program, patch = child._program, pytest.MonkeyPatch()
@@ -122,19 +122,19 @@ def _planners_are_forked() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_names_of_others() -> Iterator[None]:
-    """Servers of one test have other things under the names of another's: what was kept of these is forgotten."""
+    """Remove the name tables after each test: another test's server may have other files under the same URLs."""
     yield
     for path in Path(os.environ["XDG_CACHE_HOME"]).glob("zarrfs/index/*.names"):
         path.unlink(missing_ok=True)
 
 
 def open_descriptors() -> set[str]:
-    """Return the numbers of this process' descriptors, without those that only wait for the garbage collector.
+    """Return the numbers of this process' open descriptors, after a garbage collection has closed unused ones.
 
-    Nor is the fork server's among them, which any test may start.
+    The fork server's are left out, because any test may start that server.
     """
     gc.collect()
-    listed = os.listdir("/proc/self/fd")  # which has one itself meanwhile
+    listed = os.listdir("/proc/self/fd")  # includes the descriptor of the listing itself
     return {name for name in listed if os.path.lexists(f"/proc/self/fd/{name}")} - forkserver.descriptors()
 
 
@@ -142,7 +142,7 @@ def run(
     *arguments: object, program: Sequence[str] = (PROGRAM,), cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None, **more: object,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Run zarrfs; output captured, status not checked. It is forked where it may be: see tests/forkserver.py."""
+    """Run zarrfs with captured output; do not check its status. It is forked if possible: see tests/forkserver.py."""
     command = [*program, *map(str, arguments)]
     if command[0] == PROGRAM and not more:
         done = forkserver.run(command, cwd, os.environ if env is None else env, 120)
@@ -155,7 +155,7 @@ def run(
 
 @contextlib.contextmanager
 def tmpfs(path: Path, options: str) -> Iterator[Path]:
-    """A file system of its own, mounted on a new directory."""
+    """Mount a new tmpfs on the new directory `path`."""
     path.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=False).returncode:
         pytest.skip("no mount(2) here")
@@ -167,7 +167,7 @@ def tmpfs(path: Path, options: str) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample reference sets, with the place of their data filled in."""
+    """Return a directory of the sample reference sets, with the path of their data filled in."""
     source, made = DATA / "references", tmp_path_factory.mktemp("references")
     for document in source.glob("*.json"):
         text = document.read_text().replace("@DATA@", str(source / "data"))

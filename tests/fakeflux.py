@@ -1,7 +1,8 @@
-"""A Flux instance for tests: what flux 0.88 says and writes, as recorded; the real one is in tests/flux.
+"""A fake Flux instance: the recorded output and files of flux 0.88. The tests in tests/flux use a real instance.
 
-FakeFlux has a `flux` command for PATH, whose `flux python` has a binding, both on a directory with the content store
-and the KVS. content_db() and dump_tar() write what a stopped instance leaves, and what flux dump writes of one.
+FakeFlux has a `flux` command for PATH and a binding that `flux python` imports; both read a directory with the content
+store and the KVS. content_db() writes the database that a stopped instance leaves; dump_tar() writes the tar file of
+flux dump.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ else:
     fail("flux: unknown command " + repr(words))
 """
 
-# What cffi makes of libflux-core, as much of it as the helper uses: errno, messages, a descriptor to poll.
+# The part of the cffi binding of libflux-core that the helper uses: errno, messages, a descriptor to poll.
 _BINDING = """
 import errno, os, threading, time
 _root = {root!r}
@@ -135,7 +136,7 @@ ffi, lib = _Ffi(), _Lib()
 
 
 class FakeFlux:
-    """An instance in the directory `root`; `path` is for PATH, `binding` is what `flux python` imports."""
+    """An instance in the directory `root`. `path` is for PATH; `flux python` imports its binding from `binding`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.path, self.binding = root, root / "bin", root / "python"
@@ -149,40 +150,40 @@ class FakeFlux:
         (self.binding / "_flux/_core.py").write_text(_BINDING.format(root=str(root)))
 
     def store(self, data: bytes, algorithm: str = "sha1") -> str:
-        """flux content store."""
+        """Store a blob as `flux content store` does; return its blobref."""
         blobref = f"{algorithm}-{hashlib.new(algorithm, data).hexdigest()}"
         (self.root / "content" / blobref).write_bytes(data)
         return blobref
 
     def put(self, key: str, value: Any) -> None:
-        """flux kvs put."""
+        """Set a key as `flux kvs put` does."""
         (self.root / "kvs" / key).write_text(json.dumps(value))
 
     def job(self, ident: str, jobspec: Any) -> None:
-        """A job with that jobspec."""
+        """Add a job with this jobspec."""
         (self.root / "jobs" / ident).mkdir()
         (self.root / "jobs" / ident / "jobspec").write_text(json.dumps(jobspec))
 
     def delay(self, seconds: float) -> None:
-        """From now on all answers take that long."""
+        """Delay all answers from now on by `seconds`."""
         (self.root / "delay").write_text(str(seconds))
 
     def stop(self, said: str = UNREACHABLE) -> None:
-        """The broker is gone, and this is what the command says."""
+        """Stop the broker: from now on the command fails with the message `said`."""
         (self.root / "stopped").write_text(said)
 
     def calls(self) -> list[str]:
-        """Return the calls of the command, and the connections ("open PID") and blobs ("load BLOBREF")."""
+        """Return the command lines, the connections ("open PID") and the blobs loaded ("load BLOBREF"), in order."""
         calls = self.root / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
 
     def environment(self) -> dict[str, str]:
-        """os.environ, with the command."""
+        """Return os.environ with the command's directory first in PATH."""
         return os.environ | {"PATH": f"{self.path}:{os.environ['PATH']}"}
 
 
 def content_db(path: Path, blobs: Iterable[bytes], algorithm: str = "sha1", compressed: bool = True) -> None:
-    """The content.sqlite of an instance with these blobs."""
+    """Write the content.sqlite of an instance with these blobs."""
     import lz4.block
 
     db = sqlite3.connect(path)
@@ -198,7 +199,7 @@ def content_db(path: Path, blobs: Iterable[bytes], algorithm: str = "sha1", comp
 
 
 def dump_tar(path: Path, archives: dict[str, tuple[Any, list[bytes]]], mode: str = "w") -> None:
-    """Build the tar that flux dump writes of an instance with these archives, preserved: {name: (document, blobs)}."""
+    """Write the tar file of flux dump for an instance with the preserved archives {name: (document, blobs)}."""
     with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as tar:
 
         def add(name: str, data: bytes) -> None:
@@ -209,7 +210,7 @@ def dump_tar(path: Path, archives: dict[str, tuple[Any, list[bytes]]], mode: str
         add("resource/eventlog", b"{}\n")
         for name, (document, blobs) in archives.items():
             place = "archive/" + name.replace(".", "/")
-            for number, data in reversed(list(enumerate(blobs))):  # the KVS gives them in no order
+            for number, data in reversed(list(enumerate(blobs))):  # the KVS returns them in no particular order
                 add(f"{place}_blobs/{number}", data)
             add(place, json.dumps(document).encode())
         link = tarfile.TarInfo("archive/link")

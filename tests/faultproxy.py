@@ -1,7 +1,7 @@
-"""A proxy in front of a web server that spoils some of the answers, as networks and servers do.
+"""A proxy in front of a web server that spoils some of the responses, as networks and servers do.
 
-It runs on an asyncio loop in a thread of its own. Which answer is spoilt, and how, is drawn from a seeded generator:
-the same seed spoils the n-th request in the same way.
+It runs on an asyncio loop in its own thread. A seeded generator decides which responses are spoilt, and how: with the
+same seed and faults, the n-th GET is spoilt in the same way.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tests.servers import free_port
 T = TypeVar("T")
 
 FAULTS = (
-    "reset",  # the connection is reset, instead of an answer
-    "reset late",  # in the middle of the body
-    "stall",  # headers and half of the body, then nothing until the client goes away
+    "reset",  # the connection is reset instead of a response
+    "reset late",  # the connection is reset in the middle of the body
+    "stall",  # headers and half of the body, then nothing until the client disconnects
     "503",
     "429",
     "truncate",  # half of the body, then the end of the connection
-    "short",  # half of the body, and a Content-Length that says so
-    "long",  # seven bytes more than were asked for
-    "elsewhere",  # a 206 of other bytes, with the Content-Range of those
-    "drip",  # right bytes, in small pieces with pauses
-    "changed",  # right bytes with another ETag
+    "short",  # half of the body, with the Content-Length of that half
+    "long",  # seven bytes more than were requested
+    "elsewhere",  # a 206 with another range, and with the Content-Range of that other range
+    "drip",  # the right bytes, in small pieces with pauses
+    "changed",  # the right bytes with another ETag
 )
 _HEAD_MAX = 64 << 10  # bytes
 _PIECE = 64 << 10  # bytes
@@ -42,7 +42,7 @@ _SHIFT = 7  # bytes
 
 
 class _Answer(NamedTuple):
-    """An answer of the server: its status line, its headers with names in lower case, its body."""
+    """A response of the server: its status line, its headers with names in lower case, its body."""
 
     status: str
     headers: dict[str, str]
@@ -50,11 +50,11 @@ class _Answer(NamedTuple):
 
 
 class FaultProxy:
-    """Shows the server at `upstream` at `url`, and spoils each kind of fault's share of the answers to GET.
+    """A proxy at `url` for the server at `upstream`; each kind of fault spoils its share of the responses to GET.
 
-    `faults` is {a word of FAULTS, or "late" (2 s): probability} and may be changed at any time. `counts` counts the
-    faults, and "GET" and "HEAD"; `paths` GETs by path. `absent`, where set, is the status of what the server
-    answers with 404. Every GET waits while it is held: hold(), release().
+    `faults` is {a word of FAULTS, or "late" (2 s): probability} and may be changed at any time. `counts` counts each
+    fault and the requests "GET" and "HEAD"; `paths` counts GETs by path. If `absent` is set, it replaces the server's
+    status 404. Between hold() and release() every GET waits.
     """
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
@@ -62,7 +62,7 @@ class FaultProxy:
         self.absent: int | None = None
         self.counts: collections.Counter[str] = collections.Counter()
         self.paths: collections.Counter[str] = collections.Counter()
-        self.held = threading.Event()  # a GET waits for release()
+        self.held = threading.Event()  # set once a GET waits for release()
         parts = urlsplit(upstream)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -82,31 +82,31 @@ class FaultProxy:
     # -- for tests
 
     def start(self) -> None:
-        """Listen, on the same port as ever."""
+        """Listen, always on the same port."""
         self._do(self._start())
 
     def stop(self) -> None:
-        """Stop listening and break all connections; they were idle or in the middle of an answer."""
+        """Stop listening and reset all connections, both idle ones and those in the middle of a response."""
         self._do(self._stop())
 
     def close(self) -> None:
-        """The end."""
+        """Stop for good, and end the thread."""
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def hold(self) -> None:
-        """Let the GETs that come from now on wait; `held` is set when one does."""
+        """Make GETs from now on wait; `held` is set once a GET waits."""
         self.held.clear()
         self._loop.call_soon_threadsafe(self._free.clear)
 
     def release(self) -> None:
-        """Answer those that wait."""
+        """Answer the GETs that wait."""
         self._loop.call_soon_threadsafe(self._free.set)
 
     def connections(self) -> int:
-        """The number of open client connections."""
+        """Return the number of open client connections."""
         return len(self._clients)
 
     # -- the loop
@@ -129,7 +129,7 @@ class FaultProxy:
         await asyncio.gather(*clients, return_exceptions=True)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of a client, and the one to the server that goes with it."""
+        """Serve a client's connection, with its own connection to the server."""
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
@@ -145,7 +145,7 @@ class FaultProxy:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: _Upstream) -> bool:
-        """One request; whether the connection can have another one."""
+        """Answer one request; return whether the connection can be used for another."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, path, _ = head.split(" ", 2)
         self.counts[method] += 1
@@ -182,14 +182,14 @@ class FaultProxy:
 
 
 class _Upstream:
-    """A connection to the server, made when it is first needed."""
+    """A connection to the server, opened at the first request."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, head: str) -> _Answer:
-        """The answer to a request without a body."""
+        """Send a request without a body; return the response."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(*self._address, limit=_HEAD_MAX)
         reader, writer = self._streams
@@ -208,13 +208,12 @@ class _Upstream:
         return _Answer(lines[0], headers, body)
 
     def close(self) -> None:
-        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:
-    """A body in chunks (RFC 9112, 7.1), as nginx sends listings."""
+    """Read a body in chunks (RFC 9112, 7.1), as nginx sends listings."""
     body = b""
     while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
         body += (await reader.readexactly(size + 2))[:-2]
@@ -243,7 +242,7 @@ def _head(status: str, headers: dict[str, str]) -> bytes:
     return "\r\n".join([status, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode("latin-1")
 
 
-# -- how an answer is sent: each returns whether the connection can have another request
+# -- senders of a response: each returns whether the connection can be used for another request
 
 
 async def _send(writer: asyncio.StreamWriter, status: str, headers: dict[str, str], body: bytes) -> None:
@@ -257,7 +256,7 @@ async def _send_right(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 async def _half(writer: asyncio.StreamWriter, answer: _Answer) -> None:
-    """The headers and half of the body that they promise."""
+    """Send headers with the length of the whole body, and half of the body."""
     headers = {**answer.headers, "content-length": str(len(answer.body))}
     writer.write(_head(answer.status, headers) + answer.body[: len(answer.body) // 2])
     await writer.drain()
@@ -291,7 +290,7 @@ async def _long(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answ
 
 
 async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    """Eight pieces, 50 ms apart."""
+    """Send eight pieces, 50 ms apart."""
     writer.write(_head(answer.status, {**answer.headers, "content-length": str(len(answer.body))}))
     size = max(1, -(-len(answer.body) // 8))
     for at in range(0, len(answer.body), size):
@@ -307,7 +306,6 @@ async def _changed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, a
 
 
 async def _late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    """The right answer, two seconds late."""
     await asyncio.sleep(2)
     return await _send_right(reader, writer, answer)
 
@@ -321,7 +319,7 @@ _SPOIL: dict[str, _Sender] = {
 
 @contextlib.contextmanager
 def proxied(upstream: str, seed: int = 0) -> Iterator[FaultProxy]:
-    """A proxy in front of `upstream`."""
+    """Run a proxy in front of `upstream`."""
     proxy = FaultProxy(upstream, seed)
     try:
         yield proxy
@@ -332,6 +330,6 @@ def proxied(upstream: str, seed: int = 0) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def proxy(nginx: Any) -> Iterator[FaultProxy]:
-    """A proxy without faults, so far, in front of nginx without listings."""
+    """Run a proxy, at first without faults, in front of nginx without listings."""
     with proxied(nginx.plain.url) as made:
         yield made

@@ -1,19 +1,19 @@
-"""A server that has imported zarrfs and forks for each command of the tests, which saves the start of Python.
+"""A server that has imported zarrfs and forks a child for each command of the tests, which saves Python's start-up.
 
-It also forks the children in which commands and stores of the tests' own process plan (zarrfs.sources.child).
+It also forks the children that make plans for commands and stores in the test process itself (zarrfs.sources.child).
 
-Of the processor time of a short command nine tenths are the start of Python and imports. What is forked is a process
-of its own with its own streams, environment, working directory and end, and its daemons are, too. It differs from a
-program that is started in what execve(2) does and in what is imported already; tests that are about these start
-PROGRAM. Those of users, of units and of jobs do in any case.
+Start-up and imports take nine tenths of the processor time of a short command. A forked command is a process of its
+own, with its own streams, environment, working directory and exit status, and so are its daemons. It differs from an
+executed program in what execve(2) resets and in the modules already imported; tests of these differences start
+PROGRAM. So do all tests with other users, systemd units and batch jobs.
 
-Shells of tests that have variables() find tests/forked/zarrfs in PATH, which has the server run the command: in the
-mount, process and network namespaces of the shell. A signal to that process alone does not reach the command; one to
-the process group does. What runs in the background of a shell is the program, as it ignores signals.
+A shell with variables() in its environment finds tests/forked/zarrfs in PATH, which has the server run the command in
+the shell's mount, pid and network namespaces. A signal to that process alone does not reach the command; a signal to
+its process group does. A shell's background job ignores signals, so it is the program itself that runs there.
 
-Whatever else a process inherits has to be as it was when the server was started, and so have variables that Python, C
-and SQLite read once; else run() says that it cannot, and tests/forked/zarrfs becomes the program. So it is where
-coverage is measured, and with ZARRFS_TESTS_EXEC=1, with which every test starts programs.
+Everything else that a process inherits must be as it was when the server was started, and so must the variables that
+Python, C and SQLite read only once. Otherwise run() returns None, and tests/forked/zarrfs executes the program. This
+is also the case while coverage is measured, and with ZARRFS_TESTS_EXEC=1, which makes every test start programs.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _READ_ONCE = ("LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_")
-_LIKE_C = ("C", "POSIX", "C.UTF-8", "C.utf8")  # locales of one effect: Python has UTF-8 in all of them
+_LIKE_C = ("C", "POSIX", "C.UTF-8", "C.utf8")  # equivalent locales: Python uses UTF-8 in all of them
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "CapEff", "NoNewPrivs", "Cpus_allowed")
-_SPACES = {"mnt": 0x20000, "pid": 0x20000000, "net": 0x40000000}  # what setns(2) calls the kinds of namespace
+_SPACES = {"mnt": 0x20000, "pid": 0x20000000, "net": 0x40000000}  # flags of setns(2)
 _ROOM = 8192  # bytes for a command line
 _SERVE = "from tests import forkserver; forkserver.serve({}, {!r})"
-FORKED = Path(__file__).with_name("forked")  # where zarrfs is the server's
+FORKED = Path(__file__).with_name("forked")  # the directory of the zarrfs that uses the server
 _Named = tuple[tuple[str, str], ...]
 _STARTING = threading.Lock()
-# by process (this one, and those that it is a fork of) and variables that are read once
+# by process id (a fork inherits the entries of its parents) and the variables that are read only once
 _SERVERS: dict[tuple[int, _Named], _Server] = {}
 
 
 def run(
     command: Sequence[str], cwd: Path | str | None, environment: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """As subprocess.run, of `command`, which is zarrfs and its arguments; None where the program has to be started."""
+    """Run zarrfs, as subprocess.run() does; return None if the program must be started instead."""
     server = _usable(environment)
     if server is None:
         return None
@@ -96,7 +96,7 @@ def run(
 
 
 class Planner:
-    """A child that plans sources, forked by the server, with what its caller uses of subprocess.Popen."""
+    """A child that makes a plan, forked by the server; it has the methods of subprocess.Popen that its caller uses."""
 
     def __init__(self, server: _Server, request: bytes) -> None:
         asked = {
@@ -115,45 +115,44 @@ class Planner:
         self._pid = _number(self._link)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """Wait for the end; return the exit status, as Popen.wait()."""
+        """Wait for the child to exit; return its exit status, as Popen.wait() does."""
         with self._link:
             return _number(self._link)
 
 
 def plan(request: bytes, environment: Mapping[str, str]) -> Planner | None:
-    """Start a child that answers `request` (zarrfs.sources.child); None where that has to be a new interpreter."""
+    """Start a child that answers `request` (zarrfs.sources.child); None if it must be a new interpreter instead."""
     server = None if environment else _usable(os.environ, blocks=True)
     return None if server is None else Planner(server, request)
 
 
 def variables(path: str, server: Path | None = None) -> dict[str, str]:
-    """Return variables for shells with a PATH `path` in which zarrfs is what the server runs.
+    """Return variables for shells in which the server runs zarrfs and PATH is otherwise `path`.
 
-    `server`: the path at which the shell has the server's socket, where that is not address().
+    `server`: the path of the server's socket as the shell sees it, if it is not address().
     """
     return {"PATH": f"{FORKED}:{path}", "TESTS_ZARRFS_SERVER": str(server or address(os.environ))}
 
 
 def address(environment: Mapping[str, str]) -> Path:
-    """Return the path of the socket of a server for shells with these of the variables that are read once."""
+    """Return the path of the socket of a server for shells with this environment."""
     return _server(environment).address
 
 
 def descriptors() -> set[str]:
-    """Return the numbers of this process' descriptors that are the server's."""
+    """Return the numbers of the descriptors by which this process is connected to its servers."""
     with _STARTING:
         return {str(server.fileno()) for (pid, _named), server in _SERVERS.items() if pid == os.getpid()}
 
 
 def _usable(environment: Mapping[str, str], blocks: bool = False) -> _Server | None:
-    """Return the server, if a child of it is as one of this process would be with this environment.
+    """Return the server if its children inherit the same as this process' children with this environment would.
 
-    `blocks`: but for the signals that this thread blocks.
+    `blocks`: the signals that this thread blocks may differ.
     """
     if _excluded(os.environ):
         return None
@@ -182,10 +181,10 @@ class _Server:
 
     def __init__(self, named: _Named) -> None:
         others = {name: text for name, text in os.environ.items() if not name.startswith(_READ_ONCE)}
-        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a plan is asked for with some blocked
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # callers of plan() have blocked some signals
         self.state = _state(os.environ)
         self._lock = threading.Lock()
-        # not in TMPDIR, which may be too long for the address of a socket; the server removes it
+        # not in TMPDIR, which may be too long for the address of a socket; the server removes the directory
         self.address = Path(tempfile.mkdtemp(prefix="zarrfs-tests-", dir="/tmp"), "server")
         self._requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its, socket.socket(socket.AF_UNIX) as programs:
@@ -199,11 +198,10 @@ class _Server:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket."""
         return self._requests.fileno()
 
     def has_ended(self) -> bool:
-        """Return whether it was killed, and only the request that it had is lost."""
+        """Return whether the server process has exited, for instance because it was killed."""
         return self._process.poll() is not None
 
     def send(self, descriptors: Sequence[int]) -> None:
@@ -212,7 +210,7 @@ class _Server:
 
 
 def _server(environment: Mapping[str, str]) -> _Server:
-    """Return a server of this process, with which it ends."""
+    """Return a running server of this process; the server exits when this process does."""
     with _STARTING:
         key = os.getpid(), _named(environment)
         if key not in _SERVERS or _SERVERS[key].has_ended():
@@ -221,14 +219,15 @@ def _server(environment: Mapping[str, str]) -> _Server:
 
 
 def _named(environment: Mapping[str, str]) -> _Named:
-    """Return the variables that are read once."""
+    """Return the variables that are read only once."""
     return tuple(sorted((name, text) for name, text in environment.items() if name.startswith(_READ_ONCE)))
 
 
 def _state(environment: Mapping[str, str], pid: int = 0, but: Collection[str] = ()) -> tuple[object, ...]:
-    """Return all that a forked command inherits or reads once, other than streams and working directory.
+    """Return everything that a forked command inherits or reads only once, other than streams and working directory.
 
-    The blocked signals come last. It is that of the process `pid`, or of this thread, without the namespaces `but`.
+    The blocked signals come last. The state is that of process `pid`, or of this thread if it is 0, without the
+    namespaces `but`.
     """
     with open(f"/proc/{pid or 'thread-self'}/status") as file:
         status = dict(line.split(":") for line in file)
@@ -250,9 +249,9 @@ def _locale(environment: Mapping[str, str], category: str) -> str:
 
 
 def serve(number: int, address: str) -> None:
-    """Serve requests that come on standard input, until it is closed, and programs. Returns in no process.
+    """Serve requests from standard input, until it is closed, and connections of tests/forked/zarrfs. Never returns.
 
-    tests/forked/zarrfs connects to `address`, at which the descriptor `number` listens.
+    `number` is the descriptor of the socket that listens for these connections, `address` its path.
     """
     state = _state(os.environ, but=_SPACES)
     requests, programs = socket.socket(fileno=os.dup(0)), socket.socket(fileno=number)
@@ -262,7 +261,7 @@ def serve(number: int, address: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for pytest
     gc.collect()
     gc.freeze()
-    poll, links = select.poll(), dict[int, tuple[int, socket.socket]]()  # by the descriptor that tells the end
+    poll, links = select.poll(), dict[int, tuple[int, socket.socket]]()  # by the pidfd of the child
     poll.register(requests, select.POLLIN)
     poll.register(programs, select.POLLIN)
     while True:
@@ -298,7 +297,7 @@ def serve(number: int, address: str) -> None:
 
 
 def _show(command: Sequence[str]) -> None:
-    """Let /proc/PID/cmdline be `command`, written over that of the server (proc_pid_cmdline(5))."""
+    """Overwrite the command line of this process, as /proc/PID/cmdline shows it (proc_pid_cmdline(5))."""
     with open("/proc/self/stat", "rb") as file:
         start, end = map(int, file.read().rpartition(b")")[2].split()[45:47])
     room = end - start
@@ -306,7 +305,7 @@ def _show(command: Sequence[str]) -> None:
 
 
 def _import_all() -> None:
-    """Import zarrfs, and what its HTTP takes; but for what starts threads (numpy): a fork has those of nobody."""
+    """Import zarrfs and what its HTTP client needs, but no module that starts threads: they do not survive a fork."""
     import zarrfs
 
     for module in pkgutil.walk_packages(zarrfs.__path__, "zarrfs."):
@@ -329,7 +328,7 @@ def _tell_end(ended: int, pid: int, link: socket.socket) -> None:
 
 
 def _be_asked_for(link: socket.socket, streams: Sequence[int]) -> NoReturn:
-    """Be the program that a request on `link` describes."""
+    """Become the program that a request on `link` describes."""
     with link:
         asked = json.loads(b"".join(iter(lambda: link.recv(1 << 16), b"")))
     signal.pthread_sigmask(signal.SIG_SETMASK, asked.get("blocked", ()))
@@ -338,14 +337,14 @@ def _be_asked_for(link: socket.socket, streams: Sequence[int]) -> NoReturn:
 
 
 def _be_like(link: socket.socket, state: tuple[object, ...]) -> NoReturn:
-    """Be the program that the process at the other end of `link` stands for, or let that be it."""
+    """Become the program in place of the process at the other end of `link`, or have that process execute it."""
     _said, streams, _flags, _address = socket.recv_fds(link, 16, 3)
     pid = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     its = Path(f"/proc/{pid}")
     pairs = (os.fsdecode(pair).partition("=") for pair in (its / "environ").read_bytes().split(b"\0") if pair)
     environment = {name: text for name, _, text in pairs}
     alike = len(streams) == 3 and not _excluded(environment) and _state(environment, pid, but=_SPACES) == state
-    if not alike or len(os.listdir(its / "fd")) != 4:  # of which one is the link
+    if not alike or len(os.listdir(its / "fd")) != 4:  # three streams and the link
         link.sendall(b"n")
         os._exit(0)
     _python, _options, _script, *words = (its / "cmdline").read_bytes().split(b"\0")[:-1]
@@ -363,7 +362,7 @@ def _be_like(link: socket.socket, state: tuple[object, ...]) -> NoReturn:
 
 
 def _end_like(pid: int) -> NoReturn:
-    """End as the child `pid` does."""
+    """Wait for the child `pid`, and exit with its status or die by its signal."""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
         if -status != signal.SIGKILL:
@@ -375,7 +374,7 @@ def _end_like(pid: int) -> NoReturn:
 def _be_program(
     command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], request: str | None = None
 ) -> NoReturn:
-    """Be the program: what its script does, sys.exit(main())."""
+    """Become the program: call main() as its script does, and exit."""
     for number, (stream, name) in enumerate(zip(streams, ("stdin", "stdout", "stderr"), strict=True)):
         os.dup2(stream, number)
         mode, errors = ("w" if number else "r"), getattr(sys, name).errors
@@ -401,8 +400,8 @@ def _be_program(
         main()
     except SystemExit as end:
         if isinstance(end.code, int) and len(os.listdir("/proc/self/task")) == 1:
-            # To take the modules apart takes longer than most commands. Where a library has threads, which may crash
-            # meanwhile, it is done.
+            # Skip Python's finalisation, which takes longer than most commands. A process with a library's threads
+            # does finalise, because such threads may crash during it and the tests should see that.
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -412,7 +411,7 @@ def _be_program(
 
 
 def _plan(request: dict[str, Any]) -> NoReturn:
-    """Be the program zarrfs.sources.prepare."""
+    """Become the program zarrfs.sources.prepare."""
     from zarrfs.sources import prepare
 
     request["parent"] = os.getppid()

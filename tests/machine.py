@@ -1,8 +1,8 @@
-"""A machine for tests with users: mount and process namespaces of its own, and all that root would change for them.
+"""A machine for tests with users: its own mount and pid namespaces, in which root can change the system's files.
 
-/etc is a copy (users, fuse.conf, fstab may be changed), /home and /run are empty, /usr/sbin takes new files (as
-mount.zarrfs), everybody may use /dev/fuse. Nothing of it is seen outside, and it all ends with its first process,
-mounts and daemons included.
+/etc is a copy (users, fuse.conf and fstab may be changed), /home and /run are empty, new files such as mount.zarrfs
+can be put into /usr/sbin, and all users may open /dev/fuse. None of this is visible outside. When the machine's first
+process exits, all its processes and mounts end, daemons included.
 
     with Machine() as machine:
         machine.user("ann")
@@ -26,7 +26,7 @@ from tests.conftest import PROGRAM
 ROOT = Path(__file__).parents[1]
 _BIN = "/usr/local/bin:/usr/bin:/bin"
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
-# What becomes of the namespaces; the last line tells that they are ready.
+# Sets up the namespaces; the output "ready" says that they can be used.
 _MAKE = """
 set -e
 umask 022
@@ -45,15 +45,15 @@ exec sleep infinity
 
 
 def without_others(but: Path | str = "") -> str:
-    """Return shell lines that begin a mount namespace: unmount the mounts of other tests, except those below `but`.
+    """Return shell lines that unmount other tests' mounts in a new mount namespace, except those below `but`.
 
-    Those tests wait for the end of their daemons.
+    As long as such a mount exists here, its daemon does not exit, and the other test waits for that.
     """
     return f"'{sys.executable}' -I '{ROOT}/tests/node.py' --alone '{but}'\n"
 
 
 class Machine:
-    """The namespaces; leaving the context ends everything in them."""
+    """The namespaces; leaving the context kills all their processes."""
 
     def __enter__(self) -> Machine:
         if os.geteuid() != 0:
@@ -71,7 +71,7 @@ class Machine:
             self.__exit__()
             pytest.skip(f"no namespaces here: {said}")
         children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text()
-        self.pid = int(children)  # of its first process, seen from outside
+        self.pid = int(children)  # of its first process, as seen from outside
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,7 +79,7 @@ class Machine:
         self._first.communicate()
 
     def user(self, name: str, runtime: bool = True) -> int:
-        """Make a user with a home, and `runtime`, a directory /run/user/UID as of a login; returns the number."""
+        """Create a user with a home directory and, if `runtime`, with /run/user/UID; return the uid."""
         self.root(f"useradd --create-home --shell /bin/sh {name} && chmod 700 /home/{name}")
         number = int(self.root(f"id -u {name}"))
         if runtime:
@@ -87,19 +87,19 @@ class Machine:
         return number
 
     def root(self, script: str, check: bool = True) -> str:
-        """Run a script as root and return its output; it must succeed, unless `check` is false."""
+        """Run a script as root and return its output; the script must succeed, unless `check` is false."""
         done = self.run("sh", "-c", script, user="root")
         assert not check or done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def path(self, path: str) -> Path:
-        """The path by which root, outside, reaches a file of the machine."""
+        """Return the path by which root reaches a file of the machine from outside."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def command(self, *command: object, user: str = "root", **variables: str | None) -> list[str]:
-        """The command line that runs `command` as `user`, in his home, with the environment of a login.
+        """Return the command line that runs `command` as `user`, in the user's home, with a login's environment.
 
-        "zarrfs" and "python" are those that are tested. A variable that is None is not set.
+        root's working directory is /. "zarrfs" and "python" are those under test. A variable that is None is not set.
         """
         home = "/root" if user == "root" else f"/home/{user}"
         said: dict[str, str | None] = {
@@ -120,14 +120,14 @@ class Machine:
     def run(
         self, *command: object, user: str = "root", timeout: float = 60, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as command() has it; output captured, status not checked."""
+        """Run the command line of command() with captured output; do not check its status."""
         return subprocess.run(
             self.command(*command, user=user, **variables), stdin=subprocess.DEVNULL, capture_output=True,
             encoding="utf-8", errors="surrogateescape", timeout=timeout, check=False,
         )  # fmt: skip
 
     def start(self, *command: object, user: str = "root", **variables: str | None) -> subprocess.Popen[str]:
-        """Start a command in a process group of its own, which interrupt() reaches."""
+        """Start a command in its own process group, so that interrupt() can signal it."""
         return subprocess.Popen(
             self.command(*command, user=user, **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -139,7 +139,7 @@ class Machine:
             return [line.split(" ")[4] for line in file if f" - {kind} " in line]
 
     def fuse_conf(self, text: str | None, mode: int = 0o644) -> None:
-        """Let /etc/fuse.conf be `text`, or None: not be there."""
+        """Write `text` to /etc/fuse.conf, or remove the file if `text` is None."""
         path = self.path("/etc/fuse.conf")
         path.unlink(missing_ok=True)
         if text is not None:
@@ -148,6 +148,6 @@ class Machine:
 
 
 def interrupt(process: subprocess.Popen[Any]) -> None:
-    """Ctrl-C: SIGINT for the whole process group of what Machine.start() has started."""
+    """Send SIGINT, as Ctrl-C does, to the whole process group of a process that Machine.start() returned."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)

@@ -1,10 +1,11 @@
-"""A node: becomes COMMAND in a mount namespace of its own, with a /run, /dev/fuse and /tmp of nodes that have users.
+"""Set up the current mount namespace as on a node with several users, then execute COMMAND.
 
     python node.py PATH... -- COMMAND ARGUMENT...
     python node.py --alone DIRECTORY
 
-Each PATH (the interpreter's, the program's) can be read by all users there, also where it lies in root's home. The
-second form only unmounts, in the namespace it is started in, what other tests mounted outside DIRECTORY.
+The first form unmounts the FUSE mounts of other tests, mounts an empty /run and lets all users open /dev/fuse and
+read each PATH (the interpreter's, the program's), even a PATH in root's home directory. The second form only unmounts
+other tests' FUSE mounts, except those below DIRECTORY.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def mount(*arguments: str) -> None:
 
 
 def leave_others(but: str = "") -> None:
-    """Unmount the mounts of other tests, except those below `but`: they would not end before this namespace does."""
+    """Unmount the FUSE mounts of other tests, except those below `but`: else they last as long as this namespace."""
     points = [one.mountpoint for one in mounts.mounts() if one.fstype.startswith("fuse")]
     others = [point for point in points if not (but and point.startswith(f"{but}/"))]
     if others:
@@ -30,12 +31,12 @@ def leave_others(but: str = "") -> None:
 
 
 def closed(path: Path) -> Path | None:
-    """The outermost directory on the way to `path` that other users cannot pass."""
+    """Return the outermost parent directory of `path` that other users cannot search; None if there is none."""
     return next((above for above in reversed(path.parents) if not above.stat().st_mode & 0o001), None)
 
 
 def open_ways(paths: list[Path]) -> None:
-    """Put something else in place of each closed directory, with nothing but `paths` in it."""
+    """Mount a tmpfs over each closed directory, and bind `paths` into it."""
     found = {path: closed(path) for path in paths}
     kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths if found[path] is not None}
     for descriptor in kept.values():

@@ -1,8 +1,8 @@
-"""Pages of the documentation as programs: their blocks, and their transcripts, which are run and compared.
+"""The code blocks of the documentation's pages, and a check that runs their transcripts and compares the output.
 
-A block whose first line begins with "$ " is a transcript: commands, each followed by what it writes. In what it writes
-a line "..." stands for any lines. The commands of all other blocks are those of lines(), which
-tests/mounts/test_every_line.py runs; what is neither is in SHOWN, with the reason.
+A block whose first line begins with "$ " is a transcript: commands, each followed by its output, in which a line "..."
+matches any lines. lines() returns the commands of all other blocks, which tests/mounts/test_every_line.py runs.
+SHOWN lists the blocks that are not run, with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.conftest import PROGRAM
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MARK = "-- the end of a command --"
-# What differs from run to run wherever it is written: times of files, times in logs, pids, ports of this machine
+# Parts of any output that differ from run to run: times of files, times in logs, pids, ports of this machine
 MASKS = (
     r"\b[A-Z][a-z]{2} [ \d]\d +(?:\d\d:\d\d|\d{4})\b",
     r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?",
@@ -31,8 +31,8 @@ MASKS = (
 )
 
 
-DATA = ("yaml", "json", "ini", "diff")  # languages of blocks that are no commands
-# Other blocks that are no commands, or whose commands are not run as they stand, by how they begin: why
+DATA = ("yaml", "json", "ini", "diff")  # languages of blocks without commands
+# Other blocks without commands, or with commands that are not run unchanged: how the block begins, and the reason
 SHOWN = {
     "/data/combined.json  /mnt/data": "a line of fstab; fstab.md has those that are run",
     "class Store:": "the interface of stores",
@@ -74,12 +74,12 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The page and the first line, by which a block is claimed."""
+        """The name of the page and the first line of the block."""
         return f"{self.page.name}: {self.text.partition(chr(10))[0].strip()}"
 
 
 def blocks(page: Path, section: str = "") -> list[Block]:
-    """Return the fenced blocks of a page, or of one section ("##"); those in lists lose their indentation."""
+    """Return the fenced blocks of a page, or of one section ("##"); the indentation of blocks in lists is removed."""
     text = page.read_text()
     found = []
     for match in re.finditer(r"^([ ]*)```(\w*)[^\n]*\n(.*?)^\1```[ ]*$", text, re.DOTALL | re.MULTILINE):
@@ -90,37 +90,37 @@ def blocks(page: Path, section: str = "") -> list[Block]:
 
 
 def pages() -> list[Path]:
-    """Every page of the documentation that people read."""
+    """Return the README and every page of the documentation."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def transcript(page: Path, section: str = "") -> list[tuple[str, str]]:
-    """Return (command, output) of all blocks that begin with "$" in a page, or in one section of it, in order."""
+    """Return (command, output) of all transcripts in a page, or in one section of it, in order."""
     return [pair for block in blocks(page, section) if block.transcript for pair in commands(block.text)]
 
 
 class Line(NamedTuple):
-    """A command in a block that is no transcript."""
+    """A command in a block that is not a transcript."""
 
     page: str
     number: int  # in the page, from 1
-    text: str  # of the shell, in one line
+    text: str  # the shell command, in one line
 
     @property
     def name(self) -> str:
-        """The page and the line of a block."""
+        """The page and the line number of the command."""
         return f"{self.page}:{self.number}"
 
 
 def examples(block: Block) -> bool:
-    """Return True for the end of a command's help."""
+    """Return True for a block with the examples at the end of a command's help."""
     return block.text.startswith("Examples:\n")
 
 
 def lines() -> list[Line]:
-    """The commands of all blocks but transcripts and those of SHOWN.
+    """Return the commands of all blocks except transcripts and the blocks of SHOWN.
 
-    Of examples these are the indented lines, without the remarks behind them; of others all lines.
+    In examples these are the indented lines, without the remarks behind them; in other blocks all lines.
     """
     found: list[Line] = []
     for block in (block for page in pages() for block in blocks(page)):
@@ -142,12 +142,12 @@ def lines() -> list[Line]:
 
 
 def usage(block: Block) -> bool:
-    """Return True for the usage line of a command, which scripts/write-docs writes."""
+    """Return True for a block with the usage line of a command, as scripts/write-docs writes it."""
     return re.fullmatch(r"zarrfs [a-z -]*(\[OPTIONS\]|COMMAND).*\n", block.text) is not None
 
 
 def commands(text: str) -> list[tuple[str, str]]:
-    """(command, what it writes) of one block. A command goes on after a backslash, an && and in a here document."""
+    """Return (command, output) of one block. A command continues after \\, && or |, and in a here document."""
     found: list[tuple[str, str]] = []
     until = ""  # the line with which a command ends
     goes_on = False
@@ -170,11 +170,11 @@ def check_transcript(
     directory: Path, page: Path, *, names: Mapping[str, str] | None = None, masks: Sequence[str] = (),
     env: Mapping[str, str] | None = None, cwd: Path | None = None, least: int = 1, section: str = "",
 ) -> None:  # fmt: skip
-    """Run the commands of a page, or of one section, in `directory`, which it calls /data; compare what they write.
+    """Run the transcripts of a page, or of one section, in `directory` instead of /data; compare the output.
 
-    `names` says what names of the page are here (a server's, another directory's), `masks` (regular expressions) what
-    differs from run to run besides MASKS. All commands are run by one shell. Whatever is mounted in `directory`
-    afterwards is unmounted. `least`: so many commands must be there.
+    `names` maps other names in the page (of a server, of another directory) to those of this run. `masks` are regular
+    expressions, besides MASKS, for parts of the output that differ from run to run. One shell runs all commands.
+    Afterwards everything mounted below `directory` is unmounted. The page must have at least `least` commands.
     """
     expected = transcript(page, section)
     assert len(expected) >= least
@@ -190,7 +190,7 @@ def check_transcript(
     assert len(outputs) == len(expected) + 1, f"{page.name}: the shell ended at {expected[len(outputs) - 1][0]}"
 
 
-# A daemon writes its log in a thread: this waits until those of the mounts below where the shell begins are written
+# A daemon's thread writes its log: wait for the logs of all mounts below the directory in which the shell started
 WRITTEN = """
 begun=$PWD
 written() {
@@ -207,7 +207,7 @@ written() {
 def run_script(
     lines: Sequence[str], cwd: Path, names: Mapping[str, str], env: Mapping[str, str] | None = None
 ) -> str:  # fmt: skip
-    """Run `lines` (each ends its line) in a shell; return the output, with MARK after each."""
+    """Run `lines` (each with its newline) in a shell; return the output, with MARK after that of each line."""
     script = f"exec 2>&1\n{WRITTEN}"
     for line in lines:
         late = "written\n" if re.search(r"\blog\b", line) else ""
@@ -221,34 +221,34 @@ def run_script(
 
 
 def as_here(text: str, names: Mapping[str, str]) -> str:
-    """`text` of a page with the names that things have here; a name ends where a word does."""
+    """Replace the names of the page in `text` with those of this run; a name ends where a word ends."""
     for name in sorted(names, key=len, reverse=True):
         text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w-])", lambda _match, name=name: names[name], text)
     return text
 
 
 def as_written(text: str, names: Mapping[str, str]) -> str:
-    """Replace the names of this machine in an output with the names of the page."""
+    """Replace the names of this run in an output with the names of the page."""
     for name, here in sorted(names.items(), key=lambda pair: len(pair[1]), reverse=True):
         text = text.replace(here, name)
     return text
 
 
 def masked(text: str, masks: Sequence[str] = ()) -> str:
-    """`text` with a star for what differs from run to run."""
+    """Replace the parts of `text` that differ from run to run with a star."""
     for mask in (*masks, *MASKS):
         text = re.sub(mask, "*", text)
     return text
 
 
 def matches(wanted: str, found: str) -> bool:
-    """Return whether an output matches the wanted one, "..." being any lines."""
+    """Return whether an output matches the wanted one, in which a line "..." matches any lines."""
     pattern = "".join("(?:.*\n)*" if line == "...\n" else re.escape(line) for line in wanted.splitlines(keepends=True))
     return re.fullmatch(pattern, found) is not None
 
 
 def unmount_all(directory: Path) -> None:
-    """Unmount what is mounted in `directory`, the last first, and wait for its daemons if they can be waited for."""
+    """Unmount all mounts below `directory`, the last one first: by `zarrfs umount`, else lazily."""
     with open("/proc/self/mountinfo") as file:
         points = [line.split(" ")[4].replace("\\040", " ") for line in file]
     for point in reversed(points):

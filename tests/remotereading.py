@@ -1,4 +1,4 @@
-"""RemoteFiles in tests: opened for a check, and closed."""
+"""A RemoteFiles that is open while a check runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zarrfs.store.remotefiles import RemoteFiles
 
 
 def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options) -> Any:
-    """Run `check` on a RemoteFiles, and close it; return what it returns."""
+    """Run `check` with a RemoteFiles, which is closed afterwards; return the result of `check`."""
 
     async def main() -> Any:
         files = RemoteFiles(options)

@@ -1,6 +1,7 @@
-"""Write the test modules as pytest rewrites them into __pycache__, before several workers would each do it.
+"""A script that writes pytest's rewritten test modules into __pycache__, before several workers would each do so.
 
-It takes a process 14 s for all of them. With PYTHONDONTWRITEBYTECODE pytest would write nothing, and do it each time.
+Rewriting all of them takes one process 14 s. With PYTHONDONTWRITEBYTECODE pytest itself would save nothing, and would
+rewrite the modules at every run.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 from _pytest.assertion import rewrite
 
 TESTS = Path(__file__).parent
-_OF_PYTEST = ("get_cache_dir", "PYC_TAIL", "_read_pyc", "_rewrite_test", "_write_pyc")  # used here, most not public
+_OF_PYTEST = ("get_cache_dir", "PYC_TAIL", "_read_pyc", "_rewrite_test", "_write_pyc")  # used here; most are private
 
 
 def write(path: Path) -> bool:
-    """Write one, unless it is there as the module is now; return whether it was written."""
+    """Write the rewritten module of `path` unless it is up to date; return whether it was written."""
     directory = rewrite.get_cache_dir(path)
     cached = directory / (path.stem + rewrite.PYC_TAIL)
     if rewrite._read_pyc(path, cached) is not None:

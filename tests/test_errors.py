@@ -1,4 +1,4 @@
-"""Every exception has a reason in the line that reports it."""
+"""The line that reports an exception always has a reason."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def of(module: object) -> list[type[BaseException]]:
 
 
 def silent() -> dict[str, Make]:
-    """Exceptions that say nothing, of each type that may come along."""
+    """Return {name: constructor} of exceptions without a message, one for each type that zarrfs may report."""
     made: dict[str, Make] = {}
     for kind in (*of(builtins), *of(trio), *of(sqlite3), aiohttp.ClientError, aiohttp.ClientPayloadError):
         try:
             kind()
-        except TypeError:  # trio's are not made by others
+        except TypeError:  # trio's exceptions have no public constructor
             made[kind.__name__] = lambda kind=kind: kind.__new__(kind)  # type: ignore[misc]
         else:
             made[kind.__name__] = kind
@@ -50,7 +50,7 @@ def silent() -> dict[str, Make]:
 
 
 SILENT = silent()
-# how messages are made of what libraries say, all over zarrfs
+# how zarrfs makes its errors of the messages of libraries
 WRAPPED: dict[str, Callable[[str], BaseException]] = {
     "ReadError": lambda said: errors.ReadError("set/a", said),
     "ReadError, longer": lambda said: errors.ReadError("set/a", f"cannot be fetched: {said}"),
@@ -62,7 +62,7 @@ WRAPPED: dict[str, Callable[[str], BaseException]] = {
 
 
 def has_reason(line: str, about: str = "") -> bool:
-    """Return whether anything is left of a line without what it is about."""
+    """Return whether a line has a reason besides its prefix `about` and its endings."""
     assert line.count("\n") == 0, line
     rest = re.sub(r" \[E\w+\]$| \(-d shows where\)$", "", line)
     for prefix in (about, "/: "):
@@ -77,14 +77,14 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reported(exc: BaseException, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str],
              monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:  # fmt: skip
-    """A line of each place that reports, and what it begins with whatever has happened."""
+    """Return {place: (line, the line's fixed prefix)} for each place that reports the exception."""
     lines: dict[str, tuple[str, str]] = {}
     caplog.clear()
     with caplog.at_level(logging.INFO, "zarrfs"):
         errors.to_errno(exc, "read", "a/0")
     if not isinstance(exc, errors.StoreError):
         lines["log"] = caplog.messages[-1], "read a/0: "
-    if not isinstance(exc, BrokenPipeError):  # of our output: that is no error
+    if not isinstance(exc, BrokenPipeError):  # on the command line, a closed standard output is not an error
         with pytest.raises(SystemExit), report_errors():
             raise exc
         lines["command line"] = capsys.readouterr().err.rstrip("\n"), "zarrfs: "
@@ -99,7 +99,7 @@ def reported(exc: BaseException, caplog: pytest.LogCaptureFixture, capsys: pytes
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_an_exception_without_a_word(
+def test_an_exception_without_a_message_is_reported_with_a_reason(
     name: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for where, (line, about) in reported(SILENT[name](), caplog, capsys, monkeypatch).items():
@@ -108,7 +108,7 @@ def test_an_exception_without_a_word(
 
 @pytest.mark.parametrize("kind", WRAPPED)
 @pytest.mark.parametrize("name", ["TimeoutError", "ConnectionError", "OSError", "BusyResourceError", "ClientError"])
-def test_a_message_that_is_made_of_one(
+def test_an_error_made_of_an_exception_without_a_message_has_a_reason(
     name: str, kind: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -130,12 +130,12 @@ def test_a_failed_read_never_reads_as_a_missing_chunk(kind: type[errors.ReadErro
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENOTCONN, 0])
 def test_an_os_error_never_reads_as_a_missing_chunk(code: int) -> None:
-    """Only a store says that a value is absent: ENOENT from anywhere else is EIO."""
+    """Only a store may report that a value is absent: ENOENT from anywhere else becomes EIO."""
     assert errors.to_errno(OSError(code, "")) == errno.EIO
     assert errors.to_errno(FileNotFoundError()) == errno.EIO
 
 
-def test_an_os_error_of_the_machine_keeps_its_number() -> None:
+def test_a_local_os_error_keeps_its_errno() -> None:
     for code in (errno.ENOSPC, errno.EACCES, errno.ENOMEM, errno.EROFS):
         assert errors.to_errno(OSError(code, "")) == code
 

@@ -1,4 +1,4 @@
-"""Log lines of failures: which are written, and their text."""
+"""Log lines of failures: which ones are written, and their text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Failures:
-    """The failures that to_errno() logs, with a clock of the test."""
+    """Return the Failures that to_errno() logs to, with the test's clock."""
     found = Failures(clock)
     monkeypatch.setattr(errors, "FAILURES", found)
     return found
@@ -66,7 +66,7 @@ def test_suppressed_failures_are_logged_by_flush(
     told.flush()
     assert caplog.messages[2:] == ["read a: gone [EIO] (2 more like it since the last line)"]
     add(told, "a", 5)  # within a minute of that line
-    add(told, "b")  # of which nothing is remembered
+    add(told, "b")  # flush() has forgotten it, as it had no repetitions
     assert caplog.messages[3:] == ["read b: gone [EIO]"]
     told.flush(end=True)
     assert caplog.messages[4:] == ["read a: gone [EIO] (5 more like it since the last line)"]
@@ -86,7 +86,7 @@ def test_another_errno_operation_or_kind_is_another_failure(
 def test_all_lines_together_are_bounded(told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(10_000):
         add(told, str(number))
-        clock.now += 0.01  # a hundred a second
+        clock.now += 0.01  # a hundred failures a second
     add(told, "x", 3, "lookup", "EACCES")
     assert len(caplog.messages) <= BURST + 100 * RATE + 1
     lines = len(caplog.messages)
@@ -104,7 +104,7 @@ def test_all_lines_together_are_bounded(told: Failures, clock: Clock, caplog: py
 def test_counts_in_log_lines_add_up_to_the_failures(
     seed: int, told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines, and the numbers in them, make up the failures, whatever order they come in."""
+    """Lines and the repetitions that they report add up to all failures, in whatever order these happen."""
     monkeypatch.setattr(failures, "REMEMBERED", 10)
     chance = random.Random(seed)
     for _ in range(3000):
@@ -116,20 +116,21 @@ def test_counts_in_log_lines_add_up_to_the_failures(
     extra = [getattr(record, "facts", {}) for record in caplog.records]
     own = sum("key" in facts for facts in extra)
     repeated = sum("key" in facts and "more" in facts for facts in extra)
-    # a line with a number is of one failure more, but where flush() has written it, which nobody has counted
+    # A line written by add() is one failure besides its repetitions, a line written by flush() is repetitions only.
+    # The lines do not show which of the two wrote them.
     assert own - repeated <= 3000 - sum(facts.get("more", 0) for facts in extra) <= own
     assert len(told._logged) <= 10
     assert told.counts == {"EIO": 3000}
 
 
-def test_few_failures_are_remembered(told: Failures, clock: Clock) -> None:
+def test_the_number_of_remembered_failures_is_bounded(told: Failures, clock: Clock) -> None:
     for number in range(REMEMBERED + 500):
         clock.now += 1.0
         add(told, str(number))
     assert len(told._logged) <= REMEMBERED
 
 
-# -- what a line says
+# -- the text of a line
 
 
 def line(exc: Exception, caplog: pytest.LogCaptureFixture, operation: str = "read", key: str = "a/0.0") -> str:
@@ -140,17 +141,17 @@ def line(exc: Exception, caplog: pytest.LogCaptureFixture, operation: str = "rea
     return text
 
 
-def test_a_line_has_what_is_known(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_says_everything_known_about_the_failure(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
     error = ReadError("https://h/x.nc", "HTTP status 503 (5 attempts)")
     error.about("https://h/x.nc", 18368, 8000, 5)
-    error.about("https://h/x.nc", 0, 10**6)  # of somebody farther away
+    error.about("https://h/x.nc", 0, 10**6)  # by an outer caller: the first range remains
     assert line(error, caplog) == "read a/0.0: https://h/x.nc [18368, +8000]: HTTP status 503 (5 attempts) [EIO]"
     assert caplog.records[-1].facts == {  # type: ignore[attr-defined]
         "operation": "read", "key": "a/0.0", "errno": "EIO", "kind": "unreadable", "url": "https://h/x.nc",
         "offset": 18368, "length": 8000, "attempt": 5,
     }  # fmt: skip
     missing = TargetMissing("https://h/y.nc", "HTTP status 404", 404)
-    missing.about("https://h/y.nc", 0, 0, 1)  # a question about it, not a range of it
+    missing.about("https://h/y.nc", 0, 0, 1)  # a request about the file, not for a range of it
     assert line(missing, caplog, "getattr") == "getattr a/0.0: https://h/y.nc: HTTP status 404 [EIO]"
     assert caplog.records[-1].facts["status"] == 404  # type: ignore[attr-defined]
     assert "offset" not in caplog.records[-1].facts  # type: ignore[attr-defined]
@@ -162,7 +163,7 @@ def test_a_line_has_what_is_known(told: Failures, caplog: pytest.LogCaptureFixtu
     )
 
 
-def test_an_unexpected_exception_is_logged_with_its_place(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_logged_with_its_line(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
     try:
         {}["x"]  # type: ignore[index]
     except KeyError as exc:

@@ -1,4 +1,4 @@
-"""tests/forked/zarrfs: forked where it is as the program would be, else the program."""
+"""tests/forked/zarrfs: the fork server runs the command if that is equivalent, else the program is started."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _new_server() -> Iterator[None]:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> str:
-    """A directory with an interpreter and, beside it, a program zarrfs that says that it was started."""
+    """Return a directory with an interpreter and, beside it, a program zarrfs that prints "started"."""
     (tmp_path / "python3").symlink_to(sys.executable)
     (tmp_path / "zarrfs").write_text("#!/bin/sh\necho started\n")
     (tmp_path / "zarrfs").chmod(0o755)
@@ -72,19 +72,18 @@ def programs(tmp_path: Path) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
 @pytest.mark.skipif("ZARRFS_TESTS_EXEC" in os.environ, reason="every test starts programs")
 @pytest.mark.parametrize("script", FORKED)
-def test_what_is_forked(script: str, programs: str) -> None:
+def test_a_command_is_forked_if_that_is_equivalent(script: str, programs: str) -> None:
     done = shell(script, programs)
     assert (done.returncode, done.stdout.split()[0], done.stderr) == (0, "zarrfs", "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes members of a group, makes namespaces")
 @pytest.mark.parametrize("script", STARTED)
-def test_what_is_started(script: str, programs: str) -> None:
+def test_the_program_is_started_if_a_fork_would_differ(script: str, programs: str) -> None:
     assert shell(script, programs).stdout == "started\n"
 
 
-def test_what_the_command_has(tmp_path: Path) -> None:
-    """Working directory, arguments, variables and streams are those of the shell."""
+def test_a_forked_command_has_the_directory_arguments_variables_and_streams_of_the_shell(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     done = shell(
         f"cd '{tmp_path}/a b' && X='1\n2' zarrfs run {SOURCE} -- "
@@ -96,14 +95,14 @@ def test_what_the_command_has(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
 @pytest.mark.parametrize("space", ["", "unshare --pid --fork --mount-proc --mount "])
-def test_the_end_by_a_signal(space: str) -> None:
+def test_the_shell_sees_that_a_forked_command_was_killed(space: str) -> None:
     done = shell(f"{space}bash -c \"zarrfs run {SOURCE} -- sh -c 'kill -KILL \\$PPID'; echo \\$?\"")
     assert done.stdout == "137\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
-def test_the_namespaces_of_the_shell(tmp_path: Path) -> None:
-    """A mount is seen in the shell's mount namespace alone, its processes end with the shell's process namespace."""
+def test_a_forked_command_runs_in_the_namespaces_of_the_shell(tmp_path: Path) -> None:
+    """The mount is visible only in the shell's mount namespace, and its daemon is in the shell's pid namespace."""
     point = tmp_path / "mnt"
     point.mkdir()
     done = shell(
@@ -112,13 +111,13 @@ def test_the_namespaces_of_the_shell(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split()[0] == f"{point}/.zgroup"
-    assert int(done.stdout.split()[1]) < 50  # its number there
+    assert int(done.stdout.split()[1]) < 50  # the daemon's pid in that namespace
     assert os.listdir(point) == []
 
 
 @pytest.mark.skipif("ZARRFS_TESTS_EXEC" in os.environ, reason="every test starts programs")
 def test_a_server_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver, "_SERVERS", {})  # other tests keep theirs
+    monkeypatch.setattr(forkserver, "_SERVERS", {})  # other tests keep their server
     address = forkserver.address(os.environ)
     (server,) = forkserver._SERVERS.values()
     server._process.kill()

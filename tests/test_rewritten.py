@@ -1,4 +1,4 @@
-"""tests/rewritten.py: written once, and not at all with a pytest that does it in another way."""
+"""tests/rewritten.py: modules are written once, and not at all by a pytest without the functions that it uses."""
 
 from __future__ import annotations
 

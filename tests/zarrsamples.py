@@ -1,4 +1,4 @@
-"""The genuine stores in tests/data/zarr: every array with what its makers read from it."""
+"""The sample stores in tests/data/zarr, written by other software, and the recorded contents of their arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tests.conftest import DATA
 
 ROOT = DATA / "zarr"
-# No fill value, and chunks that were never written: the record is of what memory held when it was made.
+# Arrays without a fill value and with chunks that were never written: their records are of uninitialised memory.
 _UNDEFINED = {"v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"}
 
 
@@ -17,7 +17,7 @@ class Sample(NamedTuple):
     """One array of a store."""
 
     store: Path
-    path: str  # of the array in the store; "" where the store is the array
+    path: str  # of the array in the store; "" if the store is the array
     shape: tuple[int, ...]
     dtype: str | list[Any]  # numpy's str, or its fields
     sha256: str  # of the decoded bytes in C order
@@ -25,12 +25,12 @@ class Sample(NamedTuple):
 
     @property
     def defined(self) -> bool:
-        """Return whether sha256 is that of values that were written, or of the fill value."""
+        """True if sha256 is that of written values or of the fill value, not of uninitialised memory."""
         return self.store.name not in _UNDEFINED
 
     @property
     def label(self) -> str:
-        """For the parameters of tests."""
+        """The id of the array in parametrised tests."""
         return "-".join(filter(None, (self.store.name, self.path.replace("/", "-"))))
 
 
@@ -40,7 +40,7 @@ def _samples(pattern: str = "expected.*.json") -> list[Sample]:
         hierarchy = document.name.removeprefix("expected")[1:].removesuffix(".json")
         for name, about in json.loads(document.read_text()).items():
             store, path = (ROOT / hierarchy, name) if (ROOT / hierarchy).is_dir() else (ROOT / name, "")
-            # the records of scalars have the shape (1,)
+            # scalars are recorded with the shape (1,)
             shape = () if name == "scalar" else tuple(about["shape"])
             attributes = about.get("attrs")
             found.append(Sample(store, path, shape, about["dtype"], about["sha256"], attributes))

@@ -1,4 +1,4 @@
-"""MemoryBudget: bytes that tasks hold, taken in order of arrival."""
+"""MemoryBudget: a bound on the bytes that tasks hold; requests are served in order of arrival."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zarrfs.concurrency.budget import MemoryBudget
 
 
 def test_requests_are_served_in_order_of_arrival() -> None:
-    """A smaller request does not overtake a larger one that waits, and none is lost when a waiter is cancelled."""
+    """A small request does not overtake a larger one that waits; a waiter that is cancelled delays no other."""
 
     async def check() -> None:
         budget, served = MemoryBudget(100), []
@@ -26,8 +26,8 @@ def test_requests_are_served_in_order_of_arrival() -> None:
                 nursery.start_soon(take, count, scope)
                 await trio.testing.wait_all_tasks_blocked()
             assert (served, budget.held, budget.take_now(1)) == ([], 60, False)
-            scopes[50].cancel()  # the first one
-            scopes[10].cancel()  # one that waits for its turn
+            scopes[50].cancel()  # the first waiter
+            scopes[10].cancel()  # a waiter behind others
             await trio.testing.wait_all_tasks_blocked()
             assert (served, budget.held) == ([], 60)
             budget.give(60)
@@ -38,7 +38,7 @@ def test_requests_are_served_in_order_of_arrival() -> None:
     trio.run(check)
 
 
-def test_a_request_for_more_than_everything_is_served_alone() -> None:
+def test_a_request_for_more_than_the_whole_budget_is_served_alone() -> None:
     async def check() -> None:
         budget = MemoryBudget(100)
         await budget.take(1)
@@ -57,7 +57,7 @@ def test_a_request_for_more_than_everything_is_served_alone() -> None:
     trio.run(check)
 
 
-def test_another_size() -> None:
+def test_a_larger_size_wakes_a_waiter_and_a_smaller_one_keeps_what_is_held() -> None:
     async def check() -> None:
         budget = MemoryBudget(10)
         await budget.take(10)
@@ -73,7 +73,7 @@ def test_another_size() -> None:
     trio.run(check)
 
 
-def test_what_fits_is_taken_without_a_pass_of_the_scheduler() -> None:
+def test_bytes_that_fit_are_taken_without_a_checkpoint() -> None:
     async def check() -> None:
         budget = MemoryBudget(10)
         with trio.CancelScope() as scope:

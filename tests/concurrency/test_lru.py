@@ -1,4 +1,4 @@
-"""concurrency/lru.py beside a plain list of what was used last."""
+"""LRU and SizedLRU compared with simple models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "use", "get"]), st.integers(0
 
 
 @given(bound=st.integers(1, 4), steps=STEPS)
-def test_it_keeps_what_was_used_last(bound: int, steps: list[tuple[str, int]]) -> None:
+def test_the_most_recently_used_values_are_kept(bound: int, steps: list[tuple[str, int]]) -> None:
     dropped: list[int] = []
     tested: LRU[int, int] = LRU(bound, dropped.append)
-    model: list[int] = []  # keys, the one used last at the end
+    model: list[int] = []  # keys; the most recently used one is last
     gone: list[int] = []
     for step, key in steps:
         if step == "put":
@@ -39,7 +39,7 @@ SIZED = st.lists(
 @given(steps=SIZED)
 def test_bytes_are_evicted_in_the_order_of_their_last_use(steps: list[tuple[str, int]]) -> None:
     tested: SizedLRU[int, bytes] = SizedLRU(len)
-    model: dict[int, bytes] = {}  # the one used last at the end
+    model: dict[int, bytes] = {}  # the most recently used item is last
     for step, key in steps:
         value = bytes(key + 1)
         if step == "put":

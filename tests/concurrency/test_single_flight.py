@@ -11,7 +11,7 @@ import trio.testing
 from zarrfs.concurrency.single_flight import SingleFlight
 
 
-def test_many_tasks_one_fetch() -> None:
+def test_many_tasks_share_one_fetch() -> None:
     async def main() -> None:
         flight, found, fetches = SingleFlight[str](), dict[str, int](), list[str]()
 
@@ -60,8 +60,8 @@ def test_waiters_of_a_cancelled_fetch_share_another_one() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_all_who_wait_get_the_failure_at_once_and_later_tasks_fetch_again() -> None:
-    """One after the other would wait for a silent server as many times as there are waiters."""
+def test_all_waiters_get_the_same_failure_and_later_tasks_fetch_again() -> None:
+    """If each waiter fetched in turn, a silent server would time out as many times as there are waiters."""
 
     async def main() -> None:
         flight, fetches, depths = SingleFlight[str](), list[int](), list[int]()

@@ -1,4 +1,4 @@
-"""Options of fstab that a remount finds unchanged, and others that it refuses."""
+"""Options of a line in fstab that a remount finds unchanged, and changes that it refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zarrfs.sources import absolute_options
         ),
     ],
 )
-def test_the_line_that_a_mount_was_made_with_changes_nothing(line: list[str], another: str) -> None:
+def test_a_remount_with_the_same_line_changes_nothing(line: list[str], another: str) -> None:
     mounted = absolute_options(parse(line).options)
     assert changed(mounted, line) == {}
     with pytest.raises(UsageError, match=f"option {another.partition('=')[0]}: cannot change while mounted"):

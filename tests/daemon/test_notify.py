@@ -14,11 +14,11 @@ from zarrfs.daemon import notify
 
 @pytest.fixture
 def silent_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A service manager that does not read: its socket has no room for another datagram."""
+    """Set up a service manager that does not read: its socket has no room for another datagram."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind("")  # a free abstract name: paths of tests may be too long
+        manager.bind("")  # an abstract address, because a path in tmp_path may be too long
         sent = 1
-        while sent:  # a sender may have filled its own buffer, and not that of the manager
+        while sent:  # a sender may have filled only its own buffer, so that another can still send
             sent = 0
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(BlockingIOError):
                 sender.setblocking(False)
@@ -31,7 +31,7 @@ def silent_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("silent_manager")
-def test_a_manager_that_does_not_read_blocks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notification_that_is_not_read_times_out(caplog: pytest.LogCaptureFixture) -> None:
     thread = threading.Thread(target=notify.notify_manager, args=("READY=1",), daemon=True)
     thread.start()
     thread.join(60)

@@ -1,6 +1,6 @@
-"""The contract of every Store, as tests: subclass StoreContract or WritableContract, and make the store.
+"""The contract of every Store, as tests: subclasses of StoreContract or WritableContract define open().
 
-A model is a dict of keys and values; its directories are those that its keys go through.
+A model is a dict of keys and values; its directories are the proper prefixes of its keys.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEYS = st.lists(_NAMES, min_size=1, max_size=4).map("/".join)
 
 
 def without_conflicts(tree: Tree) -> Tree:
-    """The tree less the keys that go through another key."""
+    """Return the tree without the keys that have another key as a directory."""
     kept: Tree = {}
     for key in sorted(tree):
         parts = key.split("/")
@@ -59,7 +59,7 @@ RANGES = st.lists(
 
 
 def directories(tree: Tree) -> set[str]:
-    """The directories of a model, the root among them."""
+    """Return the directories of a model, including the root."""
     found = {""}
     for key in tree:
         parts = key.split("/")
@@ -68,7 +68,7 @@ def directories(tree: Tree) -> set[str]:
 
 
 def children(tree: Tree, prefix: str) -> dict[str, Kind]:
-    """The names in a directory of a model, and what they are."""
+    """Return the names in a directory of a model, with their kinds."""
     start = prefix + "/" if prefix else ""
     found = {}
     for key in tree:
@@ -79,12 +79,12 @@ def children(tree: Tree, prefix: str) -> dict[str, Kind]:
 
 
 async def listed(store: Store, prefix: str, after: str = "") -> list[Info]:
-    """list_dir() as a list."""
+    """Return the entries of list_dir()."""
     return [info async for info in store.list_dir(prefix, after)]
 
 
 async def keys(store: Store, prefix: str = "") -> list[str]:
-    """list_prefix() as a list."""
+    """Return the keys of list_prefix()."""
     return [key async for key in store.list_prefix(prefix)]
 
 
@@ -92,12 +92,12 @@ Order = Callable[[Tree, str], list[str]]
 
 
 def by_name(tree: Tree, prefix: str) -> list[str]:
-    """The order that most stores promise for the names in a directory: code points."""
+    """Return the names in a directory of a model in the order that most stores promise: by code points."""
     return sorted(children(tree, prefix))
 
 
 async def check_tree(store: Store, tree: Tree, order: Order = by_name) -> None:
-    """The store holds the model and nothing else, and lists it in the promised order."""
+    """Check that the store holds exactly the model, and lists it in the promised order."""
     assert sorted(await keys(store)) == sorted(tree)
     for prefix in directories(tree):
         infos = await listed(store, prefix)
@@ -109,7 +109,7 @@ async def check_tree(store: Store, tree: Tree, order: Order = by_name) -> None:
 
 
 async def check_ranges(store: Store, tree: Tree, ranges: list[tuple[int, int | None]]) -> None:
-    """Ranges of every value are those of the model's."""
+    """Check that each range of every value has the same bytes as in the model."""
     for key, value in tree.items():
         for start, length in ranges:
             wanted = value[start:] if length is None else value[start : start + length]
@@ -117,28 +117,28 @@ async def check_ranges(store: Store, tree: Tree, ranges: list[tuple[int, int | N
 
 
 class StoreContract:
-    """Tests of the read part."""
+    """Tests of the methods that read."""
 
-    tree: ClassVar[Tree] = TREE  # for a store that cannot hold any tree: one that it can,
-    file: ClassVar[str] = "b"  # a file in it,
-    trees: ClassVar[st.SearchStrategy[Tree]] = TREES  # and random ones
-    examples: ClassVar[int] = 25  # random trees; fewer where making one takes long
+    tree: ClassVar[Tree] = TREE  # a tree that the store can hold; some stores cannot hold every tree
+    file: ClassVar[str] = "b"  # a file in `tree`
+    trees: ClassVar[st.SearchStrategy[Tree]] = TREES  # random trees that the store can hold
+    examples: ClassVar[int] = 25  # the number of random trees; fewer if making one is slow
     sorted_by_name: ClassVar[bool] = True
 
     def order(self, tree: Tree, prefix: str) -> list[str]:
-        """The names in a directory of a model in the order that the store promises."""
+        """Return the names in a directory of a model in the order that the store promises."""
         return by_name(tree, prefix)
 
     def usable(self, tree: Tree) -> Tree:
-        """The part of a random tree that such a store can show."""
+        """Return the part of a random tree that the store can hold."""
         return tree
 
     def open(self, tree: Tree) -> AbstractAsyncContextManager[Any]:
-        """A store that holds `tree`, and goes away afterwards."""
+        """Return a context manager for a store that holds `tree` and is removed afterwards."""
         raise NotImplementedError
 
     def run(self, check: Check, tree: Tree | None = None) -> None:
-        """`check` of a store that holds `tree`."""
+        """Run `check` with a store that holds `tree`."""
 
         async def main() -> None:
             async with self.open(self.tree if tree is None else tree) as store:
@@ -154,15 +154,15 @@ class StoreContract:
 
         self.run(check)
 
-    def test_the_tree_is_there(self) -> None:
+    def test_the_store_holds_exactly_the_tree(self) -> None:
         self.run(lambda store: check_tree(store, self.tree, self.order))
 
-    def test_ranges(self) -> None:
+    def test_ranges_have_the_right_bytes(self) -> None:
         ranges = [(0, None), (0, 0), (0, 1), (5, 3), (255, 2), (10_239, 5), (10_240, 1), (99_999, None)]
-        ranges.append((3, 1 << 48))  # memory is taken for the bytes that exist
+        ranges.append((3, 1 << 48))  # memory is allocated only for the bytes that exist
         self.run(lambda store: check_ranges(store, self.tree, ranges))
 
-    def test_infos(self) -> None:
+    def test_infos_have_the_name_kind_and_size(self) -> None:
         async def check(store: Store) -> None:
             for directory in directories(self.tree):
                 info = await store.info(directory)
@@ -174,7 +174,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_sizes_in_listings_are_right_or_left_open(self) -> None:
+    def test_sizes_in_listings_are_right_or_none(self) -> None:
         async def check(store: Store) -> None:
             for directory in directories(self.tree):
                 for info in await listed(store, directory):
@@ -183,7 +183,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_a_listing_goes_on_after_a_name(self) -> None:
+    def test_a_listing_resumes_after_a_name(self) -> None:
         async def check(store: Store) -> None:
             for directory in directories(self.tree):
                 names = self.order(self.tree, directory)
@@ -195,7 +195,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_keys_below_a_prefix(self) -> None:
+    def test_all_keys_below_a_prefix_are_listed(self) -> None:
         async def check(store: Store) -> None:
             for prefix in directories(self.tree):
                 start = prefix + "/" if prefix else ""
@@ -213,7 +213,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_below_a_value_is_nothing(self) -> None:
+    def test_a_value_is_not_a_directory(self) -> None:
         async def check(store: Store) -> None:
             for call in (store.info, store.get, lambda key: listed(store, key)):
                 with pytest.raises((NotFound, NotDirectory)):
@@ -221,7 +221,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_a_directory_has_no_value_and_a_value_no_children(self) -> None:
+    def test_a_directory_cannot_be_read_and_a_value_cannot_be_listed(self) -> None:
         async def check(store: Store) -> None:
             for key in directories(self.tree):
                 with pytest.raises(IsDirectory):
@@ -254,7 +254,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_many_readers_at_once(self) -> None:
+    def test_concurrent_readers_get_the_right_bytes(self) -> None:
         async def check(store: Store) -> None:
             async def read(key: str) -> None:
                 assert bytes(await store.get(key)) == self.tree[key]
@@ -270,7 +270,7 @@ class StoreContract:
             for key, data in self.tree.items():
                 value = await store.open(key)
                 assert value.size == value.info.size == len(data)
-                assert bytes(await value.read(0, len(data) + 10)) == data  # cut at its end
+                assert bytes(await value.read(0, len(data) + 10)) == data  # cut at the end of the value
                 assert bytes(await value.read(1, 2)) == data[1:3]
                 assert not len(await value.read(len(data), 1))
                 descriptor = value.fileno()
@@ -293,8 +293,8 @@ class StoreContract:
 
         self.run(check)
 
-    def test_cancelled_anywhere_the_next_reader_gets_all(self) -> None:
-        """A reader is cancelled at each step; the next one gets the bytes, and nothing hangs."""
+    def test_a_reader_gets_all_bytes_after_another_was_cancelled(self) -> None:
+        """A reader is cancelled after each possible number of steps; the next reader does not hang."""
 
         async def check(store: Store) -> None:
             async def read(key: str) -> bytes:
@@ -318,7 +318,7 @@ class StoreContract:
 
         self.run(check)
 
-    def test_closing_twice(self) -> None:
+    def test_a_store_may_be_closed_twice(self) -> None:
         async def check(store: Store) -> None:
             await store.get(self.file)
             await store.aclose()  # the context closes it again
@@ -341,7 +341,7 @@ class StoreContract:
 
 
 class _CancelAfter(trio.abc.Instrument):
-    """Cancels a scope at a step of the task that made this."""
+    """An instrument that cancels `scope` after `steps` steps of the task that created it."""
 
     def __init__(self, steps: int, scope: trio.CancelScope) -> None:
         self._left, self._scope, self._task = steps, scope, trio.lowlevel.current_task()
@@ -361,10 +361,10 @@ _CHANGES = st.lists(
 
 
 class WritableContract(StoreContract):
-    """Tests of the write part as well."""
+    """Tests of the methods that read and of those that write."""
 
     @pytest.mark.parametrize("change", ["replace", "delete"])
-    def test_an_open_value_stays_what_it_was(self, change: str) -> None:
+    def test_an_open_value_keeps_its_bytes(self, change: str) -> None:
         async def check(store: WritableStore) -> None:
             with contextlib.closing(await store.open("a/c/0/0")) as value:
                 if change == "replace":
@@ -378,7 +378,7 @@ class WritableContract(StoreContract):
         self.run(check)
 
     def test_random_changes(self) -> None:
-        """Values, listings and what is open, beside a dict; an open value is the one that was there."""
+        """Values and listings are compared with a dict; an open value keeps the bytes it had when it was opened."""
 
         @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
         @given(changes=_CHANGES)
@@ -417,14 +417,14 @@ class WritableContract(StoreContract):
 
     @pytest.mark.parametrize("value", [b"", b"new", b"x" * 100_000, bytearray(b"ba"), memoryview(b"mv")])
     @pytest.mark.parametrize("key", ["new", "a/c/0/0", "n/e/w", "a/c/new"])
-    def test_set(self, key: str, value: bytes) -> None:
+    def test_set_writes_the_value(self, key: str, value: bytes) -> None:
         async def check(store: WritableStore) -> None:
             await store.set(key, value)
             await check_tree(store, {**TREE, key: bytes(value)})
 
         self.run(check)
 
-    def test_delete(self) -> None:
+    def test_delete_removes_the_key(self) -> None:
         async def check(store: WritableStore) -> None:
             left = dict(TREE)
             for key in TREE:
@@ -437,7 +437,7 @@ class WritableContract(StoreContract):
         self.run(check)
 
     @pytest.mark.parametrize("prefix", ["a", "a/c", "é"])
-    def test_delete_a_tree(self, prefix: str) -> None:
+    def test_delete_removes_a_directory_with_its_keys(self, prefix: str) -> None:
         async def check(store: WritableStore) -> None:
             await store.delete(prefix)
             left = {key for key in TREE if not key.startswith(prefix + "/")}

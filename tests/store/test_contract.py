@@ -1,4 +1,4 @@
-"""Every store keeps the contract: native, index, and fsspec over memory, file, zip, HTTP and S3."""
+"""The contract tests run for each store: file system, index, and fsspec over memory, file, zip, HTTP and S3."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ class TestIndex(StoreContract):
 
 
 class RemoteContract(StoreContract):
-    """Contract of an FsspecStore."""
+    """The contract of an FsspecStore."""
 
     options: ClassVar[Options] = Options(retries=0)
     place: Path
 
     def url(self, tree: Tree) -> str:
-        """Put `tree` somewhere; returns its URL."""
+        """Write `tree` to a new place; return its URL."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -143,7 +143,7 @@ class TestHttp(RemoteContract):
         request.cls.web = nginx
 
     def usable(self, tree: Tree) -> Tree:
-        """nginx lists no names that begin with a dot."""
+        """Leave out the names that begin with a dot, which nginx does not list."""
         return {key: value for key, value in tree.items() if "/." not in "/" + key}
 
     def url(self, tree: Tree) -> str:
@@ -181,7 +181,7 @@ class TestS3(RemoteContract):
 
 
 def test_every_store_is_tested_here() -> None:
-    """A store that is added to the package is added to this module; Overlays have their own, test_overlay.py."""
+    """Each new store class must be listed here, and tested here, in test_unlisted.py or in test_overlay.py."""
     found = set()
     for module in pkgutil.iter_modules(zarrfs.store.__path__, "zarrfs.store."):
         for value in vars(importlib.import_module(module.name)).values():

@@ -1,4 +1,4 @@
-"""Files that users name: what may be replaced, and that nobody ever finds less than one whole set."""
+"""Output files and directories that users name: which may be replaced, and their atomic replacement."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_index_never_replaces_its_source(spelled: str, document: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz", "out.index", "made.index", "out.parq"])
-def test_the_umask_counts(name: str, document: Path, tmp_path: Path) -> None:
+def test_an_output_has_the_mode_of_the_umask(name: str, document: Path, tmp_path: Path) -> None:
     command = ["index", document, "-O"] if name == "made.index" else ["refs", "convert", document]
     for umask, mode in (0o077, 0o600), (0o002, 0o664):
         (tmp_path / f"{mode:o}").mkdir()
@@ -104,7 +104,7 @@ FOREIGN: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "make"), FOREIGN, ids=[f"{n}-{name}" for n, (name, _) in enumerate(FOREIGN)])
-def test_a_set_with_something_else_in_it_stays(name: str, make: Any, document: Path, tmp_path: Path) -> None:
+def test_a_set_with_another_file_in_it_is_not_replaced(name: str, make: Any, document: Path, tmp_path: Path) -> None:
     out = tmp_path / "set.parq"
     done("convert", document, out)
     (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def test_a_set_with_something_else_in_it_stays(name: str, make: Any, document: P
 def test_a_set_is_replaced_with_all_its_files(
     can_exchange: bool, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not can_exchange:  # as a file system may answer
+    if not can_exchange:  # some file systems cannot
         monkeypatch.setattr(destination, "_exchange", lambda one, other: False)
     out = tmp_path / "set.parq"
     done("convert", document, out, "--record-size", 1)
@@ -154,8 +154,7 @@ def test_files_added_to_a_set_during_its_replacement_are_kept(
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
-def test_there_is_a_set_under_the_name_at_every_moment(document: Path, tmp_path: Path) -> None:
-    """Ended right after whichever system call gives a name, there is the old set or the new one."""
+def test_a_kill_at_any_rename_leaves_the_old_set_or_the_new_one(document: Path, tmp_path: Path) -> None:
     out = tmp_path / "set.parq"
     done("convert", document, out)
     count = 0
@@ -169,7 +168,7 @@ def test_there_is_a_set_under_the_name_at_every_moment(document: Path, tmp_path:
     assert 2 < count < 19
 
 
-def test_two_names_are_swapped_at_once(tmp_path: Path) -> None:
+def test_two_names_are_exchanged_atomically(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -178,12 +177,12 @@ def test_two_names_are_swapped_at_once(tmp_path: Path) -> None:
     assert not destination._exchange(str(tmp_path / "a"), str(tmp_path / "none"))
 
 
-def test_a_name_of_255_bytes(document: Path, tmp_path: Path) -> None:
+def test_an_output_name_may_have_255_bytes(document: Path, tmp_path: Path) -> None:
     done("convert", document, tmp_path / ("é" * 125 + ".json"))
     assert os.listdir(tmp_path) != []
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("old")
 
     def write() -> None:
@@ -197,7 +196,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", ["os.mkdir", "zarrfs.store.destination.lock"])
-def test_ctrl_c_while_the_temporary_directory_is_made(
+def test_ctrl_c_while_the_temporary_directory_is_made_leaves_nothing(
     function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, _, name = function.rpartition(".")
@@ -214,7 +213,7 @@ def test_ctrl_c_while_the_temporary_directory_is_made(
 
 
 def test_leftovers_of_a_killed_command_are_removed_by_the_next(tmp_path: Path) -> None:
-    """But not what a living one writes, what somebody else's is, nor what was put away in a swap."""
+    """Kept are the output of a running command, directories of others, and old files kept aside by an exchange."""
     shown = str(tmp_path / "a[1].json")
 
     def write(text: str) -> None:
@@ -226,7 +225,7 @@ def test_leftovers_of_a_killed_command_are_removed_by_the_next(tmp_path: Path) -
         living = set(os.listdir(tmp_path))
         abandoned, put_away = (tmp_path / f".a[1].json.{index * 16}.tmp" for index in "ab")
         others = [tmp_path / f".b.json.{'a' * 16}.tmp", tmp_path / f".a1.json.{'a' * 16}.tmp"]
-        others += [tmp_path / f".a[1].json.{index * 16}.tmp" for index in "de"]  # not as we make them
+        others += [tmp_path / f".a[1].json.{index * 16}.tmp" for index in "de"]  # not as zarrfs makes them
         for path in (abandoned, put_away, *others):
             path.mkdir(0o700)
             (path / "new").write_text("half")
@@ -247,7 +246,7 @@ def test_leftovers_of_a_killed_command_that_wrote_parquet_are_removed(tmp_path: 
     child = os.fork()
     if not child:
         with placed(str(out), "parquet", False) as place, ParquetWriter(place.new):
-            os._exit(0)  # as SIGKILL: nothing is cleaned up
+            os._exit(0)  # as after SIGKILL, nothing is cleaned up
     assert os.waitpid(child, 0)[1] == 0
     assert len(os.listdir(tmp_path)) == 1
     with placed(str(out), "parquet", False) as place, ParquetWriter(place.new) as writer:

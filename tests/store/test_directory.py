@@ -1,4 +1,4 @@
-"""The native store: links, odd files, atomic writes, crashes; and a model run at random."""
+"""FileSystemStore: links, special files, atomic writes, crashes, and random operations compared with a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from zarrfs.store.staging import RESERVED
 
 @pytest.fixture(params=[True, False], ids=["openat2", "walk"])
 def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FileSystemStore]:
-    """A store of tmp_path/base, with and without openat2."""
+    """Return a store of tmp_path/base, with and without openat2(2)."""
     (tmp_path / "base").mkdir()
     made = FileSystemStore(str(tmp_path / "base"))
     made._base._kernel_walks = request.param
@@ -47,7 +47,7 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FileSystem
 
 
 def files(base: Path) -> dict[str, bytes]:
-    """All regular files below a directory, whatever their names."""
+    """Return the contents of all files below a directory, also of those with reserved names."""
     return {
         os.path.relpath(os.path.join(top, name), base): Path(top, name).read_bytes()
         for top, _, names in os.walk(base)
@@ -80,7 +80,7 @@ def test_a_resumed_listing_reads_a_directory_once(
         assert trio.run(after, names[number]) == names[number + 1 :]
     assert len(reads) == 1
     monkeypatch.setattr("zarrfs.store.directory._TICK", 1 << 60)
-    (base / "2").touch()  # too recent a change: nothing is kept
+    (base / "2").touch()  # the directory has changed too recently for its names to be kept
     for _ in range(2):
         assert trio.run(after, "1490") == [*names[1491:], "2"]
     assert len(reads) == 3
@@ -96,7 +96,7 @@ def test_only_a_directory_can_be_opened(tmp_path: Path, name: str) -> None:
     assert str(tmp_path / name) in str(caught.value)
 
 
-# -- what is in the tree
+# -- reading
 
 
 def test_a_key_is_a_path_below_the_base(store: FileSystemStore) -> None:
@@ -116,8 +116,8 @@ def test_attributes_are_those_of_the_file(store: FileSystemStore) -> None:
     assert trio.run(listed, store, "")[0] == info
 
 
-def test_files_of_two_file_systems_are_two_files(tmp_path: Path) -> None:
-    """Those of two snapshots or images often have one inode number."""
+def test_files_of_two_file_systems_have_two_identities(tmp_path: Path) -> None:
+    """Files of two snapshots or images often have the same inode number."""
     found = []
     with tmpfs(tmp_path / "a", "size=1m") as one, tmpfs(tmp_path / "b", "size=1m") as other:
         for place in (one, other):
@@ -130,7 +130,7 @@ def test_files_of_two_file_systems_are_two_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOTCONN, errno.ECONNABORTED])
-def test_a_mount_that_has_lost_its_daemon_hides_no_other_name(
+def test_a_mount_whose_daemon_has_died_hides_no_other_name(
     code: int, store: FileSystemStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.stat
@@ -146,7 +146,7 @@ def test_a_mount_that_has_lost_its_daemon_hides_no_other_name(
     assert [entry[:2] for entry in store.entries("")] == [(name, Kind.DIRECTORY.value) for name in ("a", "dead", "z")]
 
 
-def test_links_that_stay_inside(store: FileSystemStore) -> None:
+def test_links_within_the_base_are_followed(store: FileSystemStore) -> None:
     base = Path(store.path)
     (base / "d").mkdir()
     (base / "d/f").write_bytes(b"value")
@@ -168,7 +168,7 @@ def test_links_that_stay_inside(store: FileSystemStore) -> None:
     assert {info.name for info in trio.run(listed, store, "dir")} == {"f", "up"}
     with pytest.raises(IsDirectory):
         trio.run(store.get, "dir")
-    # no listing goes through a link, so none is endless
+    # list_prefix() follows no links, so it ends
     assert trio.run(keys, store) == sorted([*links, "d/f", "dir", "here"])
 
 
@@ -190,7 +190,7 @@ def test_no_link_leads_out(store: FileSystemStore, target: str) -> None:
         lambda: store.delete("link/f"), lambda: store.set("link/new/er", b""),
     ]  # fmt: skip
     for call in calls:
-        # a link to a file is, as a directory, none
+        # a link used as a directory may raise NotDirectory
         with pytest.raises((ReadError, NotDirectory)) as caught:
             trio.run(call)
         if call in calls[:2]:
@@ -200,7 +200,7 @@ def test_no_link_leads_out(store: FileSystemStore, target: str) -> None:
     assert files(base.parent / "base2") == {"f": b"secret"}
 
 
-def test_a_link_that_leads_nowhere_is_a_failure_not_a_missing_key(store: FileSystemStore) -> None:
+def test_a_dangling_link_is_a_failure_not_a_missing_key(store: FileSystemStore) -> None:
     (Path(store.path) / "link").symlink_to("nowhere")
     (Path(store.path) / "loop").symlink_to("loop")
     assert trio.run(keys, store) == ["link", "loop"]
@@ -210,7 +210,7 @@ def test_a_link_that_leads_nowhere_is_a_failure_not_a_missing_key(store: FileSys
         trio.run(store.get, "loop")
 
 
-def test_set_and_delete_take_the_link_not_what_it_leads_to(store: FileSystemStore) -> None:
+def test_set_and_delete_change_the_link_not_its_target(store: FileSystemStore) -> None:
     base = Path(store.path)
     (base / "f").write_bytes(b"old")
     for name in ("a", "b"):
@@ -240,7 +240,7 @@ def test_special_files_are_listed_and_not_opened(store: FileSystemStore) -> None
             trio.run(store.get, name)
 
 
-def test_names_that_are_not_utf8(store: FileSystemStore) -> None:
+def test_names_need_not_be_utf8(store: FileSystemStore) -> None:
     raw = os.path.join(os.fsencode(store.path), b"a\xff\xfe")
     with open(raw, "wb") as file:
         file.write(b"x")
@@ -255,7 +255,7 @@ def test_names_that_are_not_utf8(store: FileSystemStore) -> None:
             trio.run(call, "\ud800")
 
 
-def test_a_listing_is_bounded_by_pages_not_by_size(store: FileSystemStore) -> None:
+def test_a_large_directory_is_listed_in_full_without_names_removed_meanwhile(store: FileSystemStore) -> None:
     names = sorted(f"{number}" for number in range(2500))
     for name in names:
         Path(store.path, name).touch()
@@ -265,15 +265,14 @@ def test_a_listing_is_bounded_by_pages_not_by_size(store: FileSystemStore) -> No
         listing = store.list_dir("")
         seen = [(await anext(listing)).name for _ in range(1500)]
         for name in names[2000:]:
-            os.unlink(Path(store.path, name))  # names that vanish meanwhile are left out
+            os.unlink(Path(store.path, name))
         seen += [info.name async for info in listing]
         assert seen == names[:2000]
 
     trio.run(half)
 
 
-def test_the_base_is_held(tmp_path: Path) -> None:
-    """A store goes on with its directory when that is renamed."""
+def test_a_store_keeps_its_directory_when_that_is_renamed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     store = FileSystemStore(str(tmp_path / "a"))
     (tmp_path / "a").rename(tmp_path / "b")
@@ -281,7 +280,7 @@ def test_the_base_is_held(tmp_path: Path) -> None:
     assert (tmp_path / "b/k").read_bytes() == b"v"
 
 
-def test_bytes_that_are_not_in_the_page_cache(store: FileSystemStore) -> None:
+def test_bytes_that_are_not_in_the_page_cache_are_read(store: FileSystemStore) -> None:
     value = os.urandom(1 << 20)
     path = Path(store.path, "f")
     path.write_bytes(value)
@@ -300,7 +299,7 @@ def test_bytes_that_are_not_in_the_page_cache(store: FileSystemStore) -> None:
 # -- writing
 
 
-def test_a_value_that_others_may_not_read_stays_so(store: FileSystemStore) -> None:
+def test_a_replaced_value_keeps_its_mode(store: FileSystemStore) -> None:
     path = Path(store.path, "f")
     path.write_bytes(b"old")
     path.chmod(0o600)
@@ -395,7 +394,7 @@ trio.run(*((store.delete, "tree") if moment == "tree" else (store.set, "a/key", 
 
 
 @pytest.mark.parametrize("moment", ["write", "rename", "after", "tree"])
-def test_a_kill_leaves_old_or_new_and_the_next_writer_cleans_up(tmp_path: Path, moment: str) -> None:
+def test_a_kill_leaves_the_old_or_the_new_value_and_the_next_writer_cleans_up(tmp_path: Path, moment: str) -> None:
     for name in ("a", "tree"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "key").write_bytes(b"old")
@@ -418,8 +417,8 @@ def test_a_kill_leaves_old_or_new_and_the_next_writer_cleans_up(tmp_path: Path, 
     assert sorted(os.listdir(tmp_path)) == ["a", "last", "other", *(["tree"] if moment != "tree" else [])]
 
 
-def test_staging_files_of_a_living_process_are_kept(tmp_path: Path) -> None:
-    """Two stores on one directory: the second cleans up while the first has a value half written."""
+def test_staging_files_of_a_running_process_are_kept(tmp_path: Path) -> None:
+    """Of two stores on one directory, the second cleans up while the first is writing a value."""
     first, second = FileSystemStore(str(tmp_path)), FileSystemStore(str(tmp_path))
     staged = first._stage().create(None, 0o666)
     os.write(staged.descriptor, b"half")
@@ -437,7 +436,7 @@ def test_staging_files_of_a_living_process_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs, which takes root")
-def test_a_file_system_mounted_in_the_tree(tmp_path: Path) -> None:
+def test_a_file_system_mounted_in_the_tree_is_written_and_cleaned_up(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "none", inner], check=False).returncode:
@@ -461,11 +460,11 @@ def test_a_file_system_mounted_in_the_tree(tmp_path: Path) -> None:
         subprocess.run(["umount", inner], check=True)
 
 
-# -- at random
+# -- random operations
 
 
 class Model(RuleBasedStateMachine):
-    """FileSystemStore against a dict; empty directories stay, as the specification knows them."""
+    """FileSystemStore compared with a dict; empty directories remain, as the specification has directories."""
 
     known = Bundle("known")
 
@@ -537,7 +536,7 @@ TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-def test_a_file_with_a_lease_is_read_when_its_holder_yields(store: FileSystemStore) -> None:
+def test_a_file_with_a_lease_is_read_once_its_holder_releases_it(store: FileSystemStore) -> None:
     (path := Path(store.path, "a")).write_bytes(b"value")
 
     async def body() -> bytes:

@@ -14,7 +14,7 @@ SIZES = st.lists(st.none() | st.integers(0, 10_000) | st.integers(0, 64 << 20), 
 
 
 def divided(sizes: list[int | None], count: int) -> tuple[list[list[int]], set[Listing]]:
-    """The numbers of the keys of each share, each found by a division of its own; the listings that they saw."""
+    """Return the numbers of the keys in each share, and the listings, with a separate Division for each share."""
     found, listings = [], set()
     for index in range(count):
         division = Division(Share(index, count))
@@ -39,22 +39,22 @@ def test_each_key_is_in_one_share_and_shares_are_balanced(sizes: list[int | None
 
 
 def test_neighbours_stay_together() -> None:
-    """Else each process would fetch the blocks of all others: here a block is 128 values."""
+    """Otherwise each process would fetch the blocks of all others; here a block holds 128 values."""
     shares, _ = divided([4096] * 25_000, 4)
     runs = sum(after != before + 1 for share in shares for before, after in itertools.pairwise(share))
     assert runs < 600
 
 
-def test_a_listing_tells_other_keys_and_sizes() -> None:
+def test_other_keys_or_sizes_change_the_digest_of_a_listing() -> None:
     listings = set()
     for key, size in (("a", 1), ("a", 2), ("b", 1), ("a", None), ("a", -1)):
         division = Division(Share(0, 2))
         division.mine(key, size)
         listings.add(division.listing)
-    assert len({one.digest for one in listings}) == 4  # -1 is no size
+    assert len({one.digest for one in listings}) == 4  # -1 means an unknown size, as None does
 
 
-def test_without_sizes_values_are_counted() -> None:
+def test_without_sizes_each_share_has_the_same_number_of_values() -> None:
     counts = []
     for index in range(2):
         division = Division(Share(index, 2), sizes=False)

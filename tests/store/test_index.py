@@ -1,4 +1,4 @@
-"""IndexStore, beyond what the tests of what compiles an index say."""
+"""IndexStore: the tests that do not belong to one of the index compilers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zarrfs.store import index
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 4, 5, 100])
 def test_all_entries_are_counted_in_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two of them a mount answers what else is asked; the first statfs(2) counts them."""
+    """The first statfs(2) counts the entries; between two pieces a mount serves other requests."""
     monkeypatch.setattr(index, "_COUNTED", piece)
     refs = {"a": "1", "d/b": "22", "d/c": ["file:///x", 0, 300], "e": "4444"}
     with compiled({"version": 1, "refs": refs}) as made:

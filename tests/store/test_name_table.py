@@ -1,4 +1,4 @@
-"""The table of names is kept in a directory of any name."""
+"""The table of names: the file that keeps it, and names that a web server's listing hides."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_table_is_kept_in_any_directory(name: bytes, tmp_path: Path) -> None:
         ("0.0", False), ("c", False), ("#a", False),
     ],
 )  # fmt: skip
-def test_a_listing_of_a_web_server_does_not_say_that_a_hidden_name_is_absent(name: str, hidden: bool) -> None:
+def test_a_web_servers_listing_does_not_prove_that_a_hidden_name_is_absent(name: str, hidden: bool) -> None:
     table = NameTable(300.0, 300.0, in_memory=True)
     table.put_listing("d", [], time.time())
     known = table.get(f"d/{name}")

@@ -1,4 +1,4 @@
-"""Overlay and Upper: merged trees, whiteouts, copying up, and what is refused."""
+"""Overlay and Upper: merged trees, whiteouts, copying up, records and locks, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 def write(root: Path, tree: Tree) -> Path:
-    """A directory with the values of `tree`."""
+    """Write the values of `tree` below `root`; return `root`."""
     root.mkdir(parents=True, exist_ok=True)
     for key, value in tree.items():
         path = root / key
@@ -45,7 +45,7 @@ def _place(request: pytest.FixtureRequest, tmp_path: Path) -> None:
 
 
 class TestOverlay(WritableContract):
-    """Half of the tree in the lower store, half in the upper, and a directory and files that are hidden."""
+    """An overlay with half of the tree in each of its stores, and with a file and a directory that are whited out."""
 
     examples: ClassVar[int] = 50
     place: Path
@@ -63,7 +63,7 @@ class TestOverlay(WritableContract):
                     write(lower, {key: b"below"})
         write(lower, {"hidden file": b"x", "hidden/tree/y": b"y"})
         write(upper, {".wh.hidden file": b"", ".wh.hidden": b""})
-        for key in tree:  # what is a directory for one half may not be a file for the other
+        for key in tree:  # a directory of the upper must not be a file in the lower
             for above in Path(key).parents:
                 if (upper / above).is_dir() and (lower / above).is_file():
                     (lower / above).unlink()
@@ -79,7 +79,7 @@ class TestOverlayWithoutOpenat2(TestOverlay):
 
 
 class TestPlain(WritableContract):
-    """A directory that is its own upper."""
+    """An overlay without a lower store: the directory is its own upper."""
 
     place: Path
 
@@ -91,7 +91,7 @@ class TestPlain(WritableContract):
 
 
 def run(root: Path, lower: Tree, check: Callable[[Overlay], Awaitable[Any]]) -> Any:
-    """`check` of an overlay of `lower` in root/lower under root/upper."""
+    """Write `lower` into root/lower, run `check` with an overlay of it and root/upper, and return the result."""
     write(root / "lower", lower)
     (root / "upper").mkdir(exist_ok=True)
 
@@ -118,7 +118,7 @@ _TREES = st.dictionaries(_KEYS, st.binary(max_size=3), max_size=6).map(
 def test_random_changes(
     lower: Tree, steps: list[tuple[str, str, bytes]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The merged tree is the model's, before and after a new start; the changes tell the difference, and no more."""
+    """The merged tree equals the model, also when opened again; changes() lists exactly the differences."""
     root = tmp_path_factory.mktemp("overlay")
     model = dict(lower)
 
@@ -137,7 +137,7 @@ def test_random_changes(
                     for gone in below | {key}:
                         model.pop(gone, None)
             except (IsDirectory, NotDirectory, NotFound):
-                # a directory may be left without files: the model does not know of it
+                # an empty directory may remain, which the model does not have
                 assert above or below or what == "delete" or (await store.info(key)).size == 0
             assert {key: bytes(await store.get(key)) async for key in store.list_prefix("")} == model
 
@@ -162,8 +162,8 @@ def test_random_changes(
     } == lower
 
 
-def test_copying_up(tmp_path: Path) -> None:
-    """Modes, times, holes and links as they are shown; once, however many want it; and nothing below changes."""
+def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path) -> None:
+    """Several tasks copy up the same entries at the same time."""
     lower = write(tmp_path / "lower", {"d/e/file": b"value", "d/other": b"other"})
     with open(lower / "d/sparse", "wb") as file:
         file.truncate(8 << 20)
@@ -199,7 +199,7 @@ def test_copying_up(tmp_path: Path) -> None:
 def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So does one whose name another file has taken, which stays."""
+    """If another file has taken its name meanwhile, that file stays."""
 
     async def check(store: Overlay) -> None:
         copy = store._copy_data
@@ -224,10 +224,10 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
 
 @pytest.mark.parametrize("before", [b"value", b""])
 @pytest.mark.parametrize("another", [False, True])
-def test_a_file_that_grows_before_it_is_copied_up(
+def test_a_file_that_grows_before_it_is_copied_up_is_never_cut(
     another: bool, before: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy is never the beginning of it; another file of this name is looked up again by the kernel."""
+    """If another file has replaced it, ESTALE makes the kernel look up the name again."""
     longer = b"longer than before"
 
     async def check(store: Overlay) -> None:
@@ -254,10 +254,10 @@ def test_a_file_that_grows_before_it_is_copied_up(
     run(tmp_path, {"a": before}, check)
 
 
-def test_only_so_many_bytes_are_read(tmp_path: Path) -> None:
+def test_no_more_than_the_given_bytes_are_copied_up(tmp_path: Path) -> None:
     async def check(store: Overlay) -> None:
         assert store.lower is not None
-        os.unlink(tmp_path / "lower/a")  # reading it would fail
+        os.unlink(tmp_path / "lower/a")
         os.mkfifo(tmp_path / "lower/z")
         (tmp_path / "lower/a").write_bytes(b"value")
         assert (await store.copy_up("a", 0)).st_size == 0
@@ -284,7 +284,7 @@ def test_truncating_a_file_of_unknown_size_does_not_request_its_size(tmp_path: P
     assert trio.run(main) == 0
 
 
-def test_a_link_in_the_upper_leads_nowhere(tmp_path: Path) -> None:
+def test_links_in_the_upper_are_not_followed(tmp_path: Path) -> None:
     outside = write(tmp_path / "outside", {"file": b"untouched"})
     upper = write(tmp_path / "upper", {})
     os.symlink(outside, upper / "d")
@@ -304,8 +304,8 @@ def test_a_link_in_the_upper_leads_nowhere(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"file": b"untouched"}
 
 
-def test_what_the_disk_of_the_upper_refuses_is_a_read_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of any store: an OSError would be a bug of the store to its callers, and no entry to fsspec."""
+def test_an_os_error_of_the_upper_is_a_read_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in any store. Callers take an OSError for a bug of the store, and fsspec takes it for a missing entry."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -322,7 +322,7 @@ def test_what_the_disk_of_the_upper_refuses_is_a_read_error(tmp_path: Path, monk
 
 
 def test_a_special_file_of_the_upper_is_listed_and_cannot_be_read(tmp_path: Path) -> None:
-    """As in a store without changes: left out, it would be missing in a copy that nobody complains about."""
+    """As in a store without changes: if it were left out, a copy would lack it without an error."""
     os.mkfifo(write(tmp_path / "upper", {}) / "fifo")
 
     async def check(store: Overlay) -> None:
@@ -337,7 +337,7 @@ def test_a_special_file_of_the_upper_is_listed_and_cannot_be_read(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [".wh.x", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging"])
-def test_reserved_names(name: str, tmp_path: Path) -> None:
+def test_reserved_names_are_hidden_and_cannot_be_written(name: str, tmp_path: Path) -> None:
     async def check(store: Overlay) -> None:
         for key in (name, f"d/{name}", f"{name}/x"):
             with pytest.raises(OSError, match="reserved name"):
@@ -350,8 +350,8 @@ def test_reserved_names(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".wh.x", ".zarrfs-upper", ".zarrfs-upper-sent-1", ".zarrfs-staging"])
-def test_a_directory_that_is_its_own_upper_lists_the_names_that_it_finds(name: str, tmp_path: Path) -> None:
-    """Whiteouts mean nothing there; the other reserved names are not shown."""
+def test_a_directory_that_is_its_own_upper_shows_whiteouts_as_files(name: str, tmp_path: Path) -> None:
+    """Whiteouts have no meaning there; the other reserved names are hidden."""
     write(tmp_path, {"a": b"", name: b"", f"d/{name}": b""})
     shown = name == ".wh.x"
 
@@ -367,26 +367,25 @@ def test_a_directory_that_is_its_own_upper_lists_the_names_that_it_finds(name: s
 
 
 def test_a_layer_with_opaque_markers_is_understood(tmp_path: Path) -> None:
-    """Opaque markers are understood, which nothing here has to write."""
     write(tmp_path / "upper", {"d/.wh..wh..opq": b"", "d/new": b"new", "e/.wh.gone": b""})
     lower: Tree = {"d/old": b"", "d/sub/old": b"", "e/gone": b"", "e/kept": b"kept"}
     run(tmp_path, lower, lambda store: check_tree(store, {"d/new": b"new", "e/kept": b"kept"}))
 
 
-def test_a_directory_made_anew_hides_what_the_removed_one_had(tmp_path: Path) -> None:
+def test_a_recreated_directory_hides_the_entries_of_the_removed_one(tmp_path: Path) -> None:
     async def check(store: Overlay) -> None:
         await store.delete("d")
         await store.set("d/sub/new", b"new")
         await check_tree(store, {"d/sub/new": b"new", "e/kept": b"kept"})
 
     run(tmp_path, {"d/old": b"", "d/sub/old": b"", "e/kept": b"kept"}, check)
-    assert (tmp_path / "upper/d/.wh..wh..opq").exists()  # for whatever reads the layer: docs/writes.md
+    assert (tmp_path / "upper/d/.wh..wh..opq").exists()  # for other programs that read the layer: docs/writes.md
 
 
 OVER = {"source": "/x/refs.json", "fingerprint": "1"}
 
 
-def test_the_record(tmp_path: Path) -> None:
+def test_the_record_is_locked_and_must_match_the_source(tmp_path: Path) -> None:
     Upper(str(tmp_path), over=OVER).close()
     assert not os.listdir(tmp_path), "reading writes nothing"
     first = Upper(str(tmp_path), over=OVER)
@@ -406,7 +405,7 @@ def test_the_record(tmp_path: Path) -> None:
         Upper(str(tmp_path), over={**OVER, "source": "/y"})
     with pytest.raises(SourceError, match=r"another version of /x/refs.json, which has changed since"):
         Upper(str(tmp_path), over={**OVER, "fingerprint": "2"})
-    Upper(str(tmp_path), over={**OVER, "view": "v3"}).close()  # a record of before views were in it
+    Upper(str(tmp_path), over={**OVER, "view": "v3"}).close()  # a record without a view, as older versions wrote it
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
@@ -422,7 +421,7 @@ def test_changes_of_another_source_that_were_made_before_the_lock_are_refused(ex
 
 
 def test_the_record_names_the_view(tmp_path: Path) -> None:
-    """Of another view the same names are other things."""
+    """In another view the same names are other files."""
     for at, (made, asked, words) in enumerate((
         (None, "netcdf", "without view=, not with view=netcdf"), ("v3", None, "with view=v3, not without view="),
         ("v3", "netcdf", "with view=v3, not with view=netcdf"),

@@ -1,4 +1,4 @@
-"""Flat listings fill the table of names, a page at a time."""
+"""Flat listings that fill the table of names page by page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = sorted(["5.4", "5.40", "5.5", "5.50", "5.6", "a/é", "a/\ue000", "b"], ke
 
 
 class Bucket:
-    """A server that lists `keys` after one, two a page."""
+    """A server that lists the `keys` after a given key, two per page."""
 
     def __init__(self, keys: list[str]) -> None:
         self.keys = keys
@@ -38,8 +38,8 @@ async def _know_all(pages: Pages) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_that_was_forgotten_is_on_the_next_page(key: str) -> None:
-    """A page has the keys after one; a value that has changed is forgotten, and so are its neighbours not."""
+def test_a_key_that_was_forgotten_is_found_on_the_next_page(key: str) -> None:
+    """A page has the keys after a given key. When a value changes, its key is forgotten, its neighbours are not."""
     names = NameTable(300.0, 300.0, in_memory=True)
 
     async def main() -> None:
@@ -56,8 +56,8 @@ def test_a_key_that_was_forgotten_is_on_the_next_page(key: str) -> None:
     names.close()
 
 
-def test_who_waits_for_a_page_that_fails_gets_its_failure() -> None:
-    """Not a page of his own, which would fail as late: the last of many would wait for all."""
+def test_all_waiters_for_a_page_that_fails_get_the_failure() -> None:
+    """If each waiter requested the page again, the last one would wait for the failures of all the others."""
     names, asked = NameTable(300.0, 300.0, in_memory=True), 0
 
     async def fail(after: str) -> Page:

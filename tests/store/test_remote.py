@@ -1,4 +1,4 @@
-"""Stores behind URLs: failures that are not absence, archives, and pages that list."""
+"""Stores at URLs: failures that do not mean absence, archives, and web pages with listings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "error"), [(500, ReadError), (503, ReadError), ("reset", ReadError), (403, AccessDenied)]
 )
-def test_a_server_that_fails_has_not_said_that_a_key_is_absent(
+def test_a_failure_of_the_server_does_not_mean_that_a_key_is_absent(
     faulty: Faulty, fault: object, error: type[ReadError]
 ) -> None:
     faulty.put("/v", VALUE, forever=fault)
@@ -63,7 +63,7 @@ def test_a_server_that_fails_has_not_said_that_a_key_is_absent(
         faulty.head("/v")
 
 
-def test_opening_a_store_touches_no_network(faulty: Faulty) -> None:
+def test_opening_a_store_sends_no_request(faulty: Faulty) -> None:
     faulty.requests.clear()
     store = FsspecStore(faulty.url, OPTIONS)
     assert trio.run(store.info, "").kind is Kind.DIRECTORY
@@ -86,20 +86,20 @@ def test_the_location_of_a_value_has_no_secrets(faulty: Faulty) -> None:
     trio.run(check)
 
 
-def test_a_query_stays_with_every_key(faulty: Faulty) -> None:
+def test_the_query_of_a_store_is_sent_with_every_key(faulty: Faulty) -> None:
     faulty.put("/d/v?token=1", VALUE)
 
     async def check() -> None:
         store = FsspecStore(faulty.url + "/d?token=1", OPTIONS)
         assert bytes(await store.get("v")) == VALUE
         assert "token" not in str(await store.locate("v"))
-        assert await store.locate("v", shown=False) == {"url": faulty.url + "/d/v"}  # nor has a set the place's token
+        assert await store.locate("v", shown=False) == {"url": faulty.url + "/d/v"}  # no token in a set either
         await store.aclose()
 
     trio.run(check)
 
 
-def test_a_zip_file_that_is_damaged(nginx: Nginx) -> None:
+def test_a_damaged_zip_member_is_a_read_error(nginx: Nginx) -> None:
     path = nginx.plain.root / "damaged.zip"
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(path, "w", method) as archive:
@@ -122,7 +122,7 @@ def test_a_zip_file_that_is_damaged(nginx: Nginx) -> None:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("place", ["beyond the end", "of the other", "before the beginning"])
-def test_a_zip_file_whose_index_lies_about_a_place(place: str, method: int, tmp_path: Path) -> None:
+def test_a_wrong_offset_in_the_index_of_a_zip_file_is_a_read_error(place: str, method: int, tmp_path: Path) -> None:
     path, value = tmp_path / "lies.zip", VALUE * 200
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("one", value)
@@ -130,7 +130,7 @@ def test_a_zip_file_whose_index_lies_about_a_place(place: str, method: int, tmp_
         at = archive.start_dir
     data = bytearray(path.read_bytes())
     entry = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)
-    if place == "before the beginning":  # the index seems to begin later than it does, so that all begins earlier
+    if place == "before the beginning":  # the end record has a larger offset of the index, which shifts all members
         end = data.rindex(b"PK\x05\x06")
         data[end + 16 : end + 20] = (at + 100).to_bytes(4, "little")
     else:
@@ -149,8 +149,7 @@ def test_a_zip_file_whose_index_lies_about_a_place(place: str, method: int, tmp_
     trio.run(check)
 
 
-def test_a_large_compressed_member(tmp_path: Path) -> None:
-    """Read in pieces, forwards, backwards and by several readers, as a file system does."""
+def test_a_large_compressed_member_is_read_in_pieces_in_any_order(tmp_path: Path) -> None:
     value = b"".join(number.to_bytes(4, "big") for number in range(3_000_000))
     path = tmp_path / "large.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -171,7 +170,7 @@ def test_a_large_compressed_member(tmp_path: Path) -> None:
     trio.run(check)
 
 
-def test_an_archive_within_an_archive_on_a_server(nginx: Nginx) -> None:
+def test_an_archive_within_an_archive_on_a_server_is_read(nginx: Nginx) -> None:
     inner, outer = nginx.plain.root / "inner.zip", nginx.plain.root / "outer.zip"
     with zipfile.ZipFile(inner, "w") as archive:
         archive.writestr("a/v", VALUE)
@@ -203,7 +202,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("server", PAGES)
-def test_listings_of_many_servers(server: str) -> None:
+def test_listings_of_many_servers_are_parsed(server: str) -> None:
     found = webpages.listed(PAGES[server], "http://h/d/")
     assert found is not None
     assert {(entry.name, entry.directory) for entry in found} == {("a b", False), ("c", True)}
@@ -211,7 +210,7 @@ def test_listings_of_many_servers(server: str) -> None:
 
 @pytest.mark.parametrize("link", ["/s/a=b/0.0", "/s/a%3Db/0.0", "/s/a%3db/0%2E0", "0.0", "http://h/s/a=b/0.0"])
 @pytest.mark.parametrize("base", ["http://h/s/a%3Db/", "http://h/s/a=b/"])
-def test_a_listing_may_spell_its_path_otherwise(base: str, link: str) -> None:
+def test_a_listing_may_percent_encode_its_path_differently(base: str, link: str) -> None:
     """The links of a page and the URL of its directory may percent-encode different characters."""
     found = webpages.listed(f'<title>Directory Listing</title><a href="/s/">..</a><a href="{link}">0.0</a>', base)
     assert found is not None
@@ -225,7 +224,7 @@ def test_a_listing_may_spell_its_path_otherwise(base: str, link: str) -> None:
         "<h1>It works!</h1>",
         "",
         "<title>Data</title><a href='v/1/2'>deep</a>",
-        "<title>Directory: /int/d/</title><a href='/int/d/a/'>a</a>",  # of a server behind a proxy at another path
+        "<title>Directory: /int/d/</title><a href='/int/d/a/'>a</a>",  # of a server behind a proxy with another path
         "<title>Product directory</title><a href='http://elsewhere/'>x</a>",
     ],
 )
@@ -249,7 +248,7 @@ def test_an_empty_directory_has_a_listing(page: str) -> None:
     assert webpages.listed(page, "http://h/d/") == []
 
 
-def test_a_titled_page_for_every_name_is_no_empty_directory(faulty: Faulty) -> None:
+def test_a_server_with_a_titled_page_for_every_name_has_no_listings(faulty: Faulty) -> None:
     for path in ("/d/", f"/d/{http._NOBODYS}/", "/e/"):
         faulty.put(path, b"<title>Staff directory</title>", forever="html")
 
@@ -279,7 +278,7 @@ def test_a_titled_page_for_every_name_is_no_empty_directory(faulty: Faulty) -> N
         ("<a href=x><!-- <a href=y>", ["x"]),
     ],
 )
-def test_links_of_a_page(body: str, links: list[str]) -> None:
+def test_the_links_of_a_page_are_found(body: str, links: list[str]) -> None:
     found = webpages.listed(f"<title>Index of d</title>{body}", "http://h/d/")
     assert found is not None
     assert [entry.name for entry in found] == links
@@ -296,7 +295,7 @@ def test_a_hostile_page_takes_linear_time(titled: str, unit: str) -> None:
 
 
 def test_a_long_listing_is_parsed_in_a_thread(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop goes on meanwhile."""
+    """Other tasks run meanwhile."""
     page = b"<title>Index of d</title>" + b"".join(b"<a href='v%d'>v</a>" % number for number in range(5000))
     faulty.put("/d/", page, forever="html")
     threads, parse = [], webpages.listed
@@ -335,7 +334,7 @@ def test_a_listing_that_is_too_long_is_an_error(faulty: Faulty, monkeypatch: pyt
         trio.run(listed)
 
 
-def test_a_page_of_a_server_that_does_not_redirect(faulty: Faulty) -> None:
+def test_a_listing_page_without_a_redirect_is_a_directory(faulty: Faulty) -> None:
     faulty.put("/d", b"<title>Index of d</title>", forever="html")
     faulty.put("/d/", b"<title>Index of d</title><a href='v'>v</a>", forever="html")
     faulty.put("/d/v", VALUE)
@@ -363,7 +362,7 @@ def test_a_name_with_a_slash_is_left_out_of_a_listing(faulty: Faulty) -> None:
     trio.run(check)
 
 
-def test_many_who_find_that_a_value_is_gone(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_readers_of_a_removed_value_get_not_found(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zarrfs.store.remote._FRESH", 0.0)
     monkeypatch.setattr(faulty, "tell_tags", False)
     faulty.put("/v", VALUE)
@@ -388,8 +387,8 @@ def test_many_who_find_that_a_value_is_gone(faulty: Faulty, monkeypatch: pytest.
     assert len(gone) == 3
 
 
-def test_a_value_of_parts_is_of_one_version_where_bytes_show_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client of the server's protocol tells versions by attributes alone."""
+def test_a_value_read_in_parts_is_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory file system has no versions in its responses, so attributes are compared."""
     monkeypatch.setattr("zarrfs.store.remote._FRESH", 0.0)
     system = fsspec.filesystem("memory")
     system.pipe("/parts/v", b"old" * 1000)
@@ -401,7 +400,7 @@ def test_a_value_of_parts_is_of_one_version_where_bytes_show_none(monkeypatch: p
         async def replaced(*arguments: Any) -> Any:
             found = await read_at(*arguments)
             if system.cat("/parts/v") != new:
-                await trio.sleep(1)  # times are compared by seconds
+                await trio.sleep(1)  # modification times are compared in whole seconds
                 system.pipe("/parts/v", new)
             return found
 

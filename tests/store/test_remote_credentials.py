@@ -1,4 +1,4 @@
-"""The kept table of names of a server belongs to one client: others may see other names."""
+"""Stored tables of names: one for each set of credentials, because others may see other names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from zarrfs.store.remote import FsspecStore
 
 
 class _Private(http.server.BaseHTTPRequestHandler):
-    """Serves every key to clients that have any credentials, and says 404 to others, as GitHub does."""
+    """A server that serves every key to clients with any credentials, and answers others with 404, as GitHub does."""
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Print nothing."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -54,7 +54,7 @@ def get(url: str, names: Path, options: Options) -> bytes:
 
 
 @pytest.mark.parametrize("way", ["option", "URL", "netrc"])
-def test_a_name_absent_without_credentials(
+def test_a_name_absent_without_credentials_is_found_with_credentials(
     private: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_a_name_absent_without_credentials(
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "s3a://bucket/x"])
-def test_keys_in_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_keys_in_the_environment_select_the_table(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def path() -> str | None:
         async def main() -> str | None:
             store = FsspecStore(url, Options(), "/names")

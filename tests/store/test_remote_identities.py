@@ -14,7 +14,7 @@ from zarrfs.store.remote import FsspecStore
 
 
 def identities(url: str, options: Options) -> list[int | None]:
-    """Of the value k: from its own question, from a listing, and again."""
+    """Return the identities of the value k from info(), list_dir(), info() again and open(), twice."""
 
     async def body() -> list[int | None]:
         store, found = FsspecStore(url, options), list[Info]()
@@ -23,7 +23,7 @@ def identities(url: str, options: Options) -> list[int | None]:
                 found.append(await store.info("k"))
                 found += [info async for info in store.list_dir("") if info.name == "k"]
                 found.append(await store.info("k"))
-                store.names.ttl = 0.0  # nothing is believed from here on
+                store.names.ttl = 0.0  # the table of names is not used for open()
                 found.append((await store.open("k")).info)
                 store.names.ttl = 300.0
         return [info.identity for info in found]
@@ -32,7 +32,7 @@ def identities(url: str, options: Options) -> list[int | None]:
 
 
 @pytest.mark.usefixtures("either_client")
-def test_on_s3(s3: S3) -> None:
+def test_an_identity_on_s3_changes_with_the_value(s3: S3) -> None:
     options, found = Options(storage={"s3": s3.options}), list[int | None]()
     for value in (b"one", b"two"):
         s3.client.put_object(Bucket=s3.bucket, Key="identities/k", Body=value)
@@ -44,23 +44,23 @@ def test_on_s3(s3: S3) -> None:
 
 
 @pytest.mark.usefixtures("either_client")
-def test_on_gcs(gcs: GCS) -> None:
-    """obstore's tags are not those of listings: from the first listing on, times count."""
+def test_an_identity_on_gcs_is_stable_from_the_first_listing_on(gcs: GCS) -> None:
+    """obstore's ETags differ from those of listings, so after the first listing modification times are compared."""
     gcs.put("identities%2Fk", b"one")
     _first, *more = identities(f"gs://{gcs.bucket}/identities", Options(storage={"gcs": gcs.options}))
     assert len({*more}) == 1
     assert None not in more
 
 
-def test_on_sftp(sftp: Sftp) -> None:
+def test_an_identity_on_sftp_is_stable(sftp: Sftp) -> None:
     (sftp.root / "identities").mkdir()
     (sftp.root / "identities/k").write_bytes(b"one")
     first, *more = identities(f"{sftp.url}/identities", Options(storage={"sftp": sftp.options}))
     assert {*more} == {first} != {None}
 
 
-def test_on_a_web_server(nginx: Nginx) -> None:
-    """Its listings tell no sizes, so nothing of versions."""
+def test_an_identity_on_a_web_server_is_stable_or_unknown(nginx: Nginx) -> None:
+    """Its listings have no sizes, so they say nothing about versions."""
     (nginx.listing.root / "identities").mkdir()
     (nginx.listing.root / "identities/k").write_bytes(b"one")
     found = identities(f"{nginx.listing.url}/identities", Options())

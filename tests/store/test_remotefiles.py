@@ -1,4 +1,4 @@
-"""Bytes over HTTP and S3 when things go wrong: nothing wrong is ever given, and nothing that fails is absent."""
+"""Reads over HTTP and S3: failures, which return no wrong bytes and do not mean absence, and the requests sent."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options = OPTIONS) -> Any:
-    """Run `check` on a RemoteFiles, and close it."""
+    """Run `check` with a RemoteFiles, which is closed afterwards; return the result of `check`."""
     return remotereading.using(check, options)
 
 
 def read(url: str, offset: int = 10, length: int = 100, high: int = 1000, options: Options = OPTIONS) -> bytes:
-    """One read of the value [0, high)."""
+    """Read `length` bytes at `offset` of the value [0, high)."""
 
     async def one(files: RemoteFiles) -> bytes:
         return bytes(await files.read(url, offset, length, 0, high))
@@ -65,28 +65,28 @@ def read(url: str, offset: int = 10, length: int = 100, high: int = 1000, option
 
 
 async def read_all(files: RemoteFiles, url: str) -> bytes:
-    """All bytes of a value, uncached."""
+    """Read all bytes of a value without the cache."""
     return await files.read_all_at(*await files.find(url))
 
 
-# -- faults that pass
+# -- temporary faults
 
 
 @pytest.mark.parametrize("fault", [500, 502, 503, 504, 429, 408, "reset", "truncate", "short", "whole truncated"])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_fault_that_passes(faulty: Faulty, fault: object, times: int) -> None:
+def test_a_temporary_fault_is_retried(faulty: Faulty, fault: object, times: int) -> None:
     url = faulty.put("/v", VALUE, *[fault] * times)
     assert read(url, high=len(VALUE)) == VALUE[10:110]
     assert faulty.gets() == times + 1
 
 
-def test_a_slow_answer_that_is_not_waited_for(faulty: Faulty) -> None:
+def test_a_request_without_a_response_is_sent_again_after_request_timeout(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, "slow")
     assert read(url, options=Options(retries=50, request_timeout=0.2)) == VALUE[10:110]
     faulty.release()
 
 
-# -- faults that stay
+# -- permanent faults
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_error_names_the_number_of_attempts(faulty: Faulty) -> None:
         read(url)
 
 
-def test_a_server_that_never_answers(faulty: Faulty) -> None:
+def test_a_server_that_never_answers_is_a_read_error(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, forever="slow")
     with pytest.raises(ReadError, match=r"no answer within 0.1 s \(2 attempts\)"):
         read(url, options=Options(retries=1, request_timeout=0.1))
@@ -131,7 +131,7 @@ def test_a_server_that_never_answers(faulty: Faulty) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/x", "http://nosuchhost.invalid/x"])
-def test_a_host_that_cannot_be_reached(url: str) -> None:
+def test_a_host_that_cannot_be_reached_is_a_read_error(url: str) -> None:
     with pytest.raises(ReadError) as caught:
         read(url.format(port=free_port()))
     assert caught.type is ReadError
@@ -144,12 +144,12 @@ def test_an_invalid_url_is_a_read_error(url: str) -> None:
         read(url, options=Options(retries=0))
 
 
-# -- servers that do it their way
+# -- unusual responses
 
 
 @pytest.mark.parametrize(("offset", "length", "high"), [(10, 100, 1000), (0, 1000, 1000), (0, 10_240, 10_240)])
 @pytest.mark.parametrize("low", [0, 5])
-def test_a_server_that_ignores_ranges(faulty: Faulty, offset: int, length: int, high: int, low: int) -> None:
+def test_a_server_may_ignore_ranges(faulty: Faulty, offset: int, length: int, high: int, low: int) -> None:
     url = faulty.put("/v", VALUE, forever="whole")
 
     async def one(files: RemoteFiles) -> None:
@@ -160,12 +160,12 @@ def test_a_server_that_ignores_ranges(faulty: Faulty, offset: int, length: int, 
     using(one)
 
 
-def test_a_server_that_sends_more_than_was_asked_for(faulty: Faulty) -> None:
+def test_surplus_bytes_of_a_response_are_dropped(faulty: Faulty) -> None:
     assert read(faulty.put("/v", VALUE, forever="long")) == VALUE[10:110]
 
 
 @pytest.mark.parametrize("fault", [None, "whole"])
-def test_beyond_the_end(faulty: Faulty, fault: object) -> None:
+def test_the_error_of_a_read_beyond_the_end_has_the_size(faulty: Faulty, fault: object) -> None:
     url = faulty.put("/v", b"0123456789", forever=fault)
     for offset, length, high in ((5, 6, 11), (10, 1, 11), (100, 1, 200), (0, 11, 11)):
         said = rf"has 10 bytes, bytes \[{offset}, {offset + length}\) were asked for"
@@ -177,10 +177,10 @@ def test_beyond_the_end(faulty: Faulty, fault: object) -> None:
 
     with pytest.raises(OutOfRange, match=r"has 10 bytes, bytes \[20, 25\) were"):
         using(beyond)
-    assert read(url, 2, 8, 20) == b"23456789"  # what is there can be had
+    assert read(url, 2, 8, 20) == b"23456789"  # bytes that exist can be read
 
 
-def test_sizes(faulty: Faulty) -> None:
+def test_the_size_is_found_also_if_head_fails(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE)
     size = lambda files: files.size(url)  # noqa: E731
     assert using(size) == len(VALUE)
@@ -200,7 +200,7 @@ def test_sizes(faulty: Faulty) -> None:
 # -- a value that changes
 
 
-def test_a_target_that_changes(faulty: Faulty) -> None:
+def test_a_target_that_changes_is_an_error(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, None, "changed")
 
     async def two(files: RemoteFiles) -> None:
@@ -211,7 +211,7 @@ def test_a_target_that_changes(faulty: Faulty) -> None:
     using(two)
 
 
-def test_a_target_that_grows(faulty: Faulty) -> None:
+def test_a_target_that_grows_is_an_error(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE)
 
     async def two(files: RemoteFiles) -> None:
@@ -223,14 +223,14 @@ def test_a_target_that_grows(faulty: Faulty) -> None:
     using(two)
 
 
-def test_a_value_of_a_store_that_changes_is_read_anew(faulty: Faulty) -> None:
+def test_a_value_of_a_store_that_changes_is_read_again(faulty: Faulty) -> None:
     async def main() -> None:
         store = FsspecStore(faulty.url, dataclasses.replace(OPTIONS, metadata_ttl=0.0))
         faulty.put("/v", VALUE)
         assert bytes(await store.get("v")) == VALUE
         store.files.blocks.cache.drop(lambda key: True)
         faulty.put("/v", VALUE, "changed")
-        with pytest.raises(TargetChanged):  # the server says one thing and does another
+        with pytest.raises(TargetChanged):  # GET has another ETag than HEAD
             await (await store.open("v")).read(0, len(VALUE))
         faulty.put("/v", b"new")
         assert bytes(await store.get("v")) == b"new"
@@ -243,7 +243,7 @@ def test_a_value_of_a_store_that_changes_is_read_anew(faulty: Faulty) -> None:
     trio.run(main)
 
 
-# -- what is fetched
+# -- requests
 
 
 def test_a_small_value_is_fetched_whole_and_once(faulty: Faulty) -> None:
@@ -279,7 +279,7 @@ def test_a_large_value_is_fetched_in_parts_ahead_of_its_reader(faulty: Faulty) -
             length = min(1 << 20, high - offset)
             assert await files.read(url, offset, length, low, high) == value[offset : offset + length]
             asked = faulty.gets()
-            if offset == low + (1 << 20):  # the window opens
+            if offset == low + (1 << 20):  # the read-ahead window opens
                 with trio.fail_after(60):
                     while faulty.gets() < 4:  # noqa: ASYNC110
                         await trio.sleep(0.01)
@@ -328,7 +328,7 @@ def test_a_seek_cancels_prefetched_parts_in_flight(faulty: Faulty) -> None:
     using(check)
 
 
-def test_small_values_in_the_order_of_their_offsets_are_fetched_ahead(faulty: Faulty) -> None:
+def test_small_values_read_in_the_order_of_their_offsets_are_fetched_ahead(faulty: Faulty) -> None:
     value = os.urandom(4 << 20)
     url = faulty.put("/v", value)
     size = 10_000
@@ -351,7 +351,7 @@ def test_small_values_in_the_order_of_their_offsets_are_fetched_ahead(faulty: Fa
     assert faulty.gets() == 50
 
 
-def test_neighbours_that_are_fetched_ahead_are_one_request(faulty: Faulty) -> None:
+def test_neighbours_that_are_prefetched_are_one_request(faulty: Faulty) -> None:
     value = os.urandom(1 << 20)
     url = faulty.put("/v", value)
     wanted = [(url, low, low + 1000) for low in random.Random(1).sample(range(0, 600_000, 1000), 600)]
@@ -378,7 +378,7 @@ def test_neighbours_that_are_fetched_ahead_are_one_request(faulty: Faulty) -> No
         (Options(host_requests=2, coalesce_gap=0), 100),
     ],
 )
-def test_the_bounds_of_what_makes_one_request(faulty: Faulty, options: Options, requests: int) -> None:
+def test_options_bound_the_coalescing_of_requests(faulty: Faulty, options: Options, requests: int) -> None:
     value = os.urandom(200_000)
     url = faulty.put("/v", value)
 
@@ -390,7 +390,7 @@ def test_the_bounds_of_what_makes_one_request(faulty: Faulty, options: Options, 
 
 
 async def queued(files: RemoteFiles, count: int) -> None:
-    """Return when so many wants wait for their turn."""
+    """Wait until at least `count` wants are waiting for a slot."""
     for _ in range(3000):
         if files.stats()["waiting"] >= count:
             return
@@ -413,7 +413,7 @@ def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faul
             await trio.to_thread.run_sync(faulty.arrived.wait)
             nursery.start_soon(files.prefetch, [(url, low, low + size) for low in range(3_000_000, 3_500_000, size)])
             await queued(files, 5)
-            for waiting, number in enumerate((3, 1, 4, 2), 6):  # in this order: else a run of neighbours may be seen
+            for waiting, number in enumerate((3, 1, 4, 2), 6):  # no run of neighbours, which would start read-ahead
                 nursery.start_soon(one, number)
                 await queued(files, waiting)
             faulty.release()
@@ -423,25 +423,25 @@ def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faul
     assert ranges == ["bytes=0-99999", "bytes=100000-499999", "bytes=3000000-3499999"]
 
 
-def test_a_target_that_changes_is_read_anew_where_that_is_wanted(faulty: Faulty) -> None:
+def test_with_stale_reread_a_target_that_changes_is_read_again(faulty: Faulty) -> None:
     url = faulty.put("/v", b"a" * 10_000)
 
     async def check(files: RemoteFiles) -> None:
         assert bytes(await files.read(url, 0, 100, 0, 1000)) == b"a" * 100
         faulty.put("/v", b"b" * 20_000)
         assert bytes(await files.read(url, 1000, 100, 1000, 2000)) == b"b" * 100
-        assert bytes(await files.read(url, 0, 100, 0, 1000)) == b"b" * 100  # not the kept bytes of before
+        assert bytes(await files.read(url, 0, 100, 0, 1000)) == b"b" * 100  # not the old bytes from the cache
 
     using(check, Options(stale="reread"))
 
 
-def test_a_read_has_a_deadline_of_its_own(faulty: Faulty) -> None:
+def test_a_read_fails_at_read_timeout_despite_retries(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, forever=503)
     with pytest.raises(ReadError, match=r"not read within 0.3 s \(-o read_timeout=\)"):
         read(url, options=Options(read_timeout=0.3, retries=10_000))
 
 
-def test_a_reader_that_leaves_does_not_fail_another(faulty: Faulty) -> None:
+def test_a_cancelled_reader_does_not_fail_another(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, "slow")
 
     async def main(files: RemoteFiles) -> None:
@@ -468,7 +468,7 @@ def test_a_reader_that_leaves_does_not_fail_another(faulty: Faulty) -> None:
     assert faulty.gets() == 1
 
 
-def test_memory_is_bounded(faulty: Faulty) -> None:
+def test_the_memory_of_the_cache_is_bounded(faulty: Faulty) -> None:
     value = bytes(1 << 20)
     url = faulty.put("/v", value)
 
@@ -485,7 +485,7 @@ def test_memory_is_bounded(faulty: Faulty) -> None:
 # -- protocols
 
 
-def test_a_protocol_that_is_unknown() -> None:
+def test_an_unknown_protocol_is_a_read_error() -> None:
     with pytest.raises(ReadError, match="the protocol 'nosuch' is unknown"):
         read("nosuch://x/y")
 
@@ -493,7 +493,7 @@ def test_a_protocol_that_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("protocol", "package", "hint"), [("s3", "s3fs", r"zarrfs\[s3\]"), ("gs", "gcsfs", r"zarrfs\[gcs\]")]
 )
-def test_a_protocol_that_lacks_its_package(
+def test_the_error_names_the_package_that_a_protocol_lacks(
     monkeypatch: pytest.MonkeyPatch, protocol: str, package: str, hint: str
 ) -> None:
     real = builtins.__import__
@@ -511,7 +511,7 @@ def test_a_protocol_that_lacks_its_package(
         read(f"{protocol}://x/y")
 
 
-def test_options_that_cannot_be_used() -> None:
+def test_options_that_cannot_be_used_are_a_read_error() -> None:
     with pytest.raises(ReadError, match="nosuch"):
         read("s3://x/y", options=Options(storage={"s3": {"nosuch": 1}}, retries=0))
     with pytest.raises(ReadError, match="cannot be used with these options"):
@@ -545,8 +545,8 @@ def test_no_error_is_its_own_cause(faulty: Faulty) -> None:
             error = error.__cause__
 
 
-def test_calls_that_never_end_take_no_more_threads_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hard-mounted share, a library without time-outs: threads that nobody waits for any more still run."""
+def test_calls_that_never_end_hold_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a hard-mounted share, or in a library without timeouts, a thread still runs after its caller has given up."""
     fs, go, began = fsspec.filesystem("memory", skip_instance_cache=True), threading.Event(), list[str]()
 
     def info(path: str, **_: Any) -> dict[str, Any]:
@@ -574,7 +574,7 @@ def test_calls_that_never_end_take_no_more_threads_than_there_are(monkeypatch: p
         assert reasons.count("no answer within 0.1 s") == 16
         assert reasons.count("16 calls have no answer yet, and no more are made: none ended within 0.1 s") == 24
         go.set()
-        with trio.fail_after(60):  # what has ended gives its thread back
+        with trio.fail_after(60):  # a call that ends frees its thread
             while True:
                 with contextlib.suppress(Transient):
                     assert (await system.stat("/later")).size == 1
@@ -614,7 +614,7 @@ def test_a_call_that_waits_while_others_end_does_not_time_out(monkeypatch: pytes
 
 
 def test_an_archive_may_have_any_name(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of its names is that of a client."""
+    """A name such as "http" or "obstore" is not confused with a client."""
     monkeypatch.chdir(tmp_path)
     url = faulty.put("/v", VALUE)
 
@@ -628,11 +628,11 @@ def test_an_archive_may_have_any_name(faulty: Faulty, tmp_path: Path, monkeypatc
     using(both)
 
 
-# -- values that are fetched to their end
+# -- values that are read in full
 
 
 @pytest.mark.parametrize("fault", [None, "endless", "whole"])
-def test_a_value_over_the_limit(faulty: Faulty, fault: object) -> None:
+def test_a_value_over_document_limit_is_an_error(faulty: Faulty, fault: object) -> None:
     url = faulty.put("/v", VALUE, forever=fault)
     options = Options(retries=2, request_timeout=20.0, document_limit=len(VALUE) - 1)
 
@@ -641,12 +641,12 @@ def test_a_value_over_the_limit(faulty: Faulty, fault: object) -> None:
             await read_all(files, url)
 
     using(one, options)
-    assert faulty.gets() == 1  # not repeated
+    assert faulty.gets() == 1  # not retried
     exactly = Options(retries=0, document_limit=len(VALUE))
     assert fault == "endless" or using(lambda files: read_all(files, url), exactly) == VALUE
 
 
-def test_a_value_without_end_is_not_counted_for_ever(faulty: Faulty) -> None:
+def test_counting_the_bytes_of_an_endless_value_ends_with_an_error(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, forever="endless")
     faulty.head("/v", forever="unsized")
 
@@ -666,7 +666,7 @@ def test_a_local_zip_file_that_is_replaced_is_not_read_from_the_cache_on_disk(tm
         assert using(lambda files: files.read(f"zip://m::{tmp_path}/t.zip", 0, 4, 0, 4), options) == value
 
 
-def test_a_value_over_the_limit_elsewhere(s3: S3, tmp_path: Path) -> None:
+def test_a_value_over_document_limit_is_an_error_with_other_protocols(s3: S3, tmp_path: Path) -> None:
     s3.client.put_object(Bucket=s3.bucket, Key="large", Body=VALUE)
     fsspec.filesystem("memory").pipe_file("/large", VALUE)
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as file:
@@ -680,13 +680,13 @@ def test_a_value_over_the_limit_elsewhere(s3: S3, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("either_client")
-def test_an_s3_server_without_end(s3: S3, faulty: Faulty) -> None:
+def test_an_endless_response_of_an_s3_server_is_an_error(s3: S3, faulty: Faulty) -> None:
     faulty.put("/tests/v", VALUE, forever="endless")
     options = dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), document_limit=3_000_000)
     with pytest.raises(ReadError, match=r"more than 3000000 bytes"):
         using(lambda files: read_all(files, "s3://tests/v"), options)
     assert faulty.gets() == 1
-    with pytest.raises(ReadError):  # it ignores the range, and tells no size: as Google decompresses what is gzip
+    with pytest.raises(ReadError):  # no range and no size, as when Google decompresses a gzip object
         read("s3://tests/v", options=options)
 
 
@@ -697,7 +697,7 @@ def s3_options(s3: S3, **more: Any) -> Options:
     return Options(storage={"s3": {**s3.options, **more}}, retries=0, request_timeout=20.0)
 
 
-def test_s3_errors(s3: S3) -> None:
+def test_s3_errors_are_distinguished(s3: S3) -> None:
     s3.client.put_object(Bucket=s3.bucket, Key="v", Body=VALUE)
     options = s3_options(s3)
     assert read(f"s3://{s3.bucket}/v", options=options) == VALUE[10:110]
@@ -713,8 +713,7 @@ def test_s3_errors(s3: S3) -> None:
     assert caught.type is ReadError
 
 
-def test_an_s3_server_that_fails(s3: S3, faulty: Faulty) -> None:
-    """A server of nothing but errors: no key is taken for absent."""
+def test_a_failure_of_an_s3_server_does_not_mean_that_a_key_is_absent(s3: S3, faulty: Faulty) -> None:
     for status, error in ((500, ReadError), (503, ReadError), (403, AccessDenied)):
         faulty.put("/tests/v", VALUE, forever=status)
         faulty.head("/tests/v", forever=status)
@@ -732,7 +731,7 @@ def test_an_s3_server_that_fails(s3: S3, faulty: Faulty) -> None:
 
 @pytest.mark.parametrize(("status", "gets"), [(451, 1), (500, 3)])
 def test_a_status_that_s3fs_has_no_error_for_is_no_outage(s3: S3, faulty: Faulty, status: int, gets: int) -> None:
-    """An outage of the bucket, which has answered before, would be waited for, up to read_timeout=."""
+    """The bucket has answered before, so in an outage requests would be retried until read_timeout=."""
     faulty.put("/tests/good", VALUE)
     faulty.put("/tests/v", VALUE, forever=status)
     options = dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), client="fsspec", retries=2)
@@ -748,15 +747,15 @@ def test_a_status_that_s3fs_has_no_error_for_is_no_outage(s3: S3, faulty: Faulty
     assert faulty.gets() <= gets
 
 
-@pytest.mark.parametrize(("fault", "gets"), [(500, 2), ("reset", 4)])  # aiohttp repeats a reset by itself
-def test_libraries_do_not_repeat_s3_requests(s3: S3, faulty: Faulty, fault: object, gets: int) -> None:
+@pytest.mark.parametrize(("fault", "gets"), [(500, 2), ("reset", 4)])  # aiohttp itself retries after a reset
+def test_libraries_do_not_retry_s3_requests(s3: S3, faulty: Faulty, fault: object, gets: int) -> None:
     faulty.put("/tests/v", VALUE, forever=fault)
     with pytest.raises(ReadError, match="2 attempts"):
         read("s3://tests/v", options=dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), retries=1))
     assert faulty.gets() <= gets
 
 
-def test_an_s3_object_that_changes(s3: S3) -> None:
+def test_an_s3_object_that_changes_is_an_error(s3: S3) -> None:
     s3.client.put_object(Bucket=s3.bucket, Key="changes", Body=VALUE)
     url = f"s3://{s3.bucket}/changes"
 
@@ -769,7 +768,7 @@ def test_an_s3_object_that_changes(s3: S3) -> None:
     using(check, s3_options(s3))
 
 
-def test_an_s3_value_beside_keys_below_it(s3: S3) -> None:
+def test_an_s3_key_with_keys_below_it_is_a_file(s3: S3) -> None:
     for key in ("both", "both/below", "both/", "marked/", "marked/x"):
         s3.client.put_object(Bucket=s3.bucket, Key=f"odd/{key}", Body=b"x")
 
@@ -786,7 +785,7 @@ def test_an_s3_value_beside_keys_below_it(s3: S3) -> None:
 
 
 def test_the_bound_of_read_ahead_is_the_same_after_options_change() -> None:
-    """A RemoteFiles for archives takes a quarter of the memory: now, and when options change."""
+    """below() makes a RemoteFiles for archives, which takes a quarter of the memory."""
 
     def bounds(files: RemoteFiles) -> tuple[int, int, int]:
         return files.blocks._runs.ahead, files._streams.most, files.blocks.cache.max_bytes // 4

@@ -32,7 +32,7 @@ def test_a_plus_is_not_taken_for_a_space() -> None:
     assert identity.of_web("https://h/k?q=a+b", {}) != identity.of_web("https://h/k?q=a%20b", {})
 
 
-def test_a_user_is_no_part_of_it_but_parameters_and_headers_are() -> None:
+def test_an_identity_contains_parameters_and_headers_but_no_user() -> None:
     plain = identity.of_web("https://h/k", {})
     assert identity.of_web("https://user:secret@H/k", {"headers": {"Authorization": "x"}, "ssl": False}) == plain
     assert identity.of_web("https://h/k", {"params": {"v": "1"}}) != plain
@@ -48,7 +48,7 @@ async def names_of(options: list[str], url: str) -> tuple[str, str, str]:
         await files.aclose()
 
 
-def test_endpoints_tell_buckets_apart() -> None:
+def test_endpoints_distinguish_buckets() -> None:
     import trio
 
     one = trio.run(names_of, ["s3.endpoint_url=http://a:1", "s3.key=k", "s3.secret=s"], "s3://b/k/l")
@@ -57,7 +57,7 @@ def test_endpoints_tell_buckets_apart() -> None:
     assert other[:2] == ("s3://b at a:2", "s3://b/k/l at http://a:2")
 
 
-def test_of_http_the_host_has_no_user_and_of_archives_the_archive_counts() -> None:
+def test_an_http_host_has_no_user_and_a_zip_member_has_the_identity_of_its_archive() -> None:
     import trio
 
     host, name, _ = trio.run(names_of, [], "http://u:p@Host:81/k")
@@ -69,7 +69,7 @@ def test_of_http_the_host_has_no_user_and_of_archives_the_archive_counts() -> No
     assert name.startswith("zip://m::file:///data/x.zip#")  # with the version of the file
 
 
-def test_unknown_protocols_still_say_so() -> None:
+def test_an_unknown_protocol_is_still_a_read_error() -> None:
     import trio
 
     with pytest.raises(ReadError, match="unknown"):

@@ -1,4 +1,4 @@
-"""Targets of unknown size over HTTP: their size comes with their first bytes, in one request."""
+"""Targets of unknown size: one request returns both the size and the first bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_request_returns_the_size_and_the_bytes(faulty: Faulty) -> None:
     assert faulty.requests == [("GET", "/first", f"bytes=0-{PART - 1}")]
 
 
-def test_a_large_value_goes_on_after_its_first_part(faulty: Faulty) -> None:
+def test_the_first_part_of_a_large_value_is_not_fetched_again(faulty: Faulty) -> None:
     value = os.urandom(PART + 1000)
     url = faulty.put("/first", value)
 
@@ -42,7 +42,7 @@ def test_a_large_value_goes_on_after_its_first_part(faulty: Faulty) -> None:
     ]  # fmt: skip
 
 
-def test_servers_that_answer_otherwise(faulty: Faulty) -> None:
+def test_the_size_is_found_without_range_support_and_for_an_empty_value(faulty: Faulty) -> None:
     async def check(files: RemoteFiles) -> bytes:
         size = await files.size(url, begin=True)
         assert size == len(wanted)
@@ -57,10 +57,10 @@ def test_servers_that_answer_otherwise(faulty: Faulty) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nginx", "s3", "fsspec", "untold"])
-def test_a_target_that_is_too_short_is_named_with_its_size_and_what_was_asked(
+def test_the_error_of_a_short_target_has_its_size_and_the_requested_range(
     nginx: Nginx, faulty: Faulty, s3: S3, kind: str
 ) -> None:
-    """Also where its server says no size, as with "untold": then it is known after the first bytes."""
+    """With "untold", the first response has no size; the size is known after the first bytes."""
     (nginx.plain.root / "short").write_bytes(VALUE)
     s3.client.put_object(Bucket=s3.bucket, Key="short", Body=VALUE)
     urls = {"nginx": f"{nginx.plain.url}/short", "untold": faulty.put("/short", VALUE, 416)}
@@ -82,7 +82,7 @@ def test_a_target_that_is_too_short_is_named_with_its_size_and_what_was_asked(
     using(check, options)
 
 
-def test_a_target_that_changes_after_its_first_bytes(faulty: Faulty) -> None:
+def test_a_target_that_changes_after_its_first_bytes_is_an_error(faulty: Faulty) -> None:
     url = faulty.put("/first", bytes(PART) + b"one")
 
     async def check(files: RemoteFiles) -> None:
@@ -95,7 +95,7 @@ def test_a_target_that_changes_after_its_first_bytes(faulty: Faulty) -> None:
 
 
 def test_a_target_that_grows_after_its_size_was_shown_is_not_cut(faulty: Faulty) -> None:
-    """A listing shows a size; the value that is read later is a longer one."""
+    """A listing shows the size; when the value is read later, it is longer."""
     url = faulty.put("/first", b"one")
 
     async def check(files: RemoteFiles) -> None:
@@ -109,7 +109,7 @@ def test_a_target_that_grows_after_its_size_was_shown_is_not_cut(faulty: Faulty)
 
 
 def test_a_target_that_has_grown_since_its_block_was_kept_on_disk_is_not_cut(faulty: Faulty, tmp_path: Path) -> None:
-    """Its size comes from the disk, its bytes from the server, which has a longer version."""
+    """The size comes from the disk, and the bytes come from the server, which has a longer version."""
     value = os.urandom(PART + 1000)
     url = faulty.put("/first", value)
     options = parse([f"cache_dir={tmp_path}", "cache_min_free=0B"]).options
@@ -124,7 +124,7 @@ def test_a_target_that_has_grown_since_its_block_was_kept_on_disk_is_not_cut(fau
             with pytest.raises(TargetChanged, match="has grown since its size was shown"):
                 await files.read(url, PART, 1000, 0, len(value))
 
-    for _ in range(100):  # a disk that is busy keeps nothing
+    for _ in range(100):  # while the disk is busy, no block is kept
         faulty.requests.clear()
         using(sized, options)
         if not faulty.requests:
@@ -133,7 +133,7 @@ def test_a_target_that_has_grown_since_its_block_was_kept_on_disk_is_not_cut(fau
     using(check, options)
 
 
-def test_many_are_asked_for_within_the_bound_of_a_server(faulty: Faulty) -> None:
+def test_the_sizes_of_many_targets_take_one_request_each(faulty: Faulty) -> None:
     import trio
 
     urls = [faulty.put(f"/first{number}", VALUE) for number in range(100)]
@@ -156,7 +156,7 @@ def test_the_size_of_a_block_on_disk_needs_no_request(faulty: Faulty, tmp_path: 
         size = await files.size(url, begin=True)
         assert await files.read(url, 0, size, 0, size) == VALUE
 
-    for _ in range(100):  # a disk that is busy keeps nothing
+    for _ in range(100):  # while the disk is busy, no block is kept
         before = faulty.gets()
         using(check, options)
         if faulty.gets() == before:

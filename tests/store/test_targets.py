@@ -1,4 +1,4 @@
-"""Targets: forms of a target, what is refused, local files that change, vanish or are none."""
+"""Targets: the forms of a target, refused targets, and local files, also ones that change or are missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def read(targets: Targets, url: str, offset: int = 3, length: int = 5) -> bytes:
-    """One read, and the end of the reader."""
+    """Read from `targets` once, and close it."""
 
     async def main() -> bytes:
         try:
@@ -75,7 +75,7 @@ def test_targets_are_a_target_reader() -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["{base}/", "file://{base}/"])
-def test_local_forms(base: Path, url: str, path: str, form: str) -> None:
+def test_local_targets_of_all_forms_are_found(base: Path, url: str, path: str, form: str) -> None:
     targets = Targets(Options(), form.format(base=base))
     url = url.format(base=base)
     assert read(targets, url) == DATA[3:8]
@@ -83,14 +83,14 @@ def test_local_forms(base: Path, url: str, path: str, form: str) -> None:
     assert os.path.samefile(targets.resolve(url), base / path)
 
 
-def test_a_percent_encoded_file_is_shown_as_its_url_until_it_was_found(base: Path) -> None:
+def test_a_percent_encoded_file_is_shown_as_its_url_until_it_is_found(base: Path) -> None:
     targets = Targets(Options(), f"{base}/")
     assert targets.resolve("file://a%20b") == f"file://{base}/a%20b"
     assert targets.resolve(f"{base}/c%20d") == f"{base}/c%20d"  # a path is not decoded
 
 
 @pytest.mark.parametrize("archive", ["t.zip", "./sub/../t.zip", "file://t.zip", "zip://t.zip::outer.zip"])
-def test_a_relative_archive(base: Path, archive: str) -> None:
+def test_an_archive_may_be_relative_to_the_base(base: Path, archive: str) -> None:
     with zipfile.ZipFile(base / "t.zip", "w") as file:
         file.writestr("a b", DATA)
     with zipfile.ZipFile(base / "outer.zip", "w") as file:
@@ -109,7 +109,7 @@ def test_a_relative_archive(base: Path, archive: str) -> None:
         ("data:,", b""),
     ],
 )
-def test_a_url_that_contains_its_bytes(url: str, data: bytes) -> None:
+def test_a_data_url_is_read(url: str, data: bytes) -> None:
     async def main() -> None:
         targets = Targets(Options(), "https://host/d/", "https://host/d/set.json")
         assert await targets.size(url, begin=True) == len(data)
@@ -131,13 +131,13 @@ def test_a_url_that_contains_its_bytes(url: str, data: bytes) -> None:
         ("data:" + "x" * 1000, "malformed: a data: url without a comma"),
     ],
 )  # fmt: skip
-def test_a_malformed_data_url(url: str, rule: str) -> None:
+def test_a_malformed_data_url_is_a_read_error(url: str, rule: str) -> None:
     with pytest.raises(ReadError, match=rule) as caught:
         read(Targets(Options()), url)
     assert len(str(caught.value)) < 200
 
 
-def test_relative_to_the_directory_of_the_process(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_base_the_working_directory_is_the_base(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base)
     assert read(Targets(Options()), "sub/f") == DATA[3:8]
 
@@ -154,11 +154,11 @@ def test_relative_to_the_directory_of_the_process(base: Path, monkeypatch: pytes
         ("http://h/d/", "http://other/x", "http://other/x"),
     ],
 )
-def test_relative_to_a_url(base_url: str, relative: str, absolute: str) -> None:
+def test_a_target_is_relative_to_the_url_of_its_base(base_url: str, relative: str, absolute: str) -> None:
     assert Targets(Options(), base_url).resolve(relative) == absolute
 
 
-def test_a_memory_target_and_base() -> None:
+def test_a_target_and_a_base_may_be_in_memory() -> None:
     fsspec.filesystem("memory").pipe("/targets/f", DATA)
     assert read(Targets(Options()), "memory://targets/f") == DATA[3:8]
     assert read(Targets(Options(), "memory://targets/"), "f") == DATA[3:8]
@@ -180,7 +180,7 @@ def test_a_memory_target_and_base() -> None:
         ("zip://a::http://u:p@[::1]:80/x", "zip://a::http://[::1]:80/x"),
     ],
 )
-def test_shown_without_secrets(url: str, shown: str) -> None:
+def test_a_target_is_shown_without_secrets(url: str, shown: str) -> None:
     assert Targets(Options()).resolve(url) == shown
 
 
@@ -203,11 +203,11 @@ def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
         ("", [""]),
     ],
 )
-def test_links_of_a_chain(url: str, expected: list[str]) -> None:
+def test_a_chained_url_is_split_into_its_links(url: str, expected: list[str]) -> None:
     assert split_chain(url) == expected
 
 
-# -- what is refused
+# -- refused targets
 
 
 @pytest.mark.parametrize("url", ["{base}/f", "file://{base}/f", "zip://x::file://{base}/f", "zip://x::{base}/f"])
@@ -219,12 +219,12 @@ def test_a_document_from_the_network_reaches_no_local_file(base: Path, url: str)
 @pytest.mark.parametrize(
     "url", ["reference://x", "simplecache::file:///etc/passwd", "sftp://h/x", "github://a:b@/x", "dask://x"]
 )
-def test_protocols_that_are_not_enabled(url: str) -> None:
+def test_protocols_that_are_not_enabled_are_refused(url: str) -> None:
     with pytest.raises(AccessDenied, match="not enabled"):
         read(Targets(Options()), url)
 
 
-def test_naming_options_enables_a_protocol_but_never_some() -> None:
+def test_storage_options_enable_a_protocol_unless_it_is_forbidden() -> None:
     options = Options(storage={"nosuch": {}, "reference": {}}, retries=0)
     with pytest.raises(ReadError, match="unknown"):
         read(Targets(options), "nosuch://x")
@@ -232,7 +232,7 @@ def test_naming_options_enables_a_protocol_but_never_some() -> None:
         read(Targets(options), "reference://x")
 
 
-def test_a_relative_target_in_an_archive() -> None:
+def test_a_relative_target_of_a_set_in_an_archive_needs_a_base() -> None:
     with pytest.raises(ReadError, match="give its base with -o base="):
         read(Targets(Options(), "zip://refs.json::http://h/"), "x")
 
@@ -254,7 +254,7 @@ async def _read(files: LocalFiles, path: Path, offset: int = 0, length: int = 10
         ("/dev/zero", ReadError),
     ],
 )
-def test_only_regular_files(base: Path, name: str, error: type[ReadError]) -> None:
+def test_only_regular_files_are_read(base: Path, name: str, error: type[ReadError]) -> None:
     os.mkfifo(base / "fifo")
     with pytest.raises(error) as caught:
         trio.run(_read, LocalFiles(), base / name)
@@ -263,14 +263,14 @@ def test_only_regular_files(base: Path, name: str, error: type[ReadError]) -> No
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_permission_denied(base: Path) -> None:
+def test_a_file_without_read_permission_is_access_denied(base: Path) -> None:
     (base / "f").chmod(0)
     with pytest.raises(AccessDenied):
         trio.run(_read, LocalFiles(), base / "f")
 
 
 @pytest.mark.parametrize(("offset", "length"), [(len(DATA), 1), (len(DATA) - 5, 6), (0, len(DATA) + 1), (10**15, 1)])
-def test_beyond_the_end(base: Path, offset: int, length: int) -> None:
+def test_the_error_of_a_read_beyond_the_end_has_the_size(base: Path, offset: int, length: int) -> None:
     said = rf"has {len(DATA)} bytes, bytes \[{offset}, {offset + length}\) were asked for"
     with pytest.raises(OutOfRange, match=said):
         trio.run(_read, LocalFiles(), base / "f", offset, length)
@@ -300,7 +300,7 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [grow, rewrite, truncate])
-def test_a_file_that_changes_while_it_is_open(base: Path, change: Callable[[Path], None]) -> None:
+def test_a_file_that_changes_while_it_is_open_is_an_error(base: Path, change: Callable[[Path], None]) -> None:
     async def main() -> None:
         files = LocalFiles()
         assert await _read(files, base / "f") == DATA[:10]
@@ -313,12 +313,12 @@ def test_a_file_that_changes_while_it_is_open(base: Path, change: Callable[[Path
 
 
 @pytest.mark.parametrize("change", [grow, rewrite, truncate, replace])
-def test_a_file_that_changes_between_two_opens(base: Path, change: Callable[[Path], None]) -> None:
+def test_a_file_that_changes_between_two_opens_is_an_error(base: Path, change: Callable[[Path], None]) -> None:
     async def main() -> None:
         files = LocalFiles()
         files._open.bound = 1
         assert await _read(files, base / "f") == DATA[:10]
-        assert await _read(files, base / "a b") == DATA[:10]  # closes the first
+        assert await _read(files, base / "a b") == DATA[:10]  # closes the first file
         change(base / "f")
         with pytest.raises(TargetChanged):
             await _read(files, base / "f")
@@ -327,7 +327,7 @@ def test_a_file_that_changes_between_two_opens(base: Path, change: Callable[[Pat
     trio.run(main)
 
 
-def test_a_file_that_is_replaced_while_it_is_open_stays_the_old_one(base: Path) -> None:
+def test_a_file_that_is_replaced_while_it_is_open_is_still_read(base: Path) -> None:
     async def main() -> None:
         files = LocalFiles()
         assert await _read(files, base / "f") == DATA[:10]
@@ -338,7 +338,7 @@ def test_a_file_that_is_replaced_while_it_is_open_stays_the_old_one(base: Path) 
     trio.run(main)
 
 
-def test_a_target_in_the_mount_that_refers_to_it(base: Path) -> None:
+def test_a_target_in_the_mount_that_refers_to_it_is_a_loop(base: Path) -> None:
     targets = Targets(Options())
     targets.forbidden_device = os.stat(base).st_dev
     assert targets.forbidden_device == os.stat(base).st_dev
@@ -347,7 +347,7 @@ def test_a_target_in_the_mount_that_refers_to_it(base: Path) -> None:
 
 
 @pytest.mark.parametrize("archive", ["{base}/t.zip", "file://{base}/t.zip", "zip://inner.zip::{base}/outer.zip"])
-def test_an_archive_in_the_mount_that_refers_to_it(base: Path, archive: str) -> None:
+def test_an_archive_in_the_mount_that_refers_to_it_is_a_loop(base: Path, archive: str) -> None:
     for name in ("t.zip", "inner.zip"):
         with zipfile.ZipFile(base / name, "w") as file:
             file.writestr("a", DATA)
@@ -372,7 +372,7 @@ def test_an_archive_in_the_mount_that_refers_to_it(base: Path, archive: str) -> 
     trio.run(main)
 
 
-def test_open_files_are_bounded_and_given_back(base: Path) -> None:
+def test_the_number_of_open_files_is_bounded(base: Path) -> None:
     paths = []
     for number in range(20):
         path = base / f"n{number}"
@@ -400,8 +400,7 @@ def test_open_files_are_bounded_and_given_back(base: Path) -> None:
     assert len(open_descriptors()) <= before + 3  # trio's own
 
 
-def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A descriptor is closed when the last reader is done with it, not when it leaves the set."""
+def test_an_evicted_file_is_closed_only_after_its_last_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started, go = trio.Event(), trio.Event()
     real = trio.to_thread.run_sync
 

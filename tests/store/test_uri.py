@@ -1,4 +1,4 @@
-"""Sources that are paths, and the canonical URI of a directory (file system store 1.0; RFC 8089)."""
+"""Sources that are local paths, and the canonical URI of a directory (file system store 1.0; RFC 8089)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from zarrfs.store.uri import file_uri, path_of_uri
         ("gs+x.y-z://b", None),
     ],
 )
-def test_sources_that_are_paths(source: str, path: str | None) -> None:
+def test_a_source_is_a_local_path_or_not(source: str, path: str | None) -> None:
     assert path_of_uri(source) == path
 
 
@@ -52,7 +52,7 @@ def test_file_uris_that_name_no_local_path(source: str) -> None:
 
 @pytest.mark.parametrize("command", [["ls"], ["mount", "{}/mnt"], ["stage", "{}/to"], ["cat", "x"], ["check"]])
 def test_an_empty_source_is_an_error(tmp_path: Path, command: list[str]) -> None:
-    """As of a shell's variable that is not set; it was the current directory."""
+    """A shell variable that is not set yields an empty source; it must not mean the current directory."""
     (tmp_path / "mnt").mkdir()
     name, *more = (word.format(tmp_path) for word in command)
     done = run(name, "", *more, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""A process that holds a lease on a file, and yields it soon after another opens the file (fcntl_locking(2))."""
+"""A process that holds a lease on a file, and releases it soon after another process opens it (fcntl_locking(2))."""
 
 from __future__ import annotations
 

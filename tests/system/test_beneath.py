@@ -1,4 +1,4 @@
-"""Which file systems keep a ctime of their own."""
+"""Detection of file systems whose ctime is independent of the mtime."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zarrfs.system import beneath
 
 def test_an_image_beneath_overlayfs_has_no_ctime_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beneath, "_file_system", lambda _: 0x794C7630)
-    (tmp_path / "file").write_text("x")  # which has one time as mtime and ctime, as all files of a squashfs do
+    (tmp_path / "file").write_text("x")  # its mtime and ctime are equal, as for all files of a squashfs
     with open(tmp_path / "file") as file:
         assert not beneath.keeps_ctime(file.fileno())
-        os.utime(tmp_path / "file", (0, 0))  # as a file that was unpacked on a disk
+        os.utime(tmp_path / "file", (0, 0))  # as after unpacking a file to a disk
         assert beneath.keeps_ctime(file.fileno())

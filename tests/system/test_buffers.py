@@ -25,13 +25,13 @@ def test_a_buffer_has_its_length_and_can_be_written_and_cut(size: int) -> None:
 
 
 def test_a_large_buffer_is_not_filled_with_zeros() -> None:
-    """Memory that was freed a moment ago comes back as it was."""
+    """Memory that was freed a moment ago is allocated again with its old contents."""
     data = bytearray(b"\xaa") * 100_000
     del data
     assert b"\xaa" in unfilled(100_000)
 
 
-def test_another_python_has_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_c_api_a_buffer_is_filled_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers._allocator.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "pythonapi", object())
@@ -42,7 +42,7 @@ def test_another_python_has_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("length", "at", "expected"), [(10, 0, b"0123456789"), (5, 3, b"34567"), (9, 7, b"789"), (3, 10, b"")]
 )
-def test_reads_that_return_less_than_asked_are_repeated(
+def test_a_short_read_is_continued(
     length: int, at: int, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")

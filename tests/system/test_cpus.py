@@ -1,4 +1,4 @@
-"""How many processors are usable: the affinity mask, and quotas of cgroups of both versions."""
+"""The number of usable processors: the affinity mask, and the quotas of cgroups of both versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ V1 = "sys/fs/cgroup/cpu"
         ("4:cpu:/\n", {f"{V1}/cpu.cfs_quota_us": "-1\n", f"{V1}/cpu.cfs_period_us": "9\n"}, 10**6),
     ],
 )
-def test_quotas(groups: str, files: dict[str, str], limit: int, tmp_path: Path) -> None:
+def test_a_cgroup_quota_limits_the_processors(groups: str, files: dict[str, str], limit: int, tmp_path: Path) -> None:
     for name, text in {"proc/self/cgroup": groups, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

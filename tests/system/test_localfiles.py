@@ -12,7 +12,7 @@ from zarrfs.system.localfiles import LocalFiles
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_file_with_a_lease_is_read_when_its_holder_yields(checked: bool, tmp_path: Path) -> None:
+def test_a_file_with_a_lease_is_read_once_its_holder_releases_it(checked: bool, tmp_path: Path) -> None:
     (path := tmp_path / "a").write_bytes(b"value")
 
     async def body() -> bytes:

@@ -1,4 +1,4 @@
-"""memory_limit=: what the machine and its cgroups suggest."""
+"""The default of memory_limit=, by the memory of the machine and its cgroups, and the process' heap."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zarrfs.config.options import Options
 from zarrfs.system.memory import memory_limit, suggested
 
 MIB, GIB = 1 << 20, 1 << 30
-V1_UNLIMITED = 9223372036854771712  # the kernel's word for none, in version 1
+V1_UNLIMITED = 9223372036854771712  # the kernel's value for no limit in cgroups of version 1
 
 
 def machine(root: Path, cgroup: str, **limits: object) -> str:
-    """A directory like "/": /proc/self/cgroup and the files of cgroups, "__" for "/"."""
+    """Make a directory like "/" with /proc/self/cgroup and the files of cgroups; in names, "__" means "/"."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(cgroup)
     for name, text in limits.items():
@@ -28,7 +28,7 @@ def machine(root: Path, cgroup: str, **limits: object) -> str:
     return str(root)
 
 
-def test_an_option_wins() -> None:
+def test_the_option_overrides_the_default() -> None:
     assert memory_limit(Options(memory_limit=5)) == 5
     assert memory_limit(Options(memory_limit=0)) == 0
 
@@ -36,42 +36,42 @@ def test_an_option_wins() -> None:
 @pytest.mark.parametrize(
     ("memory", "limit"), [(64 * GIB, GIB), (4 * GIB, GIB), (2 * GIB, 512 * MIB), (100 * MIB, 64 * MIB)]
 )
-def test_without_cgroups_it_is_a_quarter_of_the_machine_within_bounds(memory: int, limit: int, tmp_path: Path) -> None:
+def test_without_cgroups_it_is_a_quarter_of_memory_within_bounds(memory: int, limit: int, tmp_path: Path) -> None:
     assert suggested(memory, str(tmp_path)) == limit
 
 
-def test_version_2(tmp_path: Path) -> None:
+def test_with_version_2_the_limit_is_a_quarter_of_memory_max(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/jobs/one\n", jobs__one__memory_max=800 * MIB)
     assert suggested(64 * GIB, root) == 200 * MIB
 
 
-def test_version_2_throttles_at_memory_high(tmp_path: Path) -> None:
+def test_with_version_2_a_lower_memory_high_counts(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/jobs\n", jobs__memory_max=2 * GIB, jobs__memory_high=GIB)
     assert suggested(64 * GIB, root) == 256 * MIB
 
 
-def test_a_cgroup_above_is_a_limit_too(tmp_path: Path) -> None:
+def test_a_lower_limit_of_a_parent_cgroup_counts(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/a/b/c\n", a__b__c__memory_max="max", a__b__memory_max=3 * GIB, a__memory_max=GIB)
     assert suggested(64 * GIB, root) == 256 * MIB
 
 
-def test_no_limit_is_the_machine(tmp_path: Path) -> None:
+def test_without_a_cgroup_limit_the_machines_memory_counts(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/a\n", a__memory_max="max", a__memory_high="max")
     assert suggested(2 * GIB, root) == 512 * MIB
 
 
-def test_more_than_the_machine_has_is_the_machine(tmp_path: Path) -> None:
+def test_a_cgroup_limit_above_the_machines_memory_is_ignored(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/a\n", a__memory_max=64 * GIB)
     assert suggested(2 * GIB, root) == 512 * MIB
 
 
-def test_a_container_that_sees_itself_as_the_root(tmp_path: Path) -> None:
+def test_a_container_whose_cgroup_is_the_root_has_its_limit(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/\n", memory_max=GIB)
     assert suggested(64 * GIB, root) == 256 * MIB
 
 
 @pytest.mark.parametrize("controllers", ["memory", "cpu,memory"])
-def test_version_1(controllers: str, tmp_path: Path) -> None:
+def test_with_version_1_the_limit_is_a_quarter_of_the_lowest_cgroup_limit(controllers: str, tmp_path: Path) -> None:
     lines = f"12:cpuset:/x\n4:{controllers}:/slurm/job_7\n1:name=systemd:/slurm\n0::/x\n"
     root = machine(tmp_path, lines, memory__slurm__job_7__memory_limit_in_bytes=V1_UNLIMITED,
                    memory__slurm__memory_limit_in_bytes=GIB, memory__memory_limit_in_bytes=V1_UNLIMITED)  # fmt: skip
@@ -89,14 +89,13 @@ def test_unreadable_limits_are_ignored(text: str, tmp_path: Path) -> None:
     assert suggested(2 * GIB, root) == 512 * MIB
 
 
-def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_cgroup_path_need_not_be_utf8(tmp_path: Path) -> None:
     root = machine(tmp_path, "", memory_max=GIB)
     (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
     assert suggested(64 * GIB, root) == 256 * MIB
 
 
-def test_this_machine() -> None:
-    """The default limit is at most a quarter of memory, and the same at each call."""
+def test_the_default_on_this_machine_is_at_most_a_quarter_of_memory() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 64 * MIB <= memory_limit(Options()) <= max(64 * MIB, min(GIB, total // 4))
     assert memory_limit(Options()) == suggested(total)
@@ -132,8 +131,8 @@ end.set()
 """
 
 
-def test_threads_that_are_idle_keep_no_memory_each() -> None:
-    """Sixteen read blocks from the disk: a heap for each of them would be memory that no limit counts."""
+def test_idle_threads_hold_no_free_memory() -> None:
+    """Sixteen threads read blocks from disk. If each had a malloc arena, no limit would count its free memory."""
     found = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
     assert int(found.stdout) < 64 << 20
 
@@ -161,6 +160,6 @@ print(large)
     not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"), reason="this kernel has no large pages"
 )
 def test_the_heap_grows_by_huge_pages() -> None:
-    """64 MiB of blocks are in memory advised for large pages: "hg" among the flags of proc(5)."""
+    """64 MiB of blocks are in memory advised for huge pages: VmFlags of /proc/PID/smaps has "hg" (proc(5))."""
     found = subprocess.run([sys.executable, "-c", _HEAP], capture_output=True, text=True, check=True)
     assert 60 << 20 < int(found.stdout) < 128 << 20

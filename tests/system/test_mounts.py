@@ -1,4 +1,4 @@
-"""Unmounting: its failures, which end no daemon, and the processes that are named in them."""
+"""Messages of failures to unmount, and the names of processes in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMED = "import sys; open('/proc/self/comm', 'wb').write(b'caf\\xe9'); print(flu
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[int]:
-    """Run a process in tmp_path whose name is not UTF-8, as after the 15 bytes that the kernel keeps of one."""
+    """Run a process in tmp_path with a name that is not UTF-8, as when the kernel's 15-byte limit cuts a character."""
     with subprocess.Popen(
         [sys.executable, "-c", NAMED], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -32,18 +32,18 @@ def user(tmp_path: Path) -> Iterator[int]:
         process.kill()
 
 
-def test_a_holder_whose_name_is_not_utf8(user: int, tmp_path: Path) -> None:
+def test_a_holder_whose_name_is_not_utf8_is_shown_escaped(user: int, tmp_path: Path) -> None:
     assert mounts.holders(str(tmp_path)) == [f"pid {user} (caf\\xe9)"]
 
 
-def test_a_child_whose_name_is_not_utf8(user: int) -> None:
+def test_a_child_whose_name_is_not_utf8_is_found(user: int) -> None:
     child = processes.process(user)
     assert child is not None
     assert child in processes.children()
     assert shown(child.pid) == f"pid {user} (caf\\xe9)"
 
 
-def test_a_refusal_about_a_mount_point_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_for_a_mount_point_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "fusermount3"
     program.write_text('#!/bin/sh\nprintf "fusermount3: failed to unmount %s: Invalid argument\\n" "$3" >&2; exit 1\n')
     program.chmod(0o755)
@@ -53,7 +53,7 @@ def test_a_refusal_about_a_mount_point_that_is_not_utf8(tmp_path: Path, monkeypa
         mounts.unmount("/mnt/caf\udce9")
 
 
-def test_an_error_of_the_system_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_error_is_the_reason_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unmount(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/proc")
 
@@ -63,7 +63,7 @@ def test_an_error_of_the_system_is_a_reason(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", ["mount SOURCE", "umount", "stats", "refresh", "top --once"])
-def test_an_empty_name_is_not_the_working_directory(command: str, tmp_path: Path) -> None:
+def test_an_empty_name_does_not_mean_the_working_directory(command: str, tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"version": 1, "refs": {"a": "x"}}')
     done = run(*command.replace("SOURCE", f"{tmp_path}/set.json").split(" "), "", cwd=tmp_path)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The mounts of zarrfs that a process knows."""
+"""OtherMounts: the zarrfs mounts that a process sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system"
 def test_a_forked_process_sees_a_mount_that_its_parent_has_seen_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel reports a change of the mount table once to all that share an open file."""
+    """The kernel reports a change of the mount table once per open file, which a fork shares with its parent."""
     monkeypatch.setattr(othermounts, "_FSTYPE", b"tmpfs")
     others, (wait, go) = OtherMounts(), os.pipe()
     others.device = 1

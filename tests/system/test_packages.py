@@ -1,4 +1,4 @@
-"""The command that installs an extra is one of the environment that the program runs in."""
+"""The command that installs an extra into the environment of the running program."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from zarrfs.system import packages
 from zarrfs.system.packages import install_command
 
 
-def test_with_pip_it_is_that_of_the_running_python() -> None:
+def test_with_pip_the_command_uses_the_running_python() -> None:
     assert install_command("netcdf") == f"{sys.executable} -m pip install 'zarrfs[netcdf]'"
 
 
-def test_with_pipx_it_injects_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_pipx_the_command_injects_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "zarrfs").mkdir()
     (tmp_path / "zarrfs/pipx_metadata.json").write_text("{}")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "zarrfs"))
     assert install_command("netcdf") == "pipx inject zarrfs 'h5netcdf>=1.3' 'h5py>=3.10'"
 
 
-def test_without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_command_uses_uv_or_builds_the_debian_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     assert install_command("flux") == f"uv pip install --python {sys.executable} 'lz4>=4.0'"
     monkeypatch.setattr(sys, "prefix", packages.DEBIAN)

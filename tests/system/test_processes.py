@@ -1,4 +1,4 @@
-"""Processes that are started anew: the encoding of names."""
+"""The encoding of file names in programs and their children, and relative paths in a daemon's environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from zarrfs.system.processes import leave_directory
 
-ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # no UTF-8, without a locale to install
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # not UTF-8, and needs no installed locale
 SAYS = "import sys; print(sys.getfilesystemencoding(), ascii(sys.argv[1:]))"
 AGAIN = f"from zarrfs.system.processes import use_utf8; use_utf8(); {SAYS}"
 CHILD = "from zarrfs.system.processes import python; print(python('x')[2:4] == ['-X', 'utf8'])"
@@ -28,11 +28,11 @@ def test_a_program_reads_names_as_utf8_in_any_locale() -> None:
     assert said("-c", AGAIN, "é") == r"utf-8 ['\xe9']"
 
 
-def test_a_program_that_must_not_read_names_as_utf8_is_started_once() -> None:
+def test_a_program_with_utf8_mode_switched_off_keeps_its_encoding() -> None:
     assert said("-X", "utf8=0", "-c", AGAIN, "é") == r"ascii ['\udcc3\udca9']"
 
 
-def test_a_child_reads_names_as_its_parent() -> None:
+def test_a_child_has_the_utf8_mode_of_its_parent() -> None:
     assert said("-X", "utf8", "-c", CHILD) == "True"
     assert said("-c", CHILD) == "False"
 

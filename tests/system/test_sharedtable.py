@@ -1,4 +1,4 @@
-"""Tables in shared memory: what one process has put in, another finds, also after the writer was killed."""
+"""Tables in shared memory: a process finds the records of another one, also after that was killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zarrfs.system.sharedtable import SharedTable
 COUNT = 20_000  # several segments
 
 
-def test_a_forked_reader_finds_every_record_and_a_successor_goes_on() -> None:
+def test_another_process_finds_the_records_of_a_killed_writer_and_adds_its_own() -> None:
     table, numbers = SharedTable(), random.Random(0).sample(range(1 << 62), COUNT)
     written, seen = os.pipe()
     writer = os.fork()
@@ -44,7 +44,7 @@ def test_values_of_any_length() -> None:
 
 
 def test_segments_begin_at_pages_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of 64 KiB, as on arm64 and ppc64: mmap(2) takes no other offsets."""
+    """With pages of 64 KiB, as on arm64 and ppc64, mmap(2) accepts only offsets that are multiples of 64 KiB."""
     offsets, mapped = [], mmap.mmap
 
     def note(file: int, length: int, offset: int = 0) -> mmap.mmap:

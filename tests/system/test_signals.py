@@ -1,4 +1,4 @@
-"""An end that was asked for is not lost where exceptions are dropped: in importlib's callbacks, or by C code."""
+"""Signals that end a program, and arrive where Python drops exceptions: in importlib's callbacks, or in C code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 50  # seconds, of the 60 that the programs here sleep where nothing ends them
+LIMIT = 50  # seconds; the programs here sleep for 60 if no signal ends them
 DROP = """
 import io, os, signal, time, weakref
 
@@ -40,7 +40,7 @@ def drop(number):
 
 
 def run(program: str, *words: str | Path) -> tuple[int, str]:
-    """The exit status of a Python program with drop(), and what it says on standard error."""
+    """Run a Python program with clear() and drop(); return its exit status and its standard error."""
     command = [sys.executable, "-c", DROP + program, *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     return ended.returncode, ended.stderr
@@ -84,7 +84,7 @@ sys.exit(mount_helper.main())
 
 @pytest.mark.parametrize("lose", ["drop", "clear"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_child_that_compiles(number: signal.Signals, lose: str) -> None:
+def test_a_signal_ends_the_child_that_makes_a_plan(number: signal.Signals, lose: str) -> None:
     program = f"""
 import dataclasses, json
 from zarrfs.config.options import Options
@@ -99,7 +99,7 @@ child._serve(json.dumps(asked).encode(), 1)
     assert run(program) == (130, "")
 
 
-def test_a_deadline() -> None:
+def test_a_deadlines_exception_is_raised_again() -> None:
     program = """
 from zarrfs.errors import TimedOut
 from zarrfs.jobs.deadline import Deadline
@@ -115,7 +115,7 @@ except TimedOut:
     assert run(program)[0] == 7
 
 
-def test_twice() -> None:
+def test_an_exception_that_is_dropped_twice_is_raised_again() -> None:
     program = """
 from zarrfs.system.signals import raise_again
 raise_again()
@@ -134,8 +134,8 @@ except KeyboardInterrupt:
     assert time.monotonic() - began < LIMIT
 
 
-def test_the_time_is_over_before_the_hook_is() -> None:
-    """As on a busy machine."""
+def test_an_alarm_that_arrives_while_the_hook_runs_is_not_lost() -> None:
+    """On a busy machine the timer may expire before the hook has returned."""
     program = """
 import sys
 from zarrfs.system.signals import raise_again
@@ -160,8 +160,8 @@ except KeyboardInterrupt:
     "from zarrfs.jobs.deadline import Deadline; late = Deadline(0.001).armed(); late.__enter__()",
     "from zarrfs.system.signals import End; drop(signal.SIGTERM)",
 ])  # fmt: skip
-def test_an_alarm_that_interrupts_nothing(then: str) -> None:
-    """It comes after Python's last look for signals, and before the system call that it should interrupt."""
+def test_an_alarm_that_interrupts_no_system_call_is_repeated(then: str) -> None:
+    """The alarm arrives after Python's last check for signals, but before the system call that it should interrupt."""
     program = f"""
 import ctypes
 from zarrfs.errors import TimedOut
@@ -203,8 +203,8 @@ time.sleep(0.1)
     assert "ValueError: of no signal" in said
 
 
-def test_the_tests_hold_where_these_signals_are_ignored() -> None:
-    """As in a background job of a shell: tests/conftest.py sees to it."""
+def test_these_tests_pass_where_the_signals_are_ignored() -> None:
+    """A background job of a shell starts with some of them ignored; tests/conftest.py restores them."""
     one = f"{__file__}::test_ctrl_c_while_mount_zarrfs_starts"
     command = ["sh", "-c", "trap '' INT QUIT HUP; exec \"$@\"", "sh", sys.executable, "-m", "pytest", "-q", one]
     done = subprocess.run(command, capture_output=True, text=True, timeout=6 * LIMIT, check=False)

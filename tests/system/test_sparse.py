@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def sparse(tmp_path: Path) -> int:
-    """A file of 4 MiB with data in its second mebibyte."""
+    """Open a file of 4 MiB with data only in its second mebibyte; return the descriptor."""
     descriptor = os.open(tmp_path / "sparse", os.O_RDWR | os.O_CREAT)
     os.pwrite(descriptor, b"data" * (MIB // 4), MIB)
     os.ftruncate(descriptor, 4 * MIB)
@@ -32,7 +32,7 @@ def sparse(tmp_path: Path) -> int:
     ("size", "extents"),
     [(4 * MIB, [(MIB, 2 * MIB)]), (MIB + 5, [(MIB, MIB + 5)]), (MIB, []), (0, []), (8 * MIB, [(MIB, 2 * MIB)])],
 )
-def test_extents_end_with_the_size_asked_for(size: int, extents: list[tuple[int, int]], sparse: int) -> None:
+def test_extents_end_at_the_given_size(size: int, extents: list[tuple[int, int]], sparse: int) -> None:
     """A file may have grown since its size was read."""
     assert data_extents(sparse, size) == extents
 
@@ -47,7 +47,7 @@ def test_a_copy_has_the_same_bytes_and_holes(size: int, sparse: int, tmp_path: P
 
 
 def failing(real: Any, bad: int) -> Callable[..., Any]:
-    """Return a system call that fails with EIO for the descriptor `bad`, wherever it stands in the arguments."""
+    """Return the system call `real`, which now fails with EIO if its first or second argument is `bad`."""
 
     def call(*arguments: Any) -> Any:
         if bad in arguments[:2]:
@@ -57,7 +57,7 @@ def failing(real: Any, bad: int) -> Callable[..., Any]:
     return call
 
 
-def test_a_failure_to_read_is_told_from_a_failure_to_write(
+def test_a_failure_to_read_is_distinguished_from_a_failure_to_write(
     sparse: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = os.open(tmp_path / "copy", os.O_RDWR | os.O_CREAT)
