@@ -36,7 +36,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def user(tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Redirect the path of the user's zarrfs.toml, in child processes, too; in this one there is no system file."""
+    """Redirect the path of the user's zarrfs.toml, also in child processes; this process has no system file."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = tmp_path / "zarrfs/zarrfs.toml"
     path.parent.mkdir()
@@ -103,7 +103,7 @@ def test_the_stronger_place_wins_option_by_option(
         sections = [("[options]", toml(all_)), ("[storage.s3]", toml(all_storage))]
         for at, said, storage in ("s3://bucket/climate/", near, near_storage), ("s3://bucket", wide, wide_storage):
             sections += [(f'[source."{at}"]', toml(said)), (f'[source."{at}".storage.s3]', toml(storage))]
-        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100, "client": "obstore"})))  # half a name
+        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100, "client": "obstore"})))  # a partial name
         files.append(write(place / name, "".join(f"{head}\n{text}" for head, text in sections)))
     expected: dict[str, Any] = {}
     storage: dict[str, int] = {}

@@ -26,7 +26,7 @@ from zarrfs.errors import UsageError
         ("1GB", 10**9), ("2G", 2 << 30), ("1TiB", 1 << 40), ("1PB", 10**15), ("1EiB", 1 << 60),
     ],
 )  # fmt: skip
-def test_sizes(text: str, value: int) -> None:
+def test_sizes_with_units_are_parsed(text: str, value: int) -> None:
     assert size(text) == value
 
 
@@ -47,7 +47,7 @@ def test_a_size_needs_a_unit(text: str) -> None:
         ("1s500ms", 1.5), ("1 week", 604_800), (" 5 ", 5), ("250msec", 0.25), ("5us", 5e-6),
     ],
 )  # fmt: skip
-def test_times(text: str, value: float) -> None:
+def test_times_with_and_without_units_are_parsed(text: str, value: float) -> None:
     assert seconds(text) == pytest.approx(value, rel=1e-12)
 
 
@@ -69,7 +69,7 @@ def test_permission_bits_are_octal() -> None:
 
 
 @pytest.mark.parametrize(("item", "value"), [("strict", True), ("strict=yes", True), ("strict=false", False)])
-def test_flags(item: str, value: bool) -> None:
+def test_flags_may_have_a_value(item: str, value: bool) -> None:
     assert parse([item]).options.strict is value
 
 
@@ -309,7 +309,7 @@ def test_a_url_is_refused_as_a_path(name: str, url: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_option_has_the_columns_of_its_documentation(name: str) -> None:
+def test_every_option_has_a_scope_and_a_help_text(name: str) -> None:
     about = TABLE[name].metadata
     assert about["scope"] in ("source", "fetch", "mount", "process")
     assert about["help"].endswith(".")

@@ -34,7 +34,7 @@ def test_samples_hold_the_expected_bytes(name: str, references: Path) -> None:
     assert found == EXPECTED[name]
 
 
-def test_the_specification_s_example_equals_its_version_0_form() -> None:
+def test_the_example_of_the_specification_equals_its_version_0_form() -> None:
     with compiled(SPEC_EXAMPLE) as made:
         version_1 = made.tree()
     with compiled(SPEC_EQUIVALENT) as made:
@@ -72,7 +72,7 @@ def test_the_specification_s_example_equals_its_version_0_form() -> None:
         (None, False),
     ],
 )
-def test_detection(document: Any, is_one: bool) -> None:
+def test_which_documents_are_reference_sets(document: Any, is_one: bool) -> None:
     assert detect(document) is is_one
 
 
@@ -242,7 +242,7 @@ def test_a_document_that_is_no_object_is_refused() -> None:
     assert refusal([]) == (None, "a reference set is a JSON object, not an array")
 
 
-def test_an_empty_set() -> None:
+def test_an_empty_set_has_no_keys() -> None:
     for document in ({}, {"version": 1}, {"version": 1, "refs": {}, "gen": [], "templates": {}}):
         with compiled(document, strict=True) as made:
             assert made.keys() == []

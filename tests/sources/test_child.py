@@ -39,7 +39,7 @@ print(json.dumps([said, len(made)], default=str))
 
 
 def planned(forks: bool, source: object, others: bool = False, **more: object) -> tuple[object, int]:
-    """Return the result or error of plan_source() in a new program, with another thread if `others`; and its forks."""
+    """Return the result or error of plan_source() in a new program, and how often it forks. `others`: add a thread."""
     asked = json.dumps([forks, others, str(source), more])
     command = [sys.executable, "-c", PLAN, asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

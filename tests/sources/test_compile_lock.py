@@ -168,7 +168,7 @@ def test_a_stopped_compiler_is_not_waited_for_beyond_mount_timeout(tmp_path: Pat
 def test_a_wait_is_reported_once(
     tmp_path: Path, settled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line names the document and the process; with log_level=error (-q), none is printed."""
+    """The line names the document and the process; with log_level=error (-q), no line is printed."""
     monkeypatch.setattr(compile_lock, "_REPORTED", 0.0)
     monkeypatch.setattr(Document, "settled", lambda _: True)
     first, *others = _planners(str(settled), tmp_path, settled=True)

@@ -119,7 +119,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes several users")
 
 @root
 def test_users_may_share_an_index_directory(shared: Path) -> None:
-    # both indexes have the same bytes: had they the same name, the sticky bit would keep it for the first user
+    # both indexes have the same bytes; under one name, the sticky bit would let only the first user replace it
     made = {}
     for number in (65534, 65533, 65534, 65533):
         with user(number):
@@ -133,7 +133,7 @@ def test_users_may_share_an_index_directory(shared: Path) -> None:
 @root
 def test_each_user_of_a_shared_directory_recognises_documents(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
-    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even where a container's does not
+    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even on a container's overlayfs
     for number in (65534, 65533):
         with user(number):
             first = plan(shared)
@@ -144,7 +144,7 @@ def test_each_user_of_a_shared_directory_recognises_documents(shared: Path, monk
 
 def test_a_document_is_recognised_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
-    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even where a container's does not
+    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even on a container's overlayfs
     before = os.umask(0o002)
     try:
         first = plan(tmp_path)
@@ -296,7 +296,7 @@ def test_with_cache_none_and_no_tmpfs_the_index_is_on_disk(
 def test_with_cache_none_and_a_full_tmpfs_the_index_is_on_disk(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In containers, /dev/shm often has 64 MiB."""
+    """In containers, /dev/shm often has only 64 MiB."""
     (tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=True)
     try:
