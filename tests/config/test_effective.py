@@ -1,4 +1,4 @@
-"""zarrfs.toml and variables: which of them wins, what a bad one says, which file is read at all."""
+"""zarrfs.toml and environment variables: precedence, errors of bad values, and which files are read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def user(tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Redirect the path of the user's zarrfs.toml, here and in child processes; the system has none here."""
+    """Redirect the path of the user's zarrfs.toml, also in child processes; this process has no system file."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = tmp_path / "zarrfs/zarrfs.toml"
     path.parent.mkdir()
@@ -50,7 +50,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def held(*items: str, source: str | None = None) -> Options:
-    """The options in force."""
+    """Return the effective options."""
     return settings(items, [] if source is None else [source]).parsed.options
 
 
@@ -96,14 +96,14 @@ def variables(values: dict[str, Any]) -> Iterator[None]:
 def test_the_stronger_place_wins_option_by_option(
     place: Path, layers: list[tuple[Values, dict[str, int]]], environment: Values, line: Values
 ) -> None:
-    """Against a plain dictionary. The layers are both files, each with its sections, the weakest first."""
+    """Compare with a dict. `layers` are the sections of the two files, the weakest first."""
     files = []
     for number, name in enumerate(("system.toml", "named.toml")):
         (all_, all_storage), (wide, wide_storage), (near, near_storage) = layers[3 * number : 3 * number + 3]
         sections = [("[options]", toml(all_)), ("[storage.s3]", toml(all_storage))]
         for at, said, storage in ("s3://bucket/climate/", near, near_storage), ("s3://bucket", wide, wide_storage):
             sections += [(f'[source."{at}"]', toml(said)), (f'[source."{at}".storage.s3]', toml(storage))]
-        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100, "client": "obstore"})))  # no whole name
+        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100, "client": "obstore"})))  # a partial name
         files.append(write(place / name, "".join(f"{head}\n{text}" for head, text in sections)))
     expected: dict[str, Any] = {}
     storage: dict[str, int] = {}
@@ -148,7 +148,7 @@ def test_an_explicit_rw_overrides_ro_of_a_file(user: Path) -> None:
     assert held().ro is True
 
 
-def test_storage_options_of_a_variable(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_options_of_a_variable_are_merged_with_others(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(user, '[storage.s3]\nkey = "a"\nanon = false\n[storage."s3://b"]\nanon = true\n')
     monkeypatch.setenv("ZARRFS_STORAGE_OPTIONS", '{"s3": {"key": "b,c"}}')
     found = held("s3.region=x").storage
@@ -156,7 +156,7 @@ def test_storage_options_of_a_variable(user: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_variables_and_options_do_not_collide() -> None:
-    """With what zarrfs itself and the scripts of schedulers put into the environment."""
+    """zarrfs and the scripts for schedulers set other ZARRFS_ variables, whose names no option may have."""
     for name in "STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS", "FLUX_DIR":
         assert name.lower() not in TABLE
 
@@ -182,7 +182,7 @@ def test_variables_and_options_do_not_collide() -> None:
         ("flux:", "flux:job/1", True), ("flux:job/", "flux:archive", False), ("~/sets", "HOME/sets/a", True),
     ],
 )  # fmt: skip
-def test_sections_are_of_sources_that_begin_so(user: Path, prefix: str, source: str, fits: bool) -> None:
+def test_a_section_applies_to_sources_below_its_prefix(user: Path, prefix: str, source: str, fits: bool) -> None:
     write(user, f'[source."{prefix}"]\nretries = 77\n')
     found = held(source=source.replace("HOME", os.path.expanduser("~")))
     assert found.retries == (77 if fits else TABLE["retries"].default)
@@ -201,13 +201,13 @@ def test_the_section_of_the_longest_name_wins_however_it_is_written(
     assert (found.retries, found.host_requests) == (1, 2)
 
 
-def test_relative_sources_have_sections(user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_apply_to_relative_sources(user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(user, f'[source."{tmp_path}"]\nretries = 77\n')
     monkeypatch.chdir(tmp_path)
     assert held(source="refs.json").retries == 77
 
 
-def test_names_stand_for_sources(user: Path, tmp_path: Path) -> None:
+def test_the_name_of_a_section_is_replaced_by_its_source(user: Path, tmp_path: Path) -> None:
     write(tmp_path / "url", "https://me:pw@host/x?sig=1\n")
     text = f'[source.a]\nsource = "{SOURCE}"\nretries = 7\n'
     write(user, text + f'[source.b]\nsource = "@{tmp_path}/url"\nfsname = "c"\n')
@@ -227,7 +227,7 @@ def test_names_stand_for_sources(user: Path, tmp_path: Path) -> None:
     [("sets/a.json", "HERE/sets/a.json"), ("~/a.json", "HOME/a.json"), ("zip://a::b.zip", "zip://a::b.zip"),
      ("file:///a", "file:///a"), ("/a:b", "/a:b"), ("flux:", "flux:")],
 )  # fmt: skip
-def test_the_source_of_a_name_and_a_base_are_beside_the_file(user: Path, source: str, found: str) -> None:
+def test_a_relative_source_or_base_resolves_beside_the_file(user: Path, source: str, found: str) -> None:
     write(user, f'[source.a]\nsource = "{source}"\n')
     expected = found.replace("HERE", str(user.parent)).replace("HOME", os.path.expanduser("~"))
     assert settings([], ["a"]).sources == [expected]
@@ -244,7 +244,7 @@ def test_sections_of_the_first_source_win(user: Path) -> None:
 # -- values
 
 
-def test_values_of_toml(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_toml_are_read(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/joe")
     write(
         user, 'options = {strict = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
@@ -257,7 +257,7 @@ def test_values_of_toml(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.blobs == (f"{user.parent}/blobs", "https://host/b")
 
 
-def test_files_of_storage_options_are_beside_the_file(
+def test_paths_in_storage_options_resolve_beside_the_file(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/joe")
@@ -278,7 +278,7 @@ def test_files_of_storage_options_are_beside_the_file(
 
 @pytest.mark.parametrize("where", ["file", "variable", "item"])
 @pytest.mark.parametrize("command", ["config", "mount", "doctor", "ls"])
-def test_every_command_says_the_same_of_a_bad_value(
+def test_every_command_prints_the_same_error(
     command: str, where: str, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mnt").mkdir()
@@ -371,14 +371,14 @@ def test_bad_variables(user: Path, monkeypatch: pytest.MonkeyPatch, variable: st
     assert "hush" not in said
 
 
-def test_every_option_is_one_of_files_or_says_why_not() -> None:
+def test_options_that_files_must_not_have_are_in_the_table() -> None:
     assert {*NEVER, *OF_ONE_SOURCE} <= TABLE.keys()
 
 
 # -- files
 
 
-def test_a_file_that_is_named_takes_the_place_of_the_users(
+def test_a_named_file_replaces_the_users_file(
     user: Path, system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(system, "[options]\nretries = 1\n")
@@ -462,7 +462,7 @@ def test_an_unreadable_system_file_is_ignored() -> None:
 # -- secrets in files
 
 
-def test_values_come_from_files(user: Path, tmp_path: Path) -> None:
+def test_values_are_read_from_files(user: Path, tmp_path: Path) -> None:
     one = write(tmp_path / "one", "  geheim,\n")
     two = write(tmp_path / "two", '{"Authorization": "Bearer x"}')
     write(user, f'[storage.s3]\nsecret = "@{one}"\n[storage.http]\nheaders = {{X-Token = "@{one}", A = ["@{one}"]}}\n')
@@ -508,7 +508,7 @@ def test_pipes_of_shells_are_read() -> None:
     assert "retries" in done.stdout
 
 
-def test_values_of_json_have_rules(user: Path) -> None:
+def test_json_values_are_checked_for_nul_and_depth(user: Path) -> None:
     write(user, '[storage.http]\nclient_cert = "~\\u0000x"\n')
     assert refused() == "option http.client_cert: has a NUL character"
     user.unlink()
@@ -550,7 +550,7 @@ def test_config_shows_values_and_where_they_come_from(user: Path, system: Path, 
     assert f"# {user}: read\n" in done.stdout
 
 
-def test_every_command_takes_them(user: Path, references: Path) -> None:
+def test_every_command_reads_the_file(user: Path, references: Path) -> None:
     document = next(references.glob("*.json"))
     write(user, f'[options]\nconflict = "error"\n[source.short]\nsource = "{document}"\n')
     assert run("ls", "short").stdout == run("ls", document).stdout != ""
@@ -563,13 +563,13 @@ def test_every_command_takes_them(user: Path, references: Path) -> None:
     assert run("ls", document, "-o", "config=/dev/null").returncode == 0
 
 
-def test_missing_files_import_no_parser(user: Path) -> None:
+def test_without_files_no_parser_is_imported(user: Path) -> None:
     code = "import sys; from zarrfs.config.effective import settings; settings([], ['/x']); print([*sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"tomllib", "zarrfs.config.file", "ctypes"} & set(eval(done.stdout))
 
 
-def test_names_of_sets_to_be_merged(user: Path, tmp_path: Path) -> None:
+def test_merge_accepts_names_of_sets(user: Path, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": {"x": "text"}}))
     write(user, f'[source.a]\nsource = "{tmp_path}/a.json"\n')
     done = run("refs", "merge", "--no-group", "p=a", "a", f"q={tmp_path}/a.json")

@@ -1,4 +1,4 @@
-"""The table of options: values, spellings, and what a bad one says."""
+"""The table of options: values, spellings, and the errors of bad values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zarrfs.errors import UsageError
         ("1GB", 10**9), ("2G", 2 << 30), ("1TiB", 1 << 40), ("1PB", 10**15), ("1EiB", 1 << 60),
     ],
 )  # fmt: skip
-def test_sizes(text: str, value: int) -> None:
+def test_sizes_with_units_are_parsed(text: str, value: int) -> None:
     assert size(text) == value
 
 
@@ -47,7 +47,7 @@ def test_a_size_needs_a_unit(text: str) -> None:
         ("1s500ms", 1.5), ("1 week", 604_800), (" 5 ", 5), ("250msec", 0.25), ("5us", 5e-6),
     ],
 )  # fmt: skip
-def test_times(text: str, value: float) -> None:
+def test_times_with_and_without_units_are_parsed(text: str, value: float) -> None:
     assert seconds(text) == pytest.approx(value, rel=1e-12)
 
 
@@ -56,7 +56,7 @@ def test_times(text: str, value: float) -> None:
     ["", " ", "s", "-1", "1e3", "inf", "nan", "1h30", "1h,30m", "5M", "1y", "1 2s", "1.5.2s", "1..s", ".5", "5.", "٣s",
      "infinity", "9" * 5000, "1h-5m", "5 s s"],
 )  # fmt: skip
-def test_bad_times(text: str) -> None:
+def test_bad_times_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="30s"):
         seconds(text)
 
@@ -69,17 +69,17 @@ def test_permission_bits_are_octal() -> None:
 
 
 @pytest.mark.parametrize(("item", "value"), [("strict", True), ("strict=yes", True), ("strict=false", False)])
-def test_flags(item: str, value: bool) -> None:
+def test_flags_may_have_a_value(item: str, value: bool) -> None:
     assert parse([item]).options.strict is value
 
 
-def test_no_options_are_the_defaults() -> None:
+def test_without_options_the_defaults_apply() -> None:
     parsed = parse([])
     assert parsed.options == Options()
     assert (parsed.kernel, parsed.writable) == ([], False)
 
 
-def test_later_ones_win_and_repeatable_ones_add_up() -> None:
+def test_later_options_win_and_repeatable_options_add_up() -> None:
     options = parse(["retries=1", "blobs=/a", "retries=2", "blobs=/b"]).options
     assert options.retries == 2
     assert options.blobs == ("/a", "/b")
@@ -105,7 +105,7 @@ def test_only_the_first_equals_sign_separates() -> None:
         ("", []),
     ],
 )
-def test_commas(text: str, parts: list[str]) -> None:
+def test_unescaped_commas_separate_options(text: str, parts: list[str]) -> None:
     assert split_commas(text) == parts
 
 
@@ -118,10 +118,10 @@ def test_storage_options_are_kept_by_protocol() -> None:
     }
 
 
-def test_files_of_storage_options_are_those_of_the_working_directory(
+def test_paths_in_storage_options_resolve_against_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon works in another one."""
+    """Paths become absolute because a daemon has a different working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     for name in ("key.json", "anon"):
@@ -169,7 +169,7 @@ def test_values_of_allow_and_allow_path() -> None:
 
 
 def test_options_survive_json() -> None:
-    """As a child process gets them."""
+    """A child process gets its options as JSON."""
     options = parse(["s3://b.anon=true", "s3.key=a", "allow=file", "allow_path=/", "blobs=/x", "retries=7"]).options
     found = json.loads(json.dumps(dataclasses.asdict(options)))
     found |= {name: tuple(found[name]) for name, field in TABLE.items() if field.metadata["many"]}
@@ -194,7 +194,7 @@ def test_an_unknown_option_suggests_the_closest() -> None:
 
 
 def test_every_protocol_that_fsspec_has_may_have_options() -> None:
-    """Those of packages, and those that a program registers, as well; sloppy ignores the others, as in mount(8)."""
+    """This includes protocols of packages and of register_implementation(); sloppy ignores others, as in mount(8)."""
     import fsspec
 
     protocols = {name for name in fsspec.available_protocols() if "_" not in name}
@@ -239,7 +239,7 @@ def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> Non
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_number_has_bounds(name: str) -> None:
-    """Those of these parsers; user_id(), octal() and others have them themselves."""
+    """This concerns only the parsers below; user_id(), octal() and others check their own bounds."""
     about = TABLE[name].metadata
     bounds = bounds_of(name)
     assert (bounds is not None) == (about["parse"] in (lifetime, natural, seconds, size))
@@ -253,8 +253,8 @@ def test_every_number_has_bounds(name: str) -> None:
         assert getattr(parse([f"{name}={text}"]).options, name) in bounds
 
 
-def test_a_number_without_bounds_is_refused_by_its_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No such row is in the table today; one that comes must not be a TypeError."""
+def test_a_bad_number_without_bounds_is_refused_by_its_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No option of the table lacks bounds today; one added later must not raise a TypeError."""
     about = {**TABLE["retries"].metadata, "bounds": None}
     monkeypatch.setitem(TABLE, "retries", dataclasses.field(metadata=about))
     assert parse(["retries=5000"]).options.retries == 5000
@@ -269,7 +269,7 @@ UNITS = {seconds: ["", "ms", "s", "min", "h", "d", "w"], size: ["B", "KiB", "MB"
 
 @given(data=st.data())
 def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.DataObject) -> None:
-    """Any text, from -o or TOML, parses to a value that the other checks accept, or to one error line."""
+    """Any text parses to a value within the bounds, or raises an error that names the option and the text."""
     name = data.draw(st.sampled_from(NUMBERS))
     parser = TABLE[name].metadata["parse"]
     number = st.one_of(st.integers(-5, 5), st.integers(), st.floats(), st.integers(0, 2**70)).map(str)
@@ -309,7 +309,7 @@ def test_a_url_is_refused_as_a_path(name: str, url: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_row_can_be_shown(name: str) -> None:
+def test_every_option_has_a_scope_and_a_help_text(name: str) -> None:
     about = TABLE[name].metadata
     assert about["scope"] in ("source", "fetch", "mount", "process")
     assert about["help"].endswith(".")
@@ -340,7 +340,7 @@ def test_defaults_have_round_units() -> None:
 # -- storage_options
 
 
-def test_storage_options_are_those_of_a_protocol_or_of_a_bucket() -> None:
+def test_storage_options_are_set_by_protocol_or_bucket() -> None:
     found = parse(
         [
             'storage_options={"s3": {"anon": true, "key": "a"}, "s3://b.c": {"anon": false}}',

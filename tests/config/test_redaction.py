@@ -36,7 +36,7 @@ from zarrfs.store.remotefiles import RemoteFiles
         ("HTTPS://Host/a?b", "HTTPS://Host/a?b"),
     ],
 )
-def test_urls(url: str, shown: str) -> None:
+def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
     message = redact_text(f"cannot read <{url}>, sorry")
     assert message in (f"cannot read <{shown}>, sorry", f"cannot read <{url}>, sorry")
@@ -49,7 +49,7 @@ def test_any_text_is_redacted_without_an_error(text: str) -> None:
         assert "hush" not in redact_text(url)
 
 
-def test_text_of_others() -> None:
+def test_messages_of_other_programs_are_redacted() -> None:
     assert redact_text("403, message='Forbidden', url='https://h/x?sig=hush'") == "403, message='Forbidden', url='https://h/x'"
     assert redact_text("GET /x?a=1&X-Amz-Signature=hush&b=2 failed") == "GET /x?a=1&X-Amz-Signature=***&b=2 failed"
     for name in ("jwt", "auth", "session", "sessionid", "pwd"):
@@ -72,7 +72,7 @@ def test_which_options_are_secrets(name: str, value: object, secret: bool) -> No
     assert is_secret(name, value) is secret
 
 
-def test_only_what_is_harmless_is_shown_of_storage_options() -> None:
+def test_only_harmless_storage_options_are_shown() -> None:
     assert redacted_storage("endpoint_url", "http://a:b@h/") == "http://h/"
     assert redacted_storage("anything", "x") == redacted_storage("headers", {"A": "x"}) == "***"
     assert (redacted_storage("anon", True), redacted_storage("secret", "@/run/x")) == (True, "@/run/x")
@@ -107,7 +107,7 @@ def test_only_what_is_harmless_is_shown_of_storage_options() -> None:
         ("zarrfs ls dir/x.y=z", "zarrfs ls dir/x.y=z"),
     ],
 )
-def test_command_lines(line: str, shown: str) -> None:
+def test_command_lines_are_redacted(line: str, shown: str) -> None:
     assert redacted_arguments(line.split(" ")) == shown.split(" ")
 
 
@@ -135,6 +135,6 @@ def test_a_password_in_a_bucket_url_is_refused_without_showing_it(protocol: str)
     assert "hush" not in str(caught.value)
 
 
-def test_hosts_of_statistics_have_no_password() -> None:
+def test_hosts_in_statistics_have_no_password() -> None:
     assert store_host("s3", "key:hush@bucket/x", "") == "s3://bucket"
     assert store_host("abfs", "container@account/x", "") == "abfs://container@account"

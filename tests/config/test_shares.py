@@ -1,4 +1,4 @@
-"""--shard: I/N, or the environment of a job."""
+"""The option --shard: I/N, or auto, which reads the environment of a job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zarrfs.config.shares import Share, share_of
 from zarrfs.errors import UsageError
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
-SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of sbatch: it is no task
+SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of an sbatch script, which is not a task
 ARRAY = {
     "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "3",
     "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_STEP": "2",
@@ -24,7 +24,7 @@ ARRAY = {
         ("auto", {"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, (2, 4)),
         ("auto", SCRIPT | ARRAY, (1, 3)),
         ("auto", STEP | ARRAY, (6, 12)),
-        ("auto", ARRAY | {"SLURM_ARRAY_TASK_STEP": "1"}, (1, 3)),  # as --array=3,5,7 has it
+        ("auto", ARRAY | {"SLURM_ARRAY_TASK_STEP": "1"}, (1, 3)),  # as --array=3,5,7 sets it
         ("auto", {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2"}, (1, 2)),
         ("auto", {"FLUX_TASK_RANK": "9", "FLUX_JOB_SIZE": "10"}, (9, 10)),
         ("auto", STEP | {"FLUX_TASK_RANK": "9", "FLUX_JOB_SIZE": "10"}, (9, 10)),
@@ -33,7 +33,7 @@ ARRAY = {
         ("auto", SCRIPT | {"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
     ],
 )
-def test_which_share(text: str, environment: dict[str, str], expected: tuple[int, int]) -> None:
+def test_the_share_of_a_task(text: str, environment: dict[str, str], expected: tuple[int, int]) -> None:
     assert share_of(text, environment) == Share(*expected)
 
 
@@ -55,13 +55,13 @@ def test_which_share(text: str, environment: dict[str, str], expected: tuple[int
         ("auto", ARRAY | {"SLURM_ARRAY_TASK_STEP": "0", "SLURM_ARRAY_TASK_COUNT": "1"}, "--shard auto: SLURM_"),
     ],
 )  # fmt: skip
-def test_what_is_no_share(text: str, environment: dict[str, str], message: str) -> None:
+def test_invalid_shares_are_refused(text: str, environment: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         share_of(text, environment)
     assert str(raised.value).startswith(message)
 
 
-def test_ids_of_an_array_with_gaps() -> None:
+def test_ids_of_an_array_with_gaps_are_refused() -> None:
     gaps = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "17", "SLURM_ARRAY_TASK_STEP": "1"}
     with pytest.raises(UsageError, match="not evenly spaced: give I/N"):
         share_of("auto", ARRAY | gaps)

@@ -31,12 +31,12 @@ def test_the_path_of_a_file_url(url: str, path: str) -> None:
         ("s3://b/a//c/", "x", "s3://b/a//c/x"),  # "a//c" is another directory than "a/c"
         ("s3://b/a//", "x//y", "s3://b/a//x//y"),
         ("s3://b/a//c/", "../x", "s3://b/a//x"),
-        ("s3://b/w?y#z/", "x", "s3://b/w?y#z/x"),  # names of a bucket, not queries
+        ("s3://b/w?y#z/", "x", "s3://b/w?y#z/x"),  # in a bucket, "?" and "#" are part of a name
         ("zip://d::http://h/a.zip", "x", None),
         ("/d/", "x", None),
     ],
 )
-def test_relative_names(base: str, relative: str, found: str | None) -> None:
+def test_relative_names_are_resolved(base: str, relative: str, found: str | None) -> None:
     assert urls.join(base, relative) == found
 
 

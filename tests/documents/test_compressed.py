@@ -1,4 +1,4 @@
-"""Compressed documents, from disk through the compiler."""
+"""Compressed documents, read from disk and compiled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def planned(directory: Path, data: bytes, **options: object) -> bytes:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats(name: str, tmp_path: Path) -> None:
+def test_every_compression_format_is_read(name: str, tmp_path: Path) -> None:
     assert planned(tmp_path, FORMATS[name](TEXT)) == b"v999"
 
 
@@ -49,7 +49,7 @@ def test_two_members_are_one_document(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_truncated_and_damaged_data(name: str, tmp_path: Path) -> None:
+def test_truncated_and_damaged_data_is_refused(name: str, tmp_path: Path) -> None:
     data = FORMATS[name](TEXT)
     for bad in (data[: len(data) // 2], data[:20] + b"\xff" * 20 + data[40:]):
         with pytest.raises(SourceError, match=r"refs\.json\.x: (damaged|not JSON)"):
@@ -58,6 +58,7 @@ def test_truncated_and_damaged_data(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_bomb(name: str, tmp_path: Path) -> None:
+    """A small file that expands beyond document_limit is refused."""
     with pytest.raises(SourceError, match=r"more than 1048576 bytes \(-o document_limit=\)"):
         planned(tmp_path, FORMATS[name](b" " * (1 << 24)), document_limit=1 << 20)
     assert planned(tmp_path, FORMATS[name](TEXT), document_limit=len(TEXT)) == b"v999"

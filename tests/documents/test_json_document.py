@@ -1,4 +1,4 @@
-"""JSON documents in slices: the same result as parsing all at once, wherever the slices end."""
+"""JSON documents parsed in slices: the same result as parsing the whole, wherever the slices end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def document(text: bytes, limit: int = 1 << 30) -> JsonDocument:
 
 
 def together(text: bytes, apart: tuple[str, ...]) -> Any:
-    """Return the slices merged into one value."""
+    """Parse `text` in slices and merge them into one value."""
     whole: Any = None
     for member, values in document(text).slices(apart):
         if member is None:
@@ -69,7 +69,7 @@ ROOTS = st.one_of(
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, indent=st.sampled_from([None, 1]), raw=st.booleans(), blanks=st.sampled_from(["", " \n", " " * 40]))
-def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blanks: str) -> None:
+def test_merged_slices_equal_the_document(root: Any, indent: int | None, raw: bool, blanks: str) -> None:
     separators = f"{blanks},{blanks}", f"{blanks}:{blanks}"
     written = json.dumps(root, indent=indent, ensure_ascii=not raw, separators=separators)
     text = (blanks + written + blanks).encode("utf-8", "replace")
@@ -79,7 +79,7 @@ def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blank
             together(text, ())
         return
     assert together(text, ()) == expected
-    if not (isinstance(expected, dict) and expected.get("refs", 1) in ({}, [])):  # no slice for nothing
+    if not (isinstance(expected, dict) and expected.get("refs", 1) in ({}, [])):  # an empty member has no slice
         assert together(text, ("refs",)) == expected
     assert document(text).whole() == expected
 
@@ -109,7 +109,7 @@ def test_invalid_json_is_refused(root: Any, data: st.DataObject) -> None:
      b"[] x", b'{"refs":{"a":1],"b":1}', b'{"refs":{"a":1},}', b'{"refs":{"a":1}"b":1}', b'{"refs":{"a":1,},"b":1}',
      b'{"a":[1},"b":[]}', b'{"refs":{"a":"\n', b'{"refs"', b'{"refs":{"a":1}'],
 )  # fmt: skip
-def test_broken(text: bytes) -> None:
+def test_known_forms_of_broken_json_are_refused(text: bytes) -> None:
     for apart in (), ("refs",):
         with pytest.raises(SourceError, match=r"^x\.json: not JSON: "):
             together(text, apart)
@@ -144,7 +144,7 @@ def test_whole_numbers_of_any_size() -> None:
 def test_numbers_nested_deeper_than_json_takes_are_refused(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f'{{"refs": {{"k": {{"n": {2**64}}}}}{rest}}}'.encode()
 
-    def too_deep(_text: object) -> object:  # how deep that is depends on the version of Python
+    def too_deep(_text: object) -> object:  # the depth that json accepts depends on the version of Python
         raise RecursionError
 
     monkeypatch.setattr(json, "loads", too_deep)
@@ -158,7 +158,7 @@ def test_a_byte_order_mark_is_skipped() -> None:
         assert together(b"\xef\xbb\xbf" + text, ()) == json.loads(text)
 
 
-def test_slices_stay_small_beside_a_large_value() -> None:
+def test_members_beside_a_large_value_are_kept() -> None:
     large = "x" * 5_000_000
     text = json.dumps({"a": [1], "large": large, "b": [2]}).encode()
     assert together(text, ()) == {"a": [1], "large": large, "b": [2]}
@@ -174,7 +174,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_members_of_a_set_come_in_any_order(order: tuple[str, ...]) -> None:
+def test_the_members_of_a_set_may_come_in_any_order(order: tuple[str, ...]) -> None:
     members = {
         "version": 1,
         "templates": {"u": "s3://b", "f": "{{c}}!"},
@@ -187,7 +187,7 @@ def test_the_members_of_a_set_come_in_any_order(order: tuple[str, ...]) -> None:
         assert made.tree() == expected
 
 
-def test_a_large_version_0_set_with_a_file_refs() -> None:
+def test_a_large_version_0_set_may_have_a_file_named_refs() -> None:
     values: dict[str, Any] = {f"d/{n}": ["s3://u", n, n] for n in range(50)}
     with compiled({**values, "refs": {"a": 1}}) as made:
         assert made.tree() == {**values, "refs": b'{"a":1}'}

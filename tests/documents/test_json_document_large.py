@@ -1,4 +1,4 @@
-"""Large and hostile documents: time proportional to decompressing them, memory to their longest value."""
+"""Large and hostile documents: time is proportional to decompressing them, memory to their longest value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTED = b'{"path":"a",' + ENTRY[1:]
 
 
 class Text(NamedTuple):
-    """A document with a repeated part. It is made where it is used: every worker of xdist imports this file."""
+    """A document with a repeated part. Only `text` builds it, because every worker of xdist imports this file."""
 
     before: bytes
     part: bytes
@@ -70,7 +70,7 @@ DOCUMENTS = {
 
 
 def cpu(work: Callable[[], object], times: int = 1) -> float:
-    """Return the processor seconds of this thread for `work`; the kernel may count in ticks of 10 ms."""
+    """Return the CPU seconds of this thread for `times` calls of `work`; the kernel may count in ticks of 10 ms."""
     began = time.thread_time()
     for _ in range(times):
         work()
@@ -80,13 +80,13 @@ def cpu(work: Callable[[], object], times: int = 1) -> float:
 def peak(work: Callable[[], object]) -> int:
     """Return the peak of additional memory (bytes) of this process during `work`.
 
-    It may be too high: other threads run, the kernel makes pages huge, and reads those of files anew that it dropped.
+    The result may be too high: other threads run, and the kernel creates huge pages and rereads file pages it dropped.
     """
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
     before = memory("VmRSS")
     work()
     found = memory("VmHWM") - before
-    trim()  # else a second call would use what the first one has freed
+    trim()  # else a second call would reuse memory that the first one freed
     return found
 
 
@@ -97,7 +97,7 @@ def memory(what: str) -> int:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_time_and_memory(name: str) -> None:
-    """A factor distinguishes linear from quadratic time; scripts/bench references measures real documents."""
+    """The factor only tells linear from quadratic time; scripts/bench references measures real documents."""
     text = DOCUMENTS[name].text
     packed = gzip.compress(text, 6)
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests of gen: one checked item, and its rendered rows."""
+"""Helpers for the tests of gen: check one item and render its rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zarrfs.references.templates import Templates
 
 
 def gen(item: dict[str, Any], names: tuple[str, ...] = (), limit: int = 10**6) -> Gen:
-    """Return a checked item of gen; `names` are those of the templates."""
+    """Check one item of gen and return it; `names` are the names of the templates."""
     (made,) = read_gen([item], names, limit)
     return made
 
@@ -25,5 +25,5 @@ def rows_of(templates: Templates, item: Gen) -> Iterator[tuple[str, ...]]:
 
 
 def rows(item: dict[str, Any], **named: str) -> list[tuple[str, ...]]:
-    """Return all rendered rows of an item, with named templates."""
+    """Return all rendered rows of an item; `named` are the templates."""
     return list(rows_of(Templates(named), gen(item, tuple(named))))

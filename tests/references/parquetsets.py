@@ -1,4 +1,4 @@
-"""Helpers of the tests of Parquet sets: a plain writer of record files, and queries of stores from outside trio."""
+"""Helpers for the tests of Parquet sets: write record files, and query stores from synchronous code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reference = None | bytes | list[Any]  # absent, inline, [url] or [url, offset, s
 
 
 def zarray(shape: object, chunks: object, **more: object) -> dict[str, object]:
-    """Return a `.zarray` of bytes."""
+    """Return the `.zarray` of an array of bytes."""
     return {
         "zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "fill_value": 7, "order": "C",
         "compressor": None, "filters": None, **more,
@@ -30,7 +30,7 @@ def zarray(shape: object, chunks: object, **more: object) -> dict[str, object]:
 
 
 def columns(references: Sequence[Reference], rows: int) -> dict[str, list[Any]]:
-    """Return the columns of a record file, padded to `rows`."""
+    """Return the columns of a record file, padded to `rows` rows."""
     found: dict[str, list[Any]] = {"path": [], "offset": [], "size": [], "raw": []}
     for reference in [*references, *[None] * (rows - len(references))]:
         path, offset, size = ([*reference, 0, 0][:3]) if isinstance(reference, list) else (None, 0, 0)
@@ -40,7 +40,7 @@ def columns(references: Sequence[Reference], rows: int) -> dict[str, list[Any]]:
 
 
 def write_record(path: Path, table: dict[str, Any] | pa.Table) -> None:
-    """Write a record file with these columns."""
+    """Write `table` as a record file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(table, dict):
         kinds = {"path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "raw": pa.binary()}
@@ -54,7 +54,7 @@ def write_record(path: Path, table: dict[str, Any] | pa.Table) -> None:
 def write_set(
     root: Path, metadata: dict[str, Any], arrays: dict[str, Sequence[Reference]], record_size: int = 4
 ) -> Path:
-    """Write a set: the references of each array in C order, None for an absent chunk."""
+    """Write a set; `arrays` has the references of each array in C order, None for an absent chunk."""
     root.mkdir(parents=True, exist_ok=True)
     for array, references in arrays.items():
         for start in range(0, len(references), record_size):
@@ -65,7 +65,7 @@ def write_set(
 
 
 def ask(source: Path | str, question: Callable[[ParquetStore], Awaitable[T]], **options: Any) -> T:
-    """Return `question(store)` for the set at `source`."""
+    """Open the set at `source` and return the result of `question(store)`."""
 
     async def main() -> T:
         store = open_source(str(source), Options(**{"retries": 0, **options}), child=False)
@@ -95,6 +95,6 @@ def tree_of(source: Path | str, **options: Any) -> dict[str, bytes | str]:
 
 
 def chunks_of(source: Path | str, array: str = "a", **options: Any) -> dict[str, bytes | str]:
-    """Return tree_of() one array, without metadata and directories."""
+    """Return the chunks of one array as tree_of() does, by their names within the array."""
     found = tree_of(source, **options).items()
     return {key[len(array) + 1 :]: value for key, value in found if key.startswith(array) and "/." not in key}

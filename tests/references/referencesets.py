@@ -1,4 +1,4 @@
-"""Helpers of the tests of reference sets: a compiled set, the error that refuses one, plain jinja2 as a model."""
+"""Helpers for the tests of reference sets: compile a set, catch its error, and render templates with plain jinja2."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SPEC_EQUIVALENT = {
 
 
 class Compiled:
-    """A compiled document: its store, and what was said about it."""
+    """A compiled document: its store, its problems and its warnings."""
 
     def __init__(self, store: IndexStore, compilation: Compilation) -> None:
         self.store, self.compilation = store, compilation
@@ -79,7 +79,7 @@ class Compiled:
         return trio.run(self.store.locate, key)
 
     def value(self, key: str) -> Any:
-        """Bytes of an inline value, [url] or [url, offset, length]."""
+        """Return the bytes of an inline value, [url] or [url, offset, length]."""
         place = self.locate(key)
         return self.get(key) if "inline" in place else list(place.values())
 
@@ -89,7 +89,7 @@ class Compiled:
 
 @contextmanager
 def compiled(document: Any, base: str = "", **options: Any) -> Iterator[Compiled]:
-    """Compile `document` (text, or a value for JSON) with options; relative targets start at `base`."""
+    """Compile `document`, bytes or a value to encode as JSON; relative targets resolve against `base`."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "index")
         with IndexWriter(path) as writer:
@@ -103,7 +103,7 @@ def compiled(document: Any, base: str = "", **options: Any) -> Iterator[Compiled
 
 
 def refusal(document: Any, **options: Any) -> tuple[str | None, str]:
-    """Return (entry, rule) of the error that refuses `document`."""
+    """Compile `document`, which must be refused, and return (entry, rule) of the error."""
     with pytest.raises(SourceError) as caught, compiled(document, **options):
         pass
     assert caught.value.source == "set.json"
@@ -112,7 +112,7 @@ def refusal(document: Any, **options: Any) -> tuple[str | None, str]:
 
 
 class Plain:
-    """Named templates as plain jinja would have them: the model."""
+    """Named templates rendered by plain jinja2: the model to compare with."""
 
     def __init__(self, named: dict[str, str]) -> None:
         self.environment = jinja2.Environment(undefined=jinja2.StrictUndefined)

@@ -1,4 +1,4 @@
-"""Helpers of the tests of zarrfs refs: commands run in this process, the contents of a set, and random sets."""
+"""Helpers for the tests of zarrfs refs: run commands in this process, read sets, and draw random sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zarrfs.cli import main
 from zarrfs.config.options import Options
 from zarrfs.store.index import IndexStore
 
-TARGET = bytes(range(256)) * 4  # what the targets of random sets hold
+TARGET = bytes(range(256)) * 4  # the contents of each target of a random set
 
 
 def refs(*arguments: object) -> Result:
@@ -31,7 +31,7 @@ def done(*arguments: object) -> Result:
 
 
 def entries(path: object) -> dict[str, Any]:
-    """Return the set at `path`, in order: bytes of an inline value, [url] or [url, offset, length]."""
+    """Return the set at `path` in order; a value is the bytes of an inline value, [url] or [url, offset, length]."""
     store = sources.open_source(str(path), Options(), child=False)
     assert store.is_reference_set
     found: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def entries(path: object) -> dict[str, Any]:
 
 
 def as_fsspec_reads(path: Path, **options: Any) -> dict[str, bytes]:
-    """Return the bytes of every file, as fsspec reads the set."""
+    """Return the bytes of every file of a set as fsspec reads them."""
     fs = fsspec.filesystem("reference", fo=str(path), skip_instance_cache=True, remote_protocol="file", **options)
     return {key: fs.cat_file(key) for key in fs.references}
 
@@ -61,7 +61,7 @@ def without_conflicts(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def targets(directory: Path) -> list[str]:
-    """Make files for the targets of random sets, with names that look like templates, chains and URLs."""
+    """Create target files for random sets, with names that look like templates, chained or encoded URLs."""
     found = []
     for name in ("a", "b{{x}}", "{%c%}", "d%20 e", "{f}\n", "{{g\r\n", "hh::i"):
         path = directory / name
@@ -76,7 +76,7 @@ BYTES = st.binary(max_size=12) | st.sampled_from([b"base64:", b"base64:AAEC", b"
 
 
 def random_sets(urls: list[str], keys: st.SearchStrategy[str] = KEYS) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw sets in the form of entries(), with ranges within targets()."""
+    """Return a strategy for sets as entries() returns them, with ranges inside the files of targets()."""
     numbers = st.integers(0, len(TARGET) // 2)
     url = st.sampled_from(urls)
     values = BYTES | st.tuples(url).map(list) | st.tuples(url, numbers, numbers).map(list)

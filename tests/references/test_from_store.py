@@ -1,4 +1,4 @@
-"""zarrfs refs from-store: the set made of a tree shows the same tree."""
+"""zarrfs refs from-store: the reference set made from a store contains the same files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def files(place: Path) -> dict[str, bytes]:
 
 
 def shown(path: Path | str, *options: str) -> dict[str, bytes]:
-    """Read every file of a set with commands, in this process."""
+    """Return every file of the source at `path`, read with zarrfs ls and zarrfs cat in this process."""
 
     def command(*arguments: object) -> bytes:
         result = CliRunner().invoke(main, list(map(str, arguments)))
@@ -83,7 +83,7 @@ def test_the_set_shows_the_same_tree(tree: Path, tmp_path: Path) -> None:
     assert zarr.open_group(fs.get_mapper(""), mode="r", zarr_format=2)["x/y"][:].tolist() == list(range(100))
 
 
-def test_relative_urls_move_with_the_tree(tree: Path, tmp_path: Path) -> None:
+def test_a_set_with_relative_urls_can_be_moved_with_its_tree(tree: Path, tmp_path: Path) -> None:
     expected = files(tree)
     (tmp_path / "sets").mkdir()
     done("from-store", tree, "--relative", "-O", tmp_path / "sets" / "set.json")
@@ -97,7 +97,7 @@ def test_relative_urls_move_with_the_tree(tree: Path, tmp_path: Path) -> None:
     assert shown(tmp_path / "moved" / "sets" / "set.json") == expected
 
 
-def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
+def test_files_up_to_the_given_size_are_inline(tree: Path, tmp_path: Path) -> None:
     done("from-store", tree, "--inline", "50B", "-O", tmp_path / "set.json")
     found = entries(tmp_path / "set.json")
     assert found["notes/a b%20c"] == b"1" * 50
@@ -107,7 +107,7 @@ def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "view"), [("zarr", None), ("zarr", "v3"), ("references", "v3")])
 def test_changes_in_an_upper_directory(kind: str, view: str | None, tmp_path: Path) -> None:
-    """References of changed files name the upper directory, all others the source."""
+    """References to changed files point into the upper directory, all others to the source."""
     source, upper = tmp_path / "x.zarr", tmp_path / "changes %20"
     group = zarr.open_group(str(source), mode="w", zarr_format=2)
     group.create_array("x", data=np.arange(6, dtype="<i4"), chunks=(2,), compressors=None)
@@ -179,7 +179,7 @@ def test_a_store_behind_sftp(sftp: Sftp, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["local", "s3", "zip"])
-def test_names_that_look_like_signatures(where: str, s3: S3, tmp_path: Path) -> None:
+def test_names_that_look_like_url_queries_or_fragments_are_kept(where: str, s3: S3, tmp_path: Path) -> None:
     place = tmp_path / "marks.zarr"
     zarr.open_group(str(place), mode="w", zarr_format=2).create_array("ch#signal", data=np.arange(4), chunks=(2,))
     (place / "a?token=1").write_bytes(b"1" * 9)
@@ -200,8 +200,8 @@ def test_names_that_look_like_signatures(where: str, s3: S3, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("form", ["json", "parq"])
-def test_targets_of_a_view_stay_as_the_set_has_them(form: str, tmp_path: Path) -> None:
-    """A query with a token may also name the bytes; what looks like one in a path is none."""
+def test_a_view_does_not_change_the_urls_of_targets(form: str, tmp_path: Path) -> None:
+    """An HTTP query stays, as it may select the bytes; in an S3 key or a path, "#" is part of the name."""
     zarray = {"zarr_format": 2, "shape": [3], "chunks": [1], "dtype": "<f8", "order": "C", "fill_value": 0,
               "compressor": None, "filters": None}  # fmt: skip
     targets = ["https://u:p@host/get?file=a&token=T", "s3://bucket/ch#signal/0", "ch#signal/1"]
@@ -271,7 +271,7 @@ def test_a_document_is_refused_as_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["set.json", "sub/set.index", "set.parq", "stdout"])
 def test_the_output_is_not_part_of_the_tree(name: str, tmp_path: Path) -> None:
-    """The output file, and the one it replaces, are in the tree that the set is made of."""
+    """The output is written inside the source tree; neither it nor the file it replaces becomes an entry."""
     tree = tmp_path / "tree"
     for array in "x", "z/y":
         zarr.create_array(str(tree / array), data=np.arange(9), chunks=(3,), zarr_format=2)
@@ -293,7 +293,7 @@ def test_the_output_is_not_part_of_the_tree(name: str, tmp_path: Path) -> None:
         assert sorted(found) == sorted(expected)
 
 
-def test_the_tree_itself_is_not_replaced(tmp_path: Path) -> None:
+def test_the_output_must_not_be_the_source(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{".zgroup": "{}"}')
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
     result = refs("from-store", tmp_path / "set.parq", "--force", "-O", tmp_path / "set.parq")

@@ -1,4 +1,4 @@
-"""Items of gen: errors, the order of combinations, and the places that errors name."""
+"""Items of gen: the order of combinations, and errors with the place that each names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_last_dimension_varies_fastest() -> None:
     assert keys == ["017", "013", "117", "113", "007", "003", "107", "103"]
 
 
-def test_an_item_without_combinations() -> None:
+def test_an_item_without_combinations_has_no_rows() -> None:
     for empty in ([], {"stop": 0}, {"start": 3, "stop": 3}, {"stop": 5, "step": -1}):
         assert rows({**GOOD, "dimensions": {"i": empty, "j": [1, 2]}}) == []
         assert rows({**GOOD, "dimensions": {"j": [1, 2], "i": empty}}) == []
@@ -68,13 +68,13 @@ def test_errors_of_an_item(change: Any, entry: str, rule: str) -> None:
     assert (caught.value.entry, caught.value.rule) == (entry, rule)
 
 
-def test_gen_is_an_array() -> None:
+def test_gen_must_be_an_array() -> None:
     with pytest.raises(TemplateError) as caught:
         read_gen({}, (), 10)
     assert (caught.value.entry, caught.value.rule) == ("gen", "expected an array, not an object")
 
 
-def test_the_second_item_is_named() -> None:
+def test_an_error_names_the_index_of_its_item() -> None:
     with pytest.raises(TemplateError) as caught:
         read_gen([GOOD, {}], (), 10)
     assert caught.value.entry == "gen[1]"
@@ -90,7 +90,7 @@ def test_the_limit_counts_all_items_and_expands_nothing() -> None:
         read_gen([GOOD, GOOD], (), 3)
 
 
-def test_a_number_of_entries_that_python_does_not_write_is_over_the_limit() -> None:
+def test_a_number_of_entries_too_long_for_python_to_print_is_refused() -> None:
     dimensions = {f"d{number}": {"stop": 9 * 10**18} for number in range(300)}
     with pytest.raises(TemplateError) as caught:
         read_gen([{"key": "k", "url": "u", "dimensions": dimensions}], (), 10)

@@ -1,4 +1,4 @@
-"""The keys of reference sets: valid and invalid ones, and keys that are both file and directory."""
+"""The keys of reference sets: valid and invalid keys, and keys that are both a file and a directory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GOOD_KEYS = [
 
 @pytest.mark.parametrize(("key", "rule"), BAD_KEYS.items(), ids=range(len(BAD_KEYS)))
 @pytest.mark.parametrize("value", ["text", ["u", 0, 1]])
-def test_a_bad_key_leaves_out_only_itself(key: str, rule: str, value: Any) -> None:
+def test_a_bad_key_is_left_out_and_no_other(key: str, rule: str, value: Any) -> None:
     with compiled({"before": "1", key: value, "x/after": "2", "n/after": "3"}) as made:
         assert made.keys() == ["before", "n/after", "x/after"]
         ((_entry, told),) = made.problems
@@ -55,12 +55,12 @@ def test_a_bad_key_leaves_out_only_itself(key: str, rule: str, value: Any) -> No
 
 
 @pytest.mark.parametrize("key", GOOD_KEYS, ids=range(len(GOOD_KEYS)))
-def test_good_keys(key: str) -> None:
+def test_valid_keys_are_kept(key: str) -> None:
     with compiled({key: "text", "x/sibling": "2"}, strict=True) as made:
         assert made.keys() == sorted([key, "x/sibling"])
 
 
-def test_a_bad_key_stays_bad_below_a_known_parent() -> None:
+def test_a_bad_key_below_a_known_directory_is_left_out() -> None:
     with compiled({"d/a": "", "d/.": "", "d/..": "", "d/": "", "d/b": "", "//c": "", "d/\0": "", "": ""}) as made:
         assert made.keys() == ["d/a", "d/b"]
         assert len(made.problems) == 6
@@ -108,7 +108,7 @@ def test_a_leading_slash_is_removed() -> None:
         assert made.warnings[-1] == '/a: a leading "/" is taken off (3 such keys)'
     with compiled({"a": "1", "/a": "2"}) as made:
         assert made.tree() == {"a": b"2"}
-    with compiled({"z": ["/u", 0, 9], "a": ["/u", 0, 1], "/a": "2"}) as made:  # ranges of a known URL are written late
+    with compiled({"z": ["/u", 0, 9], "a": ["/u", 0, 1], "/a": "2"}) as made:  # known URLs' ranges are written later
         assert made.tree() == {"a": b"2", "z": ["/u", 0, 9]}
 
 
@@ -119,7 +119,7 @@ def test_many_unknown_members_are_counted() -> None:
         assert made.warnings[20:] == ["1,005 more members that no reference set of version 1 has: ignored"]
 
 
-NAMES = st.sampled_from(["a", "a-", "b"])  # "-" comes before "/"
+NAMES = st.sampled_from(["a", "a-", "b"])  # "-" sorts before "/"
 CONFLICT = {"a": "1", "b": "2", "b/c": "3", "b/c/d": "4", "b/e": ["u", 0, 1], "b0": "5", "f/g": "6", "f": ["u"]}
 
 
@@ -139,7 +139,7 @@ def test_a_key_that_is_also_a_directory(conflict: str, keys: list[str], problems
 
 
 def test_a_directory_left_out_stays_out() -> None:
-    # "a-b" comes between "a" and "a/b" in the order of characters
+    # "a-b" sorts between "a" and "a/b"
     with compiled({"a": "1", "a/b": "2", "a/b/c": "3", "a-b": "4", "a-b/x": "5"}, conflict="file") as made:
         assert made.tree() == {"a": b"1", "a-b": b"4"}
         assert [entry for entry, _ in made.problems] == ["a/", "a-b/"]
@@ -152,7 +152,7 @@ def test_a_key_that_is_also_a_directory_refuses_the_set_on_request() -> None:
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.lists(NAMES, min_size=1, max_size=5).map("/".join), max_size=40), wins=...)
 def test_directories_evicted_from_the_cache(keys: list[str], wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small cache of directories, whose entries are looked up again, gives the same tree."""
+    """With a directory cache so small that entries are evicted and looked up again, the tree is the same."""
     monkeypatch.setattr(indexdirs, "_REMEMBERED", 2)
     monkeypatch.setattr(references, "_REMEMBERED", 2)
     model = {key: str(number) for number, key in enumerate(keys)}
@@ -184,8 +184,8 @@ def test_directories_evicted_from_the_cache(keys: list[str], wins: bool, monkeyp
         assert wins or listed == left | above
 
 
-def test_a_long_key_is_left_out_whatever_stands_before_it() -> None:
-    """Keys beside one that was checked take another way, which counted characters."""
+def test_a_long_key_is_left_out_wherever_it_comes() -> None:
+    """Keys in the directory of a checked key take a shorter check, which once counted characters, not bytes."""
     wide = "\U0001d11e"
     directory = "/".join([wide * 60] * 16)
     long = f"{directory}/{wide * 63}"

@@ -1,4 +1,4 @@
-"""zarrfs refs merge and relocate, against a dict, and the errors of both."""
+"""zarrfs refs merge and relocate, compared with the same operation on a dict, and their errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUP = b'{"zarr_format":2}'
 
 
 def wrong(*arguments: object, status: int = 1) -> str:
-    """Return the message of a failing command, without the name of the program."""
+    """Run a command that must fail; return its message without the name of the program."""
     result = refs(*arguments)
     assert (result.exit_code, result.stdout) == (status, "")
     assert len(result.stderr.splitlines()) == 1
@@ -44,7 +44,7 @@ def made(path: Path, document: dict[str, Any]) -> Path:
 
 @RANDOM
 @given(data=st.data())
-def test_merge_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
+def test_merge_equals_merging_dicts(data: st.DataObject, tmp_path: Path) -> None:
     sets = data.draw(st.lists(st.tuples(PREFIXES, random_sets(URLS)), min_size=1, max_size=3))
     which = data.draw(st.sampled_from(["first", "last", "error"]))
     given_, expected, twice = [], {}, False
@@ -82,7 +82,7 @@ def test_merge_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
         ("/data/a=b/set.json", ("", "/data/a=b/set.json")),
     ],
 )
-def test_prefixes(text: str, expected: tuple[str, str]) -> None:
+def test_a_prefix_is_split_from_its_source(text: str, expected: tuple[str, str]) -> None:
     assert split_prefix(text) == expected
 
 
@@ -95,7 +95,7 @@ def test_a_name_with_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert list(entries(tmp_path / "m.json")) == [f"{prefix}key"]
 
 
-def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:
+def test_the_error_of_a_key_in_two_sets_names_both_sets(tmp_path: Path) -> None:
     one, two = made(tmp_path / "1.json", {"x/a": "1"}), made(tmp_path / "2.json", {"a": "2"})
     assert wrong("merge", one, f"x={two}", "-O", tmp_path / "m.json") == (
         f"{two}: x/a: has another value in {one} (--duplicates first or last takes one of them)"
@@ -113,11 +113,11 @@ def test_an_entry_that_is_the_same_in_all_sets_is_taken_once(tmp_path: Path) -> 
     assert entries(tmp_path / "m.json").keys() == {".zgroup", "t/0", "t/1", "t/2"}
     other = made(tmp_path / "3.json", {"t/0": ["http://h/x", 0, 8]})
     assert f"t/0: has another value in {one}" in wrong("merge", one, other, "-O", tmp_path / "n.json")
-    chunk = made(tmp_path / "4.json", {"t/1": "1.0"})  # equal JSON, but a chunk
+    chunk = made(tmp_path / "4.json", {"t/1": "1.0"})  # equal as JSON, but chunks are compared as bytes
     assert f"t/1: has another value in {one}" in wrong("merge", one, chunk, "-O", tmp_path / "n.json")
 
 
-def test_more_sets_than_a_process_may_have_open_files_at_first(tmp_path: Path) -> None:
+def test_more_sets_than_the_soft_limit_on_open_files_are_merged(tmp_path: Path) -> None:
     program = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (48, r.getrlimit(r.RLIMIT_NOFILE)[1]))"
     sets = [f"{number}={made(tmp_path / f'{number}.json', {'x': 'y'})}" for number in range(60)]
     command = [sys.executable, "-c", f"{program}; from zarrfs.cli import main; main()", "refs", "merge", *sets]
@@ -159,12 +159,12 @@ def test_consolidated_metadata_of_parquet_does_not_hide_other_sets(tmp_path: Pat
             assert json.loads(found[key])["zarr_consolidated_format"] == 1
 
 
-def test_a_prefix_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_prefix_that_is_not_utf8_is_taken_as_part_of_the_source(tmp_path: Path) -> None:
     one = made(tmp_path / "1.json", {"a": "1"})
     assert "no such file or directory" in wrong("merge", f"p\udcff={one}", "-O", tmp_path / "m.json")
 
 
-def test_keys_that_no_set_is_read_with(tmp_path: Path) -> None:
+def test_keys_too_deep_for_a_set_are_an_error(tmp_path: Path) -> None:
     one = made(tmp_path / "1.json", {"d/" * 100 + "f": "1"})
     said = wrong("merge", f"p={one}", "-O", tmp_path / "m.json")
     assert "over 100 directories deep, which no reference set can hold" in said
@@ -204,7 +204,7 @@ def test_groups_are_made_only_for_zarr_v2(tmp_path: Path) -> None:
 
 @RANDOM
 @given(data=st.data())
-def test_relocate_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
+def test_relocate_equals_replacing_prefixes_in_a_dict(data: st.DataObject, tmp_path: Path) -> None:
     document = data.draw(random_sets(URLS))
     document.pop("version", None)
     olds = data.draw(
@@ -230,7 +230,7 @@ def some(tmp_path: Path) -> Path:
     return made(tmp_path / "set.json", {"a": ["s3://b/x", 0, 1], "b": ["s3://b/y"], "c": ["data/x"], "d": "s3://b/"})
 
 
-def test_a_dry_run_counts(some: Path, tmp_path: Path) -> None:
+def test_a_dry_run_prints_counts_and_writes_nothing(some: Path, tmp_path: Path) -> None:
     rules = ["--from", "s3://b/", "--to", "/m/", "--from", "data/", "--to", "/d/"]
     out = done("relocate", some, *rules, "--dry-run").stdout
     assert out.splitlines() == [

@@ -1,4 +1,4 @@
-"""zarrfs refs convert and expand: the same set in every format, for zarrfs and fsspec; no output on failure."""
+"""zarrfs refs convert and expand: zarrfs and fsspec read the same set in every format; a failure leaves no output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RANDOM = settings(deadline=None, max_examples=25, suppress_health_check=[HealthC
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan in this process: a child for each of hundreds of documents would take minutes."""
+    """Plan in this process, as a child process for each of hundreds of documents would take minutes."""
     monkeypatch.setattr(sources, "_plan_in_child", lambda source, given, *_more: prepare(source, given))
 
 
@@ -56,14 +56,14 @@ def urls(place: Path) -> list[str]:
 
 
 def written(document: dict[str, Any]) -> str:
-    """Return entries() as a document of version 0."""
+    """Return a set in the form of entries() as the text of a version 0 document."""
     return json.dumps(
         {k: f"base64:{base64.b64encode(v).decode()}" if isinstance(v, bytes) else v for k, v in document.items()}
     )
 
 
 @pytest.mark.parametrize("form", [*OPENERS, "index"])
-def test_every_format_holds_the_same(form: str, tmp_path: Path, place: Path, urls: list[str]) -> None:
+def test_every_format_holds_the_same_set(form: str, tmp_path: Path, place: Path, urls: list[str]) -> None:
     document = {".zgroup": b"{}", "a/0": [urls[0], 3, 9], "a/1": [urls[1]], "a/raw": b"\xff\0", "a/text": "é".encode()}
     (tmp_path / "set.json").write_text(written(document))
     done("convert", tmp_path / "set.json", tmp_path / f"out.{form}")
@@ -78,7 +78,7 @@ def test_every_format_holds_the_same(form: str, tmp_path: Path, place: Path, url
 
 @RANDOM
 @given(data=st.data())
-def test_random_sets_through_an_index(data: st.DataObject, tmp_path: Path, urls: list[str]) -> None:
+def test_random_sets_survive_an_index(data: st.DataObject, tmp_path: Path, urls: list[str]) -> None:
     document = data.draw(random_sets([*urls, "rel/{{x}}", "s3://b/{c", "//x"]))
     document.pop("version", None)
     (tmp_path / "set.json").write_text(written(document))
@@ -88,7 +88,7 @@ def test_random_sets_through_an_index(data: st.DataObject, tmp_path: Path, urls:
 
 
 def meant(document: dict[str, Any]) -> dict[str, bytes]:
-    """Return the bytes of every file."""
+    """Return the bytes that each file of a set in the form of entries() must have."""
     found = {}
     for key, value in document.items():
         start = value[1] if len(value) == 3 and isinstance(value, list) else 0
@@ -139,7 +139,7 @@ def test_expand_renders_templates_and_gen(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_expand_refuses_a_set_that_reads_as_version_1(tmp_path: Path) -> None:
+def test_expand_refuses_a_set_that_would_read_as_version_1(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"version": 1, "refs": {"version": "x", "a": "b"}}')
     result = refs("expand", tmp_path / "set.json", "-O", tmp_path / "out.json")
     assert result.exit_code == 1
@@ -194,7 +194,7 @@ def test_a_set_elsewhere_finds_its_targets(form: str, relative: Path, tmp_path: 
         }  # fmt: skip
 
 
-def test_relative_to_the_option_base(relative: Path) -> None:
+def test_relative_urls_resolve_against_the_option_base(relative: Path) -> None:
     out = json.loads(done("expand", relative, "--base", "https://user:secret@host/dir").stdout)
     assert out["a"] == ["https://host/dir/data", 1, 2]
     assert out["e"] == ["zip://m::https://host/dir/z.zip"]
@@ -261,7 +261,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
-# zarrfs that takes its time for every part of what it writes
+# A zarrfs that sleeps before every write to an .xz file, so that a signal arrives during the conversion
 SLOW = """
 import lzma, time
 write = lzma.LZMAFile.write
@@ -275,7 +275,7 @@ program()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_convert_ended_by_a_signal(number: signal.Signals, large: Path, tmp_path: Path) -> None:
+def test_a_convert_ended_by_a_signal_leaves_no_output(number: signal.Signals, large: Path, tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", SLOW, "refs", "convert", large, tmp_path / "out.json.xz"])
     until = time.monotonic() + 60
     while not os.listdir(tmp_path) and time.monotonic() < until:
@@ -289,8 +289,8 @@ def test_a_convert_ended_by_a_signal(number: signal.Signals, large: Path, tmp_pa
 
 
 @pytest.mark.parametrize("form", ["json", "index"])
-def test_a_disk_that_fills_up(form: str, large: Path, tmp_path: Path) -> None:
-    def limit() -> None:
+def test_a_write_that_fails_is_an_error_and_leaves_no_output(form: str, large: Path, tmp_path: Path) -> None:
+    def limit() -> None:  # simulates a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
     result = run("refs", "convert", large, tmp_path / f"out.{form}", preexec_fn=limit)
@@ -304,7 +304,7 @@ def test_a_disk_that_fills_up(form: str, large: Path, tmp_path: Path) -> None:
 
 
 def for_parquet(data: st.DataObject, urls: list[str]) -> dict[str, Any]:
-    """Draw a random set that the Parquet layout can hold: metadata, and chunks of arrays."""
+    """Draw a random set that the Parquet layout can hold: metadata and chunks of arrays."""
     document: dict[str, Any] = {".zgroup": b'{"zarr_format":2}', ".zattrs": b'{"a":"\\u00e9"}'}
     for name in data.draw(st.lists(st.sampled_from(["x", "y/z", "é"]), unique=True, max_size=3)):
         shape = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=2))
@@ -325,7 +325,7 @@ def chunk_values(urls: list[str]) -> st.SearchStrategy[Any]:
 
 @RANDOM
 @given(data=st.data())
-def test_random_sets_through_parquet_and_an_index(data: st.DataObject, tmp_path: Path, urls: list[str]) -> None:
+def test_random_sets_survive_parquet_and_an_index(data: st.DataObject, tmp_path: Path, urls: list[str]) -> None:
     document = for_parquet(data, urls)
     (tmp_path / "set.json").write_text(written(document))
     size = data.draw(st.integers(1, 30))
@@ -343,7 +343,7 @@ def test_random_sets_through_parquet_and_an_index(data: st.DataObject, tmp_path:
 
 
 def test_relative_urls_of_parquet(relative: Path, tmp_path: Path) -> None:
-    """A Parquet set is a directory: its relative URLs start there."""
+    """A Parquet set is a directory, and its relative URLs resolve against that directory."""
     array = '{"shape": [2], "chunks": [1]}'
     relative.write_text(json.dumps({"x/.zarray": array, "x/0": ["data", 1, 2], "x/1": ["data"]}))
     done("convert", relative, relative.parent / "set.parq")
@@ -356,8 +356,8 @@ def test_relative_urls_of_parquet(relative: Path, tmp_path: Path) -> None:
     assert cat(tmp_path / "there" / "r.json", "x/0") == TARGET[::-1][1:3]
 
 
-def test_an_array_without_items_through_parquet(tmp_path: Path) -> None:
-    """kerchunk makes a chunk of 0 items for an empty dataset, by which fsspec would divide."""
+def test_a_chunk_size_of_0_is_written_to_parquet_as_1(tmp_path: Path) -> None:
+    """kerchunk writes a chunk size of 0 for an empty dataset, and fsspec would divide by it."""
     array = b'{"shape":[0,3],"chunks":[0,3]}'
     (tmp_path / "set.json").write_text(json.dumps({"x/.zarray": array.decode()}))
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
@@ -366,7 +366,7 @@ def test_an_array_without_items_through_parquet(tmp_path: Path) -> None:
 
 
 def test_urls_that_are_too_long_for_json(tmp_path: Path) -> None:
-    """A Parquet set may have them; the bytes that one contains are inline then, and another one is an error."""
+    """A Parquet set may hold such URLs. Bytes inside a data: URL become an inline value; any other URL is an error."""
     data = "data:;base64," + "AAEC" * 25_000
     rows = [[data, 0, 75_000], [data, 4, 5]]
     write_set(tmp_path / "set.parq", {"x/.zarray": zarray([2], [1])}, {"x": rows})

@@ -1,4 +1,4 @@
-"""Sets in the Parquet layout: as kerchunk and fsspec write them; rows, order, lazy reading."""
+"""Sets in the Parquet layout: those that kerchunk and fsspec write, rows, the order of keys, lazy reading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def target(tmp_path: Path) -> str:
-    """Make a file of 1000 bytes."""
+    """Create a target file of 1000 bytes and return its path."""
     path = tmp_path / "target.bin"
     path.write_bytes(bytes(index % 251 for index in range(1000)))
     return str(path)
@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> str:
 def test_sets_written_by_kerchunk(
     name: str, threshold: int, record_size: int, references: Path, tmp_path: Path
 ) -> None:
-    """The set has the keys and bytes that fsspec reads, and no others."""
+    """fsspec reads the same keys and bytes; missing_records=error adds keys of absent record files, as errors."""
     document = json.loads((references / f"{name}.json").read_text())
     refs = document.get("refs", document)
     root = str(tmp_path / "set")
@@ -68,7 +68,7 @@ def test_sets_written_by_kerchunk(
 
 @pytest.mark.parametrize("engine", ["fastparquet", "pyarrow"])
 def test_sets_written_by_fsspec(engine: Any, target: str, tmp_path: Path) -> None:
-    """Columns without text have odd types: null with one engine, categories with the other."""
+    """A column without text has an unusual type: null from one engine, categorical from the other."""
     root = str(tmp_path / "set")
     theirs = LazyReferenceMapper.create(
         root, fs=fsspec.filesystem("file"), record_size=10, engine=engine, categorical_threshold=3
@@ -143,8 +143,8 @@ RULES: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_rows(name: str, target: str, tmp_path: Path) -> None:
-    """A bad row is an error of its own key; its neighbours are readable."""
+def test_each_row_gives_its_bytes_or_an_error(name: str, target: str, tmp_path: Path) -> None:
+    """A bad row is an error for its own key only; the rows before and after it stay readable."""
     row, wanted = RULES[name]
     record = columns([b"before", None, [target, 0, 5]], 4)
     for column, value in row.items():
@@ -175,7 +175,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_types_of_columns(kinds: dict[str, Any], target: str, tmp_path: Path) -> None:
+def test_columns_of_other_types_are_read(kinds: dict[str, Any], target: str, tmp_path: Path) -> None:
     record = columns([b"text", None, [target, 100, 5], [target]], 4)
     usual = {"path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "raw": pa.binary()}
     found = {name: pa.array(values, usual[name]).cast(kinds.get(name, usual[name])) for name, values in record.items()}
@@ -193,7 +193,7 @@ def test_types_of_columns(kinds: dict[str, Any], target: str, tmp_path: Path) ->
         (["more", "raw", "size", "path", "offset"], {"0": b"x", "2": bytes(range(5))}),
     ],
 )
-def test_columns_may_be_few_or_many(
+def test_columns_may_be_missing_or_unknown(
     names: list[str], expected: dict[str, bytes], target: str, tmp_path: Path
 ) -> None:
     record = columns([b"x", None, [target, 0, 5]], 4) | {"more": [1, 2, 3, 4]}
@@ -202,7 +202,7 @@ def test_columns_may_be_few_or_many(
     assert chunks_of(root) == expected
 
 
-def test_many_row_groups_with_dictionaries_of_their_own(target: str, tmp_path: Path) -> None:
+def test_each_row_group_may_have_its_own_dictionary(target: str, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     rows: list[Reference] = [[f"{target}{number % 7}", number + 1, 1] for number in range(50)]
@@ -217,7 +217,7 @@ def test_many_row_groups_with_dictionaries_of_their_own(target: str, tmp_path: P
 # -- the tree
 
 
-def test_the_order_of_everything(target: str, tmp_path: Path) -> None:
+def test_the_order_of_all_keys(target: str, tmp_path: Path) -> None:
     metadata = {
         "b/.zarray": zarray([12, 2], [1, 1]), "b/.zattrs": {}, ".zgroup": {}, "b/sub/.zarray": zarray([1], [1]),
         "a/.zgroup": {}, "b/5.1/.zgroup": {}, "b/4.0": {"a": "document"},
@@ -240,7 +240,7 @@ def test_the_order_of_everything(target: str, tmp_path: Path) -> None:
     ask(root, check)
 
 
-def test_references_are_those_of_the_set(target: str, tmp_path: Path) -> None:
+def test_references_have_the_values_of_the_set(target: str, tmp_path: Path) -> None:
     rows: list[Reference] = [b"in", [target], None, [target, 5, 0], [target, 5, 6], ["rel", 0, 1]]
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([6], [1])}, {"a": rows})
 
@@ -253,7 +253,7 @@ def test_references_are_those_of_the_set(target: str, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_relative_targets_start_at_the_set(tmp_path: Path) -> None:
+def test_relative_targets_resolve_against_the_set(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {"a": [["near/x", 0, 2]]})
     for place in (root, tmp_path / "else"):
         (place / "near").mkdir(parents=True)
@@ -262,7 +262,7 @@ def test_relative_targets_start_at_the_set(tmp_path: Path) -> None:
     assert chunks_of(root, base=str(tmp_path / "else")) == {"0": b"el"}
 
 
-def test_a_set_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pyarrow_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_set(tmp_path / "set", {}, {})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SourceError, match=r"the package pyarrow: /.*python.* -m pip install 'zarrfs\[parquet\]'"):
@@ -273,7 +273,7 @@ def test_a_set_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def grid_set(root: Path, count: int = 40, record_size: int = 4) -> Path:
-    """Make an array of `count` chunks, whose inline bytes are their numbers."""
+    """Write a set with an array of `count` chunks, each of which holds its own number inline."""
     rows: list[Reference] = [b"%d" % number for number in range(count)]
     return write_set(root, {"a/.zarray": zarray([count], [1])}, {"a": rows}, record_size)
 
@@ -298,7 +298,7 @@ def test_only_needed_record_files_are_read(tmp_path: Path) -> None:
         assert (await anext(listing)).name == "19"  # type: ignore[arg-type]
         assert read() == 2
         await trio.testing.wait_all_tasks_blocked()
-        assert read() <= 3  # the next one, ahead of need; it may be there already
+        assert read() <= 3  # read-ahead may have read the next record file
         await store.info("a/0")
         assert read() <= 4
 
@@ -317,7 +317,7 @@ def test_many_readers_of_one_record_file_read_it_once(tmp_path: Path) -> None:
     assert ask(root, check) == 1
 
 
-def test_an_absent_record_file_is_said_though_the_reader_ends_before_they_are_counted(
+def test_an_absent_record_file_is_reported_even_if_the_reader_is_cancelled_before_the_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = grid_set(tmp_path / "set")
@@ -387,11 +387,11 @@ async def _first(infos: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
             return
 
 
-# -- the contract, and random sets
+# -- the store contract, and random sets
 
 
 def set_order(tree: Tree, prefix: str) -> list[str]:
-    """Return documents and directories by name, then chunks in C order."""
+    """Return the names below `prefix`: documents and directories by name, then chunks in C order."""
     names = sorted(children(tree, prefix))
     chunks = [name for name in names if name[0].isdigit() and children(tree, prefix)[name] is Kind.FILE]
     chunks.sort(key=lambda name: tuple(map(int, name.split("."))))
@@ -399,7 +399,7 @@ def set_order(tree: Tree, prefix: str) -> list[str]:
 
 
 def with_document(tree: Tree) -> Tree:
-    """Add the `.zmetadata` of the tree's documents."""
+    """Return `tree` with the `.zmetadata` of its documents."""
     metadata = {key: json.loads(value) for key, value in tree.items() if "/.z" in f"/{key}"}
     return {**tree, ".zmetadata": json.dumps({"metadata": metadata, "record_size": 3}).encode()}
 
@@ -475,7 +475,7 @@ def test_a_listing_resumes_after_any_name(tree: Tree, data: st.DataObject, tmp_p
     case.run(check, tree)
 
 
-def test_a_listing_raises_errors_of_the_store(tmp_path: Path) -> None:
+def test_iterating_references_raises_the_error_of_a_record_file(tmp_path: Path) -> None:
     root = grid_set(tmp_path / "set")
     (root / "a/refs.2.parq").unlink()
     with pytest.raises(ReadError, match=r"refs\.2\.parq: no such file"):

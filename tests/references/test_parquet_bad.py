@@ -38,7 +38,7 @@ VALUES = {str(number): b"%d" % number for number in range(10)}
 
 
 def make(root: Path) -> Path:
-    """Make an array of ten chunks in three record files."""
+    """Write a set with an array of ten chunks in three record files."""
     return write_set(root, {"a/.zarray": zarray([10], [1])}, {"a": list(VALUES.values())})
 
 
@@ -128,7 +128,7 @@ def test_a_broken_record_file_fails_only_its_own_keys(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_each_fault_is_in_one_share(count: int, tmp_path: Path) -> None:
+def test_each_fault_is_reported_by_exactly_one_share(count: int, tmp_path: Path) -> None:
     documents = {f"{name}/.zarray": zarray([10], [1]) for name in "abc"}
     root = write_set(tmp_path / "set", documents, {name: list(VALUES.values()) for name in "abc"})
     for name in ("a/refs.1", "b/refs.0", "b/refs.2", "c/refs.2"):
@@ -145,8 +145,8 @@ def test_each_fault_is_in_one_share(count: int, tmp_path: Path) -> None:
     assert sum(map(bool, parts)) > 1
 
 
-def test_too_few_rows(tmp_path: Path) -> None:
-    """A file without padding is valid; missing rows are errors."""
+def test_rows_missing_from_a_record_file_are_errors(tmp_path: Path) -> None:
+    """Only padding, the rows after the last chunk of the array, may be missing."""
     root = make(tmp_path / "set")
     write_record(root / "a/refs.2.parq", columns([b"8", b"9"], 2))
     write_record(root / "a/refs.1.parq", columns([b"4", None], 2))
@@ -171,11 +171,11 @@ def test_a_failure_is_cached_for_a_while(tmp_path: Path) -> None:
     assert ask(root, read, missing_records="error") == 1
 
 
-# -- record files that are not there
+# -- absent record files
 
 
 def test_failures_that_are_not_absent_record_files(tmp_path: Path) -> None:
-    """A dangling link, a file in place of the directory, a removed set: errors, never absent chunks."""
+    """A dangling symlink, a file in place of an array's directory and a removed set are errors, not absent chunks."""
     metadata = {f"{name}/.zarray": zarray([2], [1]) for name in ("link", "links", "file", "a", "far")}
     root = write_set(tmp_path / "set", metadata, {"a": [None], "link": [None], "real": [None]}, 1)
     (root / "link/refs.1.parq").symlink_to("../.git/annex/objects/x")
@@ -207,7 +207,7 @@ def test_failures_that_are_not_absent_record_files(tmp_path: Path) -> None:
 def test_the_count_of_absent_record_files_is_reported_once(
     tmp_path: Path, nginx: Nginx, s3: S3, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Listings give the count; a web server's are not reliable, so every record file is requested there."""
+    """Listings give the count; those of web servers are unreliable, so there every record file is requested."""
     root = write_set(nginx.listing.root / "sparse", {
         "a/.zarray": zarray([9], [1]), "b/.zarray": zarray([3], [1]), "g/c/.zarray": zarray([8], [1]),
     }, {"a": [b"0", b"1"], "b": [b"x"]}, 2)  # fmt: skip
@@ -251,7 +251,7 @@ def test_a_removed_zip_file_is_not_an_absent_member(nginx: Nginx, tmp_path: Path
     ask(f"zip://::{nginx.plain.url}/gone.zip", read)
 
 
-def test_the_bound_on_a_decompressed_record_file(tmp_path: Path) -> None:
+def test_the_size_of_a_decompressed_record_file_is_limited(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([3], [1])}, {"a": [b"x" * 100_000] * 3})
     assert chunks_of(root)["0"] == b"x" * 100_000
     found = chunks_of(root, document_limit=50_000)
@@ -272,7 +272,7 @@ def _thrift_integer(value: int) -> bytes:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dictionary: bool, tmp_path: Path) -> None:
-    """It is refused before decompression, whatever its footer says."""
+    """The file is refused before it is decompressed, even if its footer claims a small size."""
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {}, 1)
     table, path = pa.table({"raw": pa.array([bytes(100 << 20)])}), root / "a/refs.0.parq"
     path.parent.mkdir(exist_ok=True)
@@ -290,14 +290,14 @@ def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dict
         path.write_bytes(data)
         assert pa.parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 50
     refused = chunks_of(root, memory_limit=256 << 20)["0"]
-    assert isinstance(refused, str)  # and not 100 MiB to be printed
+    assert isinstance(refused, str)  # else a failure would print 100 MiB
     assert refused == f"{path}: expands to more than {64 << 20} bytes (-o memory_limit=)"
-    if not lies and dictionary:  # one file of each version is enough to see that they are otherwise right
+    if not lies and dictionary:  # one file of each version suffices to show that the files are valid
         whole = chunks_of(root, memory_limit=1 << 30)["0"] == bytes(100 << 20)
         assert whole
 
 
-def test_a_large_record_file(tmp_path: Path) -> None:
+def test_a_record_file_over_the_limit_is_an_error(tmp_path: Path) -> None:
     root = make(tmp_path / "set")
     os.truncate(root / "a/refs.0.parq", (64 << 20) + 1)
     found = chunks_of(root, memory_limit=256 << 20)
@@ -348,8 +348,8 @@ def test_chunks_are_listed_in_steps_whatever_the_record_size(tmp_path: Path, mon
     assert set(asked) == {3}
 
 
-def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:
-    """No header bounds its decoded size."""
+def test_an_encoding_of_unbounded_size_is_refused(tmp_path: Path) -> None:
+    """No header limits the decoded size of DELTA_BYTE_ARRAY, whose values share prefixes."""
     root = make(tmp_path / "set")
     table = pa.table({"raw": pa.array([bytes(10_000)] * 4)})
     pa.parquet.write_table(
@@ -359,8 +359,8 @@ def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [b"\x19\xfc" + b"\xbf\x84\x3d" + bytes(999_999), b"\x11" * 999_999])
-def test_a_header_of_many_values(values: bytes) -> None:
-    """A list of empty structs, or as many fields: each takes a byte of the file, and a hundred in memory."""
+def test_a_page_header_of_too_many_values_is_refused(values: bytes) -> None:
+    """Each value, an empty struct in a list or a field, takes one byte of the file and a hundred in memory."""
     sink = pa.BufferOutputStream()
     table = pa.table({"raw": [os.urandom(1 << 20)]})
     pa.parquet.write_table(table, sink, use_dictionary=False, compression="NONE", write_statistics=False)
@@ -377,7 +377,7 @@ def test_a_header_of_many_values(values: bytes) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 14])
-def test_columns_that_share_their_pages(groups: int) -> None:
+def test_columns_whose_pages_overlap_are_refused(groups: int) -> None:
     pages = b"\x25\x00\x15\x00\x00" * 1000
     numbers = b"\x36\x00\x16" + _thrift_integer(len(pages)) + b"\x26" + _thrift_integer(4)  # sizes and offset
     column = b"\x3c\x39\x18\x03raw" + numbers + b"\x00\x00"
@@ -405,7 +405,7 @@ def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -
 
 
 def test_damage_to_every_byte_of_a_footer() -> None:
-    """pyarrow's own metadata of a damaged column would abort the process."""
+    """Reading the metadata of a damaged column with pyarrow would abort the process."""
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(pa.table(columns([b"x", None, ["u", 1, 2]], 4)), sink)
     whole = sink.getvalue().to_pybytes()
@@ -418,8 +418,8 @@ def test_damage_to_every_byte_of_a_footer() -> None:
 
 
 @pytest.mark.parametrize("far", [False, True])
-def test_a_set_that_is_replaced_under_its_store(far: bool, nginx: Nginx, tmp_path: Path) -> None:
-    """Cached rows stay readable; rows of another version are never returned, those of the same one are again."""
+def test_a_set_replaced_while_its_store_is_open_is_an_error(far: bool, nginx: Nginx, tmp_path: Path) -> None:
+    """Cached rows stay readable; rows of the new version are never returned."""
     at = (nginx.plain.root if far else tmp_path) / "set"
     new, old = at.with_name("new"), at.with_name("old")
     for root in (at, new, old):
@@ -458,7 +458,7 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("text", DOCUMENTS)
-def test_a_broken_document(text: str, tmp_path: Path) -> None:
+def test_a_broken_zmetadata_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(text)
     with pytest.raises(SourceError) as caught:
         plan_source(str(tmp_path), Options())
@@ -467,7 +467,7 @@ def test_a_broken_document(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", '{"metadata": {}}', "[" * 100_000, '"record_size"'])
-def test_other_documents_are_not_taken_for_a_set(text: str, tmp_path: Path) -> None:
+def test_another_zmetadata_is_not_taken_for_a_set(text: str, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(text)
     assert plan_source(str(tmp_path), Options()).kind == "zarr"
     with pytest.raises(SourceError, match="a reference set in a directory has the Parquet layout"):
@@ -475,7 +475,7 @@ def test_other_documents_are_not_taken_for_a_set(text: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["", "x", '{"record_size": 4}'])
-def test_a_document_that_breaks_once_it_is_mounted(text: str, tmp_path: Path) -> None:
+def test_a_zmetadata_that_breaks_while_the_store_is_open_is_an_error(text: str, tmp_path: Path) -> None:
     root = make(tmp_path / "set")
 
     async def read(store: ParquetStore) -> None:
@@ -500,8 +500,8 @@ ARRAYS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_a_broken_array(name: str, tmp_path: Path) -> None:
-    """Its chunks are errors, never absent, as it is unknown which exist."""
+def test_a_broken_zarray_makes_errors_of_its_chunks_only(name: str, tmp_path: Path) -> None:
+    """The chunks are errors, never absent, because it is unknown which of them exist."""
     document, rule = ARRAYS[name]
     metadata = {"a/.zarray": zarray([1], [1]), "b/.zarray": document, "b/.zattrs": {}, "c/.zgroup": {}}
     root = write_set(tmp_path / "set", metadata, {"a": [b"fine"], "b": [b"x"]})
@@ -534,7 +534,7 @@ def test_a_broken_array(name: str, tmp_path: Path) -> None:
     assert (report.clean, report.ok, report.counts.total()) == (False, 6, 1)
 
 
-def test_keys_of_documents(tmp_path: Path) -> None:
+def test_documents_with_bad_keys_are_left_out(tmp_path: Path) -> None:
     bad = ["../x", "a//b", "/x", "x/", "", "a/./b", "x" * 300, "\0", "y/" * 120 + "z", "dir"]
     metadata = {**{key: {} for key in bad}, "dir/.zgroup": {}, "ok": {}}
     root = write_set(tmp_path / "set", metadata, {})
@@ -576,18 +576,18 @@ def test_a_key_is_shown_as_one_printable_line(tmp_path: Path) -> None:
 
 
 def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None:
-    """fsspec cannot read such a set; a Zarr reader would see absent chunks as fill values."""
+    """fsspec cannot read such a set. Were its chunks absent, a Zarr reader would return fill values."""
     root = write_set(tmp_path / "set", {".zarray": zarray([6], [1])}, {"": [b"0", b"1", None, b"3"]})
     found = tree_of(root, missing_records="error")
     assert list(found) == [".zarray", ".zmetadata", "0", "1", "3", "4", "5"]
     assert (found["3"], "refs.1.parq: no such file" in str(found["5"])) == (b"3", True)
 
 
-# -- far away
+# -- remote sets
 
 
 def publish(root: Path) -> Path:
-    """Copy a set with a relative and an absolute target below the document root of a server."""
+    """Write a set with inline values and a relative target to `root`, in place of anything there; return `root`."""
     shutil.rmtree(root, ignore_errors=True)
     metadata = {".zgroup": {}, "a/.zarray": zarray([6], [1]), "g/b/.zarray": zarray([], [])}
     write_set(root, metadata, {"a": [b"in", ["t.bin", 2, 3], None, ["t.bin"]], "g/b": [b"scalar"]})
@@ -601,7 +601,7 @@ EXPECTED = {"0": b"in", "1": b"234", "3": b"0123456789"}
 @pytest.mark.parametrize("lists", [True, False])
 @pytest.mark.parametrize("slash", ["", "/"])
 @pytest.mark.parametrize("kind", [None, "references"])
-def test_over_http(lists: bool, slash: str, kind: str | None, nginx: Nginx) -> None:
+def test_a_set_is_read_over_http(lists: bool, slash: str, kind: str | None, nginx: Nginx) -> None:
     web = nginx.listing if lists else nginx.plain
     root = publish(web.root / "remote.parq")
     url = f"{web.url}/remote.parq"
@@ -615,7 +615,7 @@ def test_over_http(lists: bool, slash: str, kind: str | None, nginx: Nginx) -> N
     assert found == EXPECTED
 
 
-def test_over_s3(s3: S3, tmp_path: Path) -> None:
+def test_a_set_is_read_over_s3(s3: S3, tmp_path: Path) -> None:
     root = publish(tmp_path / "set")
     for path in root.rglob("*"):
         if path.is_file():
@@ -626,7 +626,7 @@ def test_over_s3(s3: S3, tmp_path: Path) -> None:
     assert found == EXPECTED
 
 
-def test_in_a_zip_file_on_a_server(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_set_is_read_from_a_zip_file_on_a_server(nginx: Nginx, tmp_path: Path) -> None:
     root = publish(tmp_path / "set")
     shutil.make_archive(str(nginx.plain.root / "set"), "zip", root)
     base = f"{root}/"
@@ -686,7 +686,7 @@ def test_a_set_from_the_network_reaches_no_local_file(nginx: Nginx, tmp_path: Pa
 
 
 def test_a_plan_is_small(tmp_path: Path) -> None:
-    """The metadata of many arrays stays in the set."""
+    """A plan does not contain the metadata of the set's arrays."""
     metadata = {f"v{number}/.zarray": zarray([1], [1]) for number in range(1000)}
     plan = plan_source(str(write_set(tmp_path / "set", metadata, {})), Options())
     assert isinstance(plan, Plan)

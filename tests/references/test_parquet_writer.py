@@ -1,4 +1,4 @@
-"""Sets written by ParquetWriter, as fsspec and ParquetStore read them, and references that the layout cannot hold."""
+"""Sets written by ParquetWriter and read by fsspec and ParquetStore; references that the layout cannot hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(root: Path, references: Iterable[Reference], record_size: int = 3) -> 
 
 
 def read(root: Path) -> dict[str, Reference]:
-    """Read the chunks of a set with ParquetStore."""
+    """Return the chunks of a set, read with ParquetStore."""
 
     async def collect(store: ParquetStore) -> dict[str, Reference]:
         return {reference.key: reference async for reference in store.references() if "/.z" not in f"/{reference.key}"}
@@ -47,14 +47,14 @@ def read(root: Path) -> dict[str, Reference]:
 
 
 def of_fsspec(value: Any) -> Any:
-    """Return fsspec's value for a key without numpy's types; None for absent, which pandas shows as NaN."""
+    """Convert a value from fsspec to plain Python types; None for an absent chunk, which pandas shows as NaN."""
     if isinstance(value, list):
         if isinstance(value[0], float):
             return None
         return [part.item() if isinstance(part, np.generic) else part for part in value]
     if isinstance(value, bytes):
         fs = ReferenceFileSystem({"x": value}, remote_protocol="file")
-        return fs.cat_file("x")  # which undoes base64
+        return fs.cat_file("x")  # this decodes base64
     return value
 
 
@@ -83,11 +83,11 @@ def sets(draw: st.DrawFn) -> list[Reference]:
 @given(
     references=sets(), record_size=st.integers(1, 50), seed=st.none() | st.integers(), held=st.sampled_from([0, 300])
 )  # fmt: skip
-def test_any_set_in_any_order(
+def test_a_set_written_in_any_order_is_read_back(
     references: list[Reference], record_size: int, seed: int | None, held: int, tmp_path_factory: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Memory is so short that record files are written more than once."""
+    """With `held` of 300 bytes, memory is so short that record files are written more than once."""
     if seed is not None:
         random.Random(seed).shuffle(references)
     root = tmp_path_factory.mktemp("sets") / "set"
@@ -119,7 +119,7 @@ def _as_fsspec(reference: Reference | None) -> Any:
 
 
 def test_bytes_are_those_that_fsspec_reads(references: Path, tmp_path: Path) -> None:
-    """The combined sample, read by fsspec's file system and by ours."""
+    """fsspec's file system and ParquetStore read the same bytes of the combined sample."""
     refs = json.loads((references / "combined_v1.json").read_text())["refs"]
     plain = ReferenceFileSystem(refs, remote_protocol="file")
     found = []
@@ -135,7 +135,7 @@ def test_bytes_are_those_that_fsspec_reads(references: Path, tmp_path: Path) -> 
 
 
 def test_the_form_of_a_record_file(tmp_path: Path) -> None:
-    """Padded with nulls for absent chunks, and written even for an array without chunks."""
+    """Absent chunks take rows without path and raw; a file is written even if all of its chunks are absent."""
     root = write(tmp_path / "set", [document("a/.zarray", zarray([10], [1])), Reference("a/4", None, "u", 5, 6)], 4)
     assert sorted(path.name for path in (root / "a").iterdir()) == ["refs.0.parq", "refs.1.parq", "refs.2.parq"]
     table = pq.read_table(root / "a/refs.1.parq")
@@ -155,8 +155,8 @@ def test_an_empty_array_whose_chunks_are_0_is_listed_by_fsspec(tmp_path: Path) -
     assert tree_of(root).keys() == {*theirs.find("")} | {".zmetadata"}
 
 
-def test_the_document_serves_as_consolidated_metadata(tmp_path: Path) -> None:
-    """It replaces the `.zmetadata` that the set had."""
+def test_the_zmetadata_is_consolidated_metadata(tmp_path: Path) -> None:
+    """The layout's own `.zmetadata` replaces the one that the set had."""
     root = write(tmp_path / "set", [document(".zgroup", {"zarr_format": 2}), Reference(".zmetadata", b"old")])
     assert json.loads((root / ".zmetadata").read_text()) == {
         "metadata": {".zgroup": {"zarr_format": 2}}, "zarr_consolidated_format": 1, "record_size": 3,
@@ -238,13 +238,13 @@ def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
     assert list(tree_of(write(tmp_path / "set", [GRID]))) == [".zmetadata", "a/.zarray"]
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_destination_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot be written: No such file"):
         write(tmp_path / "no/set", [])
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks scattered over a huge grid keep few record files in memory."""
+    """Chunks scattered over a huge grid touch many record files, of which few are held in memory."""
     monkeypatch.setattr(parquet_writer, "_HELD_MAX", 1_000_000)
     writer = ParquetWriter(str(tmp_path / "set"), 1000)
     with writer:

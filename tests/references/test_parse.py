@@ -1,4 +1,4 @@
-"""Reference sets of versions 0 and 1: accepted, left out, refused."""
+"""Reference sets of versions 0 and 1: which entries are accepted or left out, and which sets are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_samples_hold_the_expected_bytes(name: str, references: Path) -> None:
     assert found == EXPECTED[name]
 
 
-def test_the_example_of_the_specification_is_its_version_0() -> None:
+def test_the_example_of_the_specification_equals_its_version_0_form() -> None:
     with compiled(SPEC_EXAMPLE) as made:
         version_1 = made.tree()
     with compiled(SPEC_EQUIVALENT) as made:
@@ -72,7 +72,7 @@ def test_the_example_of_the_specification_is_its_version_0() -> None:
         (None, False),
     ],
 )
-def test_detection(document: Any, is_one: bool) -> None:
+def test_which_documents_are_reference_sets(document: Any, is_one: bool) -> None:
     assert detect(document) is is_one
 
 
@@ -106,7 +106,7 @@ def test_inline_values(version: int, value: Any, data: bytes) -> None:
 
 
 def test_objects_have_the_text_that_fsspec_gives_them() -> None:
-    """For fsspec with a compact encoder; its other encoder writes blanks after separators."""
+    """One of the two JSON encoders that fsspec uses writes blanks after separators; these are removed first."""
     value = {"shape": [10, 20], "attributes": {"ü": "x", "n": None, "t": True}, "f": 0.1, "e": 1e300}
     with compiled({"zarr.json": value}) as made:
         assert json.loads(made.get("zarr.json")) == value
@@ -115,7 +115,7 @@ def test_objects_have_the_text_that_fsspec_gives_them() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_references(version: int) -> None:
+def test_references_keep_their_urls_and_ranges(version: int) -> None:
     refs = {
         "whole": ["/d/a"],
         "part": ["/d/a", 5, 7],
@@ -131,7 +131,7 @@ def test_references(version: int) -> None:
         assert made.get("empty") == b""
 
 
-def test_relative_urls_stay_relative() -> None:
+def test_relative_urls_resolve_against_the_base() -> None:
     for base in ("/one/", "http://host/two/"):
         with compiled({"k": ["c.nc", 1, 2]}, base=base) as made:
             assert made.locate("k")["url"] == base + "c.nc"
@@ -182,8 +182,8 @@ def test_a_bad_value_leaves_out_only_its_key(version: int, value: Any, rule: str
     assert refusal(document, strict=True) == ("d/bad", rule)
 
 
-def test_an_object_nested_too_deeply() -> None:
-    deep = b'{"a":' * 1000 + b"{}" + b"}" * 1000  # orjson takes it, and nothing could write it again
+def test_an_object_nested_too_deeply_is_left_out() -> None:
+    deep = b'{"a":' * 1000 + b"{}" + b"}" * 1000  # orjson parses it, but no encoder could write it again
     with compiled(b'{"bad": ' + deep + b', "good": {"a": {}}}') as made:
         assert made.problems == [("bad", "an object nested too deeply")]
         assert made.keys() == ["good"]
@@ -206,7 +206,7 @@ def test_other_versions_are_refused(version: Any, shown: str) -> None:
     )
 
 
-def test_refs_without_version_is_a_file_with_a_hint() -> None:
+def test_refs_without_version_is_a_file_and_a_warning() -> None:
     with compiled({"refs": {"a": ["u", 0, 1]}, "b": "x"}) as made:
         assert made.tree() == {"refs": b'{"a":["u",0,1]}', "b": b"x"}
         (warning,) = made.warnings
@@ -242,7 +242,7 @@ def test_a_document_that_is_no_object_is_refused() -> None:
     assert refusal([]) == (None, "a reference set is a JSON object, not an array")
 
 
-def test_an_empty_set() -> None:
+def test_an_empty_set_has_no_keys() -> None:
     for document in ({}, {"version": 1}, {"version": 1, "refs": {}, "gen": [], "templates": {}}):
         with compiled(document, strict=True) as made:
             assert made.keys() == []
@@ -389,7 +389,7 @@ def test_gen_is_checked_before_it_is_expanded() -> None:
         assert len(made.keys()) == 3
 
 
-# -- the whole way
+# -- through the child process
 
 
 def test_compilation_in_the_child(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_json_extensions_are_accepted() -> None:
 
 @pytest.mark.parametrize("padding", [10, 40_000])  # documents of over a megabyte are not parsed as a whole
 @pytest.mark.parametrize("form", ["{%s}", '{"version": 1, "refs": {%s}}'])
-def test_a_later_entry_that_is_bad_leaves_none_of_its_key(form: str, padding: int) -> None:
+def test_a_later_bad_value_removes_the_entry_it_replaces(form: str, padding: int) -> None:
     entries = ['".zgroup": "{}"', '"d/x": "old"', '"d/y": "kept"', '"d/x": null', '"d/y": "new"', '"e/z": null']
     entries[3:3] = [f'"p/{number}": ["file:///tmp/target", {number}, 100]' for number in range(padding)]
     with compiled((form % ", ".join(entries)).encode()) as made:

@@ -1,4 +1,4 @@
-"""Random reference sets against models: a dict, plain jinja2 with loops, and fsspec where it is correct."""
+"""Random reference sets, compared with models: a dict, plain jinja2 with loops, and fsspec where it is correct."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ URLS = st.text(st.sampled_from("ab/:é%{}"), max_size=8).map(lambda text: f"/t/{
 
 
 def resolved(value: Any) -> Any:
-    """Return a value in the form of Compiled.value()."""
+    """Return a value of a document as Compiled.value() returns it."""
     return value.encode() if isinstance(value, str) else list(value)
 
 
@@ -65,7 +65,7 @@ ITEMS = st.fixed_dictionaries(
 
 
 def model(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a version 1 set, made with plain jinja2 and loops."""
+    """Return the entries of a version 1 set, expanded with plain jinja2 and loops."""
     plain = Plain(document["templates"])
     entries: dict[str, Any] = {}
     for key, value in document["refs"].items():
@@ -104,7 +104,7 @@ def test_random_sets_of_version_1(refs: dict[str, Any], items: list[dict[str, An
 @settings(deadline=None, max_examples=50)
 @given(st.lists(ITEMS, max_size=3))
 def test_random_sets_of_version_1_as_fsspec_reads_them(items: list[dict[str, Any]]) -> None:
-    """Only sets whose templates fsspec renders to the specification: no template uses another."""
+    """Draw only sets that fsspec renders as specified, in which no template refers to another."""
     for item in items:
         item["url"] = item["url"].replace("{{w}}", "w")
         if "range" in item:

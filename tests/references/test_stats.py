@@ -1,4 +1,4 @@
-"""zarrfs refs stats, against counts made byte by byte."""
+"""zarrfs refs stats, compared with counts made byte by byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stats(path: Path, *said: str) -> Any:
 
 
 def counted(document: dict[str, Any]) -> dict[str, Any]:
-    """Count the same with plain loops."""
+    """Return the same statistics, counted with plain loops."""
     times: dict[str, Counter[int]] = defaultdict(Counter)
     references: Counter[str] = Counter()
     ranges = {key: value for key, value in document.items() if isinstance(value, list) and len(value) == 3}
@@ -56,7 +56,7 @@ def counted(document: dict[str, Any]) -> dict[str, Any]:
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SETS.map(without_conflicts))
-def test_random_sets(tmp_path: Path, document: dict[str, Any]) -> None:
+def test_random_sets_give_the_counts_of_plain_loops(tmp_path: Path, document: dict[str, Any]) -> None:
     document.pop("version", None)
     (tmp_path / "set.json").write_text(written(document))
     found = stats(tmp_path / "set.json")
@@ -67,7 +67,7 @@ def test_random_sets(tmp_path: Path, document: dict[str, Any]) -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_sums_over_64_bits(tmp_path: Path) -> None:
+def test_sums_over_64_bits_are_exact(tmp_path: Path) -> None:
     one = np.array([7, 7, 7], np.int64)
     starts, lengths = np.array([0, 2**62, 2**62 + 5], np.int64), np.array([5, 2**62 - 1, 2**62 - 10], np.int64)
     assert gaps_and_overlaps(one, starts, lengths) == (2**62 - 5, 2**62 - 10)
@@ -95,7 +95,7 @@ ARRAYS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_chunks_of_arrays(tmp_path: Path) -> None:
+def test_expected_and_present_chunks_of_arrays_are_counted(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text(json.dumps(ARRAYS))
     found = {array["key"]: (array["expected"], array["present"]) for array in stats(tmp_path / "set.json")["arrays"]}
     later = {"v3": (3, 2), "dots": (9, 2), "old": (4, 2), "v0": (4, 1)}
@@ -110,12 +110,12 @@ def test_an_array_at_the_root(tmp_path: Path) -> None:
     assert stats(tmp_path / "set.json")["arrays"] == [{"key": "", "expected": 3, "present": 2, "missing": 1}]
 
 
-def test_arrays_that_were_counted_need_no_memory(tmp_path: Path) -> None:
+def test_memory_of_an_array_is_freed_once_it_is_counted(tmp_path: Path) -> None:
     document: dict[str, Any] = {}
     for number in range(12):
         document |= {f"{number}/.zarray": {**V2, "shape": [40_000], "chunks": [1]}, f"{number}/39999": ""}
     (tmp_path / "set.json").write_text(json.dumps(document))
-    stats(tmp_path / "set.json")  # the modules that it imports would count
+    stats(tmp_path / "set.json")  # so that the modules it imports do not count
     tracemalloc.start()
     try:
         found = stats(tmp_path / "set.json")["arrays"]
@@ -127,7 +127,7 @@ def test_arrays_that_were_counted_need_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("top", [0, 2])
-def test_the_first_targets(top: int, tmp_path: Path) -> None:
+def test_top_limits_the_targets_listed(top: int, tmp_path: Path) -> None:
     document = {f"k{n}": [f"/t{n}", 0, n] for n in range(5)} | {"k9": ["/t0", 0, 0]}
     (tmp_path / "set.json").write_text(json.dumps(document))
     found = stats(tmp_path / "set.json", "--top", str(top))

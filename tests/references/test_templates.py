@@ -1,4 +1,4 @@
-"""Templates of reference sets: rendering, the sandbox, and the bounds of cost."""
+"""Templates of reference sets: rendering, the sandbox, and limits on memory, output and time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def render(text: str, **named: str) -> str:
 
 
 def refused(text: str, **named: str) -> str:
-    """Return the rule that refuses `text`."""
+    """Render `text`, which must be refused, and return the rule of the error."""
     with pytest.raises(TemplateError) as caught:
         render(text, **named)
     assert "\n" not in caught.value.rule
@@ -65,7 +65,7 @@ def refused(text: str, **named: str) -> str:
         "": "",
     }.items(),
 )
-def test_rendering(text: str, expected: str) -> None:
+def test_templates_in_a_text_are_rendered(text: str, expected: str) -> None:
     assert render(text) == expected
 
 
@@ -78,7 +78,7 @@ def test_a_text_without_double_braces_needs_no_jinja(monkeypatch: pytest.MonkeyP
     assert render("http://{{u}}/x") == "http://server/path/x"
 
 
-def test_a_template_without_braces_is_literal() -> None:
+def test_a_template_without_double_braces_is_literal() -> None:
     assert render("{{a}}|{{b}}", a="{% x %}\n", b="{# y #}") == "{% x %}\n|{# y #}"
 
 
@@ -108,7 +108,7 @@ def test_errors_of_a_text(text: str, rule: str) -> None:
     assert refused(text) == rule
 
 
-def test_circles() -> None:
+def test_a_circle_of_templates_is_an_error_if_it_is_used() -> None:
     circle = {"a": "{{b}}", "b": "{{c}}", "c": "{{b}}"}
     assert refused("{{a}}", **circle) == "templates use each other in a circle: b -> c -> b"
     assert refused("{{a}}", a="{{a}}") == "templates use each other in a circle: a -> a"
@@ -124,7 +124,7 @@ def test_deep_chains_are_an_error_not_a_crash() -> None:
     assert refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}") == "nested too deeply"
 
 
-# -- against jinja itself
+# -- compared with plain jinja2
 
 
 def outcome(function: Any, *arguments: object, **more: object) -> str | None:
@@ -159,7 +159,7 @@ PIECES = st.one_of(
 @example("{{u}}\r\n{{u}}\n")
 def test_texts_render_as_plain_jinja_renders_them(text: str) -> None:
     named = {"u": "U", "f": "<{{c}}>", "t": "{{u}}/t", "in": "I", "true": "T", "none": "N", "not": "X"}
-    if "self" in text:  # jinja's own object: an error here
+    if "self" in text:  # an object of jinja2, which zarrfs does not define
         return
     expected = outcome(Plain(named).render, text) if "{{" in text else text
     if "{{" in text:
@@ -244,23 +244,24 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("text", ESCAPES)
-def test_escapes_from_the_sandbox(text: str) -> None:
+def test_escapes_from_the_sandbox_are_refused(text: str) -> None:
     refused(text)
 
 
 @pytest.mark.parametrize(
     "name", ["range", "dict", "lipsum", "cycler", "joiner", "namespace", "self", "caller"]
 )
-def test_only_templates_have_names(name: str) -> None:
+def test_no_global_name_of_jinja_is_defined(name: str) -> None:
     assert refused(f"{{{{ {name} }}}}") == f"'{name}' is undefined"
     assert refused(f"{{{{ {name}(3) }}}}") == f"'{name}' is undefined"
 
 
-# -- bounds of cost
+# -- limits on memory, output and time
 
 
 @pytest.fixture
 def limits() -> Any:
+    """Yield a function that tells whether the resource limits are unchanged; check this after the test, too."""
     kinds = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_CORE)
     before = [resource.getrlimit(kind) for kind in kinds]
     yield lambda: [resource.getrlimit(kind) for kind in kinds] == before
@@ -280,7 +281,7 @@ def test_memory_is_bounded(text: str, limits: Any) -> None:
     assert limits()
 
 
-def test_memory_in_gen_is_bounded_and_the_place_named(limits: Any) -> None:
+def test_memory_in_gen_is_bounded_and_the_error_names_the_place(limits: Any) -> None:
     item = {"key": "{{i}}", "url": "{{ 'x' * 10 ** (5 * i) }}", "dimensions": {"i": [0, 2]}}
     with pytest.raises(TemplateError) as caught:
         rows(item)
@@ -302,7 +303,7 @@ ENDLESS = "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor
 
 @pytest.mark.parametrize("text", ["{{ 9 ** (9 ** 9) }}", f"{{% set x = 'x' * 9999 %}}{ENDLESS}{{{{ 1 }}}}"])
 def test_time_is_bounded(text: str, tmp_path: Path) -> None:
-    """Only ending the process stops one endless operation in C; the parent reports the reason."""
+    """A single endless operation in C stops only with its process; the parent reports the reason."""
     path = tmp_path / "set.json"
     path.write_text(json.dumps({"version": 1, "templates": {"u": "x"}, "refs": {"a": [text]}}))
     with pytest.raises(SourceError, match="its templates take too much time to render"):
@@ -329,7 +330,7 @@ def test_all_rendering_shares_one_time_budget(limits: Any) -> None:
     assert (caught.value.entry, caught.value.rule) == ("gen[0]", "takes too much time to render")
 
 
-def test_nested_time_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_nested_blocks_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "process_time", itertools.count().__next__)
     budget = Budget(seconds=10)
     with budget.bounded(), budget.bounded():
@@ -337,7 +338,7 @@ def test_nested_time_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget.seconds == 9
 
 
-def test_limits_are_restored_after_an_error_and_nest(limits: Any) -> None:
+def test_limits_nest_and_are_restored_after_an_error(limits: Any) -> None:
     budget = Budget()
 
     def work() -> None:
@@ -354,7 +355,7 @@ def test_limits_are_restored_after_an_error_and_nest(limits: Any) -> None:
     assert limits()
 
 
-def test_no_limit_remains_between_rows(limits: Any) -> None:
+def test_no_limit_is_in_force_between_rows(limits: Any) -> None:
     item = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 2000}}}
     for number, row in enumerate(rows_of(Templates({}), gen(item))):
         assert row == (str(number), "u")

@@ -1,4 +1,4 @@
-"""Known escapes from jinja2, each in a whole document: none reads, runs or connects to anything.
+"""Known escapes from jinja2's sandbox, each in a whole document: none reads a file, runs a program or connects.
 
 Sources: the issues of jinja2's sandbox (format, format_map, attr, map) and the usual lists for template injection.
 """
@@ -19,7 +19,7 @@ from zarrfs.sources import open_plan, plan_source
 from zarrfs.store.index import IndexStore
 
 TEMPLATES = {"u": "server/path", "f": "<{{c}}>", "t": "{{u}}/t"}
-# What must never come about: @S is a file that would be read, @M one that would be made.
+# In the escapes, @S is a file that must not be read, @M one that must not be created.
 RUN = "os.popen('touch @M').read()"
 ESCAPES = [
     # from a value to its class, and from there to everything
@@ -46,7 +46,7 @@ ESCAPES = [
     "{{ u.__reduce_ex__(2) }}",
     "{{ u.__doc__ }}",
     "{{ u.__dict__ }}",
-    # from functions and objects that jinja or we bring along
+    # from functions and objects that jinja2 or zarrfs provides
     "{{ f.__globals__ }}",
     "{{ f.__call__.__globals__ }}",
     "{{ f.__class__.__init__.__globals__ }}",
@@ -145,7 +145,7 @@ ESCAPES = [
     "{% include '@S' %}",
     "{% include ['@S', 'a'] %}",
     "{% extends '@S' %}",
-    # i18n, do, debug: extensions that are not there
+    # i18n, do, debug: extensions that are not loaded
     "{% trans %}{{ u.__class__ }}{% endtrans %}",
     "{{ _('a') }}",
     "{{ gettext('a') }}",
@@ -157,7 +157,7 @@ ESCAPES = [
     "{{ {}.setdefault('a', 1) }}",
     "{% set a = [1] %}{{ a.clear() }}{{ a.pop() }}",
 ]
-COSTLY = [  # those that end by their time are in test_templates.py
+COSTLY = [  # templates that exceed the time limit are in test_templates.py
     "{{ range(10**9) | list | length }}",
     "{% for a in range(10**9) %}{% endfor %}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
@@ -183,7 +183,7 @@ COSTLY = [  # those that end by their time are in test_templates.py
 
 
 class Watch:
-    """An audit hook for what a template must not make this process do."""
+    """An audit hook that records events which a template must not cause in this process."""
 
     kinds = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
 
@@ -228,7 +228,7 @@ PLACES = {"url": in_url, "template": in_template, "called": in_called_template,
 
 
 def rendered(text: str) -> str:
-    """Return `text` as a template: text without `{{` is none."""
+    """Return `text` with a template appended if it has none: text without `{{` is not rendered."""
     return text if "{{" in text else text + "{{u}}"
 
 
@@ -254,7 +254,7 @@ def outcome(document: dict[str, Any], directory: Path, child: bool = False) -> l
 
 @pytest.mark.parametrize("text", ESCAPES)
 def test_escapes(text: str, watch: Watch, tmp_path: Path) -> None:
-    """Every place of a document refuses them."""
+    """An escape is refused in every place of a document that is rendered."""
     secret, made = tmp_path / "secret", tmp_path / "made"
     secret.write_text("a secret")
     text = rendered(text).replace("@S", str(secret)).replace("@M", str(made))
@@ -271,12 +271,12 @@ def test_escapes(text: str, watch: Watch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", COSTLY)
 def test_expensive_templates_are_ended(text: str, tmp_path: Path) -> None:
-    """The child, as in production, is ended; the parent reports the refusal."""
+    """Rendering runs in a child process, as in production; the parent reports its refusal."""
     assert outcome(in_url(rendered(text)), tmp_path, child=True) is None
 
 
-def test_the_watch_sees(watch: Watch, tmp_path: Path) -> None:
-    """The audit hook does see events; without them it would prove nothing."""
+def test_the_audit_hook_records_events(watch: Watch, tmp_path: Path) -> None:
+    """Without events, an empty record in test_escapes would prove nothing."""
     secret = tmp_path / "secret"
     secret.touch()
     watch.secret, watch.seen, watch.on = str(secret), [], True

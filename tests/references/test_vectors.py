@@ -1,4 +1,4 @@
-"""gen evaluated over whole dimensions: the same rows and errors as rendering one by one."""
+"""gen evaluated over whole dimensions: the same rows and errors as rendering row by row."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ Outcome = tuple[list[tuple[str, ...]], tuple[str, str | None] | None]
 
 @pytest.fixture(autouse=True)
 def _never_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate items with numpy however few rows they have."""
     monkeypatch.setattr(module, "_FEW", 0)
 
 
@@ -43,7 +44,7 @@ def sizes(**changes: int) -> Iterator[None]:
 
 
 def collected(iterator: Iterator[tuple[str, ...]]) -> Outcome:
-    """Return the rows, and the (rule, entry) of the error after them."""
+    """Return the rows, and the (rule, entry) of the error that follows them, or None."""
     found = []
     try:
         for row in iterator:
@@ -54,7 +55,7 @@ def collected(iterator: Iterator[tuple[str, ...]]) -> Outcome:
 
 
 def rendered(item: Gen) -> Outcome:
-    """Render every field of every row with jinja2 on its own: the model."""
+    """Return the rows and the error of the model, which renders every row separately with jinja2."""
     named = Templates(NAMED, Budget(seconds=100))
 
     def limited() -> Iterator[tuple[str, ...]]:
@@ -73,7 +74,7 @@ def expanded(item: Gen) -> Outcome:
 
 
 def without_rendering(text: str, dimensions: dict[str, Any], field: str = "key") -> Any:
-    """Return the column of `text`, which must be evaluated without rendering."""
+    """Return the values of `text` in `field`; fail if jinja2 renders any of them."""
     item = {"key": "k", "url": "u", "offset": "0", "length": "0", "dimensions": dimensions, field: text}
     read = gen(item, tuple(NAMED))
 
@@ -141,7 +142,7 @@ def test_whole_numbers_are_ints(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["007", "-0", "+1", " {{i}}", "{{ i / 2 }}", "1_0", "٣", "9" * 19, "", "{{ true }}"])
-def test_numbers_of_another_text_stay_text(text: str) -> None:
+def test_texts_other_than_plain_64_bit_numbers_stay_text(text: str) -> None:
     item = gen({"key": "k", "url": "u", "offset": text, "length": text, "dimensions": {"i": [1, 2]}})
     (batch,) = Templates({}).batches(item)
     assert (batch.offsets, batch.lengths) == ([row[2] for row in rendered(item)[0]],) * 2
@@ -159,7 +160,7 @@ def test_equal_texts_are_one_object() -> None:
     assert len({id(url) for url in urls}) == 2
 
 
-def test_an_expression_is_rendered_for_the_dimensions_it_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expression_is_rendered_once_per_value_of_the_dimensions_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, int]] = []
     real = Templates.renderer
 
@@ -175,7 +176,7 @@ def test_an_expression_is_rendered_for_the_dimensions_it_names_only(monkeypatch:
     assert calls == [{"j": 0}, {"j": 1}, {}]
 
 
-def test_batches_are_bounded_and_in_order() -> None:
+def test_batches_are_bounded_and_complete() -> None:
     for dimensions in {"i": {"stop": 150_000}}, {"a": {"stop": 3}, "i": {"stop": 300}, "j": {"stop": 300}}:
         key = ".".join(f"{{{{{name}}}}}" for name in dimensions)
         item = gen({"key": key, "url": "u", "dimensions": dimensions})
@@ -247,7 +248,7 @@ def test_the_rows_before_a_bad_one_come_first() -> None:
     assert error == ("cannot be rendered: integer division or modulo by zero (i=1500)", "gen[0].url")
 
 
-# -- bounds of cost
+# -- limits on memory
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ Texts = st.SearchStrategy[str]
 
 
 def wider(inner: Texts) -> Texts:
-    """Draw any form around others, meaningful or not."""
+    """Draw expressions made of `inner` ones, valid or not."""
     return st.one_of(
         st.builds("({} {} {})".format, inner, st.sampled_from([*OPERATORS, "~"]), inner),
         st.builds("({} ** {})".format, inner, st.sampled_from(["0", "1", "2", "3", "-1"])),
@@ -328,7 +329,7 @@ def arithmetic(inner: Texts) -> Texts:
     return st.builds("({} {} {})".format, inner, st.sampled_from(OPERATORS), inner)
 
 
-SOUND = st.one_of(  # mostly of the right types
+SOUND = st.one_of(  # expressions whose types mostly fit
     LEAVES,
     st.recursive(LEAVES, arithmetic, max_leaves=4),
     st.builds("('%0{}d' | format({}))".format, st.integers(0, 9), LEAVES),

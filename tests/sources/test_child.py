@@ -1,4 +1,4 @@
-"""The child that makes a plan: a fork of a zarrfs program, or a new interpreter, with the same results."""
+"""The child process that makes a plan: a fork of a zarrfs program or a new interpreter, with the same results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(json.dumps([said, len(made)], default=str))
 
 
 def planned(forks: bool, source: object, others: bool = False, **more: object) -> tuple[object, int]:
-    """Return what plan_source() returns or raises in a program, `others`: with threads; and its number of forks."""
+    """Return the result or error of plan_source() in a new program, and how often it forks. `others`: add a thread."""
     asked = json.dumps([forks, others, str(source), more])
     command = [sys.executable, "-c", PLAN, asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -60,7 +60,7 @@ def sources(tmp_path: Path) -> list[Path]:
     ]  # fmt: skip
 
 
-def test_a_fork_answers_like_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
+def test_a_fork_gives_the_results_of_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
     for source in sources:
         fork, made = planned(True, source, index_dir=f"{tmp_path}/fork")
         assert made == 1
@@ -68,15 +68,15 @@ def test_a_fork_answers_like_a_new_interpreter(sources: list[Path], tmp_path: Pa
 
 
 def test_a_process_with_threads_starts_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
-    """Threads may hold locks that nothing would release in a fork."""
+    """Another thread may hold a lock, which nothing would release in a fork."""
     plan, made = planned(True, sources[0], True, index_dir=f"{tmp_path}/threads")
     assert made == 0
     assert plan == planned(False, sources[0], index_dir=f"{tmp_path}/new")[0]
 
 
 def test_another_environment_needs_a_new_interpreter(sources: list[Path]) -> None:
-    """SQLite reads the environment once, at import: with cache=none a fork would write to TMPDIR."""
-    assert planned(True, sources[2], cache="none")[1] == 0  # which is not there, and so leaves no index
+    """SQLite reads the environment once, at import, so with cache=none a fork would write to TMPDIR."""
+    assert planned(True, sources[2], cache="none")[1] == 0  # the source does not exist, so no index is left
 
 
 HELD = """
@@ -114,7 +114,7 @@ def test_a_fork_has_neither_locks_nor_handlers_of_its_parent(tmp_path: Path) -> 
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
             parent.stdin.close()
-            assert parent.wait(60) == 0  # and its child sleeps on
+            assert parent.wait(60) == 0  # while its child still sleeps
             assert Path(f"/proc/{pid}").exists()
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
@@ -123,7 +123,7 @@ def test_a_fork_has_neither_locks_nor_handlers_of_its_parent(tmp_path: Path) -> 
             time.sleep(0.2)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        assert parent.stdout.read() == ""  # of no handler
+        assert parent.stdout.read() == ""  # no handler of the parent ran in the child
 
 
 def test_a_crash_prints_its_traceback() -> None:
@@ -141,8 +141,8 @@ plan_source("/x.json", Options(), forks=True)
 
 
 @pytest.mark.parametrize("forks", [True, False])
-def test_a_child_without_exit_status(forks: bool, tmp_path: Path) -> None:
-    """A program started with SIGCHLD ignored gets no exit status."""
+def test_a_child_without_exit_status_gives_its_result(forks: bool, tmp_path: Path) -> None:
+    """A program that ignores SIGCHLD gets no exit status of its children."""
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
     script = f"""
 import signal
@@ -162,7 +162,7 @@ for name in ("refs.json", "none.json"):
 
 @pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
 def test_a_descriptor_of_the_parent_is_refused(name: str, sources: list[Path]) -> None:
-    """Such as a shell's <(...), which failed with "no such file"."""
+    """A shell's <(...) is one; opening it in a child failed with "no such file"."""
     with open(sources[0]) as file:
         source = name.format(file.fileno())
         command = [PROGRAM, "ls", source]
@@ -199,8 +199,8 @@ def test_one_child_plans_many_small_documents(tmp_path: Path, monkeypatch: pytes
     assert started == [3, 1, 1]
 
 
-def test_a_child_that_dies_is_not_the_fault_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document then has a child, and the bounds, of its own."""
+def test_a_child_that_dies_fails_only_its_own_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After that, each document gets a child of its own, with limits of its own."""
     killing = "import os; os.kill(os.getpid(), 24)"  # SIGXCPU
     calls = []
     program = child._program

@@ -1,4 +1,4 @@
-"""Commands ended while their child compiles: the child ends with them, prints nothing and leaves no temporary file."""
+"""Commands that end while their child compiles: the child ends, too, prints nothing and leaves no temporary file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import PROGRAM
 from tests.mounts.remotevalues import wait_for
 
-ENTRIES = 1_000_000  # which take ten seconds
+ENTRIES = 1_000_000  # to compile them takes ten seconds
 LEADER = """import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])"""
@@ -32,7 +32,7 @@ def _records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a document that takes long to compile."""
+    """Write a document that takes long to compile."""
     path = tmp_path_factory.mktemp("long") / "long.json"
     entry = '{"path":"f%d","mode":33188,"size":4,"mtime":1,"encoding":"utf-8","data":"text"}'
     path.write_text(f"[{','.join(entry % number for number in range(ENTRIES))}]")
@@ -40,18 +40,18 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scratch(cache: Path) -> list[Path]:
-    """Return the temporary files of indexes."""
+    """Return the files below `cache` that are no finished index: temporary files and locks."""
     return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".index"]
 
 
 def of_session(leader: int) -> list[str]:
-    """Return the processes of a session."""
+    """Return the lines of ps for the processes of a session, without zombies."""
     listed = subprocess.run(["ps", "-s", str(leader), "-o", "pid=,stat=,args="], capture_output=True, text=True)
     return [line for line in listed.stdout.splitlines() if " Z" not in line]
 
 
 def gather(file: IO[bytes], into: list[bytes]) -> threading.Thread:
-    """Read a file to its end in a thread; a terminal's end is an error."""
+    """Read a file to its end in a thread; reading a closed terminal raises an error."""
 
     def read() -> None:
         try:
@@ -71,7 +71,7 @@ def has_child(pid: int) -> bool:
 
 
 def commands(archive: Path, tmp_path: Path) -> dict[str, list[str]]:
-    """Return commands that plan. `extract` compiles in its own process, as the archive is a list; others do not."""
+    """Return commands that plan `archive`. Only `extract` compiles in its own process, as the archive is a list."""
     return {
         "ls": ["ls", str(archive)],
         "extract": ["archive", "extract", "-C", str(tmp_path / "made"), str(archive)],
@@ -87,21 +87,21 @@ SIGNALS = [
     (signal.SIGINT, "all"), (signal.SIGTERM, "command"), (signal.SIGKILL, "command"), (signal.SIGINT, "command"),
     (signal.SIGTERM, "all"), (signal.SIGHUP, "all"),
 ]  # fmt: skip
-# `copy` and `mount` take signals as `extract` does, and their child ends as that of `ls`
+# few cases for `copy` and `mount`: they handle signals as `extract` does, and their child ends as that of `ls` does
 CASES = [(name, *case) for name, count in (("ls", 6), ("extract", 6), ("copy", 2), ("mount", 3))
          for case in SIGNALS[:count]]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "number", "whom"), CASES)
-def test_signals(name: str, number: signal.Signals, whom: str, archive: Path, tmp_path: Path) -> None:
-    """Sent to all processes of the terminal, as by Ctrl-C, or to the command alone, as by kill(1)."""
+def test_a_signal_ends_the_child(name: str, number: signal.Signals, whom: str, archive: Path, tmp_path: Path) -> None:
+    """The signal is sent to the process group, as by Ctrl-C, or to the command alone, as by kill(1)."""
     (tmp_path / "mnt").mkdir()
     cache = tmp_path / "cache"
     with subprocess.Popen(
         [PROGRAM, *commands(archive, tmp_path)[name]], env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True,
     ) as command:  # fmt: skip
-        wait_for(lambda: any(len(path.stem) < 64 for path in scratch(cache)))  # an index, not the lock on its document
+        wait_for(lambda: any(len(path.stem) < 64 for path in scratch(cache)))  # an index, not its document's lock
         assert command.poll() is None, "it has ended by itself"
         (os.killpg if whom == "all" else os.kill)(command.pid, number)
         _, said = command.communicate(timeout=60)
@@ -110,13 +110,13 @@ def test_signals(name: str, number: signal.Signals, whom: str, archive: Path, tm
     wait_for(lambda: not of_session(command.pid))
     if number != signal.SIGKILL:
         assert not (tmp_path / "made").exists()
-    if number != signal.SIGKILL or name != "extract":  # a process is left to remove it
+    if number != signal.SIGKILL or name != "extract":  # else no process is left to remove it
         assert scratch(cache) == []
 
 
 @pytest.mark.parametrize("name", ["ls", "copy"])
-def test_ctrl_c_at_a_terminal(name: str, archive: Path, tmp_path: Path) -> None:
-    """From the child's first moment on, no process prints a traceback."""
+def test_ctrl_c_at_a_terminal_prints_no_traceback(name: str, archive: Path, tmp_path: Path) -> None:
+    """This holds however soon after the start of the child Ctrl-C is typed."""
     for delay in (0.0, 0.02, 0.04, 0.06, 0.1, 0.3):
         cache = tmp_path / f"cache{delay}"
         ours, theirs = pty.openpty()
@@ -139,7 +139,7 @@ def test_ctrl_c_at_a_terminal(name: str, archive: Path, tmp_path: Path) -> None:
         assert b"Traceback" not in b"".join(said), (delay, b"".join(said))
 
 
-def test_a_time_limit(archive: Path, tmp_path: Path) -> None:
+def test_a_time_limit_ends_the_command_and_its_child(archive: Path, tmp_path: Path) -> None:
     cache, report = tmp_path / "cache", tmp_path / "report.json"
     with subprocess.Popen(
         [PROGRAM, "stage", "--copy", "--timeout", "0.5", "--report", report, archive, tmp_path / "made"],

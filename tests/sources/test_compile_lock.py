@@ -1,4 +1,4 @@
-"""One process compiles a document; the others wait for its index, succeed it, or lose patience."""
+"""One process compiles a document; the others wait for its index, take over if it dies, or time out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from zarrfs.sources import compile_lock, prepare
 from zarrfs.sources.compile_lock import compiling
 from zarrfs.store import indexfile
 
-SECONDS = 40  # for anything that a process is to do
-# Plans a document; says "compiles" when it begins to, then compiles once its standard input ends.
+SECONDS = 40  # the timeout of every step of a process
+# A program that plans a document. Before it compiles, it prints "compiles" and waits for the end of its input.
 PLAN = """
 import json, sys
 from zarrfs.config.options import Options
@@ -46,7 +46,7 @@ except SourceError as exc:
 """
 
 
-LONG = '{{"refs": {{"k": "{}"}}}}' + " " * (64 << 10)  # a short one is compiled without a lock
+LONG = '{{"refs": {{"k": "{}"}}}}' + " " * (64 << 10)  # a short document is compiled without a lock
 
 
 class Planner(subprocess.Popen[str]):
@@ -60,12 +60,12 @@ class Planner(subprocess.Popen[str]):
         self.input, self.lines = self.stdin, self.stdout
 
     def line(self) -> str:
-        """Read a line; the process is killed if it does not come."""
+        """Read a line; kill the process on a timeout."""
         with self._limited():
             return self.lines.readline().strip()
 
     def rest(self) -> str:
-        """Read until the process ends; it is killed if it does not."""
+        """Read until the process exits; kill it on a timeout."""
         with self._limited():
             return self.lines.read()
 
@@ -81,7 +81,7 @@ class Planner(subprocess.Popen[str]):
 
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A document for `_planners(..., settled=True)`, as if its next change would show in its times."""
+    """Return a document for `_planners(..., settled=True)`, which assumes that any change would alter its times."""
     document = tmp_path_factory.mktemp("settled") / "refs.json"
     document.write_text(LONG.format("v"))
     return document
@@ -89,7 +89,7 @@ def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["settled", "fresh", "url"])
 def planners(request: pytest.FixtureRequest, tmp_path: Path, settled: Path, faulty: Faulty) -> Iterator[list[Planner]]:
-    """A process that has begun to compile, and two that wait for it: they have said nothing yet."""
+    """Return a process that has begun to compile, and two that wait for it and have printed nothing yet."""
     source, more = str(settled), {} if request.param == "url" else {"settled": request.param == "settled"}
     if request.param == "fresh":
         source = str(tmp_path / "refs.json")
@@ -126,7 +126,7 @@ def _until_waiting(planner: Planner, directory: Path) -> None:
 
 
 def _end(planners: list[Planner]) -> list[str]:
-    """Let all go on; return what each still says."""
+    """Let all processes run to their end; return the remaining output of each."""
     for planner in planners:
         planner.input.close()
     said = [planner.rest() for planner in planners]
@@ -136,16 +136,16 @@ def _end(planners: list[Planner]) -> list[str]:
 
 def test_the_others_use_the_index_of_the_first(planners: list[Planner], tmp_path: Path) -> None:
     said = _end(planners)
-    assert len(set(said)) == 1  # a path: nobody else compiled
+    assert len(set(said)) == 1  # only a path: the others did not compile
     assert said[0].strip() == str(next((tmp_path / "index").glob("*.index")))
     assert not list((tmp_path / "index").glob(".*"))
 
 
-def test_a_killed_compiler_is_succeeded_by_one(planners: list[Planner], tmp_path: Path) -> None:
+def test_one_process_takes_over_from_a_killed_compiler(planners: list[Planner], tmp_path: Path) -> None:
     planners[0].kill()
     planners[0].wait(60)
     said = _end(planners[1:])
-    assert sorted(len(text.splitlines()) for text in said) == [1, 2]  # one of both compiled
+    assert sorted(len(text.splitlines()) for text in said) == [1, 2]  # one of the two compiled
     assert not list((tmp_path / "index").glob(".*"))
 
 
@@ -168,7 +168,7 @@ def test_a_stopped_compiler_is_not_waited_for_beyond_mount_timeout(tmp_path: Pat
 def test_a_wait_is_reported_once(
     tmp_path: Path, settled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line names the document and the process; there is none with -q."""
+    """The line names the document and the process; with log_level=error (-q), no line is printed."""
     monkeypatch.setattr(compile_lock, "_REPORTED", 0.0)
     monkeypatch.setattr(Document, "settled", lambda _: True)
     first, *others = _planners(str(settled), tmp_path, settled=True)
@@ -181,7 +181,7 @@ def test_a_wait_is_reported_once(
     _end([first, *others])
 
 
-def test_after_a_failure_all_go_on_at_once(tmp_path: Path) -> None:
+def test_after_a_failure_all_waiting_processes_compile_concurrently(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text('{"refs": ' + " " * (64 << 10))
     first, *others = _planners(str(tmp_path / "refs.json"), tmp_path, settled=False)
     assert ".index" not in _end([first])[0]

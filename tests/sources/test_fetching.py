@@ -1,4 +1,4 @@
-"""Documents behind URLs: distinguished from stores, fetched, and recognised again."""
+"""Documents behind URLs: distinguished from stores, fetched, and not fetched again while unchanged."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def value(url: str, key: str) -> bytes:
         ("refs", b"", None, False),
     ],
 )
-def test_documents(nginx: Nginx, name: str, data: bytes, kind: str | None, found: bool) -> None:
+def test_which_urls_are_documents(nginx: Nginx, name: str, data: bytes, kind: str | None, found: bool) -> None:
     (nginx.plain.root / name).write_bytes(data)
     os.utime(nginx.plain.root / name, ns=(TIME_NS, TIME_NS))
     read = read_document(f"{nginx.plain.url}/{name}", Options(retries=0, type=kind))
     assert (read and read[:2]) == ((data, TIME_NS) if found else None)
 
 
-def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
+def test_the_modification_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
     (nginx.plain.root / "set.json").write_text('{"a": "inline"}')
     os.utime(nginx.plain.root / "set.json", ns=(TIME_NS, TIME_NS))
     assert plan_source(f"{nginx.plain.url}/set.json", OPTIONS).mtime_ns == TIME_NS
@@ -74,7 +74,7 @@ def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
 
 
 @pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b", "?sig=a/b#c/d"])
-def test_relative_targets_lie_beside_the_document_whatever_its_query(faulty: Faulty, rest: str) -> None:
+def test_relative_targets_resolve_beside_the_document_whatever_its_query(faulty: Faulty, rest: str) -> None:
     faulty.put("/set/data.bin", b"GOODDATA")
     url = faulty.put(f"/set/set.json{rest.partition('#')[0]}", b'{"version": 1, "refs": {"x/0": ["data.bin", 0, 8]}}')
     assert value(url.partition("#")[0].partition("?")[0] + rest, "x/0") == b"GOODDATA"
@@ -90,7 +90,7 @@ def test_urls_without_a_document(nginx: Nginx) -> None:
         read_document(f"http://127.0.0.1:{free_port()}/x.json", OPTIONS)
 
 
-def test_options_that_no_request_can_have_are_an_error_of_the_source() -> None:
+def test_invalid_options_of_requests_are_an_error_of_the_source() -> None:
     with pytest.raises(SourceError, match=r"these options: http\.max_redirects is not a whole number"):
         read_document("http://localhost/x.json", Options(storage={"http": {"max_redirects": "x"}}))
 
@@ -107,7 +107,7 @@ def test_options_that_no_request_can_have_are_an_error_of_the_source() -> None:
         (b"SIMPLE  =   T", "is a FITS file, "),
     ],
 )  # fmt: skip
-def test_a_file_of_data_is_named_with_what_makes_a_set_of_it(nginx: Nginx, data: bytes, says: str) -> None:
+def test_a_data_file_is_refused_with_its_format_and_how_to_make_a_set(nginx: Nginx, data: bytes, says: str) -> None:
     (nginx.plain.root / "data").write_bytes(data)
     for source in (str(nginx.plain.root / "data"), f"{nginx.plain.url}/data"):
         for kind in (None, "references", "archive", "zarr"):
@@ -117,7 +117,7 @@ def test_a_file_of_data_is_named_with_what_makes_a_set_of_it(nginx: Nginx, data:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_a_document_over_the_limit(faulty: Faulty, sized: bool) -> None:
+def test_a_document_over_the_limit_is_refused(faulty: Faulty, sized: bool) -> None:
     url = faulty.put("/large.json", b'{"a": "inline"}' * 1000, forever=None if sized else "endless")
     faulty.head("/large.json", forever=None if sized else "unsized")
     with pytest.raises(SourceError, match=r"more than 10000 bytes \(-o document_limit=\)$"):
@@ -125,14 +125,14 @@ def test_a_document_over_the_limit(faulty: Faulty, sized: bool) -> None:
     assert faulty.gets() == (0 if sized else 1)
 
 
-def test_a_large_document(nginx: Nginx) -> None:
+def test_a_document_larger_than_the_memory_limit_is_read(nginx: Nginx) -> None:
     data = b'{"a": "' + b"x" * 20_000_000 + b'"}'
     (nginx.plain.root / "large.json").write_bytes(data)
     assert (read_document(f"{nginx.plain.url}/large.json", Options(memory_limit=1 << 20)) or [b""])[0] == data
 
 
-def test_an_index_removed_after_it_was_found(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zarrfs cache prune runs meanwhile: the index is not looked up again when no document was fetched."""
+def test_a_found_index_is_not_looked_up_again(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index may be pruned meanwhile, and without the bytes of the document it could not be compiled again."""
     options = Options(index_dir=str(tmp_path), retries=0, client="fsspec")
     url = faulty.put("/pruned.json", b'{"a": "first"}')
     first = prepare.prepare(url, options)
@@ -142,7 +142,7 @@ def test_an_index_removed_after_it_was_found(faulty: Faulty, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-def test_a_document_larger_than_a_step(faulty: Faulty, ranged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_over_the_step_size_is_read(faulty: Faulty, ranged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "_STEP", 5_000_000)
     data = b'{"a": "' + bytes(97 + number % 7 for number in range(17_000_000)) + b'"}'
     read = read_document(faulty.put("/huge.json", data, forever=None if ranged else "whole"), Options(retries=0))
@@ -151,46 +151,46 @@ def test_a_document_larger_than_a_step(faulty: Faulty, ranged: bool, monkeypatch
     assert Document("x", read.data, "", None).digest() == hashlib.sha256(data).digest()
 
 
-def test_a_known_document_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_document_with_a_cached_index_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None:
     options = Options(index_dir=str(tmp_path), retries=0)
     url = faulty.put("/again.json", b'{"a": "first"}')
     first = plan_source(url, options)
     fetched = faulty.gets()
     assert plan_source(url, options) == first
     assert faulty.gets() == fetched
-    faulty.head("/again.json", forever="weak")  # which may be that of another one, too
+    faulty.head("/again.json", forever="weak")  # another version may have the same weak ETag
     assert plan_source(url, options) == first
     assert faulty.gets() > fetched
     faulty.put("/again.json", b'{"a": "other"}')
-    faulty.head("/again.json", forever="changed")  # another ETag
+    faulty.head("/again.json", forever="changed")  # a different ETag
     assert plan_source(url, options).index != first.index
 
 
-def test_a_document_of_other_request_options_is_another_one(faulty: Faulty, tmp_path: Path) -> None:
+def test_other_request_options_make_another_document(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/set.json", b"")
     for version in "12":
-        faulty.put(f"/set.json?version={version}", b'{"a": "%b"}' % version.encode())  # of one ETag and size
+        faulty.put(f"/set.json?version={version}", b'{"a": "%b"}' % version.encode())  # same ETag and size
         storage = {"http": {"params": {"version": version}}}
         plan = plan_source(url, Options(index_dir=str(tmp_path), retries=0, storage=storage))
         assert bytes(trio.run(open_plan(plan, OPTIONS).get, "a")).decode() == version
 
 
 @pytest.mark.parametrize("step", [1, fetching._STEP])
-def test_a_document_replaced_since_its_version_was_requested_is_not_remembered_as_that(
+def test_a_document_replaced_since_its_version_was_requested_is_not_cached_under_it(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(fetching, "_STEP", step)
     options = Options(index_dir=str(tmp_path), retries=0)
     url = faulty.put("/raced.json", b'{"a": "new"}')
-    faulty.head("/raced.json", "changed", "changed")  # the answer of the version before
+    faulty.head("/raced.json", "changed", "changed")  # the response for the previous version
     newer = plan_source(url, options)
     faulty.put("/raced.json", b'{"a": "old"}', tag="2")
     older = plan_source(url, options)
     assert older.index != newer.index
-    assert older == plan_source(url, options)  # which is remembered
+    assert older == plan_source(url, options)  # whose index is cached
 
 
-def test_a_tar_replaced_since_its_version_was_requested_has_no_name(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_tar_replaced_since_its_version_was_requested_has_no_stamp(faulty: Faulty, tmp_path: Path) -> None:
     dump_tar(tmp_path / "dump.tar", {"main": ([], [])})
     url = faulty.put("/dump.tar", (tmp_path / "dump.tar").read_bytes())
     faulty.head("/dump.tar", "changed")
@@ -198,7 +198,7 @@ def test_a_tar_replaced_since_its_version_was_requested_has_no_name(faulty: Faul
     assert [bool(one and one.stamp) for one in found] == [False, True]
 
 
-def test_a_reference_set_over_http_as_a_source(nginx: Nginx) -> None:
+def test_a_reference_set_over_http_is_a_source(nginx: Nginx) -> None:
     root = nginx.plain.root
     (root / "data.bin").write_bytes(b"0123456789")
     (root / "set.json").write_text(json.dumps({"a/b": ["data.bin", 2, 3], "c": "inline"}))
@@ -213,7 +213,7 @@ def test_a_reference_set_over_http_as_a_source(nginx: Nginx) -> None:
     trio.run(check)
 
 
-def test_planning_from_within_trio(nginx: Nginx) -> None:
+def test_planning_works_from_within_trio(nginx: Nginx) -> None:
     url = put(nginx.listing, "v3_hier")
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The cache of indexes: indexes are found again, and not trusted if their content does not match their name."""
+"""The index cache: indexes are found again, and not trusted if their content does not match their name."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_index_that_is_not_what_it_says(damage: Callable[[Path], None], tmp_p
 
 @contextlib.contextmanager
 def user(number: int) -> Iterator[None]:
-    """Run the block as another user, in what counts as a new process."""
+    """Run the block as another user; a directory swept before is swept again, as in a new process."""
     os.seteuid(number)
     index_cache._swept.clear()
     try:
@@ -118,8 +118,8 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes several users")
 
 
 @root
-def test_users_share_a_directory(shared: Path) -> None:
-    # the index of each has the same bytes, and so had the same name, which the sticky bit keeps for the first user
+def test_users_may_share_an_index_directory(shared: Path) -> None:
+    # both indexes have the same bytes; under one name, the sticky bit would let only the first user replace it
     made = {}
     for number in (65534, 65533, 65534, 65533):
         with user(number):
@@ -131,31 +131,31 @@ def test_users_share_a_directory(shared: Path) -> None:
 
 
 @root
-def test_each_user_of_a_directory_remembers_documents(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_user_of_a_shared_directory_recognises_documents(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
-    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # also in a container
+    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even on a container's overlayfs
     for number in (65534, 65533):
         with user(number):
             first = plan(shared)
             with monkeypatch.context() as patched:
-                patched.setattr(index_cache.IndexCache, "find", None)  # which hashes
+                patched.setattr(index_cache.IndexCache, "find", None)  # find() hashes the document
                 assert plan(shared).index == first.index
 
 
-def test_a_document_is_remembered_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_is_recognised_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
-    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # also in a container
+    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even on a container's overlayfs
     before = os.umask(0o002)
     try:
         first = plan(tmp_path)
-        monkeypatch.setattr(index_cache.IndexCache, "find", None)  # which hashes
+        monkeypatch.setattr(index_cache.IndexCache, "find", None)  # find() hashes the document
         assert plan(tmp_path).index == first.index
     finally:
         os.umask(before)
 
 
 @root
-def test_indexes_of_other_users_are_not_damaged(shared: Path) -> None:
+def test_indexes_of_other_users_are_not_taken_for_damaged(shared: Path) -> None:
     options = Options(index_dir=str(shared / "index"))
     for number in (65534, 65533):
         with user(number):
@@ -173,7 +173,7 @@ def test_indexes_of_other_users_are_not_damaged(shared: Path) -> None:
 
 
 @root
-def test_files_of_other_users_stay(shared: Path) -> None:
+def test_files_of_other_users_are_not_removed(shared: Path) -> None:
     with user(65534):
         plan(shared)
     names = [shared / "index" / f".zarrfs-{number}.tmp" for number in range(6)]
@@ -182,7 +182,7 @@ def test_files_of_other_users_stay(shared: Path) -> None:
         os.utime(path, (0, 0))
         os.chown(path, 65533 + number % 2, -1)
     with user(65533):
-        plan(shared)  # sweeps
+        plan(shared)  # removes abandoned files
         assert [path.exists() for path in names] == [False, True] * 3
         options = Options(index_dir=str(shared / "index"))
         gone, left = index_cache.prune(options, -1, None, dry_run=False)
@@ -193,7 +193,7 @@ def test_files_of_other_users_stay(shared: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_a_fifo_in_place_of_an_index(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_an_index_is_replaced(tmp_path: Path) -> None:
     plan(tmp_path)
     [path] = indexes(tmp_path)
     path.unlink()
@@ -216,13 +216,13 @@ def test_abandoned_files_are_removed_after_a_day(tmp_path: Path) -> None:
     assert new.exists()
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_an_index_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "index").write_text("")
     with pytest.raises(UsageError, match=r"option index_dir=.*index: "):
         plan(tmp_path)
 
 
-def test_the_usual_directory_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_directory_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for value, found in (("cache", tmp_path / ".cache"), ("", tmp_path / ".cache"), ("/c", Path("/c"))):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
@@ -260,7 +260,7 @@ def unkept(tmp_path: Path, count: int = 1) -> Plan:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory for temporary files."""
+    """Return a directory that takes this process's temporary files."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
@@ -281,7 +281,7 @@ def test_with_cache_none_the_index_is_in_memory(tmp_path: Path, temporary: Path)
     assert list(temporary.iterdir()) == []
 
 
-def test_with_cache_none_and_no_memory_to_write_to(
+def test_with_cache_none_and_no_tmpfs_the_index_is_on_disk(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk").mkdir()
@@ -293,10 +293,10 @@ def test_with_cache_none_and_no_memory_to_write_to(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
-def test_with_cache_none_and_not_enough_memory(
+def test_with_cache_none_and_a_full_tmpfs_the_index_is_on_disk(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers often have 64 MiB of it."""
+    """In containers, /dev/shm often has only 64 MiB."""
     (tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=True)
     try:
@@ -340,7 +340,7 @@ def test_a_document_that_cannot_be_read_is_an_error_of_the_document(
     errors: list[str] = []
     failed = True
     while failed:
-        left, failed = len(errors), False  # one more read succeeds
+        left, failed = len(errors), False  # in each round, one more read succeeds
         try:
             plan(tmp_path)
         except SourceError as exc:
@@ -351,7 +351,7 @@ def test_a_document_that_cannot_be_read_is_an_error_of_the_document(
 
 
 def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
-    """Commands plan many documents in their own process."""
+    """Commands plan many documents in one process, so leaks would add up."""
     path = tmp_path / "refs.json"
     for data in (b'{"a": "b"}', gzip.compress(b'{"a": "b"}'), b"{", b"[3]", b"PK\5\6" + bytes(18), MAGIC + bytes(100)):
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""zarrfs index and zarrfs cache, and indexes as sources: a damaged index is never trusted."""
+"""zarrfs index, zarrfs cache and indexes as sources: a damaged index is never trusted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from zarrfs.system import beneath
 
 PAGE = 4096
 COUNT = 3000
-COPIED = "kind, size, mode, mtime_ns, place, 2, start, held"  # columns of another row for the directory v
+COPIED = "kind, size, mode, mtime_ns, place, 2, start, held"  # the columns of a second entry for the directory v
 
 
 def a_set(path: Path, count: int = COUNT) -> Path:
@@ -48,7 +48,7 @@ Age = Callable[[Path], None]
 
 @pytest.fixture
 def age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Age:
-    """Have a document recognised by stat(2) once the file system's clock has ticked, not two seconds later."""
+    """Return a function that waits until stat(2) would show a change: one clock tick of the file system suffices."""
     monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", 0)
     tick = tmp_path / "tick"
 
@@ -74,7 +74,7 @@ def content(source: object, **options: object) -> dict[str, bytes]:
     return trio.run(read)
 
 
-def test_targets_beside_a_set_and_beneath_a_base_of_any_name(tmp_path: Path) -> None:
+def test_targets_are_found_in_directories_of_unusual_names(tmp_path: Path) -> None:
     for name in "profile:1", "a::b", "x#?%20":
         (tmp_path / name).mkdir()
         expected = content(a_set(tmp_path / name / "refs.json"))
@@ -93,7 +93,7 @@ def test_an_index_is_a_source(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/refs.index\n"), done.stderr
     elsewhere = tmp_path / "else" / "where"
     elsewhere.mkdir(parents=True)
-    shutil.move(tmp_path / "refs.index", elsewhere / "moved")  # neither name nor place identifies it
+    shutil.move(tmp_path / "refs.index", elsewhere / "moved")  # neither its name nor its directory identifies an index
     document.unlink()
     assert content(elsewhere / "moved") == expected
     shutil.copy(tmp_path / "data.bin", elsewhere)
@@ -103,8 +103,8 @@ def test_an_index_is_a_source(tmp_path: Path) -> None:
     assert (info["kind"], info["base"], info["files"]) == ("references", f"{tmp_path}/", COUNT + 2)
 
 
-def test_an_index_has_no_changes(tmp_path: Path) -> None:
-    """A named upper directory is refused; one that zarrfs.toml has for mounts of the source is not."""
+def test_an_index_does_not_include_changes(tmp_path: Path) -> None:
+    """With -O, --upperdir is refused; an upper directory that zarrfs.toml sets for mounts is ignored."""
     document, new = a_set(tmp_path / "refs.json", 20), tmp_path / "new.index"
     (tmp_path / "changes").mkdir()
     config = tmp_path / "zarrfs.toml"
@@ -131,7 +131,7 @@ def test_an_index_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
 
 
 def test_a_copied_index_from_the_network_keeps_its_limits(nginx: Nginx, tmp_path: Path) -> None:
-    """A local copy of its index does not widen what a set from the network may reach."""
+    """A local copy of the index of a set from the network may reach no more than the set itself."""
     (nginx.plain.root / "reach.json").write_text(json.dumps({"version": 1, "refs": {"k": [f"file://{__file__}"]}}))
     run("index", f"{nginx.plain.url}/reach.json", "-O", tmp_path / "reach.index")
     done = run("cat", tmp_path / "reach.index", "k")
@@ -181,7 +181,7 @@ def test_an_index_cut_at_every_page(where: str, tmp_path: Path, age: Age) -> Non
         assert content(document, index_dir=str(kept)) == expected
 
 
-def test_a_cached_index_with_other_bytes_on_every_page(tmp_path: Path, age: Age) -> None:
+def test_a_cached_index_with_a_damaged_page_is_replaced(tmp_path: Path, age: Age) -> None:
     document, kept = a_set(tmp_path / "refs.json"), tmp_path / "kept"
     age(document)
     made = prepare(str(document), Options(index_dir=str(kept)))
@@ -195,7 +195,7 @@ def test_a_cached_index_with_other_bytes_on_every_page(tmp_path: Path, age: Age)
         assert Path(made.index).read_bytes() == data
 
 
-def test_files_that_only_look_like_an_index(tmp_path: Path) -> None:
+def test_files_that_only_look_like_an_index_are_refused(tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
     assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
     for number, statement in enumerate(
@@ -234,7 +234,7 @@ def test_an_index_whose_directory_contains_itself(tmp_path: Path) -> None:
         assert "contains itself" in done.stderr
 
 
-def test_sources_that_have_no_index(tmp_path: Path) -> None:
+def test_a_source_read_in_place_has_no_index(tmp_path: Path) -> None:
     (tmp_path / ".zgroup").write_text("{}")
     done = run("index", tmp_path)
     assert done.returncode == 1
@@ -251,15 +251,15 @@ def test_a_document_that_changes_is_read_again(tmp_path: Path, age: Age) -> None
     for _ in range(2):
         assert content(document, index_dir=kept) == {"a": b"old"}
     times = document.stat()
-    document.write_text('{"a": "new"}')  # of the same size,
-    os.utime(document, ns=(times.st_atime_ns, times.st_mtime_ns))  # and with the time of the old one
+    document.write_text('{"a": "new"}')  # the same size,
+    os.utime(document, ns=(times.st_atime_ns, times.st_mtime_ns))  # and the same modification time
     assert content(document, index_dir=kept) == {"a": b"new"}
 
 
 def test_a_document_on_a_file_system_without_ctime_is_read_again(
     tmp_path: Path, age: Age, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # an image that is mounted in place of another may show the same inode and times
+    # an image that is mounted in place of another may have the same inode and times
     document, kept = tmp_path / "refs.json", str(tmp_path / "kept")
     document.write_text('{"a": "old"}')
     age(document)
@@ -271,7 +271,7 @@ def test_a_document_on_a_file_system_without_ctime_is_read_again(
     assert content(document, index_dir=kept) == {"a": b"new"}
 
 
-def test_a_document_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_changes_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document, options = tmp_path / "refs.json", Options(index_dir=str(tmp_path / "kept"))
     document.write_text('{"a": "old"}')
     write = sources.prepare._write
@@ -288,7 +288,7 @@ def test_a_document_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: p
     assert content(document, index_dir=str(tmp_path / "kept")) == {"a": b"old"}
 
 
-def test_two_writers_one_killed(tmp_path: Path) -> None:
+def test_a_killed_writer_does_not_disturb_another_one(tmp_path: Path) -> None:
     document, kept = a_set(tmp_path / "refs.json", 200_000), tmp_path / "kept"
     command = [PROGRAM, "index", str(document), "--index-dir", str(kept)]
     with subprocess.Popen(command, start_new_session=True) as killed, subprocess.Popen(command) as other:
@@ -308,7 +308,7 @@ def test_two_writers_one_killed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 @pytest.mark.parametrize("size", ["0k", "100k", "1m", "3m"])
-def test_a_disk_that_fills_up(size: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_files(size: str, tmp_path: Path) -> None:
     document, small = a_set(tmp_path / "refs.json", 200_000), tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size.replace('0k', '4k', 1)}", "tmpfs", small], check=True)
@@ -324,7 +324,7 @@ def test_a_disk_that_fills_up(size: str, tmp_path: Path) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-def test_prune(tmp_path: Path) -> None:
+def test_prune_removes_old_damaged_and_excess_indexes(tmp_path: Path) -> None:
     kept, documents = tmp_path / "kept", [a_set(tmp_path / f"{name}.json", 10 + ord(name)) for name in "abc"]
     for number, document in enumerate(documents):
         made = run("index", document, "--index-dir", kept).stdout.strip()
@@ -349,7 +349,7 @@ def test_prune(tmp_path: Path) -> None:
     assert run("cache", "prune", "--older-than", "soon").returncode == 2
 
 
-# -- an index is a dict
+# -- an index compared with a dict
 
 KEYS = st.lists(st.sampled_from(["a", "b", "0", "0.0", ".z", "é", "n" * 60]), min_size=1, max_size=3).map("/".join)
 VALUES = st.one_of(
@@ -361,7 +361,7 @@ VALUES = st.one_of(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=st.lists(st.tuples(KEYS, VALUES), max_size=30))
-def test_an_index_is_a_dict(pairs: list[tuple[str, object]]) -> None:
+def test_an_index_holds_the_items_of_a_dict(pairs: list[tuple[str, object]]) -> None:
     text = "{" + ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in pairs) + "}"
     model = dict(pairs)
     directories = {key[:at] for key in model for at in range(len(key)) if key[at] == "/"}
@@ -398,7 +398,7 @@ def test_an_index_from_the_network_is_checked(statement: str, nginx: Nginx, tmp_
 
 @pytest.mark.parametrize(("depth", "refused"), [(2047, False), (2048, True), (5000, True)])
 def test_the_depth_of_an_index_is_bounded(depth: int, refused: bool, tmp_path: Path) -> None:
-    # the paths of all directories of a chain take memory by the square of its length
+    # the paths of all directories of a chain take memory quadratic in its length
     with IndexWriter(str(tmp_path / "deep.index")) as index:
         index.inline("d/" * depth + "x", b"")
         index.commit()
@@ -418,7 +418,7 @@ def test_the_depth_of_an_index_is_bounded(depth: int, refused: bool, tmp_path: P
         "UPDATE meta SET value=x'5b5d' WHERE name='base'",
     ],
 )
-def test_notes_of_other_types(statement: str, tmp_path: Path) -> None:
+def test_notes_of_unexpected_types_are_refused(statement: str, tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
     assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
     with sqlite3.connect(index) as db:
@@ -429,7 +429,7 @@ def test_notes_of_other_types(statement: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["²", "9" * 40, "9" * 5000, "-1", str(2**63)])
-def test_a_time_that_is_none(when: str, tmp_path: Path) -> None:
+def test_an_invalid_time_is_replaced_by_that_of_the_file(when: str, tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
     assert run("index", a_set(tmp_path / "refs.json", 5), "-O", index).returncode == 0
     with sqlite3.connect(index) as db:
@@ -438,7 +438,7 @@ def test_a_time_that_is_none(when: str, tmp_path: Path) -> None:
     assert prepare(str(index), Options()).mtime_ns == index.stat().st_mtime_ns
 
 
-def test_an_index_with_pages_in_a_circle(tmp_path: Path) -> None:
+def test_an_index_with_pages_in_a_circle_is_an_error(tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
     assert run("index", a_set(tmp_path / "refs.json"), "-O", index).returncode == 0
     data = bytearray(index.read_bytes())
@@ -456,4 +456,4 @@ def test_an_index_with_pages_in_a_circle(tmp_path: Path) -> None:
     data[page + 8 : page + 12] = child
     index.write_bytes(data)
     done = run("ls", "-R", index)
-    assert done.returncode == 1  # and it ends
+    assert done.returncode == 1  # and it does not loop forever

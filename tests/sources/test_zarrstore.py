@@ -1,4 +1,4 @@
-"""Zarr stores as sources: planning, documents behind URLs, and servers that list nothing or not all."""
+"""Zarr stores as sources: directories, servers with listings, other places, and the Parquet layout."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TIME_NS = 1_234_567_890 * 10**9
 # -- directories
 
 
-def test_a_directory(tmp_path: Path) -> None:
+def test_a_directory_is_a_zarr_store(tmp_path: Path) -> None:
     plan = plan_directory(f"file://{tmp_path}", str(tmp_path), OPTIONS)
     assert (plan.kind, plan.path, plan.source) == ("zarr", str(tmp_path), str(tmp_path))
     assert isinstance(open_plan(plan, OPTIONS), FileSystemStore)
 
 
-def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
+def test_a_directory_in_the_parquet_layout_is_a_reference_set(tmp_path: Path) -> None:
     document = tmp_path / ".zmetadata"
     document.write_text('{"metadata": {}, "record_size": 10000}')
     plan = plan_directory(f"file://{tmp_path}", str(tmp_path), OPTIONS)
@@ -55,7 +55,7 @@ def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b"])
-def test_relative_targets_of_a_parquet_set_need_its_query(tmp_path: Path, faulty: Faulty, rest: str) -> None:
+def test_relative_targets_of_a_parquet_set_carry_its_query(tmp_path: Path, faulty: Faulty, rest: str) -> None:
     root = write_set(tmp_path / "set", {"x/.zarray": zarray([8], [8])}, {"x": [["./data.bin", 0, 8]]})
     query = rest if rest.startswith("?") else ""
     for key, value in {**tree_of(root), "data.bin": b"GOODDATA"}.items():
@@ -68,8 +68,8 @@ def test_relative_targets_of_a_parquet_set_need_its_query(tmp_path: Path, faulty
     assert ("GET", f"/signed/data.bin{query}", "bytes=0-7") in faulty.requests
 
 
-def test_a_document_that_is_no_regular_file(tmp_path: Path) -> None:
-    """A fifo would block the mount forever; a device has no end."""
+def test_a_zmetadata_that_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    """A FIFO would block the mount forever; a device has no end."""
     os.mkfifo(tmp_path / ".zmetadata")
     assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
     (tmp_path / ".zmetadata").unlink()
@@ -77,7 +77,7 @@ def test_a_document_that_is_no_regular_file(tmp_path: Path) -> None:
     assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
 
 
-def test_a_document_over_the_limit(tmp_path: Path) -> None:
+def test_a_zmetadata_over_the_limit_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text('{"metadata": {}, "record_size": 10000}')
     with pytest.raises(SourceError, match=r"zmetadata: more than 20 bytes \(-o document_limit="):
         plan_directory("x", str(tmp_path), Options(document_limit=20))
@@ -95,7 +95,7 @@ def test_consolidated_metadata_is_not_held_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [0, (1 << 20) - 13, (1 << 20) - 8, (1 << 20) - 2, 1 << 20, 5 << 20])
-def test_a_record_size_is_found_wherever_it_is(before: int, tmp_path: Path) -> None:
+def test_a_record_size_is_found_anywhere_in_the_zmetadata(before: int, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(" " * before + '{"record_size": 10000, "metadata": {}}')
     assert plan_directory("x", str(tmp_path), OPTIONS).kind == "references"
 
@@ -105,12 +105,12 @@ def test_a_missing_directory(tmp_path: Path) -> None:
         plan_directory("x", str(tmp_path / "x"), OPTIONS)
 
 
-# -- servers that list
+# -- servers with listings
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_store_on_a_server_that_lists(nginx: Nginx, name: str) -> None:
-    """nginx hides names with a dot; the store shows the metadata nevertheless."""
+    """nginx omits names that begin with a dot; the store lists the metadata nevertheless."""
     tree = tree_of(DATA / "zarr" / name)
 
     async def check(store: Store, plan: Any) -> None:
@@ -145,7 +145,7 @@ def test_a_plain_tree_on_a_server_that_lists(nginx: Nginx) -> None:
 # -- other places
 
 
-def test_zip_files(nginx: Nginx, tmp_path: Path) -> None:
+def test_stores_in_zip_files(nginx: Nginx, tmp_path: Path) -> None:
     tree = tree_of(DATA / "zarr/v2_hier")
     path = nginx.plain.root / "store.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -163,7 +163,7 @@ def test_zip_files(nginx: Nginx, tmp_path: Path) -> None:
         assert plan_remote(url, OPTIONS).url == url.replace("http", "zip://::http", not url.startswith("zip"))
 
 
-def test_memory_and_s3(s3: S3) -> None:
+def test_stores_in_memory_and_in_s3(s3: S3) -> None:
     tree = tree_of(DATA / "zarr/v3_hier")
     for key, value in tree.items():
         s3.client.put_object(Bucket=s3.bucket, Key=f"hier.zarr/{key}", Body=value)

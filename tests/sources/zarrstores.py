@@ -1,4 +1,4 @@
-"""Helpers of the tests of Zarr stores on servers."""
+"""Helpers for the tests of Zarr stores on servers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SAMPLES = sorted(path.name for path in (DATA / "zarr").iterdir() if path.is_dir(
 
 
 def tree_of(path: Path) -> Tree:
-    """Return the files below a directory."""
+    """Return the files below a directory with their bytes."""
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def put(web: Web, name: str) -> str:
-    """Copy a sample to a server; return its URL."""
+    """Copy a sample to a server and return its URL."""
     shutil.copytree(DATA / "zarr" / name, web.root / name, dirs_exist_ok=True)
     return f"{web.url}/{name}"
 
 
 def put_exact(server: Faulty, name: str, tree: Tree) -> str:
-    """Put a store on a server that knows only exact names, without listings and redirects."""
+    """Put a store on a server that knows only exact names, without listings and redirects; return its URL."""
     for key, value in tree.items():
         server.put(f"/{name}/{key}", value)
     server.put(f"/{name}/", b"<h1>No listing here</h1>", forever="html")
@@ -39,7 +39,7 @@ def put_exact(server: Faulty, name: str, tree: Tree) -> str:
 
 
 def with_store(url: str, check: Any, options: Options = OPTIONS) -> Any:
-    """Return `check(store, plan)` for the store at `url`."""
+    """Open the store at `url` and return the result of `check(store, plan)`."""
     plan = plan_remote(url, options)
 
     async def main() -> Any:

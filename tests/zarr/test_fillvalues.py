@@ -110,7 +110,7 @@ def values_of(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
 def test_values_written_by_zarr_python_are_read_and_written_again(
     case: tuple[np.dtype[Any], Any], version: int
 ) -> None:
-    """Parsed bytes equal numpy's, and so do those of integers, text and times that zarrfs writes again."""
+    """Parsed bytes equal numpy's, and so do those that zarrfs writes again, except for the bits of a NaN."""
     dtype, fill = case
     document = documents_of(dtype, fill, version)
     found = parse_node("zarr.json" if version == 3 else ".zarray", document)
@@ -120,13 +120,14 @@ def test_values_written_by_zarr_python_are_read_and_written_again(
     wanted = np.array([fill], dtype=dtype).astype(found.dtype.numpy())
     assert found.fill is not None
     got = np.frombuffer(found.fill, found.dtype.numpy())
-    if np.isnan(wanted).any() if dtype.kind in "fc" else False:
+    has_nan = dtype.kind in "fc" and bool(np.isnan(wanted).any())
+    if has_nan:
         assert (np.isnan(got.real) == np.isnan(wanted.real)).all()
     else:
         assert found.fill == wanted.tobytes()
     again = json.loads(json.dumps(as_v3(found) if version == 3 else as_v2(found), allow_nan=False))
     read = from_v3 if version == 3 else from_v2
-    assert read(again, found.dtype) == (found.fill, None) or dtype.kind in "fc"
+    assert read(again, found.dtype) == (found.fill, None) or has_nan
     assert read(json.loads(document)["fill_value"], found.dtype) == (found.fill, None)
 
 
