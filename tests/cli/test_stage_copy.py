@@ -379,7 +379,7 @@ def test_a_copy_resumes_after_its_document_was_touched(node: Node) -> None:
 
 @pytest.mark.parametrize("option", ["base", "upperdir"])
 def test_a_copy_is_not_resumed_with_another_base_or_upper(option: str, node: Node) -> None:
-    """It would keep files that were read with the first one."""
+    """The second copy would keep files that were read with the first base or upper."""
     dest, refs = node.path / "input", node.path / "refs.json"
     refs.write_text(json.dumps({"a": ["x.bin", 0, 4], "b": ["y.bin", 0, 4]}))
     for name, values in {"one": {"a": "AAAA"}, "two": {"a": "BBBB", "b": "YYYY"}}.items():
