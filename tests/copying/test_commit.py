@@ -551,7 +551,7 @@ def test_fsspec_reads_the_same(place: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_zip_file_as_the_source_is_referenced(place: Path) -> None:
+def test_values_of_a_zip_source_are_referenced_inside_it(place: Path) -> None:
     done("first.zip")
     (place / "up2").mkdir()
     changed(place / "up2", place / "first.zip")

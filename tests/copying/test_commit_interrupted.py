@@ -44,7 +44,7 @@ def source(place: Path, url: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("new", ["new.zarr", "new.zip"])
-def test_an_interrupted_commit_leaves_nothing(tmp_path: Path, number: signal.Signals, new: str) -> None:
+def test_an_interrupted_commit_leaves_no_output(tmp_path: Path, number: signal.Signals, new: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         arguments = source(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
         child = subprocess.Popen([PROGRAM, *arguments, str(tmp_path / new)], stderr=subprocess.PIPE)
