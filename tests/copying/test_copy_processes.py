@@ -142,7 +142,7 @@ def test_files_of_a_removed_directory_are_not_written_elsewhere(tmp_path: Path) 
 
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
-    """They do not hold the lock of a killed run for long, so the next run succeeds."""
+    """When the parent is killed, they exit immediately, so the next run finds no other writer."""
     (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 4000)))
     command = ["archive", "extract", str(tmp_path / "a.json"), "-C", str(tmp_path / "out"), "--blobs", str(tmp_path)]
     process = subprocess.Popen([PROGRAM, *command, "--jobs", "2"])
@@ -366,7 +366,7 @@ def test_a_closed_pipe_of_names_ends_the_run_quietly(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_contains_itself_fails_alone(tmp_path: Path) -> None:
-    """As in a forged index. With --keep-going, other entries are copied."""
+    """As in a forged index. With keep_going, other entries are copied."""
     for keep_going in (True, False):
         with opened(small(1200), type="archive") as (store, _plan):
             path = next(iter(store._db.execute("PRAGMA database_list")))[2]
