@@ -415,7 +415,7 @@ def test_extraction_into_a_directory_of_another_user(tmp_path: Path) -> None:
 
 
 def test_an_extraction_with_patterns_leaves_an_unfinished_one_resumable(tmp_path: Path) -> None:
-    """So does a refused extraction of another archive."""
+    """A refused extraction of another archive leaves it resumable, too."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     for number in range(20):

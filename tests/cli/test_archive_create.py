@@ -23,7 +23,7 @@ from zarrfs.archives.document_writer import MAX_SIZE, PATH_MAX
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with a few files, made the working directory."""
+    """Write a few files to a new directory, change to it, and return it."""
     for path, text in {"in/a.txt": "a", "in/sub/b.txt": "b", "in/sub/c.tmp": "c", "in/z": "z", "more": "m"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -135,7 +135,7 @@ def test_missing_paths_are_errors(place: Path) -> None:
     assert refused("-C", "in", "a.txt/b").startswith("in: a.txt/b: no such file or directory")
 
 
-def test_paths_below_others_are_archived_with_them_or_are_errors(place: Path) -> None:
+def test_missing_paths_and_paths_through_links_below_other_paths_are_errors(place: Path) -> None:
     assert refused("in", "in/gone") == "in/gone: no such file or directory (or it is gone meanwhile)"
     assert refused(".", "in/a.txt/b").startswith("in/a.txt/b: no such file or directory")
     os.symlink("../in", "in/link")

@@ -92,7 +92,7 @@ def test_ls_shows_indexes_and_the_blocks_of_each_source(directory: Path, index: 
     assert {path: path.stat().st_mtime_ns for path in segments(directory)} == before
 
 
-def test_prune_by_age(directory: Path, index: Path) -> None:
+def test_prune_removes_blocks_by_age(directory: Path, index: Path) -> None:
     command = ["prune", "--index-dir", index, "--cache-dir", directory]
     assert cache(*command, "--dry-run") == " 97.7 KiB  10 blocks of s3://bucket/a.nc\n"
     assert len(rows_of(directory)) == 17
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_removed_are_an_error(
     assert len(rows_of(directory)) == 17
 
 
-def test_prune_by_size(directory: Path, index: Path) -> None:
+def test_prune_removes_the_least_recently_used_segments_over_a_limit(directory: Path, index: Path) -> None:
     size = sum(row["size"] for row in rows(cache("ls", "--json", "--index-dir", index)))
     command = ["prune", "--older-than", "100000d", "--index-dir", index, "--cache-dir", directory]
     assert cache(*command, "--max-size", f"{size + 2 * 10**6}B") == ""
@@ -121,7 +121,7 @@ def test_prune_by_size(directory: Path, index: Path) -> None:
     assert sum(path.stat().st_blocks * 512 for path in segments(directory)) <= 10**6
     cache(*command, "--max-size", f"{size}B")
     assert rows_of(directory) == []
-    assert cache("ls", "--index-dir", index).count("\n") == 1  # indexes count first, and fill the limit
+    assert cache("ls", "--index-dir", index).count("\n") == 1  # the limit counts indexes first, so no block fits
 
 
 @pytest.mark.parametrize("command", ["ls", "prune", "verify", "clear"])

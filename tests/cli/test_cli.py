@@ -73,7 +73,7 @@ def test_ls_shows_names(opened: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("key", ["a", "/a/", "a/"])
-def test_ls_of_a_directory(key: str, opened: list[Any]) -> None:
+def test_ls_of_a_directory_shows_its_entries(key: str, opened: list[Any]) -> None:
     assert zarrfs("ls", "refs.json", key).stdout == "hello\nrange\nzgone\n"
 
 
@@ -82,7 +82,7 @@ def test_ls_of_a_file_and_recursively(opened: list[Any]) -> None:
     assert zarrfs("ls", "-R", "refs.json").stdout.splitlines()[:3] == ["a", "a/hello", "a/range"]
 
 
-def test_ls_long(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_long_shows_modes_sizes_times_and_targets(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     import time
 
@@ -94,7 +94,7 @@ def test_ls_long(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[-1] == "-r--r--r--           10 -                   whole"
 
 
-def test_ls_json(opened: list[Any]) -> None:
+def test_ls_json_writes_an_object_for_each_entry(opened: list[Any]) -> None:
     entries = [json.loads(line) for line in zarrfs("ls", "-R", "--json", "refs.json").stdout.splitlines()]
     assert entries[1] == {
         "key": "a/hello", "kind": "file", "size": 6, "mode": "4755", "mtime_ns": MTIME, "target": None,
@@ -164,7 +164,7 @@ def test_cat_of_a_bad_range_is_a_usage_error(extent: str) -> None:
     assert "START:LENGTH" in result.stderr
 
 
-def test_info_of_a_source(opened: list[Any], tmp_path: Path) -> None:
+def test_info_of_a_source_counts_files_and_bytes(opened: list[Any], tmp_path: Path) -> None:
     about = json.loads(zarrfs("info", "--json", "refs.json").stdout)
     del about["unversioned"]  # servers that other tests of this process have used
     assert about == {
@@ -179,7 +179,7 @@ def test_info_of_a_source(opened: list[Any], tmp_path: Path) -> None:
     assert "problems" not in text
 
 
-def test_info_of_an_entry(opened: list[Any]) -> None:
+def test_info_of_an_entry_shows_where_its_bytes_are(opened: list[Any]) -> None:
     about = json.loads(zarrfs("info", "--json", "refs.json", "a/range").stdout)
     assert about["kind"] == "file"
     assert (about["url"], about["offset"], about["length"]) == ("file:///data", 100, 5_000_000)
@@ -233,7 +233,7 @@ def test_a_long_option_wins_over_the_same_in_o(opened: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("-d", "ls"), ("ls", "-d"), ("ls", "-o", "log_level=debug")])
-def test_verbosity_before_and_after_the_command(arguments: tuple[str, ...], opened: list[Any]) -> None:
+def test_verbosity_options_work_before_and_after_the_command(arguments: tuple[str, ...], opened: list[Any]) -> None:
     assert zarrfs(*arguments, "refs.json").exit_code == 0
     assert opened[0].log_level == "debug"
 

@@ -117,7 +117,7 @@ def test_a_store_on_a_web_server_is_described_like_a_local_one(nginx: Nginx, lis
 
 
 def drawn(text: str) -> str:
-    """Undo packed(), a run-length encoding."""
+    """Decode the run-length encoding of packed()."""
     runs = (run.split("x") for run in text.split(" ")) if text else ()
     return "".join(level * int(*count or "1") for level, *count in runs)
 

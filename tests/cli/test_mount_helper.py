@@ -14,7 +14,7 @@ from zarrfs.config.options import Parsed
 def test_an_rw_added_by_mount_8_does_not_override_ro_in_the_configuration(
     typed: list[str] | None, read_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mount(8) adds rw whenever ro is absent. `typed`: the options it was given; None: it is not the caller."""
+    """mount(8) adds rw whenever ro is absent. `typed`: options given to mount(8), None for another caller."""
     mounted: list[Parsed] = []
     monkeypatch.setenv("ZARRFS_RO", "true")
     monkeypatch.setattr(mount_helper, "_typed_to_mount", lambda: typed)

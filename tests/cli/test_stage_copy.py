@@ -416,7 +416,7 @@ def test_a_copy_is_not_made_in_its_source(node: Node) -> None:
 def test_an_empty_argument_is_not_the_working_directory(
     words: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script passes one if a variable is not set. It was once taken for the working directory."""
+    """A script passes it if a variable is not set. It was once taken for the working directory."""
     monkeypatch.chdir(node.path)
     (node.path / "upper").mkdir()
     (node.path / "upper/new").write_text("new")

@@ -137,7 +137,7 @@ def test_a_copy_staged_in_a_container_is_not_stale_outside(node: Node) -> None:
 def test_a_journal_that_another_user_could_write_is_not_trusted(
     whose: str, again: bool, node: Node, faulty: Faulty
 ) -> None:
-    """This one claims that the copy wrote every file since 1970."""
+    """The forged journal claims that the copy wrote every file since 1970."""
     dest = killed(node, faulty)
     (dest / "precious").write_text("mine")
     note = dest / ".zarrfs-staging/note"

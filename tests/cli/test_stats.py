@@ -129,7 +129,7 @@ def test_every_counter_has_a_metric() -> None:
     assert {path[:2] for path in left} == {("remote", "hosts"), ("remote", "latency")}
 
 
-def test_latencies_are_a_histogram() -> None:
+def test_latencies_are_exposed_as_a_histogram() -> None:
     found = samples(exposition(COUNTED))
     buckets = [(labels["le"], value) for labels, value in found[f"{LATENCY}_bucket"]]
     assert buckets[-1] == ("+Inf", 100.0)

@@ -472,7 +472,7 @@ def test_an_unreadable_value_leaves_no_output(place: Path, new: str) -> None:
 
 
 def test_a_file_that_has_changed_since_it_was_listed_is_an_error(tmp_path: Path) -> None:
-    """It would be truncated to its old size."""
+    """The copy of it would be cut at its old size."""
     for name in ("source", "upper"):
         (tmp_path / name).mkdir()
     (tmp_path / "source/.zgroup").write_text('{"zarr_format": 2}')
@@ -576,7 +576,7 @@ def test_keys_with_names_reserved_in_an_upper_are_left_out(place: Path) -> None:
 
 
 def reference_set(place: Path) -> str:
-    """Write a set with such keys, and an empty upper directory; return the path of the set."""
+    """Write a set with keys of reserved names, and an empty upper directory; return the path of the set."""
     (place / "up").rename(place / "kept")
     (place / "up").mkdir()
     refs = dict.fromkeys(("x", ".wh.y", ".zarrfs-upper", "sub/.wh.z", "sub/w", ".wh.d/v"), "data")

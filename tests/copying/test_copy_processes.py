@@ -256,7 +256,7 @@ def test_processes_and_threads_copy_the_same(
 def test_files_that_vanish_or_cannot_be_opened_are_named(
     ordinary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They vanish after they were listed."""
+    """Both fail after the source was listed, and no other file does."""
     if ordinary:
         monkeypatch.setattr(_Copy, "_in_processes", no_processes)
     (tmp_path / "source").mkdir()

@@ -160,7 +160,7 @@ def test_users_with_records_own_the_directory_with_their_uid(tmp_path: Path, mon
 def test_a_directory_that_another_user_has_put_there(
     inner: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any user can create it in /tmp: it hides no records, and none are read from it."""
+    """Any user can create such a directory in /tmp. It does not hide our records, and none are read from it."""
     foreign = tmp_path / "zarrfs-0"
     (foreign / "staged").mkdir(parents=True, mode=0o700)
     (foreign / "staged/bad.json").write_text("{")

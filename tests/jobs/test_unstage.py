@@ -25,7 +25,7 @@ from zarrfs.jobs.unstage import UnstageOptions, why_stale
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
 
 
-def test_a_record_is_stale_for_each_of_these_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_stale_returns_the_reason_or_an_empty_string(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = processes.Process(os.getpid(), 1)  # the pid is in use again
     assert why_stale(add_record("/usr")) == ""
     assert "not there" in why_stale(add_record("/1"))
@@ -81,7 +81,7 @@ def test_another_node_may_remove_the_link_first(tmp_path: Path, monkeypatch: pyt
 
 @root_only
 def test_a_child_process_that_is_killed_while_it_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its user may kill it, so that its output is cut short."""
+    """Root runs it as another user, who may kill it, so that its output is cut short."""
     pipes, pipe = list[tuple[int, int]](), os.pipe
     monkeypatch.setattr(os, "pipe", lambda: pipes.append(pipe()) or pipes[-1])
 
@@ -143,7 +143,7 @@ def test_a_child_process_that_does_not_answer_is_an_error() -> None:
 @root_only
 @pytest.mark.parametrize("said", [b"", b"[" + b" " * 100_000])
 def test_a_child_process_that_is_stopped_is_an_error(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its user may stop it, even when it has begun to answer; root waits only until the deadline."""
+    """Root runs it as another user, who may stop it at any time, and waits only until the deadline."""
     pipes, pipe = list[tuple[int, int]](), os.pipe
     monkeypatch.setattr(os, "pipe", lambda: pipes.append(pipe()) or pipes[-1])
 
