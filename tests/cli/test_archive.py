@@ -1,4 +1,4 @@
-"""zarrfs archive extract, list, verify and diff, as commands."""
+"""The commands zarrfs archive extract, list, verify and diff."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def archive(path: Path, document: Any) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """An archive of four files in job.json, one of them in a blob in blobs."""
+    """Return job.json, an archive of three files, a directory and a link; the data of in/b.bin is a blob in blobs."""
     (tmp_path / "blobs").mkdir()
     ref = put(tmp_path / "blobs", b"big" * 1000)
     return archive(
@@ -42,7 +42,7 @@ def job(tmp_path: Path) -> Path:
     )
 
 
-def test_samples_made_by_flux(tmp_path: Path) -> None:
+def test_a_sample_made_by_flux_is_extracted_as_recorded(tmp_path: Path) -> None:
     done = run("archive", "extract", SAMPLES / "flux-list.json", "-C", tmp_path / "out", "--blobs", SAMPLES / "blobs")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     found = snapshot(tmp_path / "out")
@@ -58,7 +58,7 @@ def test_samples_made_by_flux(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_patterns_names_and_existing_files(job: Path) -> None:
+def test_extract_obeys_its_patterns_and_its_options_for_existing_files(job: Path) -> None:
     out, blobs = job.parent / "out", ("--blobs", job.parent / "blobs")
     done = run("archive", "extract", "-v", job, "*.txt", "--exclude", "new*", "-C", out, *blobs)
     assert (done.returncode, done.stdout) == (0, "in/a.txt\nin\n")
@@ -83,7 +83,7 @@ def test_patterns_names_and_existing_files(job: Path) -> None:
     assert not (job.parent / "none").exists()
 
 
-def test_from_standard_input(job: Path) -> None:
+def test_an_archive_is_extracted_from_standard_input(job: Path) -> None:
     command = [PROGRAM, "archive", "extract", "-", "-C", "here", "--blobs", "blobs"]
     done = subprocess.run(command, input=job.read_bytes(), cwd=job.parent, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -93,8 +93,8 @@ def test_from_standard_input(job: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"zarrfs: standard input: ../x: a path with a part '..'\n")
 
 
-def test_resumed_from_standard_input(tmp_path: Path) -> None:
-    """Also where entries have no times, as in a jobspec: the temporary file has another one in each run."""
+def test_an_extraction_from_standard_input_resumes(tmp_path: Path) -> None:
+    """Entries without times, as in a jobspec, take that of the temporary file, which differs in each run."""
     blob, blobs = b"x" * 5000, tmp_path / "blobs"
     blobs.mkdir()
     lost = put(blobs, blob)
@@ -136,7 +136,7 @@ def test_other_sources_are_refused(command: str, source: str, tmp_path: Path, re
     assert not (tmp_path / "out").exists()
 
 
-def test_lists(job: Path) -> None:
+def test_list_prints_names_details_and_json(job: Path) -> None:
     def lines(*arguments: object) -> list[str]:
         done = run("archive", "list", "-q", job, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
@@ -145,7 +145,7 @@ def test_lists(job: Path) -> None:
     assert lines() == ["in", "in/a.txt", "in/b.bin", "in/link", "new\\nline"]
     assert lines("in/*", "--exclude", "link") == ["in/a.txt", "in/b.bin"]
     for command in (["archive", "list"], ["ls"], ["tree"]):
-        assert run(*command, job).stderr == ""  # blobs that nobody reads are not missed
+        assert run(*command, job).stderr == ""  # a listing reads no blobs, so it does not warn of missing ones
     assert "needs blobs" in run("archive", "verify", job).stderr
     assert run("archive", "list", "-q", "-0", job).stdout == "in\0in/a.txt\0in/b.bin\0in/link\0new\nline\0"
     detailed = [line.split() for line in lines("-l")]
@@ -161,12 +161,12 @@ def test_lists(job: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
-# -- blobs that are not what they should be
+# -- damaged and missing blobs
 
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """(archive, what is wrong by file): good ones, and one for each thing that a blob can be."""
+    """Return an archive with 40 good files and one file for each kind of bad blob, and {bad file: the kind}."""
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     entries, wrong = [], {}
@@ -188,7 +188,7 @@ def damaged(tmp_path: Path) -> tuple[Path, dict[str, str]]:
             if name == "fifo":
                 os.mkfifo(path)
         wrong[f"bad/{name}"] = kind
-        good = put(blobs, b"g" * 5000)  # the file begins well
+        good = put(blobs, b"g" * 5000)  # the bad blob follows a good one
         vec = [[0, 5000, good], [5000, length, ref]]
         entries.append({"path": f"bad/{name}", **file(vec, encoding="blobvec", size=5000 + length)})
     return archive(tmp_path / "a.json", entries), wrong
@@ -204,7 +204,9 @@ def test_a_bad_blob_ends_an_extraction(damaged: tuple[Path, dict[str, str]], tmp
     assert not any((tmp_path / "out" / key).exists() for key in wrong)
 
 
-def test_keeping_on_after_bad_blobs(damaged: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+def test_keep_going_extracts_every_file_whose_blobs_are_good(
+    damaged: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
     document, wrong = damaged
     out = tmp_path / "out"
     done = run("archive", "extract", document, "-C", out, "--blobs", tmp_path / "blobs", "--keep-going")
@@ -237,7 +239,7 @@ def test_verify_names_every_bad_file(damaged: tuple[Path, dict[str, str]], tmp_p
 # -- diff
 
 
-def test_differences_from_a_directory(job: Path) -> None:
+def test_diff_lists_differences_from_a_directory(job: Path) -> None:
     out, blobs = job.parent / "out", ("--blobs", job.parent / "blobs")
     assert run("archive", "extract", job, "-C", out, *blobs).returncode == 0
 
@@ -279,7 +281,7 @@ def test_differences_from_a_directory(job: Path) -> None:
 def test_a_special_file_differs_from_a_file(tmp_path: Path) -> None:
     document, out = archive(tmp_path / "job.json", {"a": file("x", mtime=7), "b": file("y")}), tmp_path / "out"
     out.mkdir()
-    os.mkfifo(out / "a")  # is listed with the size of "x"
+    os.mkfifo(out / "a")  # is listed with size 1, the size of "x"
     os.utime(out / "a", (7, 7))
     (out / "b").write_text("z")
     done = run("archive", "diff", "-l", document, out)
@@ -287,7 +289,7 @@ def test_a_special_file_differs_from_a_file(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["M a: kind file -> special file", "M b: bytes"]
 
 
-def test_differences_from_an_archive(job: Path) -> None:
+def test_diff_lists_differences_from_an_archive(job: Path) -> None:
     entries = json.loads(job.read_text())
     entries[1] |= {"mtime": 1001}
     entries[2] = {"path": "in/b.bin", **file("short", mode=0o100755)}
@@ -300,14 +302,14 @@ def test_differences_from_an_archive(job: Path) -> None:
     assert lines[1:] == [
         "M in/b.bin: size 3000 -> 5, mode 0644 -> 0755", "A in/c", "M in/link: target a.txt -> b.bin", "D new\\nline",
     ]  # fmt: skip
-    # a file and a link of one name; an entry that has neither mode nor time of its own differs in nothing
+    # x is a file in one archive and a link in the other; a mode or time that only one of them has is no difference
     one = archive(job.parent / "1.json", {"d/f": file(""), "x": file("x")})
     after = {"d": {"mode": 0o40700, "mtime": 1}, "d/f": file("", mtime=9), "x": {"mode": L, "data": "x"}}
     two = archive(job.parent / "2.json", after)
     assert run("archive", "diff", "-l", one, two).stdout == "M x: kind file -> symlink\n"
 
 
-def test_holes_are_not_compared(tmp_path: Path) -> None:
+def test_diff_does_not_read_holes(tmp_path: Path) -> None:
     ref = put(tmp_path, b"x" * 4096)
     document = archive(tmp_path / "a.json", {"f": file([[2**39, 4096, ref]], encoding="blobvec", size=2**40)})
     assert run("archive", "extract", document, "-C", tmp_path / "out", "--blobs", tmp_path).returncode == 0
@@ -323,10 +325,10 @@ def test_holes_are_not_compared(tmp_path: Path) -> None:
     assert run("archive", "diff", "-l", document, tmp_path / "out", "--blobs", tmp_path).stdout == "M f: bytes\n"
 
 
-# -- there and back
+# -- round trip
 
 
-def test_created_extracted_and_mounted(tmp_path: Path) -> None:
+def test_creating_and_extracting_an_archive_restores_the_tree(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "a/b").mkdir(parents=True)
     (source / "a/b/big").write_bytes(os.urandom(3 << 20))
@@ -357,8 +359,8 @@ def test_created_extracted_and_mounted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["list", "verify", "extract", "diff"])
 @pytest.mark.parametrize("document", ["{}", "[]", '{"version": 1, "refs": {}}'])
-def test_an_empty_archive(command: str, document: str, tmp_path: Path) -> None:
-    """{} may as well be a reference set."""
+def test_an_empty_archive_is_no_error(command: str, document: str, tmp_path: Path) -> None:
+    """`{}` is a valid reference set as well."""
     (tmp_path / "a.json").write_text(document)
     (tmp_path / "out").mkdir()
     more = {"extract": ["-C", tmp_path / "out"], "diff": ["--exit-code", tmp_path / "out"]}.get(command, [])
@@ -379,7 +381,7 @@ def test_a_compressed_tar_is_named_in_the_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("existing", [(), ("--overwrite",)])
 def test_an_existing_directory_keeps_its_mode(named: bool, existing: tuple[str, ...], tmp_path: Path) -> None:
-    """But for an entry of the archive's own."""
+    """Unless the archive has an entry for its top directory."""
     entries = [{"path": ".", "mode": 0o40711, "mtime": 5}] if named else []
     (tmp_path / "a.json").write_text(json.dumps([*entries, {"path": "f", "mode": 0o100644, "size": 0, "mtime": 1}]))
     out = tmp_path / "out"
@@ -390,13 +392,13 @@ def test_an_existing_directory_keeps_its_mode(named: bool, existing: tuple[str, 
     assert (out.stat().st_mtime == 5) is named
 
 
-def test_into_a_directory_of_another_user(tmp_path: Path) -> None:
-    """Group scratch: its mode cannot be changed, and that is no error."""
+def test_extraction_into_a_directory_of_another_user(tmp_path: Path) -> None:
+    """As in a shared scratch directory: its mode cannot be changed, and that is no error."""
     document = {".": {"mode": 0o40755, "mtime": 5}, "f": file("x")}
     out = Path(tempfile.mkdtemp())
     out.chmod(0o777)
     with opened(document, type="archive") as (store, _plan):
-        write(store, tmp_path / "first", root=True)  # modules are imported: nobody cannot
+        write(store, tmp_path / "first", root=True)  # imports all modules, which user nobody may not be able to read
         child = os.fork()
         if not child:
             try:
@@ -412,8 +414,8 @@ def test_into_a_directory_of_another_user(tmp_path: Path) -> None:
     shutil.rmtree(out)
 
 
-def test_a_run_with_patterns_does_not_end_an_unfinished_one(tmp_path: Path) -> None:
-    """Nor does one of another archive that is refused."""
+def test_an_extraction_with_patterns_leaves_an_unfinished_one_resumable(tmp_path: Path) -> None:
+    """A refused extraction of another archive leaves it resumable, too."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     for number in range(20):
@@ -435,7 +437,7 @@ def test_a_run_with_patterns_does_not_end_an_unfinished_one(tmp_path: Path) -> N
     assert sorted(os.listdir(out)) == sorted(os.listdir(source))
 
 
-def test_reserved_names_of_others_stay(tmp_path: Path) -> None:
+def test_user_files_at_a_reserved_name_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"path": "f", "mode": 33188, "size": 0}]')
     (tmp_path / "out/.zarrfs-staging").mkdir(parents=True)
     (tmp_path / "out/.zarrfs-staging/mine").write_text("precious")
@@ -448,7 +450,7 @@ def test_reserved_names_of_others_stay(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, f"zarrfs: {tmp_path}/other: {rule}\n")
 
 
-def test_files_without_a_size_are_refused() -> None:
+def test_files_that_report_size_0_but_have_content_are_refused() -> None:
     done = run("archive", "create", "-C", "/proc/self", "--inline", "status")
     assert done.returncode == 1
     assert "status: bytes in a file whose size is 0, as of /proc: no archive can hold it;" in done.stderr

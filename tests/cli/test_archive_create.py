@@ -23,7 +23,7 @@ from zarrfs.archives.document_writer import MAX_SIZE, PATH_MAX
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a few files, where commands run."""
+    """Write a few files to a new directory, change to it, and return it."""
     for path, text in {"in/a.txt": "a", "in/sub/b.txt": "b", "in/sub/c.tmp": "c", "in/z": "z", "more": "m"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -32,25 +32,25 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def paths(text: str | bytes) -> list[str]:
-    """The paths of the entries of a list."""
+    """Return the paths of the entries of an archive."""
     return [entry["path"] for entry in json.loads(text)]
 
 
 def archived(*arguments: object, told: str = "", **more: Any) -> list[str]:
-    """The paths that are archived to standard output."""
+    """Archive to standard output, and return the paths of the entries."""
     done = run("archive", "create", *arguments, **more)
     assert (done.returncode, done.stderr) == (0, told)
     return paths(done.stdout)
 
 
 def refused(*arguments: object, status: int = 1, **more: Any) -> str:
-    """Return the one line of the error."""
+    """Run a command that must fail, and return its one line of error."""
     done = run("archive", "create", *arguments, **more)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1), done
     return done.stderr.removeprefix("zarrfs: ").rstrip("\n")
 
 
-def test_paths(place: Path) -> None:
+def test_paths_are_normalised_and_archived_once(place: Path) -> None:
     everything = ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt", "in/sub/c.tmp"]
     assert archived("in") == everything
     assert archived(".") == ["more", *everything]
@@ -59,7 +59,7 @@ def test_paths(place: Path) -> None:
     assert archived("in/sub/", "in/sub", "in/sub/b.txt", "more") == ["in/sub", "in/sub/b.txt", "in/sub/c.tmp", "more"]
 
 
-def test_excludes(place: Path) -> None:
+def test_exclude_patterns_leave_out_matching_paths(place: Path) -> None:
     kept = ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt"]
     assert archived(".", "--exclude", "*.tmp", "--exclude", "more") == kept
     assert archived("in", "--exclude", "sub") == ["in", "in/a.txt", "in/z"]
@@ -74,7 +74,7 @@ def test_excludes(place: Path) -> None:
     assert archived("in/sub/b.txt", "more", "--exclude", "in/s*") == ["more"]
 
 
-def test_files_from(place: Path) -> None:
+def test_files_from_reads_paths_from_a_list(place: Path) -> None:
     (place / "list").write_text("in/a.txt\n\nmore\n")
     assert archived("--files-from", "list", "in/z") == ["in/z", "in/a.txt", "more"]
     (place / "new\nline").write_text("1")
@@ -119,23 +119,23 @@ def test_files_from(place: Path) -> None:
         (("in", "-O", "more"), "already exists; --force replaces it"),
     ],
 )
-def test_bad_usage(place: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_usage_is_a_one_line_error_with_status_2(place: Path, arguments: tuple[str, ...], said: str) -> None:
     assert said in refused(*arguments, status=2)
     assert not (place / "b").exists()
 
 
-def test_a_directory_of_blobs_as_a_uri(place: Path) -> None:
+def test_the_directory_of_blobs_may_be_a_file_uri(place: Path) -> None:
     (place / "in/z").write_bytes(b"z" * 2000)
     assert archived("in/z", "--blobs", f"file://{place}/made") == ["in/z"]
     assert [name[:5] for name in sorted(os.listdir(place / "made"))] == ["sha1-"]
 
 
-def test_missing_paths(place: Path) -> None:
+def test_missing_paths_are_errors(place: Path) -> None:
     assert refused("in", "gone") == "gone: no such file or directory (or it is gone meanwhile)"
     assert refused("-C", "in", "a.txt/b").startswith("in: a.txt/b: no such file or directory")
 
 
-def test_paths_below_others_are_archived_with_them_or_are_errors(place: Path) -> None:
+def test_missing_paths_and_paths_through_links_below_other_paths_are_errors(place: Path) -> None:
     assert refused("in", "in/gone") == "in/gone: no such file or directory (or it is gone meanwhile)"
     assert refused(".", "in/a.txt/b").startswith("in/a.txt/b: no such file or directory")
     os.symlink("../in", "in/link")
@@ -148,7 +148,7 @@ def test_paths_below_others_are_archived_with_them_or_are_errors(place: Path) ->
 
 
 def make(kind: str, at: str) -> None:
-    """Something that no archive can hold."""
+    """Create an entry that no archive can hold."""
     if kind == "socket":
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(at)
@@ -166,7 +166,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_entries_that_no_archive_can_hold(place: Path, kind: str) -> None:
+def test_entries_that_no_archive_can_hold_are_refused_or_left_out(place: Path, kind: str) -> None:
     if kind in ("character", "block") and os.geteuid():
         pytest.skip("makes devices")
     make(kind, "in/bad")
@@ -180,7 +180,7 @@ def test_entries_that_no_archive_can_hold(place: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("directory", [False, True])
-def test_a_name_that_is_not_utf8(place: Path, directory: bool) -> None:
+def test_a_name_that_is_not_utf8_is_refused_or_left_out(place: Path, directory: bool) -> None:
     os.makedirs(b"in/\xff") if directory else Path(os.fsdecode(b"in/\xff")).touch()
     if directory:
         Path(os.fsdecode(b"in/\xff/x")).touch()
@@ -190,7 +190,7 @@ def test_a_name_that_is_not_utf8(place: Path, directory: bool) -> None:
     assert len(paths(done.stdout)) == 6
 
 
-def test_a_path_that_is_too_long(place: Path) -> None:
+def test_a_path_that_is_too_long_is_refused(place: Path) -> None:
     at = os.open("in", os.O_RDONLY)
     for _ in range(20):
         os.mkdir("d" * 200, dir_fd=at)
@@ -202,7 +202,7 @@ def test_a_path_that_is_too_long(place: Path) -> None:
     assert len(archived("-C", "in", "d" * 200)) == 21
 
 
-def test_outputs(place: Path) -> None:
+def test_the_output_is_compressed_as_its_name_says(place: Path) -> None:
     opened = {
         "json": lambda data: data, "json.gz": gzip.decompress, "json.xz": lzma.decompress, "json.bz2": bz2.decompress,
         "json.zst": lambda data: zstandard.ZstdDecompressor().stream_reader(data).read(), "any": lambda data: data,
@@ -221,7 +221,7 @@ def test_outputs(place: Path) -> None:
 
 def test_outputs_are_not_archived(place: Path) -> None:
     command = ("archive", "create", ".", "-O", "in/new.json", "--blobs", "in/blobs", "--inline-threshold", "0")
-    (place / "in/.new.json.0123456789abcdef.tmp").mkdir()  # what a killed process leaves
+    (place / "in/.new.json.0123456789abcdef.tmp").mkdir()  # as a killed process leaves it behind
     done = run(*command)
     assert (done.returncode, done.stderr) == (0, "zarrfs: warning: in/blobs: is an output of this command: left out\n")
     first = (place / "in/new.json").read_bytes()
@@ -236,8 +236,8 @@ def test_outputs_are_not_archived(place: Path) -> None:
     assert "in/out.json" not in paths((place / "in/out.json").read_bytes())
 
 
-def test_what_an_interrupted_extraction_leaves_is_not_archived(place: Path) -> None:
-    """No store of the directory shows the name, and at the top extraction refuses it."""
+def test_the_staging_directory_of_an_interrupted_extraction_is_not_archived(place: Path) -> None:
+    """The name is reserved: directory stores hide it, and extraction refuses it at the top of an archive."""
     for above in "in", "in/sub":
         (place / above / ".zarrfs-staging").mkdir()
         (place / above / ".zarrfs-staging/note").write_text("{}")
@@ -253,7 +253,7 @@ def test_what_an_interrupted_extraction_leaves_is_not_archived(place: Path) -> N
 
 
 def test_a_file_of_a_size_that_no_archive_can_hold_is_refused_or_left_out(place: Path) -> None:
-    with tmpfs(place / "large", "size=64k"):  # other file systems have no such files
+    with tmpfs(place / "large", "size=64k"):  # other file systems allow no files of this size
         for name, size in ("most", MAX_SIZE), ("over", MAX_SIZE + 1):
             (place / "large" / name).touch()
             os.truncate(place / "large" / name, size)
@@ -276,7 +276,7 @@ def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> Non
     assert archived("link/sub", "link/sub/b.txt") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
 
 
-def test_help() -> None:
+def test_help_shows_examples_and_options() -> None:
     told = run("archive", "create", "--help").stdout
     assert "Examples:" in told
     assert "--inline-threshold SIZE" in told
@@ -295,8 +295,8 @@ main(sys.argv[1:])
 """
 
 
-def test_no_process_is_forked_beside_a_thread(place: Path) -> None:
-    """A fork would inherit locks of the thread, which nothing releases."""
+def test_no_process_is_forked_while_a_thread_runs(place: Path) -> None:
+    """The child would inherit locks that the thread holds, and nothing would release them."""
     for number in range(3):
         (place / f"large{number}").write_bytes(bytes(20 << 20))
     command = ["archive", "create", ".", "--blobs", "b", "-O", "new.json", "--jobs", "2"]

@@ -1,4 +1,4 @@
-"""zarrfs cache with blocks: what it lists, removes and finds damaged, beside mounts that go on."""
+"""zarrfs cache with blocks: ls, prune, verify and clear, also while a mount uses the cache."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ A, B = "s3://bucket/a.nc", "https://me:word@host/b.nc"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Ten blocks of A, read long ago, in two segments, and five of B; nobody knows what the last one is of."""
+    """Return a cache of ten blocks of A in two old segments, four of B, and one whose source is not recorded."""
     for numbers in (range(4), range(4, 10)):
         cache = DiskCache(str(tmp_path / "blocks"), 64 * MIB, 0)
         for number in numbers:
             write(cache, A, number * 10_000, (number + 1) * 10_000, ONE if number % 2 else TWO)
         cache.close()
         path = segments(tmp_path / "blocks")[-1]
-        os.truncate(path, 600_000)  # too full to be continued
+        os.truncate(path, 600_000)  # too full for more blocks
         os.utime(path, (1e9 + numbers.start, 1e9 + numbers.start))
     cache = DiskCache(str(tmp_path / "blocks"), 64 * MIB, 0)
     for number in range(4):
@@ -55,7 +55,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
-    """A directory with an index."""
+    """Return a directory with one index."""
     document = tmp_path / "refs.json"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
     assert run("index", document, "--index-dir", tmp_path / "index").returncode == 0
@@ -72,7 +72,7 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_ls(directory: Path, index: Path) -> None:
+def test_ls_shows_indexes_and_the_blocks_of_each_source(directory: Path, index: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in segments(directory)}
     listed = rows(cache("ls", "--json", "--index-dir", index, "--cache-dir", directory))
     assert [row["kind"] for row in listed] == ["references", "blocks", "blocks", "blocks"]
@@ -92,7 +92,7 @@ def test_ls(directory: Path, index: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in segments(directory)} == before
 
 
-def test_prune_by_age(directory: Path, index: Path) -> None:
+def test_prune_removes_blocks_by_age(directory: Path, index: Path) -> None:
     command = ["prune", "--index-dir", index, "--cache-dir", directory]
     assert cache(*command, "--dry-run") == " 97.7 KiB  10 blocks of s3://bucket/a.nc\n"
     assert len(rows_of(directory)) == 17
@@ -101,10 +101,10 @@ def test_prune_by_age(directory: Path, index: Path) -> None:
     assert cache(*command) == ""
 
 
-def test_what_cannot_be_removed_is_an_error(
+def test_files_that_cannot_be_removed_are_an_error(
     directory: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a directory that may only be read, or of another user."""
+    """As in a read-only directory, or in one of another user."""
     monkeypatch.setattr("zarrfs.cache.diskfiles.Layout.remove", lambda layout, folder, name: False)
     for remove in (lambda: diskadmin.prune(str(directory), 0.0, None, False), lambda: diskadmin.clear(str(directory))):
         with pytest.raises(UsageError, match=r"[0-9]+ files cannot be removed: permission denied, or read-only"):
@@ -112,7 +112,7 @@ def test_what_cannot_be_removed_is_an_error(
     assert len(rows_of(directory)) == 17
 
 
-def test_prune_by_size(directory: Path, index: Path) -> None:
+def test_prune_removes_the_least_recently_used_segments_over_a_limit(directory: Path, index: Path) -> None:
     size = sum(row["size"] for row in rows(cache("ls", "--json", "--index-dir", index)))
     command = ["prune", "--older-than", "100000d", "--index-dir", index, "--cache-dir", directory]
     assert cache(*command, "--max-size", f"{size + 2 * 10**6}B") == ""
@@ -121,11 +121,11 @@ def test_prune_by_size(directory: Path, index: Path) -> None:
     assert sum(path.stat().st_blocks * 512 for path in segments(directory)) <= 10**6
     cache(*command, "--max-size", f"{size}B")
     assert rows_of(directory) == []
-    assert cache("ls", "--index-dir", index).count("\n") == 1  # indexes come first
+    assert cache("ls", "--index-dir", index).count("\n") == 1  # the limit counts indexes first, so no block fits
 
 
 @pytest.mark.parametrize("command", ["ls", "prune", "verify", "clear"])
-def test_a_directory_of_indexes_that_is_not_there_is_not_made(command: str, tmp_path: Path) -> None:
+def test_a_missing_index_directory_is_not_created(command: str, tmp_path: Path) -> None:
     done = run("cache", command, "--index-dir", tmp_path / "index")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"zarrfs: option index_dir={tmp_path}/index: no such file or directory\n"
@@ -141,7 +141,7 @@ def test_a_bad_limit_is_named(wrong: tuple[str, str], tmp_path: Path) -> None:
     assert f"Error: {' '.join(wrong)}: expected a " in done.stderr
 
 
-def test_clear_beside_a_mount(directory: Path, index: Path) -> None:
+def test_clear_while_a_mount_uses_the_cache(directory: Path, index: Path) -> None:
     using = DiskCache(str(directory), 64 * MIB, 0)
     assert found(using, B, 0, 10_000)
     out = run("cache", "clear", "--index-dir", index, "--cache-dir", directory)
@@ -154,10 +154,10 @@ def test_clear_beside_a_mount(directory: Path, index: Path) -> None:
     assert found(using, B, 0, 10_000)
     using.close()
     assert cache("clear", "--json", "--index-dir", index) == ""
-    assert len(rows_of(directory)) == 1  # without --cache-dir, blocks are not meant
+    assert len(rows_of(directory)) == 1  # without --cache-dir, blocks are not cleared
 
 
-def test_verify(directory: Path, index: Path) -> None:
+def test_verify_removes_damaged_blocks_and_indexes(directory: Path, index: Path) -> None:
     command = ["verify", "--index-dir", index, "--cache-dir", directory]
     assert rows(cache(*command, "--json")) == [
         {"indexes": 1, "bad_indexes": 0, "blocks": 17, "bad_blocks": 0, "unreadable_blocks": 0, "block_bytes": 150_000}
@@ -178,7 +178,7 @@ def test_verify(directory: Path, index: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["ls", "prune", "clear", "verify"])
-def test_a_directory_that_is_not_there(command: str, index: Path, tmp_path: Path) -> None:
+def test_a_missing_cache_directory_is_an_error(command: str, index: Path, tmp_path: Path) -> None:
     done = run("cache", command, "--index-dir", index, "--cache-dir", tmp_path / "typo")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"zarrfs: option cache_dir={tmp_path / 'typo'}: no such file or directory\n"

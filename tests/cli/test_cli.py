@@ -1,4 +1,4 @@
-"""The commands that work without a mount: what they print, their exit status, and what they import."""
+"""The commands that need no mount: their output, their exit statuses and their imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MTIME = 1_700_000_000 * 10**9
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[options.Options]:
-    """Every source is the same small tree; returns the options that sources are opened with."""
+    """Make every source open as the same small tree; return a list of the options it is opened with."""
     path, seen = str(tmp_path / "index"), []
     with IndexWriter(path) as writer:
         writer.inline("a/hello", b"hello\n", 0o4755, MTIME)
@@ -73,16 +73,16 @@ def test_ls_shows_names(opened: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("key", ["a", "/a/", "a/"])
-def test_ls_of_a_directory(key: str, opened: list[Any]) -> None:
+def test_ls_of_a_directory_shows_its_entries(key: str, opened: list[Any]) -> None:
     assert zarrfs("ls", "refs.json", key).stdout == "hello\nrange\nzgone\n"
 
 
-def test_ls_of_a_file_and_of_all_below(opened: list[Any]) -> None:
+def test_ls_of_a_file_and_recursively(opened: list[Any]) -> None:
     assert zarrfs("ls", "refs.json", "a/hello").stdout == "a/hello\n"
     assert zarrfs("ls", "-R", "refs.json").stdout.splitlines()[:3] == ["a", "a/hello", "a/range"]
 
 
-def test_ls_long(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_long_shows_modes_sizes_times_and_targets(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     import time
 
@@ -94,7 +94,7 @@ def test_ls_long(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[-1] == "-r--r--r--           10 -                   whole"
 
 
-def test_ls_json(opened: list[Any]) -> None:
+def test_ls_json_writes_an_object_for_each_entry(opened: list[Any]) -> None:
     entries = [json.loads(line) for line in zarrfs("ls", "-R", "--json", "refs.json").stdout.splitlines()]
     assert entries[1] == {
         "key": "a/hello", "kind": "file", "size": 6, "mode": "4755", "mtime_ns": MTIME, "target": None,
@@ -104,7 +104,7 @@ def test_ls_json(opened: list[Any]) -> None:
     assert entries[-1]["size"] == 10
 
 
-def test_ls_says_what_size_cannot_be_had(tmp_path: Path, opened: list[Any]) -> None:
+def test_ls_names_a_file_whose_size_cannot_be_determined(tmp_path: Path, opened: list[Any]) -> None:
     os.unlink(tmp_path / "index")
     with IndexWriter(str(tmp_path / "index")) as writer:
         writer.whole("gone", "missing")
@@ -129,7 +129,7 @@ def test_a_bad_key_is_one_line_and_status_1(key: str, says: str, opened: list[An
 # -- tree, cat, info, check
 
 
-def test_tree(opened: list[Any]) -> None:
+def test_tree_draws_the_hierarchy(opened: list[Any]) -> None:
     assert zarrfs("tree", "refs.json").stdout == (
         "refs.json\n├── a\n│   ├── hello\n│   ├── range\n│   └── zgone\n├── link -> a/hello\n"
         "├── out -> /etc\n├── sparse\n├── tab\\tname\n└── whole\n\n1 directory, 8 files\n"
@@ -139,7 +139,7 @@ def test_tree(opened: list[Any]) -> None:
     assert zarrfs("tree", "-L", "0", "refs.json").exit_code == 2
 
 
-def test_cat(opened: list[Any]) -> None:
+def test_cat_writes_whole_values_and_ranges(opened: list[Any]) -> None:
     assert zarrfs("cat", "refs.json", "a/hello", "link").stdout_bytes == b"hello\nhello\n"
     assert zarrfs("cat", "refs.json", "a/range").stdout_bytes == bytes(5_000_000)
     assert zarrfs("cat", "--range", "1:3", "refs.json", "a/hello").stdout_bytes == b"ell"
@@ -151,7 +151,7 @@ def test_cat(opened: list[Any]) -> None:
     [("a", "a: is a directory"), ("out", "leads out of the source"), ("a/zgone", "missing: as its name says"),
      ("a/hello/x", "a/hello: is not a directory")],
 )  # fmt: skip
-def test_cat_of_what_cannot_be_read(key: str, says: str, opened: list[Any]) -> None:
+def test_cat_of_an_unreadable_key_is_an_error(key: str, says: str, opened: list[Any]) -> None:
     result = zarrfs("cat", "refs.json", key)
     assert result.exit_code == 1
     assert says in result.stderr
@@ -164,9 +164,9 @@ def test_cat_of_a_bad_range_is_a_usage_error(extent: str) -> None:
     assert "START:LENGTH" in result.stderr
 
 
-def test_info_of_a_source(opened: list[Any], tmp_path: Path) -> None:
+def test_info_of_a_source_counts_files_and_bytes(opened: list[Any], tmp_path: Path) -> None:
     about = json.loads(zarrfs("info", "--json", "refs.json").stdout)
-    del about["unversioned"]  # servers that this process has met, in other tests
+    del about["unversioned"]  # servers that other tests of this process have used
     assert about == {
         "source": "refs.json", "kind": "references", "where": None, "base": "/d/",
         "index": str(tmp_path / "index"), "warnings": ["odd: left out"], "files": 6, "bytes": 5_000_016,
@@ -179,7 +179,7 @@ def test_info_of_a_source(opened: list[Any], tmp_path: Path) -> None:
     assert "problems" not in text
 
 
-def test_info_of_an_entry(opened: list[Any]) -> None:
+def test_info_of_an_entry_shows_where_its_bytes_are(opened: list[Any]) -> None:
     about = json.loads(zarrfs("info", "--json", "refs.json", "a/range").stdout)
     assert about["kind"] == "file"
     assert (about["url"], about["offset"], about["length"]) == ("file:///data", 100, 5_000_000)
@@ -188,7 +188,7 @@ def test_info_of_an_entry(opened: list[Any]) -> None:
     assert "regions:   1\n  5 bytes at 10: file:///data from 7\n" in zarrfs("info", "refs.json", "sparse").stdout
 
 
-def test_check(opened: list[Any]) -> None:
+def test_check_counts_and_lists_bad_entries(opened: list[Any]) -> None:
     result = zarrfs("check", "refs.json")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
@@ -206,7 +206,7 @@ def test_check(opened: list[Any]) -> None:
     assert "and 1 more" in zarrfs("check", "-n", "0", "refs.json").stdout
 
 
-def test_the_progress_line() -> None:
+def test_the_progress_line_shows_counts_rate_and_time_left() -> None:
     counts = meter.Counts(500, 1 << 30)
     assert meter.line(counts, 8.0) == "500 files, 1.0 GiB, 128.0 MiB/s"
     counts = counts._replace(expected_files=1000, expected_bytes=4 << 30)
@@ -233,12 +233,12 @@ def test_a_long_option_wins_over_the_same_in_o(opened: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("-d", "ls"), ("ls", "-d"), ("ls", "-o", "log_level=debug")])
-def test_verbosity_before_and_after_the_command(arguments: tuple[str, ...], opened: list[Any]) -> None:
+def test_verbosity_options_work_before_and_after_the_command(arguments: tuple[str, ...], opened: list[Any]) -> None:
     assert zarrfs(*arguments, "refs.json").exit_code == 0
     assert opened[0].log_level == "debug"
 
 
-def test_o_takes_the_options_of_every_command(opened: list[Any]) -> None:
+def test_the_option_o_takes_the_options_of_every_command(opened: list[Any]) -> None:
     line = "allow_other,uid=5,nosuid,x-systemd.automount,pid_file=/run/x,ro"
     assert zarrfs("ls", "refs.json", "-o", line).exit_code == 0
 
@@ -254,7 +254,7 @@ def test_the_option_o_does_not_name_an_output(command: str, name: str) -> None:
     assert (result.exit_code, result.stderr) == (2, says)
 
 
-def test_o_is_options_in_a_command_that_writes(opened: list[Any], tmp_path: Path) -> None:
+def test_the_option_o_gives_options_in_a_command_that_writes(opened: list[Any], tmp_path: Path) -> None:
     zarrfs("refs", "convert", "refs.json", "-", "-o", "strict,retries=3,s3.anon")
     zarrfs("refs", "expand", "refs.json", "-o", "ro,retries=4,base=/x.json", "-O", str(tmp_path / "new.json"))
     assert [(given.retries, given.base) for given in opened] == [(3, None), (4, "/x.json")]
@@ -274,7 +274,7 @@ def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str)
 
 
 def wrapped(exc: BaseException) -> RuntimeError:
-    """Return the error that type() makes of `exc`, raised in an attribute's __set_name__."""
+    """Return the error that type() raises if an attribute's __set_name__ raises `exc`."""
     error = RuntimeError("in __set_name__")
     error.__cause__ = exc
     return error
@@ -309,9 +309,9 @@ def test_an_error_is_one_line_with_its_status(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_code_makes_of_a_signal_is_an_interrupt(number: signal.Signals) -> None:
+def test_an_exception_that_follows_a_signal_is_an_interrupt(number: signal.Signals) -> None:
     def start_module() -> None:
-        """Do as an extension module does that clears exceptions."""
+        """Replace KeyboardInterrupt by ImportError, as some extension modules do."""
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), number)
         raise ImportError("failed to import")
@@ -322,7 +322,7 @@ def test_what_code_makes_of_a_signal_is_an_interrupt(number: signal.Signals) -> 
         raise ImportError
 
 
-def test_every_option_is_a_long_option_of_mount_and_only_those_in_scope_of_ls() -> None:
+def test_mount_has_every_option_as_a_long_one_and_ls_those_in_its_scope() -> None:
     def long_options(name: str) -> set[str]:
         command = main.get_command(click.Context(main), name)
         assert command is not None
@@ -345,7 +345,7 @@ def test_help_shows_common_options_and_help_all_shows_all_in_groups() -> None:
     for group, part in zip(parts[::2], parts[1::2], strict=True):
         found = re.findall(r"^  (?:-\w, )?(--[\w-]+)", part, re.M)
         assert found == [flags[name] for name, row in options.TABLE.items() if row.metadata["group"] == group]
-    assert "--index-dir" in zarrfs("cache", "ls", "--help").output  # of so few, all are shown
+    assert "--index-dir" in zarrfs("cache", "ls", "--help").output  # of a command with few options, --help shows all
     assert zarrfs("completion", "bas").output.endswith("(did you mean bash?)\n")
 
 
@@ -358,7 +358,7 @@ def test_every_command_has_help_with_examples(name: str) -> None:
         assert f"zarrfs {name} " in result.output.split("Examples:")[1]
 
 
-def test_help_imports_nothing_that_it_does_not_need() -> None:
+def test_help_imports_no_large_module() -> None:
     code = (
         "import sys\nfrom zarrfs.cli import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -370,7 +370,7 @@ def test_help_imports_nothing_that_it_does_not_need() -> None:
     assert "mount " in done.stdout
 
 
-def test_the_program_itself() -> None:
+def test_the_program_prints_its_version_and_rejects_an_unknown_command() -> None:
     assert run("-V").stdout.startswith("zarrfs 0.")
     assert run("--version").returncode == 0
     done = run("lss")
@@ -387,7 +387,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(command: str, near: str
     assert near is None or f"(did you mean {near}?)" in done.stderr
 
 
-def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+def test_ls_ends_with_status_141_when_its_pipe_is_closed(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     for number in range(5000):
         (tmp_path / "s" / f"{number:0200}").touch()
@@ -396,18 +396,18 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (141, f"{0:0200}\n", "")
 
 
-# -- what entries look like
+# -- formatting
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB"), (1 << 60, "1,048,576.0 TiB")],
 )
-def test_human(count: int, text: str) -> None:
+def test_sizes_are_shown_with_binary_units(count: int, text: str) -> None:
     assert human(count) == text
 
 
-def test_times_beyond_the_calendar() -> None:
+def test_times_beyond_the_calendar_are_shown_as_seconds() -> None:
     assert show.when(2**62) != ""
     assert show.when(2**80) == f"@{2**80 // 10**9}"
 
@@ -416,12 +416,12 @@ def test_an_unknown_size_is_a_question_mark() -> None:
     assert show.long_line("x", Info("x", Kind.FILE, None)).split()[1] == "?"
 
 
-def test_keys_as_users_write_them() -> None:
+def test_slashes_around_a_key_are_ignored() -> None:
     assert common.clean_key("/a/b/") == "a/b"
     assert common.clean_key("/") == ""
 
 
-# -- the real thing: samples
+# -- sample data
 
 
 @pytest.mark.parametrize("name", json.loads((DATA / "references/expected.json").read_text()))
@@ -443,7 +443,7 @@ def test_reference_sets_check_clean_and_cat_as_recorded(name: str, references: P
     assert at == len(done.stdout)
 
 
-def test_an_archive_with_its_blobs_without_them_and_with_a_wrong_one(tmp_path: Path) -> None:
+def test_check_of_an_archive_counts_missing_and_wrong_blobs(tmp_path: Path) -> None:
     document, blobs = DATA / "archives/flux-list.json", tmp_path / "blobs"
     shutil.copytree(DATA / "archives/blobs", blobs)
     assert run("check", document, "--blobs", blobs).returncode == 0
@@ -456,7 +456,7 @@ def test_an_archive_with_its_blobs_without_them_and_with_a_wrong_one(tmp_path: P
     assert blob.name in done.stdout
 
 
-def test_targets_that_are_gone_or_short(tmp_path: Path) -> None:
+def test_check_counts_missing_and_short_targets(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"12345")
     (tmp_path / "refs.json").write_text(
         json.dumps({
@@ -476,7 +476,7 @@ def test_targets_that_are_gone_or_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (DATA / "zarr").iterdir() if path.is_dir()))
-def test_zarr_stores(name: str) -> None:
+def test_ls_and_check_of_a_zarr_store_find_every_file(name: str) -> None:
     store = DATA / "zarr" / name
     below = sorted(str(path.relative_to(store)) for path in store.rglob("*"))
     assert sorted(zarrfs("ls", "-R", str(store)).stdout.splitlines()) == below

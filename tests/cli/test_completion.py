@@ -1,4 +1,4 @@
-"""Completion in real shells: bash and zsh at a terminal, fish by its own command."""
+"""Completion in real shells: bash and zsh on a pseudo-terminal, fish with `complete -C`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READY = {
 
 
 class Terminal:
-    """A shell at a terminal, in `directory`."""
+    """An interactive shell on a pseudo-terminal, in `directory`."""
 
     def __init__(self, shell: str, directory: Path) -> None:
         self.pid, self.descriptor = pty.fork()
@@ -53,7 +53,7 @@ class Terminal:
         return seen
 
     def close(self) -> None:
-        """End the shell."""
+        """Kill the shell."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
@@ -62,7 +62,7 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory with the programs of all shells, a source, and a mount."""
+    """Return a directory with the completion script of each shell, a source, and a mount of it."""
     directory = tmp_path_factory.mktemp("shells")
     for shell in ("bash", "zsh", "fish"):
         (directory / f"completion.{shell}").write_text(run("completion", shell).stdout)
@@ -76,7 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=["bash", "zsh"])
 def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[Terminal]:
-    """A shell that knows how to complete."""
+    """Start a shell with its completion script loaded."""
     if shutil.which(request.param) is None:
         pytest.fail(f"{request.param} is not installed: scripts/setup --test")
     made = Terminal(request.param, place)
@@ -99,18 +99,18 @@ def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[Terminal]:
         ("zarrfs info --html comb\t", "--html combined.json "),
     ],
 )
-def test_a_line_at_a_terminal(terminal: Terminal, typed: str, completed: str) -> None:
+def test_tab_completes_a_command_line(terminal: Terminal, typed: str, completed: str) -> None:
     terminal.typed(typed, completed)
-    terminal.typed("\x15\n", "> ")  # the line is given up
+    terminal.typed("\x15\n", "> ")  # Ctrl-U clears the line
 
 
-def test_mount_points_at_a_terminal(terminal: Terminal, place: Path) -> None:
+def test_tab_completes_a_mount_point(terminal: Terminal, place: Path) -> None:
     terminal.typed(f"zarrfs umount {place}/mou\t", re.escape(f"{place}/mounted\\ hère\\ 数") + "[/ ]")
     terminal.typed("\x15\n", "> ")
 
 
 def fish(place: Path, line: str) -> list[str]:
-    """Return the completions of fish."""
+    """Return the completions of `line` in fish."""
     path = f"{os.path.dirname(PROGRAM)}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HOME": str(place), "TERM": "dumb"}
     words = ["fish", "--no-config", "-c", f"source completion.fish; complete -C {line!r}"]
@@ -118,7 +118,7 @@ def fish(place: Path, line: str) -> list[str]:
     return [one.partition("\t")[0] for one in done.stdout.splitlines()]
 
 
-def test_fish(place: Path) -> None:
+def test_fish_completes_commands_options_and_paths(place: Path) -> None:
     assert fish(place, "zarrfs umou") == ["umount"]
     assert fish(place, "zarrfs archive verif") == ["verify"]
     assert fish(place, "zarrfs mount -o idle_t") == ["idle_timeout="]
@@ -153,7 +153,7 @@ def test_command_names_are_completed_without_importing_commands() -> None:
         ("zarrfs mount -o no_such=", "=", []),
     ],
 )
-def test_words_that_bash_breaks(line: str, word: str, offered: list[str]) -> None:
+def test_words_that_bash_splits_are_completed(line: str, word: str, offered: list[str]) -> None:
     environment = {**os.environ, "_ZARRFS_COMPLETE": "bash_complete", "ZARRFS_LINE": line, "ZARRFS_WORD": word}
     done = subprocess.run([PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=False)
     found = [one.removeprefix("plain,") for one in done.stdout.splitlines()]

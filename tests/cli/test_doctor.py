@@ -1,4 +1,4 @@
-"""zarrfs doctor, without mounts: what it says of directories of indexes, and of names that are not text."""
+"""zarrfs doctor without a mount: its findings on index directories and sources, and how it prints odd paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zarrfs.config.options import Options
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a directory of another user")
-def test_a_directory_of_indexes_is_good_where_a_mount_takes_it(tmp_path: Path) -> None:
+def test_an_index_directory_is_ok_only_if_no_other_user_can_replace_its_files(tmp_path: Path) -> None:
     def found(mode: int, owner: int) -> Finding:
         tmp_path.chmod(mode)
         os.chown(tmp_path, owner, -1)
@@ -35,7 +35,9 @@ def test_a_directory_of_indexes_is_good_where_a_mount_takes_it(tmp_path: Path) -
         ("/\xe9.json", 200, "not JSON"), (":99999/a.json", 0, "not a URL: no such port or host"),
     ],
 )  # fmt: skip
-def test_the_reason_of_a_source_is_that_of_a_mount(path: str, state: int, says: str, faulty: Faulty) -> None:
+def test_a_source_that_cannot_be_opened_is_a_problem_with_its_reason(
+    path: str, state: int, says: str, faulty: Faulty
+) -> None:
     base = faulty.url.rpartition(":")[0] if path[0] == ":" else faulty.url
     if state == 200:
         faulty.put("/%C3%A9.json", b"junk")
@@ -44,6 +46,6 @@ def test_the_reason_of_a_source_is_that_of_a_mount(path: str, state: int, says: 
     assert base in source.fact
 
 
-def test_a_name_is_one_line() -> None:
+def test_control_characters_in_a_path_are_escaped() -> None:
     finding = Finding("indexes", OK, "/a\n\x1b[2J/b\udce9")
     assert format_finding(finding) == "ok       indexes:        /a\\n\\x1b[2J/b\\xe9"

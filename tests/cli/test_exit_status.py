@@ -1,4 +1,4 @@
-"""Commands end with the statuses of the table (zarrfs/cli/exit_status.py): each of its rows has a command here."""
+"""Exit statuses: each row of the table in zarrfs/cli/exit_status.py is tested, here or in another file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zarrfs.cli.exit_status import TABLE
 
 GOOD, BAD, UPPER = "good.json", "bad.json", "changes"
 DIFFS = ("diff --exit-code", "archive diff --exit-code")
-# (status, commands, meaning's first word): command lines, or the test file that has the row
+# (status, commands, first word of the meaning): command lines, or the file that tests the row
 ROWS: dict[tuple[str, tuple[str, ...], str], list[str] | str] = {
     ("0", (), "success"): [f"ls {GOOD}", f"cat {GOOD} a", f"archive list {GOOD}", f"archive diff {GOOD} tree"],
     ("1", (), "failure:"): ["ls missing.json", f"cat {GOOD} missing", "archive verify missing.json", "umount ."],
@@ -46,7 +46,7 @@ HOLE = '{"path": "b", "mode": 33188, "mtime": 1, "size": 4, "encoding": "blobvec
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Archives: a good one, one that lacks a blob, and one with other bytes; a reference set with a fault."""
+    """Write a good archive, one with other bytes, one that lacks a blob, and an invalid reference set."""
     monkeypatch.chdir(tmp_path)
     Path(GOOD).write_text(f"[{ENTRY % ('a', 'text')}]")
     Path("other.json").write_text(f"[{ENTRY % ('a', 'words')}]")
@@ -57,7 +57,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("archive", "extract", GOOD, "-C", "tree", cwd=tmp_path)
 
 
-def test_each_row_has_a_command_here() -> None:
+def test_each_row_of_the_table_is_covered() -> None:
     assert list(ROWS) == [(row.status, row.commands, row.meaning.split()[0]) for row in TABLE]
     for row in ROWS.values():
         assert not isinstance(row, str) or Path(__file__).parents[2].joinpath(row).exists()
@@ -83,7 +83,7 @@ program()"""
 
 @pytest.mark.parametrize("line", ["index -O new/x", "info --html new/x", "check --report new/x"])
 def test_a_command_that_writes_a_file_is_interrupted_by_sigterm_and_leaves_nothing(line: str, tmp_path: Path) -> None:
-    """Ended when its temporary file is complete, and not in place yet."""
+    """The signal arrives when the temporary file is complete and not yet renamed."""
     (tmp_path / "new").mkdir()
     (tmp_path / "set.json").write_text('{"version": 1, "refs": {".zgroup": "{\\"zarr_format\\": 2}"}}')
     command = [sys.executable, "-c", ENDED, *line.split(), "set.json"]

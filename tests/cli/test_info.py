@@ -1,4 +1,4 @@
-"""info of arrays: facts of every genuine store, chunks counted and drawn, and a page that a real browser shows."""
+"""zarrfs info on arrays: all sample stores, chunk counts, chunk maps, and the HTML page in a real browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nodes(*arguments: object) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda path: path.name)
-def test_genuine_stores(store: Path) -> None:
+def test_info_counts_every_chunk_of_the_sample_stores(store: Path) -> None:
     found = nodes(store)
     arrays = {path: node for path, node in found.items() if node["type"] == "array"}
     expected = {sample.path: sample for sample in SAMPLES if sample.store == store}
@@ -86,7 +86,7 @@ def test_damaged_arrays_are_reported_and_the_others_shown(tmp_path: Path) -> Non
     assert re.search(r"^  raw +damaged: ", info(hier), re.MULTILINE)
 
 
-def test_a_tree_of_other_files(tmp_path: Path) -> None:
+def test_a_tree_without_zarr_metadata_has_no_nodes_and_no_page(tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/b/c").write_text("x")
     assert "nodes" not in info("--json", tmp_path)
@@ -96,16 +96,16 @@ def test_a_tree_of_other_files(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
-def test_reference_sets(references: Path) -> None:
-    """Chunks of a set are counted in its index, without any of its targets."""
+def test_chunks_of_a_reference_set_are_counted(references: Path) -> None:
+    """Chunks are counted in the index of the set; its targets are not read."""
     found = nodes(references / "combined_v1.json")
     assert (found["sub/c"]["chunks_initialised"], found["sub/c"]["stored_bytes"]) == (3, 24_000)
     assert found["t2m"]["chunks_initialised"] == found["t2m"]["chunks_total"] == 24
 
 
 @pytest.mark.parametrize("lists", [True, False])
-def test_stores_on_web_servers(nginx: Nginx, lists: bool) -> None:
-    """The server is asked for each chunk, or at least its size."""
+def test_a_store_on_a_web_server_is_described_like_a_local_one(nginx: Nginx, lists: bool) -> None:
+    """Without listings, each chunk is requested; with them, at least its size."""
     name = f"info{lists}"
     shutil.copytree(DATA / "zarr/v3_hier", nginx.plain.root / name)
     url = f"{(nginx.listing if lists else nginx.plain).url}/{name}"
@@ -113,17 +113,17 @@ def test_stores_on_web_servers(nginx: Nginx, lists: bool) -> None:
     assert there == here
 
 
-# -- maps
+# -- chunk maps
 
 
 def drawn(text: str) -> str:
-    """Undo packed(), a run-length encoding."""
+    """Decode the run-length encoding of packed()."""
     runs = (run.split("x") for run in text.split(" ")) if text else ()
     return "".join(level * int(*count or "1") for level, *count in runs)
 
 
 @given(st.text("-012345678", max_size=300))
-def test_packed(levels: str) -> None:
+def test_unpacking_restores_packed_levels(levels: str) -> None:
     assert drawn(packed(levels)) == levels
 
 
@@ -158,7 +158,7 @@ def test_a_map_where_each_cell_is_a_chunk() -> None:
     assert packed(chunks.levels()) == "8 0x4 8 0x5 8"
 
 
-def test_a_map_of_more_chunks_than_anybody_has_is_small() -> None:
+def test_a_map_of_an_enormous_grid_is_small() -> None:
     chunks = ChunkMap(Grid([10**12, 10**12, 5], [1, 1, 1]))
     for number in (0, 5 * 10**24 - 1):
         chunks.add(number)
@@ -181,7 +181,7 @@ def page_of(tmp_path: Path) -> str:
     return (tmp_path / "page.html").read_text()
 
 
-def test_the_page_is_one_file(tmp_path: Path) -> None:
+def test_the_page_is_one_file_without_external_resources(tmp_path: Path) -> None:
     text = page_of(tmp_path)
     assert not re.search(r"(src|href)=|url\(|https?:|@import", text)
     assert "default-src 'none'" in text
@@ -195,7 +195,7 @@ def test_the_page_is_one_file(tmp_path: Path) -> None:
 
 
 def test_a_browser_draws_the_page(tmp_path: Path) -> None:
-    """Every canvas has its size and all its cells, and nothing was refused or went wrong."""
+    """Every canvas is drawn, the one of `square` with all its cells, and the console has no message."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("there is no chromium")

@@ -1,4 +1,4 @@
-"""Progress lines: which commands show one, and where there is none."""
+"""Progress lines: which commands show one, and on which terminals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SET = DATA / "references/day0_v1.json"
 
 
 class Terminal(io.StringIO):
-    """A standard error that is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
         (io.StringIO, "xterm", False, False),
     ],
 )  # fmt: skip
-def test_a_line_is_for_terminals_that_can_erase_it(
+def test_a_progress_line_is_shown_only_on_a_terminal_that_can_erase_it(
     stderr: type[io.StringIO], term: str, quiet: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr())
@@ -47,13 +47,13 @@ def test_a_line_is_for_terminals_that_can_erase_it(
     with meter.displayed(counts, quiet):
         assert counted.wait(60.0 if shown else 0.0) == shown
     said = sys.stderr.getvalue()
-    assert said.endswith("\r\x1b[K") == bool(said) == shown  # nothing is left of it
+    assert said.endswith("\r\x1b[K") == bool(said) == shown  # the line was erased
     assert ("3 files, 5 B" in said) == shown
 
 
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the progress lines of commands that run in an empty directory, as on a terminal."""
+    """Return the progress lines of commands, as on a terminal; the working directory has small inputs for them."""
     seen: list[str] = []
 
     def show(counts: Callable[[], meter.Counts], ended: threading.Event) -> None:

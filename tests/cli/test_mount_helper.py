@@ -1,4 +1,4 @@
-"""The options of mount.zarrfs that mount(8) adds."""
+"""mount.zarrfs: the options that mount(8) adds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from zarrfs.config.options import Parsed
 @pytest.mark.parametrize(
     ("typed", "read_only"), [([], True), (["noatime"], True), (["rw"], False), (None, False)], ids=str
 )
-def test_an_rw_that_mount_8_has_added_does_not_override_ro_of_the_configuration(
+def test_an_rw_added_by_mount_8_does_not_override_ro_in_the_configuration(
     typed: list[str] | None, read_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mount(8) adds it whenever ro is absent; None: the helper was run by another program."""
+    """mount(8) adds rw whenever ro is absent. `typed`: options given to mount(8), None for another caller."""
     mounted: list[Parsed] = []
     monkeypatch.setenv("ZARRFS_RO", "true")
     monkeypatch.setattr(mount_helper, "_typed_to_mount", lambda: typed)

@@ -1,4 +1,4 @@
-"""zarrfs refs validate: all faults, with their places, and the exit status."""
+"""zarrfs refs validate: every fault is reported with its position, and the exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTES = {"kind": "references", "source": "x.json", "warnings": "[]"}
 
 
 def found(path: Path, document: Any = None, *said: str) -> tuple[list[str], list[str], int]:
-    """Return (errors, warnings, exit status)."""
+    """Validate `path`, with `document` as its new content if given; return (errors, warnings, exit status)."""
     if document is not None:
         path.write_text(document if isinstance(document, str) else json.dumps(document))
     result = refs("validate", path, "--json", *said)
@@ -83,7 +83,7 @@ ERRORS = [
 ]
 
 
-def test_every_fault_of_a_document(tmp_path: Path) -> None:
+def test_every_fault_of_a_document_is_reported(tmp_path: Path) -> None:
     errors, warnings, status = found(tmp_path / "set.json", EVERYTHING)
     assert sorted(errors) == sorted(ERRORS)
     assert warnings == [
@@ -93,7 +93,7 @@ def test_every_fault_of_a_document(tmp_path: Path) -> None:
     assert status == 1
 
 
-def test_the_first_share_has_all_faults_of_a_document(tmp_path: Path) -> None:
+def test_the_first_shard_reports_all_faults_of_a_document(tmp_path: Path) -> None:
     path = tmp_path / "set.json"
     assert len(found(path, EVERYTHING, "--shard", "0/2")[0]) == len(ERRORS)
     assert found(path, None, "--shard", "1/2") == ([], [], 0)
@@ -122,13 +122,13 @@ def test_output_has_a_line_for_each_fault_and_a_count(tmp_path: Path) -> None:
         ("5", [""]),
     ],
 )
-def test_faults_of_whole_members(document: Any, errors: list[str], tmp_path: Path) -> None:
+def test_a_fault_of_a_whole_member_is_reported_once(document: Any, errors: list[str], tmp_path: Path) -> None:
     told, _warnings, status = found(tmp_path / "set.json", document)
     assert [line.partition(": ")[0] for line in told] == errors
     assert status == 1
 
 
-def test_warnings_count_when_strict(tmp_path: Path) -> None:
+def test_warnings_fail_the_command_if_strict(tmp_path: Path) -> None:
     assert found(tmp_path / "set.json", {"version": 1, "odd": 1})[2] == 0
     assert found(tmp_path / "set.json", None, "--strict")[2] == 1
     assert found(tmp_path / "set.json", {"version": 1}, "--strict") == ([], [], 0)
@@ -140,7 +140,7 @@ GOOD = st.text(st.sampled_from("abc"), min_size=1, max_size=3)
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(BAD | GOOD, st.sampled_from(["text", ["u", 1, 2], ["u"], 5, ["u", -1, 0], None]), max_size=8))
-def test_valid_sets_are_those_that_strict_accepts(tmp_path: Path, document: dict[str, Any]) -> None:
+def test_a_set_is_valid_if_and_only_if_strict_conversion_accepts_it(tmp_path: Path, document: dict[str, Any]) -> None:
     errors, _warnings, status = found(tmp_path / "set.json", {"version": 1, "refs": document})
     taken = refs("convert", tmp_path / "set.json", "-", "--strict").exit_code
     assert (status, taken) in ((0, 0), (1, 1))
@@ -180,7 +180,7 @@ def test_an_index_is_validated_row_by_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4, 3 << 30, 2**63 - 1])
-def test_an_inline_value_of_another_size_than_its_entry(size: int, tmp_path: Path) -> None:
+def test_an_inline_value_of_another_size_than_its_entry_is_an_error(size: int, tmp_path: Path) -> None:
     path, out = tmp_path / "set.index", tmp_path / "out.json"
     with IndexWriter(str(path)) as writer:
         writer.inline("d/short", b"abc", size=size)
@@ -196,7 +196,7 @@ def test_an_inline_value_of_another_size_than_its_entry(size: int, tmp_path: Pat
     assert result.stderr == f"zarrfs: d/short: the index is damaged: {rule}\n"
 
 
-def test_a_valid_index(tmp_path: Path) -> None:
+def test_a_valid_index_has_no_faults(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"a/b": ["/t", 0, 5], "c": "", "d": ["/t"]}')
     done("convert", tmp_path / "set.json", tmp_path / "set.index")
     assert found(tmp_path / "set.index") == ([], [], 0)
@@ -205,7 +205,7 @@ def test_a_valid_index(tmp_path: Path) -> None:
 # -- Parquet
 
 
-def test_every_record_file_and_row_of_parquet(tmp_path: Path) -> None:
+def test_every_record_file_and_row_of_parquet_is_validated(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""zarrfs stage --copy and --link: equal to the source, resumed, with a manifest, and never linked to what goes."""
+"""zarrfs stage --copy and --link: content, manifests, resuming and removal, and which files are linked."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def equal(one: Path, other: Path) -> bool:
 
 
 def files(path: Path) -> dict[str, Path]:
-    """Every file below a directory, by its key."""
+    """Return {key: path} of every file below a directory."""
     return {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
 
 
-def test_a_copy_has_a_manifest_and_stays(node: Node) -> None:
+def test_a_copy_has_a_manifest_and_unstage_keeps_its_files(node: Node) -> None:
     dest = node.path / "input"
     done = run("stage", "--copy", SOURCE, dest, "--report", "-")
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_a_copy_has_a_manifest_and_stays(node: Node) -> None:
     }
     report = json.loads(done.stdout)
     assert (report["files"], report["manifest"]) == (len(lines), str(manifest))
-    assert run("stage", "--copy", DATA, dest).returncode == 1  # on record
+    assert run("stage", "--copy", DATA, dest).returncode == 1  # another source is staged there
     assert run("unstage", dest).returncode == 0
     assert equal(SOURCE, dest)
     assert not node.records()
@@ -54,7 +54,7 @@ def test_a_copy_has_a_manifest_and_stays(node: Node) -> None:
     assert equal(SOURCE, dest)
 
 
-def test_a_manifest_that_has_no_room(node: Node) -> None:
+def test_a_manifest_on_a_full_disk_is_an_error(node: Node) -> None:
     source = node.path / "source"
     source.mkdir()
     for index in range(2000):
@@ -66,7 +66,7 @@ def test_a_manifest_that_has_no_room(node: Node) -> None:
     assert node.clean()
 
 
-def test_copies_are_removed_if_asked_for(node: Node) -> None:
+def test_unstage_removes_a_copy_if_asked(node: Node) -> None:
     dest = node.path / "a/input"
     assert run("stage", "--copy", SOURCE, dest, "--manifest", node.path / "m.sha256").returncode == 0
     sums = ["sha256sum", "-c", "--quiet", node.path / "m.sha256"]
@@ -77,7 +77,7 @@ def test_copies_are_removed_if_asked_for(node: Node) -> None:
     assert not (node.path / "m.sha256").exists()
 
 
-def test_a_manifest_is_json_whatever_the_names(node: Node) -> None:
+def test_a_manifest_is_valid_json_for_any_file_name(node: Node) -> None:
     source, manifest = node.path / "source", node.path / "m.jsonl"
     source.mkdir()
     names = ["nämé", "not\udcffutf8", "line\nend", '"']
@@ -116,14 +116,14 @@ def test_unstage_removes_only_files_of_the_copy(node: Node, extra: tuple[str, ..
 
 
 def entries(directory: Path) -> list[str]:
-    """Return the names in a directory; none where it is gone."""
+    """Return the names in a directory; none if it does not exist."""
     try:
         return os.listdir(directory)
     except FileNotFoundError:
         return []
 
 
-def test_a_copy_that_was_killed_is_removed_with_what_it_had(node: Node) -> None:
+def test_unstage_removes_the_files_of_killed_copies_and_no_others(node: Node) -> None:
     source, dest = node.path / "source", node.path / "input"
     dest.mkdir()
     (dest / "mine").write_text("mine")
@@ -134,7 +134,7 @@ def test_a_copy_that_was_killed_is_removed_with_what_it_had(node: Node) -> None:
     assert eventually(lambda: len(os.listdir(dest)) > 100)
     child.kill()
     child.wait()
-    assert eventually(lambda: not node.processes())  # they end a moment later
+    assert eventually(lambda: not node.processes())  # the child processes exit a moment later
     assert run("unstage", dest, "--remove-copies").returncode == 0
     assert sorted(os.listdir(dest)) == ["mine"]
     child = subprocess.Popen([PROGRAM, "stage", "--copy", source, dest])
@@ -156,9 +156,9 @@ def test_a_copy_that_was_killed_is_removed_with_what_it_had(node: Node) -> None:
     assert sorted(os.listdir(dest)) == ["and between", "between", "mine"]
 
 
-def test_a_killed_copy_leaves_no_half_manifest(node: Node) -> None:
+def test_unstage_removes_the_partial_manifest_of_a_killed_copy(node: Node) -> None:
     archive = node.path / "sparse.json"
-    archive.write_text(json.dumps([{"path": "holes", "mode": 0o100644, "size": 15 << 30}]))  # long enough to hash
+    archive.write_text(json.dumps([{"path": "holes", "mode": 0o100644, "size": 15 << 30}]))  # hashing takes long
     child = subprocess.Popen([PROGRAM, "stage", "--copy", archive, node.path / "a"])
     assert eventually(lambda: list(node.path.glob("a.manifest.jsonl.*.tmp")) != [])
     child.kill()
@@ -168,7 +168,7 @@ def test_a_killed_copy_leaves_no_half_manifest(node: Node) -> None:
     assert node.clean()
 
 
-def test_a_copy_on_the_node_goes_with_its_link(node: Node) -> None:
+def test_a_node_local_copy_is_removed_with_its_link(node: Node) -> None:
     dest = node.path / "input"
     assert run("stage", "--copy", "--no-manifest", SOURCE, dest, "--node-local").returncode == 0
     assert equal(SOURCE, dest)
@@ -179,7 +179,7 @@ def test_a_copy_on_the_node_goes_with_its_link(node: Node) -> None:
     assert not dest.is_symlink()
 
 
-def test_a_copy_on_the_node_begins_only_where_the_link_can_be_made(node: Node) -> None:
+def test_a_node_local_copy_starts_only_if_its_link_can_be_created(node: Node) -> None:
     dest = node.path / "input"
     dest.mkdir()
     (dest / "x").touch()
@@ -210,7 +210,7 @@ def test_a_copy_with_a_mount_in_it_is_not_removed(node: Node) -> None:
     assert (inner / ".zgroup").exists()
 
 
-def test_globs_pick_what_is_copied(node: Node) -> None:
+def test_globs_select_the_files_to_copy(node: Node) -> None:
     dest = node.path / "input"
     arguments = ["--include", "gzip", "--include", "*/.zattrs", "--exclude", "*.0"]
     assert run("stage", "--copy", SOURCE, dest, *arguments).returncode == 0
@@ -220,7 +220,7 @@ def test_globs_pick_what_is_copied(node: Node) -> None:
     assert run("stage", SOURCE, node.path / "m", "--include", "gzip").returncode == 2
 
 
-def test_links_lead_to_whole_files_that_stay(node: Node) -> None:
+def test_only_whole_files_outside_job_directories_are_linked(node: Node) -> None:
     data = node.path / "data.bin"
     data.write_bytes(bytes(range(256)))
     short = node.local / "gone.bin"
@@ -238,7 +238,7 @@ def test_links_lead_to_whole_files_that_stay(node: Node) -> None:
     assert (dest / "job's").read_bytes() == b"gone with the job"
     assert (json.loads(done.stdout)["linked"], "1 files are links, 3 were copied" in done.stderr) == (1, True)
     assert run("unstage", dest, "--remove-copies").returncode == 0
-    assert data.stat().st_size == 256  # links are removed, not what they lead to
+    assert data.stat().st_size == 256  # the link is removed, not its target
     short.unlink()
     assert node.clean()
 
@@ -273,8 +273,8 @@ def test_unreadable_entries_are_reported(unstaged: bool, node: Node) -> None:
     assert sorted(os.listdir(dest)) == ["bad", "good"]
 
 
-def test_the_same_again_is_the_same_copy(node: Node) -> None:
-    """As a job does that is queued again: what is whole stays, and is the copy's also afterwards."""
+def test_staging_again_resumes_the_same_copy(node: Node) -> None:
+    """As when a job is requeued: complete files are kept, and unstage still removes them."""
     dest = node.path / "made" / "input"
     assert run("stage", "--copy", SOURCE, dest).returncode == 0
     before = {key: file.lstat().st_ino for key, file in files(dest).items()}
@@ -295,7 +295,7 @@ def test_the_same_again_is_the_same_copy(node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["--copy", "--link"])
-def test_the_same_again_leaves_nothing(how: str, node: Node) -> None:
+def test_a_source_staged_twice_is_removed_without_leftovers(how: str, node: Node) -> None:
     dest, said = node.path / "made" / "input", []
     for _ in range(2):
         done = run("stage", how, SOURCE, dest, "--report", "-")
@@ -307,7 +307,7 @@ def test_the_same_again_leaves_nothing(how: str, node: Node) -> None:
     assert not dest.parent.exists()
 
 
-def test_the_same_again_does_not_replace_what_a_job_has_changed(node: Node) -> None:
+def test_staging_again_does_not_replace_a_file_that_a_job_has_changed(node: Node) -> None:
     dest = node.path / "input"
     assert run("stage", "--copy", SOURCE, dest).returncode == 0
     changed = next(key for key, file in files(dest).items() if not file.is_symlink())
@@ -326,8 +326,8 @@ def test_the_same_again_does_not_replace_what_a_job_has_changed(node: Node) -> N
     assert not (node.path / "input.manifest.jsonl").exists()
 
 
-def test_a_copy_is_of_one_job(node: Node) -> None:
-    """To another one it is in the way, as long as the first may need it."""
+def test_a_copy_belongs_to_one_job(node: Node) -> None:
+    """Another job cannot stage at the same place while a process of the first one is running."""
     dest = node.path / "input"
     with subprocess.Popen(["sleep", "60"]) as process:
         assert run("stage", "--copy", SOURCE, dest, "--for", process.pid).returncode == 0
@@ -336,11 +336,11 @@ def test_a_copy_is_of_one_job(node: Node) -> None:
         process.kill()
 
 
-def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:
+def test_a_killed_copy_resumes(node: Node, faulty: Faulty) -> None:
     """A second run does not fetch complete files again."""
     dest, refs = node.path / "input", node.path / "refs.json"
     urls = [faulty.put(f"/{number}", b"%d" % number * 100) for number in range(300)]
-    faulty.put("/99", b"99" * 100, forever="slow")  # the last one
+    faulty.put("/99", b"99" * 100, forever="slow")  # the last file of the listing
     refs.write_text(json.dumps({f"dir/{number}": [url] for number, url in enumerate(urls)}))
     arguments = [PROGRAM, "stage", "--copy", "-o", "cache=none", str(refs), str(dest)]
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
@@ -362,8 +362,8 @@ def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:
     }
 
 
-def test_a_touched_document_is_taken_up(node: Node) -> None:
-    """Its files have its time, and are written again; earlier, they were in the way of themselves."""
+def test_a_copy_resumes_after_its_document_was_touched(node: Node) -> None:
+    """Entries take the time of the document, so complete files are written again. This was once refused."""
     dest, refs = node.path / "input", node.path / "refs.json"
     refs.write_text(json.dumps({"a": "inline", "b": [str(node.path / "target")]}))
     assert "target" in one_line(run("stage", "--copy", refs, dest).stderr)
@@ -379,7 +379,7 @@ def test_a_touched_document_is_taken_up(node: Node) -> None:
 
 @pytest.mark.parametrize("option", ["base", "upperdir"])
 def test_a_copy_is_not_resumed_with_another_base_or_upper(option: str, node: Node) -> None:
-    """It would keep files of the first one."""
+    """The second copy would keep files that were read with the first base or upper."""
     dest, refs = node.path / "input", node.path / "refs.json"
     refs.write_text(json.dumps({"a": ["x.bin", 0, 4], "b": ["y.bin", 0, 4]}))
     for name, values in {"one": {"a": "AAAA"}, "two": {"a": "BBBB", "b": "YYYY"}}.items():
@@ -413,8 +413,10 @@ def test_a_copy_is_not_made_in_its_source(node: Node) -> None:
 
 @pytest.mark.parametrize("words", ["unstage DEST", "unstage --job DEST", "stage-out DEST --to out",
                                    "stage-out --upperdir upper --to DEST"])  # fmt: skip
-def test_an_empty_word_is_no_directory(words: str, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a variable of a script that is not set. It was the working directory."""
+def test_an_empty_argument_is_not_the_working_directory(
+    words: str, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script passes it if a variable is not set. It was once taken for the working directory."""
     monkeypatch.chdir(node.path)
     (node.path / "upper").mkdir()
     (node.path / "upper/new").write_text("new")
@@ -434,7 +436,7 @@ def test_a_report_says_that_nothing_is_staged(node: Node) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["in dest", "no directory"])
-def test_a_manifest_that_cannot_be_written(wrong: str, node: Node) -> None:
+def test_a_manifest_that_cannot_be_written_is_an_error(wrong: str, node: Node) -> None:
     path = node.path / ("input/manifest" if wrong == "in dest" else "nowhere/manifest")
     done = run("stage", "--copy", SOURCE, node.path / "input", "--manifest", path)
     assert done.returncode in (1, 2)
@@ -442,7 +444,7 @@ def test_a_manifest_that_cannot_be_written(wrong: str, node: Node) -> None:
     assert node.clean()
 
 
-def test_holes_of_any_size_are_copied_at_once(node: Node) -> None:
+def test_a_hole_of_any_size_is_copied_and_not_hashed(node: Node) -> None:
     archive = node.path / "sparse.json"
     archive.write_text(json.dumps([{"path": "huge", "mode": 0o100644, "size": 1 << 40}]))
     done = run("stage", "--copy", archive, node.path / "a")
@@ -451,7 +453,7 @@ def test_holes_of_any_size_are_copied_at_once(node: Node) -> None:
     assert json.loads((node.path / "a.manifest.jsonl").read_text())["sha256"] is None
 
 
-def test_a_timeout_does_not_wait_for_a_sum(node: Node) -> None:
+def test_a_timeout_does_not_wait_for_a_checksum(node: Node) -> None:
     archive = node.path / "sparse.json"
     archive.write_text(json.dumps([{"path": "holes", "mode": 0o100644, "size": 15 << 30}]))
     done = run("stage", "--copy", archive, node.path / "b", "--timeout", "1s")
@@ -460,7 +462,7 @@ def test_a_timeout_does_not_wait_for_a_sum(node: Node) -> None:
 
 
 def test_an_include_that_matches_nothing_is_an_error(node: Node) -> None:
-    """A job that finds an empty store reads fill values."""
+    """A job would read fill values from an empty store."""
     done = run("stage", "--copy", SOURCE, node.path / "a", "--include", "nosuch/*", "--include", ".zgroup")
     assert done.returncode == 1
     assert "nothing in it matches nosuch/*" in one_line(done.stderr)

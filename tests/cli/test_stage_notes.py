@@ -1,4 +1,4 @@
-"""zarrfs stage --copy beside what others have written: their files, manifests, notes and runs."""
+"""zarrfs stage --copy in the presence of files, manifests and journals that the copy did not write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = DATA / "zarr/v2_hier"
 
 
 def killed(node: Node, faulty: Faulty) -> Path:
-    """A copy that was killed while its last file was fetched."""
+    """Start a copy, kill it while its last file is being fetched, and return its destination."""
     source, dest = node.path / "source.json", node.path / "input"
     refs = {f"{index}": "x" * 100 for index in range(100)} | {"last": [faulty.put("/last", b"last", forever="slow")]}
     source.write_text(json.dumps(refs))
@@ -35,7 +35,7 @@ def killed(node: Node, faulty: Faulty) -> Path:
 
 
 def filled(dest: Path, name: str, mark: str = "other") -> DestinationDirectory:
-    """Another run, which has written one file, and goes on."""
+    """Start another run, which has written one file and is still running."""
     filling = DestinationDirectory(str(dest), mark=mark)
     root = filling.root(Info("", Kind.DIRECTORY))
     handle = filling.open(root)
@@ -45,7 +45,7 @@ def filled(dest: Path, name: str, mark: str = "other") -> DestinationDirectory:
 
 
 @pytest.mark.parametrize("name", ["input.manifest.jsonl", "input.sha256"])
-def test_a_file_that_is_no_manifest_stays(name: str, node: Node) -> None:
+def test_a_file_that_is_no_manifest_is_not_replaced(name: str, node: Node) -> None:
     dest, notes = node.path / "input", node.path / name
     notes.write_text(f"{'0' * 64}  notes\n")
     done = run("stage", "--copy", SOURCE, dest, "--manifest", notes)
@@ -63,8 +63,8 @@ def test_a_manifest_is_replaced_by_that_of_the_same_copy(name: str, node: Node) 
     assert not manifest.exists()
 
 
-def test_a_manifest_of_a_killed_copy_is_nobodys(node: Node, faulty: Faulty) -> None:
-    """A file that has come to its name since is not removed with the copy."""
+def test_a_file_at_the_manifest_path_of_a_killed_copy_is_kept(node: Node, faulty: Faulty) -> None:
+    """The copy was killed before it wrote one, so the file is not removed with the copy."""
     dest = killed(node, faulty)
     (node.path / "input.manifest.jsonl").write_text("notes")
     assert run("unstage", dest, "--remove-copies").returncode == 0
@@ -79,14 +79,14 @@ def test_a_device_is_refused_as_a_manifest(node: Node) -> None:
 
 def test_unstage_keeps_files_of_another_run(node: Node, faulty: Faulty) -> None:
     dest = killed(node, faulty)
-    (filling := filled(dest, "others")).close()  # as it is left by a kill
+    (filling := filled(dest, "others")).close()  # as a killed run leaves it
     assert run("unstage", dest, "--remove-copies").returncode == 0
     assert (dest / "others").exists()
     assert filling is not None
     assert json.loads((dest / ".zarrfs-staging/note").read_text())["mark"] == "other"
 
 
-def test_under_a_run_that_goes_on_nothing_is_removed(node: Node) -> None:
+def test_nothing_is_removed_while_another_run_is_writing(node: Node) -> None:
     dest = node.path / "input"
     assert run("stage", "--copy", SOURCE, dest).returncode == 0
     filling = filled(dest, "others")
@@ -99,7 +99,7 @@ def test_under_a_run_that_goes_on_nothing_is_removed(node: Node) -> None:
     assert os.listdir(dest) == ["others"]
 
 
-def test_a_killed_copy_that_another_node_has_taken_up(node: Node, faulty: Faulty) -> None:
+def test_a_killed_copy_is_not_removed_while_another_node_resumes_it(node: Node, faulty: Faulty) -> None:
     dest = killed(node, faulty)
     mark = json.loads((dest / ".zarrfs-staging/note").read_text())["mark"]
     filling = filled(dest, "others", mark)
@@ -114,7 +114,7 @@ def test_a_killed_copy_that_another_node_has_taken_up(node: Node, faulty: Faulty
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a PID namespace")
-def test_what_was_staged_in_a_container_is_not_stale_outside(node: Node) -> None:
+def test_a_copy_staged_in_a_container_is_not_stale_outside(node: Node) -> None:
     place = node.path / "local/in"
     stage = f"'{PROGRAM}' stage --copy --node-local='{place.parent}' '{SOURCE}' '{place}' --for $$"
     script = f"{stage} && echo up && read x"
@@ -134,8 +134,10 @@ def test_what_was_staged_in_a_container_is_not_stale_outside(node: Node) -> None
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("whose", ["staging", "note", "name", "open"])
-def test_a_note_that_is_not_ours_alone_is_not_believed(whose: str, again: bool, node: Node, faulty: Faulty) -> None:
-    """It would say that everything is ours, and has been since 1970."""
+def test_a_journal_that_another_user_could_write_is_not_trusted(
+    whose: str, again: bool, node: Node, faulty: Faulty
+) -> None:
+    """The forged journal claims that the copy wrote every file since 1970."""
     dest = killed(node, faulty)
     (dest / "precious").write_text("mine")
     note = dest / ".zarrfs-staging/note"
@@ -157,7 +159,7 @@ def test_a_note_that_is_not_ours_alone_is_not_believed(whose: str, again: bool, 
 
 
 @pytest.mark.parametrize("spans", ["[[Infinity, 0]]", "[[1]]", "7", "[[\"a\", 0]]"])
-def test_a_damaged_note(spans: str, node: Node, faulty: Faulty) -> None:
+def test_a_copy_with_a_damaged_journal_is_not_resumed(spans: str, node: Node, faulty: Faulty) -> None:
     dest = killed(node, faulty)
     note = dest / ".zarrfs-staging/note"
     said = json.loads(note.read_text())

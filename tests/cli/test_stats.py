@@ -26,7 +26,7 @@ METER = Latency()
 for _number in range(1, 101):
     METER.add(_number / 1000)
 
-KINDS = ("url", "flux")  # of places
+KINDS = ("url", "flux")  # of places that hold blobs
 ERRNOS = ("EIO", "EACCES", "ENOSPC")
 COUNTERS: dict[str, Any] = {
     "inodes": 40, "open_files": 41, "blob_reads": 42, "blobs_verified": 43, "blob_bytes_verified": 44,
@@ -60,7 +60,7 @@ COUNTED = Statistics("/mnt/data", "https://a.example/refs.json", "references", 4
 
 
 def later(counted: Statistics, seconds: float, **grown: int) -> Statistics:
-    """`seconds` later; a__b=n: counter b in part a has grown by n."""
+    """Return the statistics `seconds` later; a__b=n adds n to counter b in part a."""
     counters = copy.deepcopy(counted.counters)
     for path, much in grown.items():
         *parts, last = path.split("__")
@@ -121,7 +121,7 @@ def numbers(part: dict[str, Any], *path: str) -> set[tuple[str, ...]]:
 
 
 def test_every_counter_has_a_metric() -> None:
-    """But those that one can do without, and those that have a form of their own."""
+    """Except local.waits. Metrics with labels and the histogram are not in METRICS."""
     apart = {("local", "waits"), ("remote", "latency_sum"), ("remote", "latency_count")}
     apart |= {(metric.path[0], place) for metric in PLACE_METRICS for place in KINDS}
     apart |= {("errors", name) for name in ERRNOS}
@@ -129,7 +129,7 @@ def test_every_counter_has_a_metric() -> None:
     assert {path[:2] for path in left} == {("remote", "hosts"), ("remote", "latency")}
 
 
-def test_the_histogram_of_latencies() -> None:
+def test_latencies_are_exposed_as_a_histogram() -> None:
     found = samples(exposition(COUNTED))
     buckets = [(labels["le"], value) for labels, value in found[f"{LATENCY}_bucket"]]
     assert buckets[-1] == ("+Inf", 100.0)
@@ -150,7 +150,7 @@ def test_labels_are_escaped(source: str, mountpoint: bytes) -> None:
 @pytest.mark.parametrize("counters", [{}, {"read": 1}, {"remote": None}, {"remote": {"cache": 5, "hosts": {}}}])
 def test_missing_parts_are_left_out(counters: dict[str, Any]) -> None:
     counted = COUNTED._replace(counters=counters)
-    assert len(samples(exposition(counted))) == 1 + ("read" in counters)  # zarrfs_mount_info is always there
+    assert len(samples(exposition(counted))) == 1 + ("read" in counters)  # zarrfs_mount_info is always present
     assert len(list(table(counted))) == 1 + ("read" in counters)
     assert drawn([counted, later(counted, 1)])
 
@@ -158,7 +158,7 @@ def test_missing_parts_are_left_out(counters: dict[str, Any]) -> None:
 # -- the table
 
 
-def test_the_table() -> None:
+def test_the_table_shows_every_part() -> None:
     out = time.strftime("%H:%M:%S", time.localtime(86))
     assert list(table(COUNTED)) == [
         "mount         /mnt/data: https://a.example/refs.json (references, pid 4711)",
@@ -184,7 +184,7 @@ def test_the_table() -> None:
     ]
 
 
-def test_the_table_leaves_the_terminal_alone() -> None:
+def test_the_table_escapes_control_characters() -> None:
     counted = COUNTED._replace(mountpoint="/mnt/\x1b[2J", source="s\n")
     assert next(table(counted)) == r"mount         /mnt/\x1b[2J: s\n (references, pid 4711)"
 
@@ -194,16 +194,16 @@ def test_the_table_has_the_number_of_processes() -> None:
     assert next(table(counted)).endswith("(references, pid 4711, 3 processes)")
 
 
-def test_milliseconds() -> None:
+def test_times_are_shown_in_milliseconds() -> None:
     told = [milliseconds(value) for value in (0.0, 0.00123456, 0.0301, 0.9, 1.5, 1234.5)]
     assert told == ["0", "1.23", "30.1", "900", "1,500", "1,234,500"]
 
 
-def test_hosts_come_by_requests() -> None:
+def test_hosts_are_sorted_by_their_requests() -> None:
     assert hosts(COUNTED) == ["busy.example", "slow.example"]
 
 
-def test_a_server_that_is_out_comes_first() -> None:
+def test_a_server_with_an_outage_comes_first() -> None:
     counters = copy.deepcopy(COUNTERS)
     servers = counters["remote"]["hosts"]
     servers["slow.example"]["outage"] = servers["busy.example"].pop("outage")
@@ -240,7 +240,7 @@ def test_rates_are_per_second() -> None:
     assert row(lines, "reads").endswith("/s  █▇")
 
 
-def test_states_are_those_of_the_last_snapshot() -> None:
+def test_a_frame_shows_the_state_of_the_last_snapshot() -> None:
     lines = drawn([COUNTED, later(COUNTED, 1, remote__latency_count=4, remote__latency_sum=1, remote__in_flight=1)])
     assert row(lines, "in flight") == "16 requests, 16.0 MiB"
     assert row(lines, "latency") == "250 ms on average"
@@ -248,7 +248,7 @@ def test_states_are_those_of_the_last_snapshot() -> None:
     assert row(lines, "hits") == "60.0% of blocks were in memory"
 
 
-def test_the_servers_that_are_asked_now_come_first() -> None:
+def test_hosts_are_sorted_by_their_current_rate() -> None:
     counters = copy.deepcopy(COUNTERS)
     counters["remote"]["hosts"]["slow.example"]["requests"] += 6
     counters["remote"]["hosts"]["new.example"] = {"requests": 4, "in_flight": 0}
@@ -259,7 +259,7 @@ def test_the_servers_that_are_asked_now_come_first() -> None:
     ]  # fmt: skip
 
 
-def test_another_daemon_begins_anew() -> None:
+def test_another_daemon_starts_a_new_history() -> None:
     other = later(COUNTED, 1)._replace(pid=1)
     assert top_screen.since([COUNTED], other) == [other]
     history = [COUNTED]
@@ -269,7 +269,7 @@ def test_another_daemon_begins_anew() -> None:
     assert history[-1].number("read") == 4100
 
 
-def test_bars() -> None:
+def test_bars_are_scaled_to_the_largest_value() -> None:
     assert top_screen.bars([0.0, 1.0, 7.0]) == "▁▂█"
     assert top_screen.bars([0.0, 0.0]) == "▁▁"
     assert top_screen.bars([0.0, 7.0], ascii_only=True) == "_@"
@@ -277,7 +277,7 @@ def test_bars() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 60, 100])
-def test_a_frame_fits(width: int) -> None:
+def test_a_frame_fits_its_width(width: int) -> None:
     counted = COUNTED._replace(mountpoint="/mnt/[bold]\x1b[2J", source="x" * 200)
     history = [counted]
     for _ in range(60):
@@ -286,7 +286,7 @@ def test_a_frame_fits(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert len(lines) == 15
     if width > 20:
-        assert len(lines[1]) == min(width, 30 + top_screen.HISTORY)  # the newest interval is there
+        assert len(lines[1]) == min(width, 30 + top_screen.HISTORY)  # the newest interval is shown
     assert lines[0].startswith(r"/mnt/[bold]\x1b[2J")
     assert all(line.isascii() for line in drawn(history[:2], ascii_only=True))
     assert drawn([one._replace(mountpoint="数" * 20) for one in history], 21)[0] == "数" * 10
@@ -300,7 +300,7 @@ def test_a_frame_in_a_pipe_has_whole_lines() -> None:
     assert top_screen.frame([long, later(long, 1)], None)[0] == f"/mnt/data  {'x' * 300}"
 
 
-# -- what is no mount
+# -- outside of mounts
 
 
 @pytest.mark.parametrize("command", [["stats"], ["stats", "--json"], ["stats", "--prometheus"], ["top", "--once"]])
@@ -311,8 +311,8 @@ def test_a_path_outside_of_mounts_is_one_line(command: list[str], tmp_path: Any)
         assert re.fullmatch(rf"zarrfs: {re.escape(str(path))}: {says}.*\n", result.stderr)
 
 
-def test_top_without_its_frame_is_a_failure(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mount ends during the interval."""
+def test_top_once_fails_if_the_mount_ends_before_its_frame(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mount ends during the interval. Without --once, that is no failure."""
     first = SimpleNamespace(mountpoint=str(tmp_path))
     asked: list[str] = []
 
@@ -337,7 +337,7 @@ def test_an_interval_that_is_not_a_time_is_refused(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["rw", "ro", "nosuid"])
-def test_a_flag_of_the_kernel_is_no_option_that_refresh_changes(name: str, tmp_path: Any) -> None:
+def test_refresh_refuses_to_set_a_mount_flag_of_the_kernel(name: str, tmp_path: Any) -> None:
     done = CliRunner().invoke(main, ["refresh", "--set", f"retries=1,{name}", str(tmp_path)])
     assert done.exit_code == 2
     assert done.stderr == f"zarrfs: option {name}: is a flag of the kernel: mount -o remount,{name}\n"

@@ -1,4 +1,4 @@
-"""Commands whose standard streams are closed: they end in order, and nothing is written where it does not belong."""
+"""Commands whose standard streams are closed or full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import PROGRAM
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """An archive of the file `in/a`."""
+    """Return an archive of the file `in/a`, which is written too."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a").write_text("text")
     path = tmp_path / "a.json"
@@ -24,7 +24,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def closed(redirection: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run zarrfs as a shell does with `redirection`."""
+    """Run zarrfs from a shell, with `redirection`."""
     words = ["sh", "-c", f'exec "$@" {redirection}', "sh", PROGRAM, *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
@@ -46,7 +46,7 @@ def test_commands_without_output_work_with_a_closed_output(archive: Path) -> Non
     assert closed("<&- >&- 2>&-", "archive", "list", archive.parent / "none.json").returncode == 1
 
 
-def test_input_that_is_closed_is_named(archive: Path) -> None:
+def test_a_closed_standard_input_is_named_in_the_error(archive: Path) -> None:
     done = closed("<&-", "archive", "list", "-")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "standard input: cannot be kept" in done.stderr
@@ -57,7 +57,7 @@ def test_input_that_is_closed_is_named(archive: Path) -> None:
 
 @pytest.mark.parametrize("command", [["ls"], ["archive", "list"], ["archive", "verify"], ["cat"], ["--help"]])
 @pytest.mark.parametrize("unbuffered", [False, True])
-def test_a_standard_output_without_room(command: list[str], unbuffered: bool, tmp_path: Path) -> None:
+def test_a_full_standard_output_is_an_error(command: list[str], unbuffered: bool, tmp_path: Path) -> None:
     source = tmp_path / "a.json"
     source.write_text('[{"path": "a", "mode": 33188, "data": "x"}]')
     words = [*command, *([str(source)] if command != ["--help"] else []), *(["a"] if command == ["cat"] else [])]
@@ -74,8 +74,8 @@ def test_a_standard_output_without_room(command: list[str], unbuffered: bool, tm
 
 
 @pytest.mark.parametrize("word", ["ls", "mount", "archive"])
-def test_ctrl_c_while_modules_are_imported(word: str) -> None:
-    """Nothing is said. (What Python itself imports before says what it likes.)"""
+def test_ctrl_c_while_modules_are_imported_prints_nothing(word: str) -> None:
+    """Before zarrfs.cli is imported, Python itself may still print a traceback."""
     code = (
         "import sys, signal, importlib.abc\nfrom zarrfs.cli import main\n"
         "class Finder(importlib.abc.MetaPathFinder):\n"

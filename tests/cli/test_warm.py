@@ -1,4 +1,4 @@
-"""zarrfs warm, as a command."""
+"""The command zarrfs warm."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def test_failures_set_the_exit_status(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("-o", "cache_dir=/tmp/blocks,cache=none")])
-def test_nowhere_to_keep_it(options: tuple[str, ...], source: Path, tmp_path: Path) -> None:
+def test_warm_without_a_disk_cache_is_a_usage_error(options: tuple[str, ...], source: Path, tmp_path: Path) -> None:
     done = run("warm", *options, source, tmp_path / "reads")
     assert (done.returncode, done.stdout) == (2, "")
     assert "needs a cache on disk" in done.stderr
 
 
-def test_no_record(source: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_record_is_an_error(source: Path, tmp_path: Path) -> None:
     done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, source)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"zarrfs: {source}: line 1: not a record: expected {{\"zarrfs\": \"record\", ...}}\n"
 
 
-def test_a_bad_line(source: Path, tmp_path: Path) -> None:
+def test_a_bad_line_of_a_record_is_named(source: Path, tmp_path: Path) -> None:
     with open(tmp_path / "reads", "a") as file:
         file.write('["b/1"]\n')
     done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
@@ -60,12 +60,12 @@ def test_a_bad_line(source: Path, tmp_path: Path) -> None:
 
 
 def test_warmed_blocks_are_read_without_the_server(nginx: Nginx, source: Path, tmp_path: Path) -> None:
-    """The blocks are on the disk: another run gets them though the target is gone from its server."""
+    """The blocks are on disk: another command reads them after the server has lost the target."""
     target = nginx.plain.root / "warm-target"
     target.write_bytes(b"".join(b"%09d\n" % number for number in range(100)))
     refs = {f"a/{number}": [f"{nginx.plain.url}/warm-target", number * 10, 10] for number in range(100)}
     source.write_text(json.dumps({"version": 1, "refs": refs}))
-    for _ in range(20):  # a disk that is busy keeps nothing
+    for _ in range(20):  # blocks are dropped while the disk is busy
         before = nginx.log.read_text().count("GET /warm-target")
         done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
         assert (done.returncode, done.stdout) == (0, "100 read, 1000 B; 0 absent, 0 failed\n"), done.stderr
@@ -90,7 +90,7 @@ def test_blocks_that_are_not_kept_set_the_exit_status(nginx: Nginx, tmp_path: Pa
 
 
 def test_blobs_that_are_not_kept_set_the_exit_status(nginx: Nginx, tmp_path: Path) -> None:
-    """One over half of the bound is not kept."""
+    """A blob larger than half of cache_size is not kept."""
     data, blocks = bytes(1 << 20), tmp_path / "blocks"
     (nginx.plain.root / blobref(data)).write_bytes(data)
     entry = file([[0, len(data), blobref(data)]], encoding="blobvec", size=len(data))

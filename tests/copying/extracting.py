@@ -1,4 +1,4 @@
-"""Directories written by copy_store(), and their state."""
+"""Helpers that run copy_store() and read back the directory that it wrote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def look(path: Path | str) -> FileState:
 
 
 def snapshot(root: Path) -> dict[str, FileState]:
-    """Return the state of a directory and of all below it, by path; itself under ""."""
+    """Return {relative path: state} of a directory, under "", and of every entry below it."""
     found = {"": look(root)}
     for at, directories, files in os.walk(root):
         for name in (*directories, *files):
@@ -68,6 +68,6 @@ def write(
 
 
 def extract(document: Any, to: Path, blobs: Path | None = None, **choice: Any) -> CopyReport:
-    """Extract an archive into a directory, without the command."""
+    """Extract an archive into a directory with copy_store(), in this process."""
     with opened(document, type="archive", blobs=(str(blobs),) if blobs else ()) as (store, _plan):
         return write(store, to, **choice)

@@ -1,4 +1,4 @@
-"""Random merged trees: a source, changes to it without a mount, and a plain model of both."""
+"""Random merged trees: a source, changes to it that are made without a mount, and a plain model of the result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
 
 
 def operations(links: bool) -> st.SearchStrategy[list[Operation]]:
-    """Changes, some of which cannot be made."""
+    """Generate lists of changes, some of which are impossible."""
     kinds: list[st.SearchStrategy[Operation]] = [
         st.tuples(st.just("set"), KEYS, _DATA),
         st.tuples(st.just("delete"), st.integers(0, 99)),
@@ -54,7 +54,7 @@ def operations(links: bool) -> st.SearchStrategy[list[Operation]]:
 
 
 def model_of(entries: dict[str, Any]) -> Model:
-    """Return the tree of the set `entries`, as made by refsets.random_sets()."""
+    """Return the model of a reference set, `entries` of refsets.random_sets()."""
     model: Model = {}
     for key, value in entries.items():
         _add_above(model, key)
@@ -67,7 +67,7 @@ def model_of(entries: dict[str, Any]) -> Model:
 
 
 def write_source(place: Path, kind: str, entries: dict[str, Any]) -> Path:
-    """The set `entries` as a source of `kind` that shows the same."""
+    """Write the reference set `entries` as a source of `kind` with the same content; return its path."""
     files = {key: value for key, value in model_of(entries).items() if isinstance(value, bytes)}
     path = place / "source"
     if kind == "zarr":
@@ -90,12 +90,12 @@ def write_source(place: Path, kind: str, entries: dict[str, Any]) -> Path:
 
 
 def sets(urls: list[str]) -> st.SearchStrategy[dict[str, Any]]:
-    """Sources, with URLs that need no templates."""
+    """Generate reference sets whose URLs have no template."""
     return random_sets([url for url in urls if "{" not in url])
 
 
 def opened(path: Path, upper: Path, **options: Any) -> tuple[Overlay, Plan]:
-    """The overlay of a source, and how it was planned."""
+    """Open a source with the upper directory `upper`; return the overlay and the plan of the source."""
     chosen = Options(upperdir=str(upper), index_dir=str(upper.parent / "indexes"), **options)
     plan = plan_source(str(path), chosen, child=False)
     overlay = open_plan(plan, chosen)
@@ -104,14 +104,14 @@ def opened(path: Path, upper: Path, **options: Any) -> tuple[Overlay, Plan]:
 
 
 def changed(upper: Path, source: Path) -> None:
-    """Have the record in `upper` that a mount writes."""
+    """Write the record to `upper` that a mount writes."""
     overlay, _plan = opened(source, upper)
     overlay.upper.lock(True)
     trio.run(overlay.aclose)
 
 
 async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
-    """Make a change to both; what the overlay refuses is refused to the model."""
+    """Make a change to the overlay and to the model; an impossible one changes neither."""
     name, *rest = operation
     if name == "set":
         key, data = rest
@@ -151,7 +151,7 @@ async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
 async def _patch(
     overlay: Overlay, model: Model, number: int, at: int, data: bytes, mode: int, seconds: int
 ) -> None:
-    """Copy a file up and write to it in the middle, beyond its end perhaps, which makes a hole."""
+    """Copy a file up and write `data` at offset `at`, which may be beyond the end and leave a hole."""
     files = sorted(key for key, value in model.items() if isinstance(value, bytes))
     if not files:
         return
@@ -174,7 +174,7 @@ def _add_above(model: Model, key: str) -> None:
 
 
 async def shown(store: Store, prefix: str = "") -> dict[str, Shown]:
-    """All that a store shows below a directory, by its listings, and by get() and info()."""
+    """Return every entry below a directory, read with list_dir(), info() and get()."""
     found: dict[str, Shown] = {}
     async for listed in store.list_dir(prefix):
         key = join_key(prefix, listed.name)

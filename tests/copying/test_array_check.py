@@ -1,4 +1,4 @@
-"""check of arrays: every genuine store is sound, and each kind of damage is reported at its place only."""
+"""zarrfs check on arrays: the sample stores are sound, and damage is reported for the damaged entry only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMIT = 64 << 20
 
 
 class Counting(FileSystemStore):
-    """Counts how often each key is read."""
+    """A directory that counts how often each key is read."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -47,7 +47,7 @@ class Counting(FileSystemStore):
 def checked(
     path: Path, key: str = "", decode: bool = True, memory: int = LIMIT
 ) -> tuple[CheckReport, dict[str, ArrayCheck], Counter[str]]:
-    """(the report, the arrays by path, how often each key was read) of a directory."""
+    """Check a directory; return the report, the arrays by path, and how often each key was read."""
 
     async def run() -> tuple[CheckReport, dict[str, ArrayCheck], Counter[str]]:
         store, report = Counting(str(path)), CheckReport()
@@ -60,14 +60,14 @@ def checked(
 
 
 def chunk_keys(path: Path) -> list[str]:
-    """Keys of what is neither metadata nor left behind by a writer."""
+    """Return the keys of all files except metadata and leftovers of writers."""
     found = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
     documents = ("/meta/root", ".group.json", ".array.json", ".lock", ".partial")
     return [key for key in found if key.rpartition("/")[2] not in DOCUMENTS and not any(d in key for d in documents)]
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda path: path.name)
-def test_genuine_stores_are_sound(store: Path) -> None:
+def test_sample_stores_are_sound(store: Path) -> None:
     report, arrays, gets = checked(store)
     assert report.clean, report.bad
     chunks = chunk_keys(store)
@@ -80,17 +80,17 @@ def test_genuine_stores_are_sound(store: Path) -> None:
 
 @pytest.fixture(params=["v2_hier", "v3_hier"])
 def hier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of a hierarchy, to be damaged."""
+    """Return a copy of a sample hierarchy that a test may damage."""
     return shutil.copytree(DATA / "zarr" / request.param, tmp_path / "hier")
 
 
 def a_chunk(array: Path) -> Path:
-    """A chunk of an array."""
+    """Return the first chunk file of an array."""
     return min(file for file in array.rglob("*") if file.is_file() and file.name not in DOCUMENTS)
 
 
 def only_bad(path: Path, **how: Any) -> tuple[str, str, str]:
-    """(key, kind, reason) of the only bad entry; everything else was read."""
+    """Check a directory with exactly one bad entry; return (key, kind, reason) of that."""
     report, arrays, _gets = checked(path, **how)
     assert sum(array.bad for array in arrays.values()) <= 1
     (bad,) = report.bad
@@ -116,26 +116,28 @@ def nothing(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut, nothing])
 @pytest.mark.parametrize("array", ["blosc", "raw", "gzip", "zstd"])
-def test_a_chunk_that_does_not_decode(hier: Path, array: str, damage: Callable[[bytes], bytes]) -> None:
+def test_a_chunk_that_does_not_decode_is_reported_with_its_codec(
+    hier: Path, array: str, damage: Callable[[bytes], bytes]
+) -> None:
     chunk = a_chunk(hier / array)
     chunk.write_bytes(damage(chunk.read_bytes()))
     key, kind, reason = only_bad(hier)
     assert (key, kind) == (str(chunk.relative_to(hier)), "undecodable")
-    assert reason.startswith({"raw": "bytes"}.get(array, array)), reason  # names the codec
+    assert reason.startswith({"raw": "bytes"}.get(array, array)), reason  # the reason names the codec
     _report, arrays, _gets = checked(hier)
     assert arrays[array].decoded == arrays[array].chunks - 1
     report, _arrays, _gets = checked(hier, decode=False)
     assert report.clean
 
 
-def test_a_raw_chunk_of_another_size(hier: Path) -> None:
+def test_a_raw_chunk_of_a_wrong_size_is_undecodable(hier: Path) -> None:
     chunk = a_chunk(hier / "raw")
     chunk.write_bytes(longer(chunk.read_bytes()))
     assert only_bad(hier)[:2] == (str(chunk.relative_to(hier)), "undecodable")
 
 
 @pytest.mark.parametrize("array", ["crc", "shard"])
-def test_a_checksum_that_is_wrong(array: str, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_undecodable(array: str, tmp_path: Path) -> None:
     hier = shutil.copytree(DATA / "zarr/v3_hier", tmp_path / "hier")
     chunk = a_chunk(hier / array)
     chunk.write_bytes(flipped(chunk.read_bytes()))
@@ -144,7 +146,7 @@ def test_a_checksum_that_is_wrong(array: str, tmp_path: Path) -> None:
     assert "crc32c" in reason or "checksum" in reason
 
 
-def test_files_outside_the_grid(hier: Path) -> None:
+def test_files_outside_the_grid_are_reported(hier: Path) -> None:
     chunk = a_chunk(hier / "partial")
     name = "partial/c/9/0" if (hier / "zarr.json").exists() else "partial/9.0"
     (hier / name).parent.mkdir(exist_ok=True, parents=True)
@@ -155,10 +157,10 @@ def test_files_outside_the_grid(hier: Path) -> None:
     (hier / name).rename(hier / "partial/notes.txt")
     assert only_bad(hier)[:2] == ("partial/notes.txt", "outside grid")
     (hier / "partial/notes.txt").rename(hier / "partial/0.0.1234.partial")
-    assert checked(hier)[0].clean  # what a writer that was killed has left
+    assert checked(hier)[0].clean  # a killed writer leaves such files
 
 
-def test_chunks_that_are_nested_though_the_document_says_otherwise(tmp_path: Path) -> None:
+def test_a_chunk_with_another_separator_than_that_of_its_array_is_outside_the_grid(tmp_path: Path) -> None:
     array = zarr.create_array(str(tmp_path / "a"), shape=(2, 2), chunks=(1, 1), dtype="u1", zarr_format=2)
     array[:] = 1
     document = json.loads((tmp_path / "a/.zarray").read_text()) | {"dimension_separator": "."}
@@ -177,7 +179,7 @@ def edited(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_consolidated_metadata_that_says_something_else(hier: Path) -> None:
+def test_metadata_that_differs_from_consolidated_metadata_is_bad(hier: Path) -> None:
     v3 = (hier / "zarr.json").exists()
     document = "raw/zarr.json" if v3 else "raw/.zarray"
     edited(hier / document, fill_value=7)
@@ -186,7 +188,7 @@ def test_consolidated_metadata_that_says_something_else(hier: Path) -> None:
     assert f"differs from {'zarr.json' if v3 else '.zmetadata'}" in reason
 
 
-def test_a_node_that_consolidated_metadata_does_not_have(hier: Path) -> None:
+def test_a_node_missing_from_consolidated_metadata_is_bad_metadata(hier: Path) -> None:
     shutil.copytree(hier / "scalar", hier / "sub/new")
     report, _arrays, _gets = checked(hier)
     assert {bad.key.rpartition("/")[0] for bad in report.bad} == {"sub/new"}
@@ -195,7 +197,7 @@ def test_a_node_that_consolidated_metadata_does_not_have(hier: Path) -> None:
     }
 
 
-def test_a_node_that_only_consolidated_metadata_has(hier: Path) -> None:
+def test_a_node_that_only_consolidated_metadata_has_is_bad_metadata(hier: Path) -> None:
     shutil.rmtree(hier / "scalar")
     report, _arrays, _gets = checked(hier)
     assert {bad.key.partition("/")[0] for bad in report.bad} == {"scalar"}
@@ -203,7 +205,7 @@ def test_a_node_that_only_consolidated_metadata_has(hier: Path) -> None:
 
 
 def test_no_attributes_and_empty_ones_are_the_same(tmp_path: Path) -> None:
-    """zarr-python 3 consolidates a .zattrs for every node, also where there is none."""
+    """zarr-python 3 consolidates a .zattrs for every node, even for one that has none."""
     zarr.create_array(str(tmp_path / "a"), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)[:] = 1
     zarr.create_group(str(tmp_path), zarr_format=2)
     attributes, consolidated = tmp_path / "a/.zattrs", tmp_path / ".zmetadata"
@@ -220,8 +222,8 @@ def test_no_attributes_and_empty_ones_are_the_same(tmp_path: Path) -> None:
     assert "does not have it" in only_bad(tmp_path)[2]
 
 
-def test_documents_that_are_links_are_there(tmp_path: Path) -> None:
-    """Or lie behind a link: no listing has them, and every reader does."""
+def test_documents_that_are_reached_through_links_are_not_missing(tmp_path: Path) -> None:
+    """A walk does not find a document that is a link, or in a linked directory, but readers do."""
     array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "compressor": None, "filters": None,
              "fill_value": 0, "order": "C"}  # fmt: skip
     group = {"zarr_format": 2}
@@ -238,7 +240,7 @@ def test_documents_that_are_links_are_there(tmp_path: Path) -> None:
     assert found == [("d/.zarray", nowhere), ("d/.zarray", "is not there, but .zmetadata has it")]
 
 
-def test_a_chunk_with_a_hole_has_the_same_bytes_twice(tmp_path: Path) -> None:
+def test_a_chunk_with_a_hole_is_unchanged_in_a_second_pass(tmp_path: Path) -> None:
     array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "filters": None,
              "fill_value": 0, "order": "C"}  # fmt: skip
     archive = {".zarray": {"mode": 0o100644, "encoding": "utf-8", "data": json.dumps(array)},
@@ -252,7 +254,7 @@ def test_a_chunk_with_a_hole_has_the_same_bytes_twice(tmp_path: Path) -> None:
     ("text", "rule"),
     [("{", ""), ("[]", ""), ('{"zarr_format": 2, "shape": [-1]}', ""), ('{"zarr_format": 7}', "zarr_format")],
 )
-def test_a_document_that_breaks_a_rule(text: str, rule: str, tmp_path: Path) -> None:
+def test_an_invalid_document_is_reported_and_other_arrays_are_decoded(text: str, rule: str, tmp_path: Path) -> None:
     for name in "ab":
         zarr.create_array(str(tmp_path / "g" / name), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)[:] = 1
     (tmp_path / "g/a/.zarray").write_text(text)
@@ -283,8 +285,8 @@ def test_other_files_called_meta_are_not_taken_for_arrays(tmp_path: Path) -> Non
     assert report.ok == 2
 
 
-def test_links_that_lead_nowhere_are_no_arrays(tmp_path: Path) -> None:
-    """In a source that keeps its links, as an archive of a directory with other files."""
+def test_dangling_links_are_no_arrays(tmp_path: Path) -> None:
+    """As in an archive of a directory that has no Zarr metadata, and links that lead out of it."""
     (tmp_path / "d").mkdir()
     for link, target in (("a", "nowhere"), ("d/b", "/nowhere"), ("circle", "circle"), ("meta", "nowhere")):
         (tmp_path / link).symlink_to(target)
@@ -303,7 +305,7 @@ def test_links_that_lead_nowhere_are_no_arrays(tmp_path: Path) -> None:
 # -- parts and bounds
 
 
-def test_a_part_of_an_array(hier: Path) -> None:
+def test_a_check_of_one_key_covers_only_its_array(hier: Path) -> None:
     chunk = a_chunk(hier / "blosc")
     key = str(chunk.relative_to(hier))
     chunk.write_bytes(b"x")
@@ -314,7 +316,7 @@ def test_a_part_of_an_array(hier: Path) -> None:
     assert checked(hier, "sub")[0].clean
 
 
-def test_chunks_that_do_not_fit_in_memory_are_only_read(tmp_path: Path) -> None:
+def test_chunks_that_do_not_fit_in_memory_are_read_but_not_decoded(tmp_path: Path) -> None:
     path = tmp_path / "a"
     zarr.create_array(str(path), shape=(1 << 20,), chunks=(1 << 20,), dtype="u1", compressors=None)[:] = 1
     report, arrays, _gets = checked(path, memory=1 << 20)
@@ -338,8 +340,8 @@ def test_a_shard_that_does_not_fit_in_memory_is_decoded_in_parts(tmp_path: Path)
     assert only_bad(path, memory=1 << 18)[:2] == ("c/0", "undecodable")
 
 
-def test_a_chunk_that_is_cut_at_the_edge_of_the_array(tmp_path: Path) -> None:
-    """Views read it; an uncompressed one is of a wrong size."""
+def test_a_compressed_chunk_may_be_cut_at_the_edge_of_the_array(tmp_path: Path) -> None:
+    """Views read it. An uncompressed one is reported, as its size is wrong."""
     about = {"zarr_format": 2, "shape": [5], "chunks": [3], "dtype": "<i4", "fill_value": 0, "order": "C",
              "filters": None}  # fmt: skip
     for name, compressor in ("zlib", {"id": "zlib", "level": 1}), ("raw", None):
@@ -355,7 +357,7 @@ def test_a_chunk_that_is_cut_at_the_edge_of_the_array(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [LIMIT, 1 << 18])
-def test_a_shard_whose_index_leads_out_of_it(tmp_path: Path, memory: int) -> None:
+def test_a_shard_whose_index_points_outside_of_it_is_undecodable(tmp_path: Path, memory: int) -> None:
     path = tmp_path / "a"
     zarr.create_array(str(path), shape=(1 << 18,), chunks=(1 << 16,), shards=(1 << 18,), dtype="u1")[:] = 1
     data = bytearray((path / "c/0").read_bytes())
@@ -367,8 +369,8 @@ def test_a_shard_whose_index_leads_out_of_it(tmp_path: Path, memory: int) -> Non
     assert "inner chunk 0 lies at" in reason
 
 
-def test_a_damaged_shard_at_the_edge_of_the_array(tmp_path: Path) -> None:
-    """Its index has as many entries as the shard, not as the array, has inner chunks."""
+def test_a_damaged_shard_at_the_edge_of_the_array_is_undecodable(tmp_path: Path) -> None:
+    """Its index has an entry for each inner chunk of a whole shard, also for those beyond the array."""
     path, little = tmp_path / "a", {"name": "bytes", "configuration": {"endian": "little"}}
     inner = {"chunk_shape": [2], "codecs": [little, {"name": "crc32c"}], "index_codecs": [little]}
     (path / "c").mkdir(parents=True)
@@ -389,7 +391,7 @@ def test_a_damaged_shard_at_the_edge_of_the_array(tmp_path: Path) -> None:
 # -- the command
 
 
-def test_the_command(hier: Path) -> None:
+def test_the_command_lists_arrays_and_bad_chunks(hier: Path) -> None:
     done = CliRunner().invoke(main, ["check", str(hier)])
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[0].split() == ["array", "chunks", "decoded", "bad"]

@@ -33,7 +33,7 @@ def discard(upper: Path, *more: str, answer: str | None = None) -> Result:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A source with changes of every kind."""
+    """Return a directory with a source, and with changes of every kind in `upper`."""
     write_source(tmp_path, "archive", {"a/b": b"1", "a/c": b"2", "d/e": b"3", "f": b"4", "g/h": b"5"})
     upper = tmp_path / "upper"
     upper.mkdir()
@@ -54,14 +54,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_letters_and_keys_in_order(place: Path) -> None:
+def test_diff_prints_a_letter_and_a_key_in_key_order(place: Path) -> None:
     result = diff(place)
     assert result.exit_code == 0
     assert result.stdout.splitlines() == ["M a/b", "D d", "D f", "A f", "A f/new", "M g", "A link\\x1b"]
     assert result.stderr == ""
 
 
-def test_json_is_one_document(place: Path) -> None:
+def test_json_output_is_one_document(place: Path) -> None:
     found = json.loads(diff(place, "--json").stdout)
     assert [(entry["kind"], entry["key"], entry["type"]) for entry in found] == [
         ("changed", "a/b", "file"), ("deleted", "d", None), ("deleted", "f", None), ("added", "f", "directory"),
@@ -86,7 +86,7 @@ def test_exit_code_sets_the_status_if_there_are_differences(place: Path) -> None
     assert (diff(place).exit_code, diff(place, "--exit-code").exit_code) == (1, 2)
 
 
-def test_without_an_upper_directory(place: Path) -> None:
+def test_a_missing_upper_directory_is_an_error(place: Path) -> None:
     for command in (["diff", "x"], ["commit", "x", "-O", "y.zip"], ["discard"]):
         result = CliRunner().invoke(main, command)
         assert result.exit_code == 2
@@ -97,7 +97,7 @@ def test_without_an_upper_directory(place: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["references", "archive", "zarr"])
-def test_the_difference_leads_from_the_source_to_the_merged_tree(kind: str) -> None:
+def test_applying_the_changes_to_the_source_gives_the_merged_tree(kind: str) -> None:
     @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
     @given(sets(targets(Path(_URLS.name))), operations(links=True))
     def check(entries: dict[str, Any], changes: list[Any]) -> None:
@@ -155,7 +155,7 @@ def test_discard_leaves_an_empty_directory(place: Path) -> None:
     assert outside.stat().st_mode & 0o7777 == 0o500
 
 
-def test_discard_asks(place: Path) -> None:
+def test_discard_asks_for_confirmation(place: Path) -> None:
     upper = place / "upper"
     before = sorted(os.listdir(upper))
     result = discard(upper)
@@ -172,7 +172,7 @@ def test_discard_asks(place: Path) -> None:
         assert asked.returncode == (1 if left else 0)
 
 
-def test_a_foreign_directory_stays(tmp_path: Path) -> None:
+def test_discard_refuses_a_directory_that_is_no_upper(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     result = discard(tmp_path, "--yes")
     assert result.exit_code == 1
@@ -183,7 +183,7 @@ def test_a_foreign_directory_stays(tmp_path: Path) -> None:
     assert (tmp_path / "precious").exists()
 
 
-def test_an_upper_in_use_stays(place: Path) -> None:
+def test_discard_refuses_an_upper_in_use(place: Path) -> None:
     overlay, _plan = opened(place / "source", place / "upper")
     overlay.upper.lock(False)
     result = discard(place / "upper", "--yes")

@@ -1,4 +1,4 @@
-"""check: every byte is read, every failure is in the right row, and nothing grows with a declared size."""
+"""check(): every byte is read, each failure is counted as its kind, and holes of any size cost nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ERRORS = {
 
 
 class Targets:
-    """Targets as their name says; counts what is read, and how much of it at the same time."""
+    """Targets that fail as their names say; keeps the extents that are read, and the most bytes read at one time."""
 
     remote = False
 
@@ -65,7 +65,7 @@ class Targets:
 
 
 def store_of(directory: Path, fill: Callable[[IndexWriter], None]) -> tuple[IndexStore, Targets]:
-    """An index with what `fill` writes, over Targets."""
+    """Return a store of the entries that `fill` writes, and its targets."""
     targets = Targets()
     with IndexWriter(str(directory / "index")) as writer:
         fill(writer)
@@ -79,7 +79,7 @@ def checked(store: IndexStore, key: str = "", keep: int = 20, memory: int = 256 
     return report
 
 
-def test_all_is_well(tmp_path: Path) -> None:
+def test_a_sound_store_is_clean_and_read_in_full(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.inline("a/inline", b"12345")
         writer.range("a/range", "data", 100, 50)
@@ -99,7 +99,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     [("missing", "missing"), ("short", "out of range"), ("hash", "wrong hash"), ("changed", "changed"),
      ("denied", "unreadable"), ("bug", "unreadable")],
 )  # fmt: skip
-def test_each_failure_in_its_row(url: str, kind: str, tmp_path: Path) -> None:
+def test_each_failure_is_counted_as_its_kind(url: str, kind: str, tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.range("good", "data", 0, 5)
         writer.range("bad", url, 0, 5)
@@ -113,7 +113,7 @@ def test_each_failure_in_its_row(url: str, kind: str, tmp_path: Path) -> None:
     assert url in bad.url
 
 
-def test_a_size_that_cannot_be_had_is_a_bad_entry(tmp_path: Path) -> None:
+def test_a_file_whose_size_is_unavailable_is_a_bad_entry(tmp_path: Path) -> None:
     store, _targets = store_of(tmp_path, lambda writer: writer.whole("bad", "missing"))
     assert checked(store).counts == {"missing": 1}
 
@@ -140,7 +140,7 @@ def test_entries_that_were_left_out_are_failures(tmp_path: Path) -> None:
     assert checked(store, "a").problems == [("a/y", "wrong arity")]
 
 
-def test_below_a_key_and_of_one_file(tmp_path: Path) -> None:
+def test_only_entries_at_or_below_the_key_are_checked(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.inline("a/b/x", b"1")
         writer.inline("a/y", b"1")
@@ -151,7 +151,7 @@ def test_below_a_key_and_of_one_file(tmp_path: Path) -> None:
     assert checked(store, "a/b/x").ok == 1
 
 
-def test_a_hole_costs_nothing(tmp_path: Path) -> None:
+def test_holes_are_not_read(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.regions("hole", 1 << 60, [])
         data = [Region(1 << 50, 4096, "data", 0), Region(1 << 59, 10, "data", 4096)]
@@ -208,7 +208,7 @@ def test_a_directory_that_cannot_be_listed_is_bad_and_the_rest_is_read(tmp_path:
     assert (report.ok, [bad.key for bad in report.bad]) == (2, ["b"])
 
 
-def test_follow(tmp_path: Path) -> None:
+def test_follow_resolves_links_inside_the_store(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.inline("real/deep/file", b"1")
         writer.symlink("a", "real/deep")
@@ -222,7 +222,7 @@ def test_follow(tmp_path: Path) -> None:
     assert trio.run(follow, store, "out/x") is None
 
 
-def test_walk_is_in_order(tmp_path: Path) -> None:
+def test_walk_yields_keys_in_order(tmp_path: Path) -> None:
     store, _targets = store_of(
         tmp_path, lambda writer: [writer.inline(key, b"") for key in ("b/2", "b/1/x", "a", "c")]
     )
@@ -233,7 +233,7 @@ def test_walk_is_in_order(tmp_path: Path) -> None:
     assert trio.run(keys) == ["a", "b", "b/1", "b/1/x", "b/2", "c"]
 
 
-def test_sizes_are_asked_for_in_order(tmp_path: Path) -> None:
+def test_sizes_are_added_without_changing_the_order(tmp_path: Path) -> None:
     names = [f"{number:04}" for number in range(2500)]
 
     def fill(writer: IndexWriter) -> None:
@@ -269,11 +269,11 @@ def test_pieces_are_bounded(tmp_path: Path) -> None:
     assert targets.extents[0] == ("data", 7, 4 << 20)
 
 
-# -- twice
+# -- two passes
 
 
-def test_two_passes_over_a_directory(tmp_path: Path) -> None:
-    """Other bytes of the same size, a value that is gone, one that cannot be read any more; nothing else."""
+def test_a_second_pass_reports_changed_and_missing_values(tmp_path: Path) -> None:
+    """It reports new bytes of the same size, a removed value and one that is now a dangling link; not a new one."""
     for name in ("same", "other", "gone", "empty", "bad", "new"):
         (tmp_path / name).write_bytes(b"" if name == "empty" else b"x" * 100_000)
     (tmp_path / "new").unlink()
@@ -298,8 +298,8 @@ def test_two_passes_over_a_directory(tmp_path: Path) -> None:
     }
 
 
-def test_a_value_that_was_not_read_in_order_is_read_once_more() -> None:
-    """A shard is read so, its index first. A hole differs from zeros, and equals another hole."""
+def test_a_digest_is_incomplete_if_its_bytes_were_not_seen_in_order() -> None:
+    """A shard is read with its index first, and has to be read again. A hole has another digest than zeros."""
     digests = Digests()
     for start, data in ((8, b"index"), (0, b"12345678")):
         digests.see("shard", start, data)
@@ -320,7 +320,7 @@ def test_a_value_that_was_not_read_in_order_is_read_once_more() -> None:
     assert first.lost() == 2
 
 
-def test_bad_entries_are_named_in_key_order_whatever_the_order_they_are_found_in() -> None:
+def test_the_first_bad_entries_in_key_order_are_kept() -> None:
     report = CheckReport(keep=3)
     for key in ("d", "b", "e", "a", "c"):
         report.add(key, TargetMissing("x", "not found"))

@@ -1,4 +1,4 @@
-"""A check in parts: merged, it says what a check of the whole says; what does not fit together is refused."""
+"""A check in parts: merged, they report the same as one check; parts that do not fit together are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arrays with faults of every kind: in chunks, in metadata, in lists of directories, outside of a grid."""
+    """Return three arrays with bad metadata, undecodable and unreadable chunks, and a chunk outside the grid."""
     path = tmp_path_factory.mktemp("parts") / "store.zarr"
     group = zarr.open_group(path, mode="w", zarr_format=2)
     for name, extent in (("a", 40), ("b", 64), ("c", 16)):
@@ -55,7 +55,9 @@ def told(done: Result) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("more", [(), ("--twice",)])
-def test_parts_say_what_the_whole_says(store: Path, tmp_path: Path, count: int, more: tuple[str, ...]) -> None:
+def test_merged_parts_report_the_same_as_one_check(
+    store: Path, tmp_path: Path, count: int, more: tuple[str, ...]
+) -> None:
     whole = check("--json", *more, store)
     paths = parts(store, tmp_path, count, *more)
     ok = [json.loads(path.read_text())["ok"] for path in paths]
@@ -70,7 +72,7 @@ def test_parts_say_what_the_whole_says(store: Path, tmp_path: Path, count: int, 
     assert named.stdout.endswith(f"and {len(expected['bad']) - 1} more\n")
 
 
-def test_parts_that_are_missing(store: Path, tmp_path: Path) -> None:
+def test_missing_parts_are_named(store: Path, tmp_path: Path) -> None:
     first, _second, third, _last = parts(store, tmp_path, 4)
     done = check("--merge", third, first)
     assert done.exit_code == 1
@@ -79,15 +81,15 @@ def test_parts_that_are_missing(store: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["missing_parts"] == ["1/4", "2/4", "3/4"]
 
 
-def test_a_share_of_a_sound_store_is_missing(tmp_path: Path) -> None:
+def test_a_missing_part_of_a_sound_store_is_a_failure(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "sound.zarr", shape=(9,), chunks=(1,), dtype="i4")[:] = 1
     one, two = parts(tmp_path / "sound.zarr", tmp_path, 2)
     assert check("--merge", one, two).exit_code == 0
     assert check("--merge", two).exit_code == 1
 
 
-def test_a_part_whose_source_has_changed(store: Path, tmp_path: Path) -> None:
-    """Its shares would be cut otherwise: keys may be in none of them."""
+def test_a_part_whose_source_has_changed_is_refused(store: Path, tmp_path: Path) -> None:
+    """The changed source is divided differently, so a key may be in neither part."""
     zarr.create_array(tmp_path / "x.zarr", shape=(9,), chunks=(1,), dtype="i4")[:] = 1
     one, _ = parts(tmp_path / "x.zarr", tmp_path, 2)
     (tmp_path / "x.zarr/c/7").write_bytes(b"longer than it was")
@@ -101,7 +103,7 @@ def test_a_part_whose_source_has_changed(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["base", "view", "upperdir"])
 def test_parts_of_other_variants_of_a_source_are_refused(option: str, tmp_path: Path) -> None:
-    """All of them have the same names, sizes and version."""
+    """The variants have the same names, sizes and version."""
     (tmp_path / "refs.json").write_text(json.dumps({"a": "data"}))
     for name in "one", "two":
         (tmp_path / name).mkdir()
@@ -148,7 +150,7 @@ def _changed(**changed: Any) -> Callable[[str], str]:
         (_changed(decode=False), "decoding of chunks is off, and on in {first}"),
     ],
 )  # fmt: skip
-def test_parts_that_are_refused(
+def test_damaged_and_unrelated_parts_are_refused(
     damage: Callable[[str], str], message: str, store: Path, tmp_path: Path
 ) -> None:
     first, second = parts(store, tmp_path, 2)
@@ -169,13 +171,13 @@ def test_parts_that_are_refused(
         (("a", "b", "c"), "c: a check is of one SOURCE"),
     ],
 )
-def test_a_wrong_command_line(words: tuple[str, ...], message: str) -> None:
+def test_a_wrong_command_line_is_a_usage_error(words: tuple[str, ...], message: str) -> None:
     done = check(*words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"zarrfs: {message}")
 
 
-def test_auto_outside_of_a_job_does_nothing(store: Path, tmp_path: Path) -> None:
+def test_auto_outside_of_a_job_is_a_usage_error(store: Path, tmp_path: Path) -> None:
     done = run("check", "--shard", "auto", "--report", tmp_path / "part", store, env={"PATH": "/bin"})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert not (tmp_path / "part").exists()

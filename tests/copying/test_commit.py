@@ -1,4 +1,4 @@
-"""zarrfs commit: what is written shows the merged tree, whole or not at all."""
+"""zarrfs commit: the new source has the merged tree, and a failed command leaves none."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from zarrfs.references.output import Output
 from zarrfs.store import destination
 from zarrfs.store.api import Kind
 
-# -- the property: a random source, random changes, and NEW shows what the mount would
+# -- property: for random sources and changes, NEW shows the same tree as the overlay
 
 _URLS = tempfile.TemporaryDirectory(prefix="zarrfs-targets-")
 _SETS = sets(targets(Path(_URLS.name)))
 
 
 def expected(merged: dict[str, Shown], form: str) -> dict[str, Any]:
-    """As much of a merged tree as something of this form can tell."""
+    """Return the part of a merged tree that a source of this form can hold."""
     if form == "references":
         return {key: entry.data for key, entry in merged.items() if entry.kind is Kind.FILE}
     if form == "zip":
@@ -64,7 +64,7 @@ def expected(merged: dict[str, Shown], form: str) -> dict[str, Any]:
 
 
 async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes: list[Any], new: NewSource) -> None:
-    """Make a source and changes, commit, and compare."""
+    """Write a source, make changes, commit, and compare NEW with the overlay."""
     upper, blobs = place / "upper", place / "blobs"
     upper.mkdir()
     blobs.mkdir()
@@ -100,7 +100,7 @@ def typed(form: str) -> str:
 
 
 def empty(model: Model) -> set[str]:
-    """The warnings of directories that hold nothing."""
+    """Return the warnings that are expected for empty directories."""
     return {
         f"{key}: an empty directory, which a reference set cannot hold: left out"
         for key, value in model.items()
@@ -131,12 +131,12 @@ def test_new_shows_the_merged_tree(kind: str, path: str, form: str, more: dict[s
     check()
 
 
-# -- one thing at a time, by the command
+# -- the command, one feature at a time
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A set of two files, and changes to it: one file changed, a large one and a sparse one new."""
+    """Write a reference set and changes to it: one changed file, a new large one, and a new sparse one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "target").write_bytes(TARGET)
     refs = {".zgroup": '{"zarr_format":2}', "a/x": [str(tmp_path / "target"), 3, 100], "a/y": ["target"]}
@@ -164,7 +164,7 @@ def done(new: str, *more: str, source: str = "refs.json") -> None:
 
 
 def refused(rule: str, new: str, *more: str, status: int = 1) -> None:
-    """One line, with this in it, and nothing is written."""
+    """Assert that the command prints one line, with `rule` in it, and writes nothing."""
     before = sorted(os.listdir("."))
     result = commit_to(new, *more)
     assert result.exit_code == status
@@ -211,10 +211,10 @@ def test_each_key_is_written_once(place: Path) -> None:
 
 @pytest.mark.parametrize("new", ["new.json", "new.index"])
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_signal_after_the_rename_leaves_the_data_file(
+def test_a_signal_after_the_rename_does_not_remove_the_data_file(
     place: Path, new: str, replace: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NEW is there by then, and refers to it."""
+    """By then NEW is in place, and refers to the data file."""
     if replace:
         done(new)
         os.unlink(f"{new}.data")
@@ -235,7 +235,7 @@ def test_a_signal_after_the_rename_leaves_the_data_file(
     assert trio.run(read, place / new, "large") == b"0123456789" * 200_000
 
 
-def test_a_data_file_may_be_named_from_the_set(place: Path) -> None:
+def test_a_relative_set_and_its_data_file_can_be_moved(place: Path) -> None:
     (place / "sub").mkdir()
     done("sub/new.json", "--relative")
     found = entries_of("sub/new.json")
@@ -259,7 +259,7 @@ async def read(path: Path, key: str) -> bytes:
     return data
 
 
-def test_in_place_nothing_large_is_copied(place: Path) -> None:
+def test_large_files_are_not_copied_with_in_place(place: Path) -> None:
     done("new.json", "--in-place")
     assert entries_of("new.json")["large"] == [f"file://{place}/up/large", 0, 2_000_000]
     assert not (place / "new.json.data").exists()
@@ -268,7 +268,7 @@ def test_in_place_nothing_large_is_copied(place: Path) -> None:
     assert trio.run(read, place / "other.json", "a::b") == b"0123456789" * 200_000
 
 
-def test_a_threshold_decides_what_is_inline(place: Path) -> None:
+def test_the_inline_threshold_decides_which_values_are_inline(place: Path) -> None:
     (place / "up/sparse").unlink()
     done("new.json", "--inline-threshold", "2MB")
     assert entries_of("new.json")["large"] == b"0123456789" * 200_000
@@ -299,7 +299,7 @@ def test_an_empty_file_and_a_hole_have_a_size_alone(place: Path) -> None:
         assert found[name]["size"] == size
 
 
-def test_a_large_file_of_an_archive_is_cut_as_flux_cuts_it(place: Path) -> None:
+def test_a_large_file_is_divided_into_blobs_as_flux_does(place: Path) -> None:
     (place / "blobs").mkdir()
     done("new.json", "--format", "archive", "--blobs", "blobs")
     (entry,) = [entry for entry in json.loads((place / "new.json").read_text()) if entry["path"] == "large"]
@@ -318,7 +318,7 @@ def test_bytes_that_flux_cannot_read_as_text_are_base64(place: Path) -> None:
     assert found == {".zgroup": "utf-8", "a": None, "a/x": "utf-8", "a/y": "base64", "nul": "base64"}
 
 
-def test_a_directory_has_links_owners_and_attributes(place: Path) -> None:
+def test_a_directory_keeps_links_owners_and_attributes(place: Path) -> None:
     os.link("up/large", "up/a/again")
     os.symlink("../large", "up/a/link")
     os.chown("up/large", 12, 34)
@@ -352,8 +352,8 @@ def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Pat
     assert os.readlink("new.zarr/link") == "large"
 
 
-def test_a_key_that_no_set_is_read_with_is_an_error_or_left_out(place: Path) -> None:
-    (place / "up" / "/".join("d" * 101)).mkdir(parents=True)  # an empty directory is left out anyway
+def test_a_key_that_is_too_deep_for_a_set_is_an_error_or_left_out(place: Path) -> None:
+    (place / "up" / "/".join("d" * 101)).mkdir(parents=True)  # an empty directory is always left out
     result = commit_to("new.json")
     assert (result.exit_code, result.stderr.count("an empty directory")) == (0, 1)
     (place / "up" / "/".join("d" * 101) / "f").write_text("x")
@@ -378,7 +378,7 @@ def deep(place: Path) -> None:
 
 
 def huge(place: Path) -> None:
-    """No file of a disk has this size, but the source may say so."""
+    """No file on disk can have this size, but a source can declare it."""
     shutil.rmtree(place / "up")
     (place / "up").mkdir()
     (place / "refs.json").write_text(json.dumps({".zgroup": "{}", "huge": ["target", 0, 2**62 + 1]}))
@@ -393,7 +393,7 @@ def huge(place: Path) -> None:
         (huge, "a size over 4,611,686,018,427,387,904 bytes, which no archive can hold"),
     ],
 )
-def test_what_would_make_an_archive_unreadable_is_an_error_or_left_out(
+def test_an_entry_that_would_make_an_archive_unreadable_is_an_error_or_left_out(
     make: Callable[[Path], None], rule: str, place: Path
 ) -> None:
     (place / "up/large").unlink()
@@ -405,7 +405,7 @@ def test_what_would_make_an_archive_unreadable_is_an_error_or_left_out(
     assert trio.run(read, place / "new.json", ".zgroup").startswith(b"{")
 
 
-def test_a_name_that_is_not_utf8(place: Path) -> None:
+def test_a_name_that_is_not_utf8_is_committed_only_to_a_directory(place: Path) -> None:
     (place / "up" / os.fsdecode(b"\xff")).write_text("x")
     for new in ("new.json", "new.zip"):
         refused("not UTF-8", new)
@@ -427,7 +427,7 @@ def test_an_existing_output_is_replaced_only_with_force(place: Path) -> None:
     assert entries_of("new.json")["large"][0] == str(place / "new.json.2.data")
 
 
-def test_new_is_no_part_of_what_is_read(place: Path) -> None:
+def test_new_may_not_be_in_the_source_or_the_upper_directory(place: Path) -> None:
     (place / "blobs").mkdir()
     refused("is the upper directory", "up/new.json", status=2)
     refused("is the source", "refs.json", "--force", status=2)
@@ -439,7 +439,7 @@ def test_new_is_no_part_of_what_is_read(place: Path) -> None:
     refused("no such directory", "none/new.json", status=2)
 
 
-def test_a_mount_that_writes_is_ended_first(place: Path) -> None:
+def test_an_upper_directory_in_use_is_refused(place: Path) -> None:
     overlay, _plan = opened(place / "refs.json", place / "up")
     overlay.upper.lock(True)
     refused(f"up: is in use by another mount (process {os.getpid()})", "new.json")
@@ -447,7 +447,7 @@ def test_a_mount_that_writes_is_ended_first(place: Path) -> None:
     done("new.json")
 
 
-def test_an_archive_takes_blobs(place: Path) -> None:
+def test_an_archive_with_a_large_file_needs_a_directory_of_blobs(place: Path) -> None:
     refused("large: 2,000,000 bytes, which go to a blob", "new.json", "--format", "archive", status=2)
 
 
@@ -472,7 +472,7 @@ def test_an_unreadable_value_leaves_no_output(place: Path, new: str) -> None:
 
 
 def test_a_file_that_has_changed_since_it_was_listed_is_an_error(tmp_path: Path) -> None:
-    """It would be cut at its old size."""
+    """The copy of it would be cut at its old size."""
     for name in ("source", "upper"):
         (tmp_path / name).mkdir()
     (tmp_path / "source/.zgroup").write_text('{"zarr_format": 2}')
@@ -508,7 +508,7 @@ def form_of(new: str) -> str:
 
 
 def array(place: Path) -> None:
-    """A set in the Parquet layout, arr.parquet, of an array of three chunks, and changes to it in up2."""
+    """Write arr.parquet, a Parquet reference set of an array with three chunks, and changes to it in up2."""
     zarray = {"zarr_format": 2, "shape": [6], "chunks": [2], "dtype": "<u2", "compressor": None, "fill_value": 7,
               "order": "C", "filters": None}  # fmt: skip
     refs = {".zgroup": '{"zarr_format":2}', "v/.zarray": json.dumps(zarray), "v/.zattrs": "{}"}
@@ -525,7 +525,7 @@ def array(place: Path) -> None:
 
 @pytest.mark.parametrize("new", ["new.parquet", "new.json"])
 @pytest.mark.parametrize("inline", ["1KiB", "0"])
-def test_a_set_in_parquet(place: Path, new: str, inline: str) -> None:
+def test_a_parquet_set_is_committed(place: Path, new: str, inline: str) -> None:
     array(place)
     arguments = ["commit", "arr.parquet", "--upperdir", "up2", "-O", new, "--inline-threshold", inline]
     result = CliRunner().invoke(main, arguments)
@@ -536,13 +536,13 @@ def test_a_set_in_parquet(place: Path, new: str, inline: str) -> None:
     assert found["v/2"] == (b"\1\0\2\0" if inline == "1KiB" else [str(place / f"{new}.data"), 0, 4])
     assert json.loads(found["v/.zattrs"]) == {"units": "K"}
     fs = fsspec.filesystem("reference", fo=str(place / new), remote_protocol="file", skip_instance_cache=True)
-    # what the layout consolidates is made anew; in JSON it is a file like others, and that was not changed
+    # commit to Parquet consolidates metadata anew; in JSON, .zmetadata is a file like any other, and is not changed
     group = zarr.open_group(fs.get_mapper(""), mode="r", zarr_format=2, use_consolidated=new == "new.parquet")
     assert group["v"][:].tolist() == [0x0100, 0x0302, 7, 7, 1, 2]
     assert group["v"].attrs["units"] == "K"
 
 
-def test_fsspec_finds_the_same(place: Path) -> None:
+def test_fsspec_reads_the_same(place: Path) -> None:
     (place / "up/sparse").unlink()
     done("new.json")
     found = as_fsspec_reads(place / "new.json")
@@ -551,7 +551,7 @@ def test_fsspec_finds_the_same(place: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_zip_file_as_the_source(place: Path) -> None:
+def test_values_of_a_zip_source_are_referenced_inside_it(place: Path) -> None:
     done("first.zip")
     (place / "up2").mkdir()
     changed(place / "up2", place / "first.zip")
@@ -570,13 +570,13 @@ def test_a_store_that_is_its_own_upper_has_no_difference(place: Path) -> None:
         assert "is the source itself" in result.stderr
 
 
-def test_names_that_mean_something_in_an_upper_are_not_there(place: Path) -> None:
+def test_keys_with_names_reserved_in_an_upper_are_left_out(place: Path) -> None:
     done("odd.json", source=reference_set(place))
     assert sorted(entries_of("odd.json")) == ["sub/w", "x"]
 
 
 def reference_set(place: Path) -> str:
-    """A set with such names, over which there are no changes in up."""
+    """Write a set with keys of reserved names, and an empty upper directory; return the path of the set."""
     (place / "up").rename(place / "kept")
     (place / "up").mkdir()
     refs = dict.fromkeys(("x", ".wh.y", ".zarrfs-upper", "sub/.wh.z", "sub/w", ".wh.d/v"), "data")

@@ -1,4 +1,4 @@
-"""zarrfs commit over a network: interrupted it leaves nothing, and it does not read one value at a time."""
+"""zarrfs commit of a remote source: interruption, replacing read-only directories, and concurrent reads."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from zarrfs.copying.changes import discard
 from zarrfs.copying.commit import NewSource, commit
 from zarrfs.store.upper import RECORD
 
-VALUES = 68  # more than are fetched at a time, and a multiple of what Together answers at once
+VALUES = 68  # more than are fetched at a time, and a multiple of the requests that Together waits for
 
 
 def source(place: Path, url: str) -> list[str]:
-    """The arguments that commit a set of values at `url`, and a file in an upper, to something in `place`."""
+    """Write a set of values at `url` and an upper directory with a file; return the arguments that commit them."""
     refs = {f"v/{number}": [f"{url}/{number}", 0, 5000] for number in range(VALUES)}
     (place / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     digest = hashlib.sha256((place / "refs.json").read_bytes()).hexdigest()
@@ -44,7 +44,7 @@ def source(place: Path, url: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("new", ["new.zarr", "new.zip"])
-def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, new: str) -> None:
+def test_an_interrupted_commit_leaves_no_output(tmp_path: Path, number: signal.Signals, new: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         arguments = source(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
         child = subprocess.Popen([PROGRAM, *arguments, str(tmp_path / new)], stderr=subprocess.PIPE)
@@ -58,8 +58,8 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, n
         assert sorted(os.listdir(tmp_path)) == ["refs.json", "upper"]
 
 
-def test_killed_it_leaves_no_data_file(tmp_path: Path) -> None:
-    """The next command removes what the killed one has written, and needs no other name."""
+def test_a_killed_commit_leaves_no_data_file(tmp_path: Path) -> None:
+    """The next command removes the temporary files of the killed one, and writes under the same names."""
     arguments = [*source(tmp_path, "http://127.0.0.1:9"), str(tmp_path / "new.json"), "--format", "references"]
     script = (
         "import os, signal, sys\n"
@@ -109,7 +109,7 @@ def test_read_only_directories_are_replaced_and_discarded() -> None:
 
 
 def as_user(path: Path, upper: Path, new: Path) -> int:
-    """Commit twice, and discard; the exit status."""
+    """Commit twice and discard; return the exit status."""
     try:
         for _ in range(2):
             overlay, plan = opened(path, upper)
@@ -123,10 +123,10 @@ def as_user(path: Path, upper: Path, new: Path) -> int:
 
 
 class Together(http.server.BaseHTTPRequestHandler):
-    """Answers when as many requests as `barrier` takes have come; sooner, and it fails."""
+    """A handler that answers once `barrier` has enough requests, and with status 503 if they do not come."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # or a body would wait until its headers are acknowledged
     barrier: threading.Barrier
 
     def do_GET(self) -> None:
@@ -155,8 +155,8 @@ def together() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("new", ["new.zarr", "new.zip", "new.json"])
-def test_values_come_many_at_a_time(tmp_path: Path, together: str, new: str) -> None:
-    """The server answers no request alone."""
+def test_values_are_fetched_concurrently(tmp_path: Path, together: str, new: str) -> None:
+    """The server answers only if four requests are in flight."""
     more = ["--format", "archive", "--inline-threshold", "1MiB"] if new == "new.json" else []
     done = run(*source(tmp_path, together), tmp_path / new, *more)
     assert (done.returncode, done.stderr) == (0, "")

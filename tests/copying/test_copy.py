@@ -1,4 +1,4 @@
-"""copy_store(): what is written is what the store holds, and what is there is treated as was asked for."""
+"""copy_store(): content and attributes, existing entries, filters, untrusted stores, and shares."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from zarrfs.system import sparse
 BIG = 20 << 20  # bytes: more than is written in one piece
 
 
-def test_everything_as_it_is_stored(tmp_path: Path) -> None:
+def test_modes_times_data_and_links_are_written_as_they_are_stored(tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     one, two = put(blobs, b"1" * 5000), put(blobs, b"2" * 3000, "sha256")
@@ -59,7 +59,7 @@ def test_everything_as_it_is_stored(tmp_path: Path) -> None:
     finally:
         os.umask(umask)
     found = snapshot(out)
-    assert found.pop("implicit")[:2] == (Kind.DIRECTORY, 0o700)  # it has no mode: the umask's
+    assert found.pop("implicit")[:2] == (Kind.DIRECTORY, 0o700)  # it has no mode of its own, so the umask decides
     assert found.pop("implicit/dangling").data == "../../nowhere"
     assert found == {
         "": FileState(Kind.DIRECTORY, 0o1777, 5 * 10**9),
@@ -81,7 +81,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
     for name, size, held in (("sparse", 2**40, 8192), ("hole", 2**40, 0), ("empty", 0, 0)):
         status = os.stat(tmp_path / "out" / name)
         assert (status.st_size, status.st_blocks * 512) == (size, held)
-    # and from a directory
+    # also in a copy of a directory
     store = FileSystemStore(str(tmp_path / "out"))
     write(store, tmp_path / "again")
     assert os.stat(tmp_path / "again/sparse").st_blocks * 512 == 8192
@@ -90,8 +90,8 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
         assert copied.read(4097) == b"x" * 4096 + b"\0"
 
 
-def test_large_files(tmp_path: Path) -> None:
-    """Pieces that end within a region, regions that end within a piece, and a hole."""
+def test_large_files_are_copied_whole_and_hashed(tmp_path: Path) -> None:
+    """Pieces end inside regions, regions end inside pieces, and there are holes."""
     parts = [os.urandom(3 << 20), os.urandom(5 << 20), os.urandom(6 << 20), os.urandom(BIG)]
     vec, at = [], 0
     for part in parts:
@@ -110,7 +110,7 @@ def test_large_files(tmp_path: Path) -> None:
 
 
 class Noted(dict[str, int]):
-    """A dictionary that keeps all values it ever had."""
+    """A dictionary that keeps every value ever set, in order."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -135,11 +135,11 @@ def test_the_bytes_of_a_large_file_count_as_they_are_written(
     assert noted.seen == sorted(noted.seen)
     assert (noted.seen[0], noted.seen[-1]) == (0, BIG)
     assert (report.written(), report.bytes, dict(noted)) == (BIG, BIG, {})
-    if kind is FsspecStore:  # nothing has counted its files before the walk
+    if kind is FsspecStore:  # its files are not counted before the walk
         assert (report.expected_files, report.expected_bytes) == (1, BIG)
 
 
-def test_times_in_nanoseconds_and_all_that_a_directory_has(tmp_path: Path) -> None:
+def test_a_directory_is_copied_with_times_in_nanoseconds(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "a/b/c").mkdir(parents=True)
     (source / "a/f").write_bytes(b"1")
@@ -153,7 +153,7 @@ def test_times_in_nanoseconds_and_all_that_a_directory_has(tmp_path: Path) -> No
     assert found == expected
 
 
-def test_over_a_network(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_remote_store_is_copied(nginx: Nginx, tmp_path: Path) -> None:
     source = nginx.listing.root / "copy_store"
     source.mkdir()
     for index in range(300):
@@ -192,7 +192,7 @@ ENTRIES = st.builds(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(KEYS, ENTRIES), max_size=12))
-def test_random_archives_are_extracted_as_they_are_mounted(listed: list[tuple[str, dict[str, Any]]]) -> None:
+def test_random_archives_are_extracted_as_the_store_shows_them(listed: list[tuple[str, dict[str, Any]]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
         for _path, one in listed:
@@ -213,7 +213,7 @@ def test_random_archives_are_extracted_as_they_are_mounted(listed: list[tuple[st
                 assert found[key].mode == node.mode & (~0o6000 if node.kind is Kind.FILE else -1), key
 
 
-# -- what is there already
+# -- existing entries
 
 
 NEW = {"f": file("new", mtime=100), "d/f": file("new", mtime=100), "l": {"mode": L, "data": "new", "mtime": 100}}
@@ -257,7 +257,7 @@ def test_an_existing_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [100, BIG])
-def test_a_file_that_its_disk_cannot_read_does_not_end_the_others(
+def test_an_input_output_error_of_one_file_does_not_stop_the_others(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "source"
@@ -284,7 +284,7 @@ def test_a_file_that_its_disk_cannot_read_does_not_end_the_others(
         write(FileSystemStore(str(source)), tmp_path / "again")
 
 
-def test_another_kind_is_there(tmp_path: Path) -> None:
+def test_an_existing_entry_of_another_kind_is_an_error_or_replaced(tmp_path: Path) -> None:
     out, outside = tmp_path / "out", tmp_path / "outside"
     outside.mkdir()
     (out / "f/x").mkdir(parents=True)
@@ -318,7 +318,7 @@ def test_a_run_that_writes_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# -- what is asked for
+# -- filters and links
 
 
 DOCUMENT = {"a/x.nc": file("1"), "a/y.txt": file("2"), "b/a/z.nc": file("3"), "x.nc": file("4"), "e": {"mode": D}}
@@ -338,7 +338,9 @@ DOCUMENT = {"a/x.nc": file("1"), "a/y.txt": file("2"), "b/a/z.nc": file("3"), "x
         ((".",), ("e",), {"a/x.nc", "a/y.txt", "b/a/z.nc", "x.nc"}),
     ],
 )
-def test_globs(include: tuple[str, ...], exclude: tuple[str, ...], expected: set[str], tmp_path: Path) -> None:
+def test_globs_select_entries_and_their_parents(
+    include: tuple[str, ...], exclude: tuple[str, ...], expected: set[str], tmp_path: Path
+) -> None:
     report = extract(DOCUMENT, tmp_path / "out", include=include, exclude=exclude)
     found = set(snapshot(tmp_path / "out")) - {""}
     parents = {key[:at] for key in expected for at in range(len(key)) if key[at] == "/"}
@@ -346,11 +348,11 @@ def test_globs(include: tuple[str, ...], exclude: tuple[str, ...], expected: set
     assert report.unmatched == []
 
 
-def test_globs_that_match_nothing(tmp_path: Path) -> None:
+def test_globs_that_match_nothing_are_returned(tmp_path: Path) -> None:
     assert extract(DOCUMENT, tmp_path / "out", include=("nope", "a/*")).unmatched == ["nope"]
 
 
-def test_links_in_place_of_copies(tmp_path: Path) -> None:
+def test_links_take_the_place_of_copies(tmp_path: Path) -> None:
     async def link(key: str, info: Info) -> str | None:
         return f"/elsewhere/{key}" if key.endswith(".nc") else None
 
@@ -363,11 +365,11 @@ def test_links_in_place_of_copies(tmp_path: Path) -> None:
     assert {one.key for one in done if one.kind is Kind.DIRECTORY} == {"a", "b", "b/a", "e"}
 
 
-# -- stores that are not to be trusted
+# -- untrusted stores
 
 
 class Hostile(FileSystemStore):
-    """A store whose listing says what it likes."""
+    """A store that lists any given entries, whose files all have the bytes of `f`."""
 
     def __init__(self, path: Path, listed: list[Info]) -> None:
         super().__init__(str(path))
@@ -391,7 +393,7 @@ async def no_processes(_run: _Copy, _root: Folder) -> bool:
 
 @pytest.fixture(params=["processes", "ordinary"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With processes, and without."""
+    """Run a test with child processes, and without."""
     if request.param == "ordinary":
         monkeypatch.setattr(_Copy, "_in_processes", no_processes)
 
@@ -413,7 +415,7 @@ def test_invalid_names_are_failures(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_a_link_and_a_directory_of_one_name(tmp_path: Path) -> None:
+def test_a_link_and_a_directory_of_one_name_do_not_redirect_writes(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "source/f").write_bytes(b"x")
@@ -427,9 +429,9 @@ def test_a_link_and_a_directory_of_one_name(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_a_name_that_comes_twice_is_a_failure(tmp_path: Path) -> None:
-    """As two names do that differ in case, where the file system of the destination folds it."""
+    """As two names that differ only in case, on a case-insensitive destination."""
     (tmp_path / "source").mkdir()
-    for name in "fg":  # a process opens f in the place of any file
+    for name in "fg":  # open_file() opens f for any key
         (tmp_path / "source" / name).write_bytes(b"x")
     store = Hostile(tmp_path / "source", [Info("g", Kind.FILE, 1), Info("g", Kind.FILE, 1)])
     report = write(store, tmp_path / "out", keep_going=True)
@@ -437,25 +439,25 @@ def test_a_name_that_comes_twice_is_a_failure(tmp_path: Path) -> None:
     assert report.failed[0].reason.startswith("is there already")
 
 
-def test_a_tree_deeper_than_a_path(tmp_path: Path) -> None:
+def test_a_tree_deeper_than_the_longest_path_is_copied(tmp_path: Path) -> None:
     path = "d/" * 2000 + "f"
     try:
         with opened({path: file("deep")}) as (store, _plan):
             report = write(store, tmp_path / "out")
     finally:
-        subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # too deep for pytest
+        subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # too deep for pytest to remove
     assert (report.files, report.directories) == (1, 2000)
 
 
 class Unforked(FileSystemStore):
-    """A directory that no process can read for itself, as a store behind a network."""
+    """A directory that child processes cannot read by themselves, like a remote store."""
 
     def blocking(self) -> None:  # type: ignore[override]
         return None
 
 
 @pytest.mark.parametrize("kind", [FileSystemStore, Unforked])
-def test_shares_at_once_make_the_whole(kind: type[FileSystemStore], tmp_path: Path) -> None:
+def test_concurrent_shares_make_the_whole_copy(kind: type[FileSystemStore], tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     for index in range(200):
         (source / f"d{index % 5}/e{index % 3}").mkdir(parents=True, exist_ok=True)
@@ -490,14 +492,14 @@ def test_shares_at_once_make_the_whole(kind: type[FileSystemStore], tmp_path: Pa
     assert sum(report.files for report in reports) == 200
     assert all(report.files > 20 for report in reports)
 
-    (out / "d3/e0/3").unlink()  # each is done again, and only what is missing
+    (out / "d3/e0/3").unlink()  # run again, the shares copy only the missing file
     reports[:] = [CopyReport() for _ in range(4)]
     trio.run(main)
     assert sum(report.files for report in reports) == 1
     assert sum(report.resumed for report in reports) == 200
 
 
-def test_shares_of_a_source_that_has_changed(tmp_path: Path) -> None:
+def test_a_share_of_a_changed_source_is_refused(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     for index in range(20):
@@ -535,13 +537,13 @@ def test_a_share_whose_neighbour_has_an_unreadable_journal_is_not_called_complet
 
 
 @pytest.mark.parametrize("share", [Share(0, 1), None])
-def test_a_sync_that_fails_fails_the_copy_and_all_is_written_again(
+def test_after_a_failed_sync_every_file_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: Share | None
 ) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     (source / "x").write_bytes(b"x")
-    failing = [OSError(errno.EIO, os.strerror(errno.EIO))]  # once, as of syncfs(2)
+    failing = [OSError(errno.EIO, os.strerror(errno.EIO))]  # only once: syncfs(2) reports an error once
 
     def sync(path: str) -> None:
         if failing:
@@ -556,7 +558,7 @@ def test_a_sync_that_fails_fails_the_copy_and_all_is_written_again(
     assert (report.files, report.resumed) == (1, 0)
 
 
-def test_a_share_that_is_being_copied(tmp_path: Path) -> None:
+def test_a_share_is_copied_by_one_run_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     filling = DestinationDirectory(str(tmp_path / "out"), mark="m", share=Share(0, 2))
     with pytest.raises(UsageError, match="another run of the share 0/2 is writing to it"):

@@ -1,4 +1,4 @@
-"""copy_store() that is broken off, raced, or has no room: what is there is whole, and nothing is anywhere else."""
+"""copy_store() when killed, raced or out of space: every file is whole, and none is written elsewhere."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.store.api import Info, Kind, Store, Value
 from zarrfs.store.directory import FileSystemStore
 
-KILLS = int(os.environ.get("ZARRFS_KILLS", "5"))  # of one command; more than in CI with ZARRFS_KILLS=100
+KILLS = int(os.environ.get("ZARRFS_KILLS", "5"))  # of one command; ZARRFS_KILLS=100 tries harder than CI
 
 
 def archive_of(base: Path, files: int, seed: int = 1) -> list[dict[str, Any]]:
-    """An archive of many files in directories with odd modes, its blobs in `base`."""
+    """Return an archive of many files in directories with unusual modes; write its blobs to `base`."""
     chance, entries = random.Random(seed), []
     for index in range(files):
         folder = f"d{index % 13}/e{index % 3}"
@@ -62,8 +62,8 @@ def archive_of(base: Path, files: int, seed: int = 1) -> list[dict[str, Any]]:
     return [*entries, {"path": "d0/large", **file(large, encoding="blobvec", size=at, mtime=77)}]
 
 
-def test_killed_at_any_time_and_taken_up(tmp_path: Path) -> None:
-    """kill -9 at random points: what is there is whole, and the same command makes the rest."""
+def test_an_extraction_killed_at_any_time_resumes(tmp_path: Path) -> None:
+    """After kill -9 at random times, every file is whole, and the same command completes the copy."""
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     document, out = tmp_path / "a.json", tmp_path / "out"
@@ -84,10 +84,10 @@ def test_killed_at_any_time_and_taken_up(tmp_path: Path) -> None:
         _, err = process.communicate()
         killed += process.returncode == -signal.SIGKILL
         if process.returncode != -signal.SIGKILL:
-            # a run that was killed between its very last steps looks like one that has ended
+            # the run before may have been killed after its journal was removed, and then its files are in the way
             assert process.returncode == 0 or b"is there already" in err, err
             ended += 1
-            whole = min(whole, time.monotonic() - began)  # the first one was held up
+            whole = min(whole, time.monotonic() - began)  # the first, timed run may have been slow
         if out.exists():
             found = snapshot(out)
             for key in found.keys() & expected.keys():
@@ -103,12 +103,12 @@ def test_killed_at_any_time_and_taken_up(tmp_path: Path) -> None:
 
 
 def broken_off(document: Any, out: Path, blobs: Path, mark: str) -> None:
-    """A run that ends at a blob that is missing."""
+    """Run an extraction that fails at a missing blob."""
     with pytest.raises(SourceError, match="no such blob"):
         extract(document, out, blobs, mark=mark, jobs=1)
 
 
-def test_a_run_with_the_same_mark_goes_on(tmp_path: Path) -> None:
+def test_a_run_with_the_same_mark_resumes(tmp_path: Path) -> None:
     document = archive_of(tmp_path, 300)
     last = max((one for one in document if one["path"].startswith("d9/e")), key=lambda one: one["path"])
     lost = {"path": "d9/z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
@@ -131,8 +131,8 @@ def test_a_run_with_the_same_mark_goes_on(tmp_path: Path) -> None:
     assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
 
 
-def test_a_touched_document_is_taken_up(tmp_path: Path) -> None:
-    """Entries without times have that of the document; what others have written meanwhile stays."""
+def test_a_run_resumes_after_its_document_was_touched(tmp_path: Path) -> None:
+    """Entries without times take that of the document. A file that a user has changed meanwhile is kept."""
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)}
     document = [{"path": "a", **file("aaa")}, {"path": "b", **file("bbb")}, lost]
     (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
@@ -151,7 +151,7 @@ def test_a_touched_document_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_time_is_resumed_only_if_a_run_wrote_it(tmp_path: Path) -> None:
-    """A file that was there before may have the same size, and other bytes."""
+    """A file from before the first run may have the same size and other bytes."""
     document, out = {"a": file("aaa"), "b": file("bbb")}, tmp_path / "out"
     out.mkdir()
     (out / "b").write_text("old")
@@ -162,7 +162,7 @@ def test_a_file_without_a_time_is_resumed_only_if_a_run_wrote_it(tmp_path: Path)
 
 
 def test_a_file_from_before_the_first_run_is_not_resumed(tmp_path: Path) -> None:
-    """It may have the size and time of the entry, and other bytes."""
+    """It may have the size and time of its entry and still other bytes."""
     document, out = {"a": file("aaa", mtime=1), "b": file("bbb", mtime=1)}, tmp_path / "out"
     out.mkdir()
     (out / "b").write_text("old")
@@ -183,7 +183,7 @@ def test_an_older_version_is_not_resumed(tmp_path: Path) -> None:
     assert ((out / "a").read_text(), (out / "b").read_text()) == ("two", "two")
 
 
-def test_a_run_with_very_many_globs_is_taken_up(tmp_path: Path) -> None:
+def test_a_run_with_very_many_globs_resumes(tmp_path: Path) -> None:
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)}
     (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
     document = [{"path": "a", **file("aaa")}, lost]
@@ -201,7 +201,7 @@ def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
     note = out / ".zarrfs-staging/note"
     damaged = next(path for path in sorted(out.glob("d*/**/*")) if path.is_file() and path.stat().st_size)
     status = damaged.stat()
-    damaged.write_bytes(bytes(status.st_size))  # as after a power failure: the right size and time, not the bytes
+    damaged.write_bytes(bytes(status.st_size))  # as after a power failure: right size and time, wrong bytes
     os.utime(damaged, ns=(status.st_mtime_ns, status.st_mtime_ns))
     said = json.loads(note.read_text())
     said["spans"][-1][1] = damaged.stat().st_ctime_ns
@@ -220,8 +220,8 @@ def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_share_goes_on_on_another_node(killed: bool, tmp_path: Path) -> None:
-    """A run that ended by itself has synced what it wrote; data of a killed run are not trusted."""
+def test_a_share_resumes_on_another_node(killed: bool, tmp_path: Path) -> None:
+    """A run that ended by itself has synced its files; those of a killed run are written again."""
     document = archive_of(tmp_path, 60)
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
     (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
@@ -255,7 +255,7 @@ def test_leftovers_of_a_dead_run_are_removed(tmp_path: Path) -> None:
     assert set(snapshot(tmp_path / "out")) == {"", "f"}
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
+def test_one_run_writes_to_a_directory_at_a_time(tmp_path: Path) -> None:
     living = DestinationDirectory(str(tmp_path))
     with pytest.raises(UsageError, match="another run is writing to it"):
         extract({"f": file("x")}, tmp_path)
@@ -265,13 +265,13 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a run wait longer for the lock of the one before."""
+    """Let a run wait longer for the lock of the previous run."""
     monkeypatch.setattr(destination_journal, "_ENDING", 60.0)
 
 
 @pytest.mark.usefixtures("_patience")
-def test_a_run_that_is_ending_is_waited_for(tmp_path: Path) -> None:
-    """The processes of a killed run hold its lock for some milliseconds more."""
+def test_a_run_waits_for_the_lock_of_an_ending_run(tmp_path: Path) -> None:
+    """Child processes of a killed run hold its lock for some more milliseconds."""
     ending = DestinationDirectory(str(tmp_path))
     held = os.dup(ending._note)
     ending.close()
@@ -283,7 +283,7 @@ def test_a_run_that_is_ending_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_patience")
-def test_what_a_run_writes_before_it_ends_is_in_the_way_of_the_next(tmp_path: Path) -> None:
+def test_files_that_an_ending_run_still_writes_are_not_replaced(tmp_path: Path) -> None:
     ending = DestinationDirectory(str(tmp_path))
 
     def end() -> None:
@@ -302,7 +302,7 @@ def test_what_a_run_writes_before_it_ends_is_in_the_way_of_the_next(tmp_path: Pa
 
 
 def swap(out: str, outside: str, names: list[str], stop: Any) -> None:
-    """Put links to `outside` in the place of directories, all the time."""
+    """Replace the directories `names` by links to `outside`, again and again until `stop` is set."""
     turn = 0
     while not stop.is_set():
         for name in names:
@@ -312,7 +312,7 @@ def swap(out: str, outside: str, names: list[str], stop: Any) -> None:
                 os.rename(path, aside)
             with contextlib.suppress(OSError):
                 os.symlink(outside, path)
-            time.sleep(0.0005)  # or nothing is ever written
+            time.sleep(0.0005)  # without a pause, the copy would write nothing at all
 
 
 @pytest.mark.parametrize("staging", [False, True])
@@ -334,16 +334,16 @@ def test_directories_that_turn_into_links_meanwhile(existing: str, staging: bool
         finally:
             stop.set()
             attacker.join()
-    # the attacker's own links land there, too
+    # the attacker's own links are created there, too
     assert [name for name in os.listdir(outside) if not os.path.islink(outside / name)] == []
 
 
-# -- no room, no permission
+# -- no space, no permission
 
 
 @pytest.mark.parametrize("options", ["size=1m", "nr_inodes=60"])
 @pytest.mark.parametrize("keep_going", [False, True])
-def test_disk_full(options: str, keep_going: bool, tmp_path: Path) -> None:
+def test_a_copy_resumes_after_a_full_disk_was_enlarged(options: str, keep_going: bool, tmp_path: Path) -> None:
     document = archive_of(tmp_path, 300)
     expected = snapshot_of(document, tmp_path)
     with tmpfs(tmp_path / "small", options) as small:
@@ -365,7 +365,7 @@ def snapshot_of(document: Any, blobs: Path) -> dict[str, Any]:
     return {key: one for key, one in snapshot(blobs / "expected").items() if key}
 
 
-def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
+def test_a_read_only_file_system_is_a_usage_error(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "ro", "ro") as place:
         with pytest.raises(UsageError, match=r"/ro: cannot be written to: read-only file system"):
             extract({"f": file("x")}, place)
@@ -414,7 +414,7 @@ class OddValue(Value):
 
 
 def test_an_unexpected_exception_is_a_failure_of_its_entry(tmp_path: Path) -> None:
-    """The directory is done once, when its other file is there."""
+    """Its directory is completed once, after the other file."""
     report = write(Odd(), tmp_path / "out", keep_going=True)
     assert [(bad.key, bad.reason) for bad in report.failed] == [("d/a", "odd")]
     assert (report.files, report.directories) == (1, 1)
@@ -426,7 +426,7 @@ def test_an_unexpected_exception_is_a_failure_of_its_entry(tmp_path: Path) -> No
 
 
 class Bare(Store):
-    """A directory of `files`, their bytes and times, whose listing has only names; those without are an error."""
+    """A directory whose listing has only names. `files`: (bytes, time) by name; None: info() fails."""
 
     immutable = False
 
@@ -465,7 +465,7 @@ class BareValue(Value):
         return self._data[start : start + length]
 
 
-def test_a_file_that_has_changed_behind_a_listing_without_sizes_and_times_is_fetched_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_fetched_again_though_its_listing_has_only_names(tmp_path: Path) -> None:
     out, choice = tmp_path / "out", {"mark": "one", "unfinished": True, "keep_going": True}
     store = Bare({"a": (b"old", 10**9), "b": (b"same", 10**9), "c": None})
     for resumed in (0, 2):
@@ -475,13 +475,13 @@ def test_a_file_that_has_changed_behind_a_listing_without_sizes_and_times_is_fet
     report = write(store, out, **choice)
     assert (report.failed, report.files, report.resumed) == ([], 2, 1)
     assert {name: (out / name).read_bytes() for name in "abc"} == {"a": b"new", "b": b"same", "c": b"c"}
-    store.files["b"] = None  # which does not make it one that has not changed
+    store.files["b"] = None  # its info() fails, so it is not known to be unchanged
     report = write(store, out, **choice)
     assert ([bad.key for bad in report.failed], report.resumed) == (["b"], 2)
 
 
-def test_another_file_system_within(tmp_path: Path) -> None:
-    """A rename does not reach it from the staging directory; what a dead run left there goes."""
+def test_a_file_system_mounted_in_the_destination_is_filled(tmp_path: Path) -> None:
+    """A rename from the staging directory cannot reach it, so its files are staged in it. Leftovers are removed."""
     (tmp_path / "out").mkdir()
     with tmpfs(tmp_path / "out/d", "size=1m") as inner:
         (inner / ".zarrfs-staging.0123456789abcdef").write_bytes(b"half")
@@ -490,12 +490,12 @@ def test_another_file_system_within(tmp_path: Path) -> None:
 
 
 def as_nobody(document: Any, out: Path, existing: str = "refuse") -> str:
-    """Extract as a user without rights; return "" or the error."""
-    extract(document, out.parent / "warm")  # nobody can import what is not yet imported
+    """Extract as user nobody; return the number of files or the error."""
+    extract(document, out.parent / "warm")  # import all modules first: user nobody may not be able to read them
     shutil.rmtree(out.parent / "warm")
     scratch = out.parent / "scratch"
     scratch.mkdir(exist_ok=True)
-    scratch.chmod(0o1777)  # which /tmp may not be
+    scratch.chmod(0o1777)  # user nobody may not be able to write to /tmp
     receive, send = multiprocessing.Pipe(duplex=False)
 
     def child() -> None:
@@ -516,7 +516,7 @@ def as_nobody(document: Any, out: Path, existing: str = "refuse") -> str:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[Path]:
-    """A directory that everybody can reach."""
+    """Return a directory that every user can enter."""
     if os.geteuid():
         pytest.skip("takes root to become somebody else")
     with tempfile.TemporaryDirectory(dir="/tmp") as made:
@@ -524,7 +524,7 @@ def shared(tmp_path: Path) -> Iterator[Path]:
         yield Path(made)
 
 
-def test_directories_that_allow_nothing(shared: Path) -> None:
+def test_directories_without_permissions_are_filled_by_their_owner(shared: Path) -> None:
     out = shared / "out"
     assert as_nobody({"f": file("x")}, out) == f"{out}: permission denied"
     out.mkdir()
@@ -541,7 +541,7 @@ def test_directories_that_allow_nothing(shared: Path) -> None:
 
 
 def test_a_file_created_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that takes a name between the look at it and the write."""
+    """Another process creates the file after judge() found none, and before ours is renamed into place."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out/other").write_bytes(b"")
     judge = DestinationDirectory.judge
@@ -568,8 +568,8 @@ def test_threads_do_not_share_temporary_names(tmp_path: Path) -> None:
     assert threading.active_count() < before + 50
 
 
-def test_a_run_with_more_to_be_done_is_taken_up(tmp_path: Path) -> None:
-    """As a copy is whose record is not written yet: until it is, a kill ends nothing."""
+def test_a_run_left_unfinished_on_request_resumes(tmp_path: Path) -> None:
+    """`stage --copy` does so: a copy that is killed before its record is ready can be resumed."""
     document, out = {f"f{number}": file(str(number), mtime=1) for number in range(5)}, tmp_path / "out"
     assert extract(document, out, mark="m", unfinished=True).files == 5
     assert os.listdir(out / ".zarrfs-staging") == ["note"]
@@ -581,8 +581,8 @@ def test_a_run_with_more_to_be_done_is_taken_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_the_mode_of_a_directory_that_was_there(there: bool, tmp_path: Path) -> None:
-    """A copy of a private directory does not make a shared one private."""
+def test_an_existing_directory_keeps_its_mode(there: bool, tmp_path: Path) -> None:
+    """Copying a private directory into a shared one does not make that private."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir(mode=0o700)
     (source / "f").touch()
@@ -593,7 +593,7 @@ def test_the_mode_of_a_directory_that_was_there(there: bool, tmp_path: Path) -> 
     write(FileSystemStore(str(source)), out)
     assert stat.S_IMODE(out.stat().st_mode) == (0o2775 if there else 0o700)
     broken, lost = tmp_path / "broken", file([[0, 3, f"sha1-{'0' * 40}"]], encoding="blobvec", size=3)
-    with pytest.raises(SourceError):  # what a run makes is its own, also for the one that takes it up
+    with pytest.raises(SourceError):  # a directory that the first run created gets its mode from the run that resumes
         extract({"f": file("x"), "g": lost}, broken, mark="m")
     with opened({".": {"mode": 0o40711, "mtime": 5}, "f": file("x")}, type="archive") as (store, _plan):
         write(store, broken, mark="m")

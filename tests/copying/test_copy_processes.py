@@ -1,4 +1,4 @@
-"""copy_store() in several processes: what one process would write, whatever becomes of them."""
+"""copy_store() in several processes: the same result as in one, also if a process is killed or cannot start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from zarrfs.store.keyglobs import Picking
 
 
 def archive_of(blobs: Path, files: int) -> dict[str, Any]:
-    """Files of all encodings, modes that have to be cut, links, empty directories, and a file that is too large."""
+    """Return an archive of files of all encodings, setuid modes, links, empty directories, and one large file."""
     chance = random.Random(4)
     entries: dict[str, Any] = {"empty": {"mode": 0o40755, "mtime": 1}, "empty/of": {"mode": 0o40755, "mtime": 2}}
     entries |= {"empty/of/all": {"mode": 0o40700, "mtime": 3}}
@@ -59,11 +59,11 @@ def archive_of(blobs: Path, files: int) -> dict[str, Any]:
 
 
 def tree(root: Path) -> dict[str, FileState]:
-    """All below a directory."""
+    """Return {relative path: state} of all entries below a directory."""
     return {key: one for key, one in snapshot(root).items() if key}
 
 
-def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_write_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document, forks, fork = archive_of(tmp_path, 900), [], os.fork
     monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
     reports = [extract(document, tmp_path / str(jobs), tmp_path, jobs=jobs) for jobs in (1, 3)]
@@ -105,8 +105,9 @@ def test_unreadable_blobs_are_reported_as_without_processes(tmp_path: Path) -> N
         extract(document, tmp_path / "not", tmp_path, jobs=2)
 
 
-def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed child is an error; the next run with the same mark resumes."""
+def test_a_killed_process_is_an_error_and_the_next_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document, write_ = archive_of(tmp_path, 900), CopyProcesses._write
 
     def deadly(self: CopyProcesses, task: Any, memory: memoryview) -> Any:
@@ -124,8 +125,8 @@ def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
-    """Files of a removed directory are not written into the root instead."""
+def test_files_of_a_removed_directory_are_not_written_elsewhere(tmp_path: Path) -> None:
+    """They would otherwise be written into the root. Entries of a directory that was made again are written."""
     with opened({"d/f": file("x")}, type="archive") as (store, _plan):
         filling = DestinationDirectory(str(tmp_path / "out"))
         forked = CopyProcesses(
@@ -141,7 +142,7 @@ def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
 
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
-    """At once, whatever they do: the next run finds nobody who writes."""
+    """When the parent is killed, they exit immediately, so the next run finds no other writer."""
     (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 4000)))
     command = ["archive", "extract", str(tmp_path / "a.json"), "-C", str(tmp_path / "out"), "--blobs", str(tmp_path)]
     process = subprocess.Popen([PROGRAM, *command, "--jobs", "2"])
@@ -161,7 +162,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
 
 
 def disturb(out: Path, chance: random.Random) -> None:
-    """Have something else in the place of some entries, or the same: older, newer, a link, a directory."""
+    """Replace some entries by an older or newer file, a link or a directory, and remove some."""
     for key, one in sorted(tree(out).items()):
         path, what = out / key, chance.randrange(8)
         if one.kind is Kind.DIRECTORY:
@@ -180,7 +181,7 @@ def disturb(out: Path, chance: random.Random) -> None:
 
 
 def timeless(one: FileState) -> FileState:
-    """Without a time that is that of the test."""
+    """Return a state with time 0 if its time is that of the test run."""
     return one._replace(mtime_ns=0) if abs(one.mtime_ns / 1e9 - time.time()) < 3600 else one
 
 
@@ -194,12 +195,12 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-OF_DIRECTORIES = ("both", "refuse", "update", "differs")  # where the kind of the source matters
+OF_DIRECTORIES = ("both", "refuse", "update", "differs")  # choices for which the kind of the source matters
 
 
 @contextlib.contextmanager
 def source_of(kind: str, document: Any, tmp_path: Path) -> Iterator[Store]:
-    """An archive; or a directory with what it holds, holes and odd names."""
+    """Open `document` as an archive, or a directory with its entries, a FIFO, sparse files and an odd name."""
     if kind == "archive":
         with opened(document, type="archive", blobs=(str(tmp_path),)) as (store, _plan):
             yield store
@@ -221,14 +222,14 @@ def source_of(kind: str, document: Any, tmp_path: Path) -> Iterator[Store]:
     ("name", "kind"),
     [*((name, "archive") for name in CHOICES), *((name, "directory") for name in OF_DIRECTORIES)],
 )
-def test_processes_do_what_the_ordinary_way_does(
+def test_processes_and_threads_copy_the_same(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Child processes and threads copy the same, with filters and with an existing destination."""
+    """With filters, and with an existing destination. The ordinary way writes in threads of this process."""
     document, forks, fork, choice = archive_of(tmp_path, 240), [], os.fork, CHOICES[name]
     monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
     for module in copy, copy_processes:
-        monkeypatch.setattr(module, "ENTRIES", 50)  # files that are worth a process
+        monkeypatch.setattr(module, "ENTRIES", 50)  # few enough that 240 files are worth three processes
     found = []
     for ordinary in (True, False):
         out, told = tmp_path / f"out{ordinary}", list[CopiedEntry]()
@@ -243,7 +244,7 @@ def test_processes_do_what_the_ordinary_way_does(
             report = write(store, out, told.append, jobs=3, keep_going=True, **choice)
         assert len(forks) == (0 if ordinary else 3)
         report.failed.sort()
-        report.expected_files = report.expected_bytes = None  # only the ordinary way counts what is left to write
+        report.expected_files = report.expected_bytes = None  # only the ordinary way counts what it has yet to write
         found.append((report, {key: timeless(one) for key, one in tree(out).items()}, sorted(told)))
     for one, other in zip(*found, strict=True):
         assert one == other
@@ -252,10 +253,10 @@ def test_processes_do_what_the_ordinary_way_does(
 
 
 @pytest.mark.parametrize("ordinary", [True, False])
-def test_files_that_go_or_cannot_be_opened(
+def test_files_that_vanish_or_cannot_be_opened_are_named(
     ordinary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After they were listed: each is named, and no other is."""
+    """Both fail after the source was listed, and no other file does."""
     if ordinary:
         monkeypatch.setattr(_Copy, "_in_processes", no_processes)
     (tmp_path / "source").mkdir()
@@ -278,8 +279,8 @@ def test_files_that_go_or_cannot_be_opened(
     assert set(os.listdir(tmp_path / "out")) == {str(number) for number in range(600)} - {"5", "555"}
 
 
-def test_a_run_that_may_change_nothing_leaves_nothing(tmp_path: Path) -> None:
-    """Though it has a mark, and processes have looked."""
+def test_a_refused_run_leaves_no_staging_directory(tmp_path: Path) -> None:
+    """Even with a mark, and after child processes have started."""
     document = small(1000)
     extract(document, tmp_path / "out", jobs=2)
     with pytest.raises(SourceError, match=r"d0/f\d+: is there already"):
@@ -288,7 +289,7 @@ def test_a_run_that_may_change_nothing_leaves_nothing(tmp_path: Path) -> None:
 
 
 def small(count: int) -> dict[str, Any]:
-    """An archive of `count` files."""
+    """Return an archive of `count` small files."""
     return {f"d{index // 500}/f{index:05}": file(str(index), mtime=5) for index in range(count)}
 
 
@@ -313,7 +314,7 @@ def test_the_first_failure_ends_the_run(tmp_path: Path) -> None:
     assert len(snapshot(tmp_path / "out")) < 10_000
 
 
-def test_where_no_process_can_be_made_threads_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_write_if_fork_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> int:
         raise BlockingIOError(11, "resource temporarily unavailable")
 
@@ -357,15 +358,15 @@ def test_a_bad_blob_with_a_good_copy_elsewhere_is_reported_once(
 
 
 def test_a_closed_pipe_of_names_ends_the_run_quietly(tmp_path: Path) -> None:
-    """Of names that are written as files appear; that is no fault of the destination."""
+    """With -v, names are printed as files appear. A closed pipe is not reported as an error of the destination."""
     (tmp_path / "a.json").write_text(json.dumps(small(12_000)))
     command = f"{PROGRAM} archive extract -v {tmp_path}/a.json -C {tmp_path}/out --jobs 2 | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_directory_that_contains_itself_ends_only_that(tmp_path: Path) -> None:
-    """Of an index that somebody made."""
+def test_a_directory_that_contains_itself_fails_alone(tmp_path: Path) -> None:
+    """As in a forged index. With keep_going, other entries are copied."""
     for keep_going in (True, False):
         with opened(small(1200), type="archive") as (store, _plan):
             path = next(iter(store._db.execute("PRAGMA database_list")))[2]

@@ -1,4 +1,4 @@
-"""A directory that several threads fill at once."""
+"""DestinationDirectory: several threads, file systems without features, and failures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 
 
-def test_new_files_on_another_file_system_are_not_taken_for_old_ones(
+def test_unfinished_files_of_this_run_are_not_removed_as_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that finds out what a killed run has left there meets a file of another one, which has just begun."""
+    """One thread looks for leftovers on an inner file system while another thread creates its first file there."""
     with tmpfs(tmp_path / "d", "size=1m") as inner:
         fill = DestinationDirectory(str(tmp_path), "overwrite")
         root = fill.root(Info("", Kind.DIRECTORY, None, None, None, None))
@@ -58,10 +58,10 @@ def test_new_files_on_another_file_system_are_not_taken_for_old_ones(
 
 
 @pytest.mark.parametrize("code", [0, errno.EPERM, errno.ENOSYS, errno.EXDEV])
-def test_a_file_system_that_knows_no_flags_of_renames(
+def test_a_copy_works_without_rename_flags_and_hard_links(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hard link takes the place of the rename; where there are none, a rename that might replace."""
+    """A hard link replaces renameat2(2) with RENAME_NOREPLACE; without hard links, a plain rename does."""
     (tmp_path / "source/d").mkdir(parents=True)
     (tmp_path / "source/d/f").write_bytes(b"x")
 
@@ -79,8 +79,8 @@ def test_a_file_system_that_knows_no_flags_of_renames(
     assert os.listdir(tmp_path / "out") == ["d"]
 
 
-def test_a_run_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
-    """Not the files either that were opened to be copied, and whose turn did not come."""
+def test_a_failed_run_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    """Not even of files that were opened in advance and never copied."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     out.mkdir()

@@ -1,4 +1,4 @@
-"""Removal of a copy: all that it has written and nothing else, at any depth, beside other writers."""
+"""remove_written(): all files of a copy are removed and no others, at any depth, also while others write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zarrfs.store.api import Info, Kind
 
 
 def span(tmp_path: Path, write: Callable[[], object]) -> Spans:
-    """Return the times between which `write` wrote."""
+    """Call `write`; return the span of time in which it wrote."""
     clock = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         since = changed_now(clock, changed_now(clock))
@@ -32,7 +32,7 @@ def span(tmp_path: Path, write: Callable[[], object]) -> Spans:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory with things of its own."""
+    """Return a directory with files and directories of a user."""
     found = tmp_path / "place"
     (found / "before").mkdir(parents=True)
     (found / "touched").mkdir()
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def copied(place: Path, count: int = 20) -> Callable[[], None]:
-    """Return a writer that does as a copy, and changes a file that was there before."""
+    """Return a function that writes as a copy does, also into a directory that existed before."""
 
     def write() -> None:
         for number in range(count):
@@ -55,7 +55,7 @@ def copied(place: Path, count: int = 20) -> Callable[[], None]:
 
 
 def names(place: Path) -> set[str]:
-    """All that is below a directory."""
+    """Return the relative paths of all entries below a directory."""
     return {str(path.relative_to(place)) for path in place.rglob("*")}
 
 
@@ -71,7 +71,7 @@ def test_files_that_are_not_of_the_copy_are_kept(place: Path, tmp_path: Path) ->
 
 
 def test_files_changed_during_the_copy_are_kept(place: Path, tmp_path: Path) -> None:
-    """As a backup does, or chmod; seen by the time of birth, which not every file system has."""
+    """By chmod or a backup, for example. The time of birth, which not every file system has, tells them apart."""
 
     def write() -> None:
         copied(place)()
@@ -87,15 +87,17 @@ def test_files_changed_during_the_copy_are_kept(place: Path, tmp_path: Path) -> 
     assert names(place) == before
 
 
-def test_without_times_of_birth(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_times_of_birth_only_the_time_of_change_counts(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(removal, "_statx", None)
     before, spans = names(place), span(tmp_path, copied(place))
     (place / "results").mkdir()
     assert remove_written(str(place), spans) == 1
-    assert names(place) == (before | {"results"}) - {"before"}  # the copy has filled it
+    assert names(place) == (before | {"results"}) - {"before"}  # the copy wrote to it, so it counts as new
 
 
-def test_the_time_of_birth_is_that_of_stat(place: Path) -> None:
+def test_the_time_of_birth_is_the_one_that_stat_prints(place: Path) -> None:
     told = subprocess.run(["stat", "-c", "%.9W", place / "mine"], capture_output=True, text=True, check=True).stdout
     handle = os.open(place, os.O_PATH)
     born = removal._born(handle, b"mine")
@@ -141,7 +143,7 @@ def test_unreadable_directories_of_others_are_kept(tmp_path: Path) -> None:
     assert names(place) == {"a", "a/closed", "a/closed/secret", "b"}
 
 
-def test_depth_takes_no_descriptors(tmp_path: Path) -> None:
+def test_a_deep_tree_needs_few_descriptors(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
 
@@ -165,8 +167,8 @@ def test_depth_takes_no_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_whole_seconds(when: str, tmp_path: Path) -> None:
-    """On a file system with times in whole seconds, files written in the first or last second of a copy."""
+def test_files_of_a_user_are_kept_with_times_in_whole_seconds(when: str, tmp_path: Path) -> None:
+    """They were written in the same second in which the copy began or ended."""
     image, mounted = tmp_path / "image", tmp_path / "mounted"
     mounted.mkdir()
     with open(image, "wb") as file:
@@ -198,8 +200,8 @@ def test_whole_seconds(when: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes its powers off")
-def test_closed_directories(place: Path, tmp_path: Path) -> None:
-    """The copy's go whatever their mode, a user's are closed again."""
+def test_directories_without_write_permission_are_emptied(place: Path, tmp_path: Path) -> None:
+    """Those of the copy are removed; those of a user get their mode back."""
 
     def write() -> None:
         for name in ("closed/inner", "before/closed"):

@@ -1,4 +1,4 @@
-"""Records of these tests are in a directory of their own."""
+"""Fixtures of the tests of zarrfs.jobs: a state directory for each test, and a child process."""
 
 from __future__ import annotations
 

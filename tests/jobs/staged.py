@@ -1,4 +1,4 @@
-"""Records of the tests here."""
+"""A helper that writes records of staged sources."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from zarrfs.jobs import processes
         ("echo 'Unable to contact slurm controller' >&2; exit 1", False),
     ],
 )  # fmt: skip
-def test_job_is_gone_by_slurm(
+def test_squeue_tells_whether_a_job_has_ended(
     script: str, gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "squeue"
@@ -29,7 +29,7 @@ def test_job_is_gone_by_slurm(
     assert not processes.job_is_gone("slurm", "")
 
 
-def test_job_of_the_environment() -> None:
+def test_the_job_is_found_in_the_environment() -> None:
     assert processes.job_of({"SLURM_JOB_ID": "5"}) == ("slurm", "5")
     assert processes.job_of({"SLURM_JOB_ID": "5"}, "5") == ("slurm", "5")
     assert processes.job_of({"SLURM_JOB_ID": "5"}, "6") == ("", "6")

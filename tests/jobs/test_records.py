@@ -1,4 +1,4 @@
-"""Records: read, written, claimed, and those of other users."""
+"""Records of staged sources: reading, writing and claiming them, and those of other users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_record_round_trips(tmp_path: Path) -> None:
 
 
 def test_a_record_is_updated_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing could be unstaged otherwise, and what fills the disk would stay."""
+    """Otherwise nothing on that disk could be unstaged, not even the copy that fills it."""
     with tmpfs(tmp_path / "small", "size=64k") as small:
         monkeypatch.setenv(records.VARIABLE, str(small / "state"))
         record = add_record(str(tmp_path / "in"), note={"some": "thing"})
@@ -58,7 +58,7 @@ def test_a_record_is_updated_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.
         record.remove()
 
 
-def test_a_record_of_an_earlier_version_is_of_no_other_pid_namespace(tmp_path: Path) -> None:
+def test_a_record_without_a_pid_namespace_is_not_foreign(tmp_path: Path) -> None:
     record = add_record()
     (file,) = tmp_path.glob("state/staged/*.json")
     told = json.loads(file.read_text())
@@ -74,7 +74,7 @@ def test_a_second_record_of_a_dest_is_refused() -> None:
     assert records.found() == [first]
 
 
-def test_one_of_many_concurrent_records_of_a_dest_is_written() -> None:
+def test_only_one_of_many_concurrent_records_of_a_dest_is_written() -> None:
     results: list[Record | None] = []
 
     def add() -> None:
@@ -89,7 +89,7 @@ def test_one_of_many_concurrent_records_of_a_dest_is_written() -> None:
     assert len(records.found()) == 1
 
 
-def test_one_process_claims_a_record() -> None:
+def test_a_record_is_claimed_only_after_its_maker_has_ended() -> None:
     other = subprocess.Popen(["sleep", "100"])
     try:
         who = processes.process(other.pid)
@@ -108,7 +108,7 @@ def test_one_process_claims_a_record() -> None:
 
 
 @pytest.mark.parametrize("what", ["writable", "link", "file"])
-def test_a_directory_of_another_user_is_not_used(what: str, tmp_path: Path) -> None:
+def test_an_unsafe_state_directory_is_refused(what: str, tmp_path: Path) -> None:
     state, target = tmp_path / "state", tmp_path / "target"
     target.mkdir(mode=0o700)
     if what == "link":
@@ -147,7 +147,7 @@ def test_a_record_of_another_user_is_not_believed(tmp_path: Path) -> None:
         records.found()
 
 
-def test_users_own_their_directories_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_with_records_own_the_directory_with_their_uid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owners = {"/tmp/zarrfs-7": 7, "/tmp/zarrfs-8": 9, "/tmp/zarrfs-x": 7, "/run/user/5/zarrfs": 5, "/tmp/other": 3}
     names = {"/tmp": ["zarrfs-7", "zarrfs-8", "zarrfs-x", "other", "zarrfs-77"], "/run/user": ["5", "6"]}
     monkeypatch.setattr(os, "listdir", names.__getitem__)
@@ -160,7 +160,7 @@ def test_users_own_their_directories_of_records(tmp_path: Path, monkeypatch: pyt
 def test_a_directory_that_another_user_has_put_there(
     inner: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any user can create it in /tmp: it hides no records, and none are read from it."""
+    """Any user can create such a directory in /tmp. It does not hide our records, and none are read from it."""
     foreign = tmp_path / "zarrfs-0"
     (foreign / "staged").mkdir(parents=True, mode=0o700)
     (foreign / "staged/bad.json").write_text("{")
@@ -183,8 +183,8 @@ def test_names_in_tmp_that_are_not_uids_are_ignored(monkeypatch: pytest.MonkeyPa
         assert records.users_with_records() == [7]
 
 
-def test_the_last_record_goes_while_another_is_added(tmp_path: Path) -> None:
-    """The directory stays for as long as another process has it locked, and goes when nobody needs it."""
+def test_the_last_record_is_removed_while_another_is_added(tmp_path: Path) -> None:
+    """The directory is kept while another process has it locked, and is removed with the last record."""
     first = add_record("/x")
     removal = threading.Thread(target=first.remove)
     with records.locked():
@@ -199,7 +199,7 @@ def test_the_last_record_goes_while_another_is_added(tmp_path: Path) -> None:
     assert not (tmp_path / "state/staged").exists()
 
 
-def test_a_record_that_another_process_has_removed_leaves_no_directory(tmp_path: Path) -> None:
+def test_claiming_a_removed_record_creates_no_directory(tmp_path: Path) -> None:
     record = add_record("/x")
     record.remove()
     assert not records.claim(record)

@@ -12,7 +12,7 @@ from zarrfs.errors import UsageError
 from zarrfs.jobs import reports
 
 
-def test_a_report_appears_whole(tmp_path: Path) -> None:
+def test_a_report_is_written_without_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "report"
     reports.write(str(path), {"a": 1})
     assert json.loads(path.read_text()) == {"node": os.uname().nodename, "a": 1}
@@ -24,8 +24,8 @@ def test_a_report_appears_whole(tmp_path: Path) -> None:
     reports.write(None, {})
 
 
-def test_files_and_devices_that_a_report_is_written_to(tmp_path: Path) -> None:
-    """It replaces no device, and follows no link that others have laid."""
+def test_a_report_is_written_through_a_link_and_to_a_pipe(tmp_path: Path) -> None:
+    """The pipe is not replaced. A link of another user, or at a guessed temporary name, is not followed."""
     real, link, fifo = tmp_path / "real", tmp_path / "link", tmp_path / "fifo"
     link.symlink_to(real)
     reports.write(str(link), {"a": 1})

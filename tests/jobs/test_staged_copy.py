@@ -1,4 +1,4 @@
-"""Staging as a copy: links."""
+"""Staging with links: how their targets are found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zarrfs.store.directory import FileSystemStore
 
 
 def test_a_slow_file_server_does_not_block_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are checked in a thread."""
+    """The file to be linked is checked in a thread."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_text("a")

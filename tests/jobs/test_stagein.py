@@ -1,4 +1,4 @@
-"""Staging as a mount: cleaning up after a failure."""
+"""Staging as a mount: cleaning up after a failure, and joining the mount of another process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zarrfs.jobs.stagein import StageRequest
 from zarrfs.system import mounts
 
 
-def test_an_earlier_child_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_failure_kills_no_earlier_child(sleeper: subprocess.Popen[bytes]) -> None:
     new: list[subprocess.Popen[bytes]] = []
 
     def fail() -> None:
@@ -37,7 +37,7 @@ def begun(dest: Path, *options: str, source: str = "refs.json", join: bool = Tru
 
 
 def test_another_node_may_make_the_link_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of an empty directory on a file system that both share."""
+    """Both nodes replace an empty directory by it, on a file system that they share."""
     dest, remove = tmp_path / "in", os.rmdir
     dest.mkdir()
     record = add_record(str(dest), place=str(tmp_path / "place"), link=True)
@@ -53,7 +53,7 @@ def test_another_node_may_make_the_link_first(tmp_path: Path, monkeypatch: pytes
 
 
 class Waits(Exception):
-    """A process waits to join a mount."""
+    """Raised in place of a wait to join a mount."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_a_mount_with_other_options_is_not_joined(first: str, second: str, tmp_path: Path) -> None:
-    """It shows another version, or other bytes."""
+    """The mount shows another version of the source, or other bytes."""
     begun(tmp_path / "in", *filter(None, [first]))
     with pytest.raises(Waits):
         begun(tmp_path / "in", *filter(None, [first]))
@@ -82,7 +82,7 @@ def test_a_mount_with_other_options_is_not_joined(first: str, second: str, tmp_p
 
 
 @pytest.mark.usefixtures("_waiting")
-def test_a_mount_of_the_same_name_in_another_directory_is_not_joined(
+def test_relative_paths_in_another_working_directory_name_another_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "one", "two":
@@ -95,7 +95,7 @@ def test_a_mount_of_the_same_name_in_another_directory_is_not_joined(
 
 
 @pytest.mark.usefixtures("_waiting")
-def test_renewed_credentials_and_options_of_the_reader_keep_no_process_from_joining(tmp_path: Path) -> None:
+def test_a_mount_is_joined_with_other_credentials_and_retries(tmp_path: Path) -> None:
     begun(tmp_path / "in", "s3.key=a", "s3.secret=b", "retries=1", source="https://h/x?X-Amz-Signature=a")
     with pytest.raises(MountError, match="is staged there already"):
         begun(tmp_path / "in", source="https://h/y")
@@ -116,14 +116,14 @@ def test_a_mount_of_an_older_zarrfs_is_joined_and_one_of_a_container_is_not(othe
         begun(tmp_path / "in")
 
 
-def test_joining_waits_no_longer_than_a_while_for_an_unstage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may itself wait for an hour, for a process that the job has left behind."""
+def test_joining_waits_a_limited_time_for_an_unstage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unstage may itself wait for an hour for a process that the job has left running."""
     record, now, waited = begun(tmp_path / "in"), [0.0], list[int]()
 
     def wait(pid: int, timeout: float) -> None:
         waited.append(pid)
         now[0] += 1
-        if len(waited) == 6:  # as long as the mount is made there is no limit
+        if len(waited) == 6:  # until now the mount was being created, and that wait has no limit
             record.state = records.ENDING
             record.save()
         assert len(waited) < 20

@@ -14,7 +14,7 @@ from zarrfs.jobs import (
 
 
 def test_deleted_fails_if_a_directory_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that cannot be read may hide anything."""
+    """Whiteouts in it would be missed."""
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/.wh.x").write_text("")
     assert stageout.deleted(str(tmp_path)) == ["a/x"]
@@ -31,15 +31,15 @@ def test_deleted_fails_if_a_directory_cannot_be_read(tmp_path: Path, monkeypatch
 
 
 def test_whiteouts_in_the_staging_directory_are_not_deletions(tmp_path: Path) -> None:
-    """A directory that a killed mount was removing, whiteouts and all, says nothing of the source."""
+    """A killed mount leaves a directory there that it was removing, with the whiteouts in it."""
     for path in (".wh.a", "d/.wh.b", ".zarrfs-staging/0123456789abcdef/sub/.wh.c"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     assert stageout.deleted(str(tmp_path)) == ["a", "d/b"]
 
 
-def test_a_directory_that_was_removed_and_made_again_has_deletions(tmp_path: Path) -> None:
-    """Also a file that a directory replaces; a file that was written anew is no deletion, but a change."""
+def test_a_directory_that_was_removed_and_created_again_is_a_deletion(tmp_path: Path) -> None:
+    """So is a file that a directory replaces. A file that was written again is a change, not a deletion."""
     for path in (".wh.air", "air/0", ".wh.f", "f/new", ".wh.g", "g", "sub/.wh.d", "sub/d/x"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -47,7 +47,7 @@ def test_a_directory_that_was_removed_and_made_again_has_deletions(tmp_path: Pat
 
 
 def test_a_link_in_the_place_of_a_file_is_no_deletion(tmp_path: Path) -> None:
-    """Wherever it points to: a link to a directory is no directory."""
+    """Not even a link that points to a directory."""
     (tmp_path / "d").mkdir()
     for name, target in ("a", "d"), ("b", "nowhere"):
         (tmp_path / f".wh.{name}").touch()

@@ -25,8 +25,8 @@ from zarrfs.jobs.unstage import UnstageOptions, why_stale
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
 
 
-def test_why_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = processes.Process(os.getpid(), 1)  # the number was given again
+def test_why_stale_returns_the_reason_or_an_empty_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = processes.Process(os.getpid(), 1)  # the pid is in use again
     assert why_stale(add_record("/usr")) == ""
     assert "not there" in why_stale(add_record("/1"))
     assert "rebooted" in why_stale(add_record("/2", boot="another"))
@@ -40,10 +40,10 @@ def test_why_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_stale(add_record("/9", manager="slurm", job="6")) == ""
 
 
-def test_what_was_staged_in_another_pid_namespace_is_stale_once_its_job_has_ended(
+def test_a_record_of_another_pid_namespace_is_stale_after_its_job_or_a_reboot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its processes have other numbers there, or none here."""
+    """Its pids are those of other processes here, or of none."""
     gone, there = processes.Process(os.getpid(), 1), {"pid_namespace": "pid:[1]"}
     for number, more in enumerate(
         ({"state": records.MAKING, "maker": gone}, {"owners": [gone]}, {"how": "mount"}, {"keeper": gone}, {})
@@ -55,8 +55,8 @@ def test_what_was_staged_in_another_pid_namespace_is_stale_once_its_job_has_ende
     assert why_stale(add_record("/7", manager="slurm", job="6", owners=[gone], **there)) == ""
 
 
-def test_no_keeper_is_started_for_what_was_staged_in_another_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would find none of the owners, and unstage the mount."""
+def test_no_keeper_is_started_for_a_record_of_another_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper would find none of the owners, and unstage the mount."""
     add_record("/1", how="mount", pid_namespace="pid:[1]")
     monkeypatch.setattr(unstage, "_replace_keeper", lambda record, notify: pytest.fail("a keeper"))
     assert unstage.unstage_stale(UnstageOptions()) == []
@@ -80,8 +80,8 @@ def test_another_node_may_remove_the_link_first(tmp_path: Path, monkeypatch: pyt
 
 
 @root_only
-def test_a_child_that_its_user_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its output is cut short."""
+def test_a_child_process_that_is_killed_while_it_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root runs it as another user, who may kill it, so that its output is cut short."""
     pipes, pipe = list[tuple[int, int]](), os.pipe
     monkeypatch.setattr(os, "pipe", lambda: pipes.append(pipe()) or pipes[-1])
 
@@ -110,7 +110,7 @@ def test_a_damaged_record_of_another_user_is_reported(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("how", ["--stale", "--all"])
-def test_a_damaged_record_does_not_keep_the_others(how: str, tmp_path: Path) -> None:
+def test_a_damaged_record_does_not_prevent_unstaging_of_others(how: str, tmp_path: Path) -> None:
     record = add_record()
     if how == "--stale":
         record.boot = "another"
@@ -135,15 +135,15 @@ def test_a_damaged_record_is_named_if_nothing_else_is_found(tmp_path: Path) -> N
 
 
 @root_only
-def test_a_child_that_its_user_blocks() -> None:
+def test_a_child_process_that_does_not_answer_is_an_error() -> None:
     (result,) = unstage._as_user(65534, lambda: time.sleep(100) or [], 0.2)
     assert "records of user 65534" in str(result["error"])
 
 
 @root_only
 @pytest.mark.parametrize("said", [b"", b"[" + b" " * 100_000])
-def test_a_child_that_its_user_stops(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root goes on at the deadline, also if the child has begun to answer."""
+def test_a_child_process_that_is_stopped_is_an_error(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root runs it as another user, who may stop it at any time, and waits only until the deadline."""
     pipes, pipe = list[tuple[int, int]](), os.pipe
     monkeypatch.setattr(os, "pipe", lambda: pipes.append(pipe()) or pipes[-1])
 
@@ -162,7 +162,7 @@ def test_a_child_that_its_user_stops(said: bytes, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("meanwhile", ["gone", records.ENDING])
 def test_no_keeper_for_a_record_that_is_being_unstaged(meanwhile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that was read is of a moment ago."""
+    """Another process may unstage after the record was read and before the keeper is started."""
     record, kept = add_record(how="mount"), []
     monkeypatch.setattr(unstage, "ensure_keeper", kept.append)
     other = records.found()[0]
@@ -176,8 +176,8 @@ def test_no_keeper_for_a_record_that_is_being_unstaged(meanwhile: str, monkeypat
     assert [one.state for one in records.found()] == ([] if meanwhile == "gone" else [meanwhile])
 
 
-def test_a_place_for_records_that_another_process_removes_meanwhile(tmp_path: Path) -> None:
-    """The last record takes its directories along, while another process makes them."""
+def test_a_state_directory_removed_by_another_process_is_created_again(tmp_path: Path) -> None:
+    """Removing the last record removes the directory, perhaps while another process creates it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(records.VARIABLE, str(tmp_path / "state"))
         path = records.home()
@@ -194,7 +194,7 @@ def test_a_place_for_records_that_another_process_removes_meanwhile(tmp_path: Pa
         assert os.path.isdir(path)
 
 
-def test_what_others_own_stays(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_staged_source_with_another_living_owner_is_kept(sleeper: subprocess.Popen[bytes]) -> None:
     owner = processes.process(sleeper.pid)
     assert owner is not None
     record = add_record("/usr", owners=[records.process_here(), owner])
@@ -210,17 +210,17 @@ def test_what_others_own_stays(sleeper: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("words", [("stage", "--join", "/a", "/b"), ("stage", "--copy", "--join", "/a", "/b"),
                                    ("unstage", "--stale", "--for", "1")])  # fmt: skip
-def test_uses_that_nobody_can_share(words: tuple[str, ...]) -> None:
+def test_join_and_for_are_refused_where_they_do_not_apply(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "--join: is for mounts with --for PID" in done.stderr or "--for: is for DEST" in done.stderr
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_the_mode_of_a_replaced_directory_is_given_to_it_alone(
+def test_the_mode_of_a_restored_directory_is_not_set_through_a_link(
     link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user who may write to its parent puts a link to another file there as soon as it exists."""
+    """A user who can write to its parent may replace the new directory by a link to another one."""
     dest, place, shadow, mkdir = tmp_path / "dest", tmp_path / "place", tmp_path / "shadow", os.mkdir
     shadow.mkdir(mode=0o700)
     dest.symlink_to(place)

@@ -1,4 +1,4 @@
-"""Checksums of uploaded files."""
+"""Uploads of stage-out: checksums, journals, connections, and failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zarrfs.jobs.stageout import StageOutReport, Tree
 from zarrfs.store.api import Info
 
 
-def test_md5_of_info() -> None:
+def test_the_md5_of_an_object_is_found_in_its_info() -> None:
     known = "900150983cd24fb0d6963f7d28e17f72"
     assert upload.md5_of_info({"ETag": f'"{known}"'}) == known
     assert upload.md5_of_info({"ETag": f'"{known}-2"'}) == ""
@@ -30,7 +30,7 @@ def test_md5_of_info() -> None:
 
 
 class Bucket(AbstractFileSystem):
-    """Buckets of several servers, by their endpoints."""
+    """A file system of buckets in memory, at several endpoints."""
 
     protocol = "s3"
     cachable = False
@@ -49,10 +49,10 @@ class Bucket(AbstractFileSystem):
         return {"size": len(self.held[self.endpoint, path])}
 
 
-def test_a_bucket_at_another_endpoint_gets_what_the_first_one_got(
+def test_a_file_sent_to_one_endpoint_is_not_skipped_at_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a file of the same name and size, which is not the one that was sent."""
+    """The other bucket has a file of the same name and size, but with other bytes."""
     (tmp_path / "a").write_text("new")
     monkeypatch.setattr(upload, "class_of", lambda protocol, family: Bucket)
     monkeypatch.setattr(Bucket, "held", {("http://two", "b/res/a"): b"old"})
@@ -65,8 +65,8 @@ def test_a_bucket_at_another_endpoint_gets_what_the_first_one_got(
     assert Bucket.held == {("http://one", "b/res/a"): b"new", ("http://two", "b/res/a"): b"new"}
 
 
-def test_what_cannot_be_noted_is_sent_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The upper directory may lie on the disk that the job has filled."""
+def test_files_are_sent_if_the_journal_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper directory may be on a disk that the job has filled."""
 
     class Full(upload._Journal):
         def __init__(self, path: str) -> None:
@@ -109,12 +109,12 @@ def test_one_connection_of_ftp_sends_one_file_at_a_time(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("encrypted", ["", "AES256", "aws:kms"])
-def test_the_etag_of_an_object_with_other_keys_is_no_md5(
+def test_the_etag_of_an_object_encrypted_with_kms_is_no_md5(
     encrypted: str, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one of any other object is, so bytes that differ are noticed."""
+    """That of any other object is its MD5, so different bytes are noticed."""
     (tmp_path / "a").write_text("new")
-    monkeypatch.setattr(upload, "_md5_of", lambda path: "0" * 32)  # the server's MD5s are right for any object
+    monkeypatch.setattr(upload, "_md5_of", lambda path: "0" * 32)  # a wrong MD5 here, as the server never gives one
     given = {"s3_additional_kwargs": {"ServerSideEncryption": encrypted}} if encrypted else {}
     options, report = Options(storage={"s3": {**s3.options, **given}}, retries=0), StageOutReport()
     how = upload.UploadOptions(f"s3://{s3.bucket}/encrypted-{encrypted.replace(':', '-')}")
