@@ -541,17 +541,17 @@ def test_directories_without_permissions_are_filled_by_their_owner(shared: Path)
 
 
 def test_a_file_created_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process creates the file after judge() found none, and before ours is renamed into place."""
+    """Another process creates the file after compare_existing() found none, and before ours is renamed into place."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out/other").write_bytes(b"")
-    judge = DestinationDirectory.judge
+    compare_existing = DestinationDirectory.compare_existing
 
     def slow(self: DestinationDirectory, directory: int, info: Any) -> str:
-        verdict = judge(self, directory, info)
+        verdict = compare_existing(self, directory, info)
         (tmp_path / "out/f").write_bytes(b"theirs")
         return verdict
 
-    monkeypatch.setattr(filling.DestinationDirectory, "judge", slow)
+    monkeypatch.setattr(filling.DestinationDirectory, "compare_existing", slow)
     with pytest.raises(SourceError, match="f: is there already"):
         extract({"f": file("ours")}, tmp_path / "out")
     assert (tmp_path / "out/f").read_bytes() == b"theirs"
