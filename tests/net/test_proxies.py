@@ -218,7 +218,7 @@ def test_requests_go_through_a_socks_proxy(
 
 
 def test_the_socks_scheme_decides_who_resolves_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With socks5://, zarrfs resolves names; with socks5h://, the proxy does. The two know different names here."""
+    """With socks5://, zarrfs resolves names; with socks5h://, the proxy does. Here the two resolve differently."""
     plain.put("/value", VALUE)
     port = plain.url.rpartition(":")[2]
     resolving(monkeypatch, {"inside.test": ["127.0.0.1"], "localhost": ["127.0.0.3"]})
