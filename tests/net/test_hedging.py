@@ -64,7 +64,7 @@ async def warmed(ranges: RequestQueue, server: Uneven) -> None:
     server.slow = slow
 
 
-def test_a_slow_request_is_sent_again_and_the_first_answer_wins() -> None:
+def test_a_slow_request_is_sent_again_and_the_first_response_wins() -> None:
     server, ranges = Uneven(every(50)), RequestQueue(Options())
 
     async def main() -> list[float]:
@@ -81,7 +81,7 @@ def test_a_slow_request_is_sent_again_and_the_first_answer_wins() -> None:
 
 
 def test_the_usual_latency_follows_the_server() -> None:
-    """Two slow answers in a hundred do not make slowness usual; a server that becomes slower does."""
+    """Two slow responses in a hundred do not change the usual latency; a server that becomes slower does."""
     pace = Pace()
     for number in range(99):
         pace.add(SLOW if number % 50 == 0 else 0.1)
@@ -238,7 +238,7 @@ def test_a_cancelled_read_cancels_both_requests() -> None:
 
 
 @pytest.mark.parametrize("client", ["auto", "fsspec"])
-def test_one_answer_in_fifty_is_late(client: str, nginx: Nginx, proxy: FaultProxy) -> None:
+def test_few_readers_notice_that_one_response_in_fifty_is_late(client: str, nginx: Nginx, proxy: FaultProxy) -> None:
     """Readers notice few of some forty responses that are 2 s late, and few requests are sent twice.
 
     A read is late if both of its responses are: 0.8 of 2,000 on average, and more than six in one run of 48,000. As a
