@@ -86,7 +86,7 @@ async def rounds_for(waiting: object, requests: int) -> int:
 
 
 @trio_test
-async def test_pending_requests_are_taken_in_one_scheduler_pass() -> None:
+async def test_one_scheduler_pass_takes_several_pending_requests() -> None:
     """Eight requests per pass; with trio's own Lock and wait_readable(), each takes at least one pass."""
     assert await rounds_for(Waiting(), 64) <= 64 / 8 + 4
     assert await rounds_for(trio, 64) >= 64

@@ -163,7 +163,7 @@ def test_probes_of_a_silent_server_have_a_shorter_timeout() -> None:
     assert [at for at, _ in server.sent] == [0, *(pytest.approx(at, abs=0.6) for at in (60.1, 65.3, 75.6))]
 
 
-def test_the_turn_to_probe_is_passed_on_by_a_reader_that_leaves() -> None:
+def test_a_cancelled_reader_passes_on_the_turn_to_probe() -> None:
     """One reader is cancelled, at several moments of an outage; the other one still succeeds."""
     for moment in (0.05, 0.15, 0.3, 1.0, 3.0):
         server, ranges = Server(out_until(5.0)), RequestQueue(OPTIONS)
@@ -305,9 +305,7 @@ def test_opening_a_source_does_not_wait_for_a_server_that_never_answered(patienc
      (15.0, "not read within 15 s (-o read_timeout=): HTTP status 503 Busy", 15),
      (5.0, "not read within 5 s (-o read_timeout=): HTTP status 503 Busy", 0)],
 )  # fmt: skip
-def test_opening_a_source_is_not_delayed_by_a_long_retry_after(
-    read_timeout: float, reason: str, most: float
-) -> None:
+def test_opening_a_source_is_not_delayed_by_a_long_retry_after(read_timeout: float, reason: str, most: float) -> None:
     async def answer(path: str) -> None:
         raise_for_status(503, "http://server/", "Busy", "3600")
 
