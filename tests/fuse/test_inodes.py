@@ -1,4 +1,4 @@
-"""InodeTable frees the memory of inodes that the kernel has forgotten; WritableInodeTable knows their names."""
+"""InodeTable frees the memory of forgotten inodes; WritableInodeTable tracks the names of files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_tables_shrink_after_many_forgets() -> None:
 
 @pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFDIR])
 def test_the_key_of_an_inode_is_the_name_that_was_looked_up_last(kind: int) -> None:
-    """A rename or unlink from outside removes a name that the table does not lose."""
+    """A rename or unlink that bypasses the mount removes a name which the table still holds."""
     inodes, file = WritableInodeTable(), (1, 2, kind)
     inode = inodes.lookup_file("b", file)
     assert inodes.lookup_file("a", file) == inode

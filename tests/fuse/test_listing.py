@@ -26,7 +26,7 @@ from zarrfs.store.upper import Upper
 
 
 class Names:
-    """A store with as much as a listing needs."""
+    """A store with only list_dir(), which fails after `fails_after` names."""
 
     def __init__(self, count: int, fails_after: int | None = None) -> None:
         self.names = [f"{number:04}" for number in range(count)]
@@ -43,7 +43,7 @@ class Names:
 
 
 def known(inodes: InodeTable) -> Counter[str]:
-    """Return the lookup count of each key, which the kernel would have to forget."""
+    """Return by key how many lookups the kernel would have to forget."""
     root = int(pyfuse3.ROOT_INODE)
     keys = {inode: key for inode, key in inodes._keys.items() if inode != root}
     return Counter({key: 1 + inodes._extra_lookups.get(inode, 0) for inode, key in keys.items()})
@@ -66,8 +66,8 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(deadline=None, max_examples=600)
 @given(count=st.integers(0, 25), fails=st.none() | st.integers(0, 25), steps=STEPS, more=st.booleans())
-def test_requests_in_any_order(count: int, fails: int | None, steps: list[tuple[str, int]], more: bool) -> None:
-    """Entries before a failure are sent; from there on every request fails, or ends a reply that holds entries."""
+def test_requests_come_in_any_order(count: int, fails: int | None, steps: list[tuple[str, int]], more: bool) -> None:
+    """Entries before a failure are sent; later requests fail, or get [] for a reply that already holds entries."""
     fails = None if fails is None or fails >= count else fails
     end = count if fails is None else fails
 
@@ -160,7 +160,7 @@ class Touched(list[Any]):
 
 
 def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel takes some twenty entries a reply; no reply may touch all that follow."""
+    """The kernel takes some twenty entries per reply; a reply must not go through all remaining entries."""
     names, sent, room = [f"{number:04}" for number in range(1000)], list[str](), 0
     for name in names:
         (tmp_path / name).touch()

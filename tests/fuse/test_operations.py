@@ -1,4 +1,4 @@
-"""Attributes of files that are open while something else takes their names."""
+"""Attributes of files that are open while the source changes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_file_that_another_process_has_open_keeps_its_attributes(
 
 
 @pytest.mark.promise("S35")
-def test_a_refresh_during_getattr_of_an_open_file(root: Path) -> None:
+def test_getattr_of_an_open_file_survives_a_refresh(root: Path) -> None:
     async def body() -> None:
         store, found = PausedStore(root), list[Any]()
         async with trio.open_nursery() as nursery:

@@ -86,15 +86,15 @@ async def rounds_for(waiting: object, requests: int) -> int:
 
 
 @trio_test
-async def test_pending_requests_are_taken_in_one_scheduler_pass() -> None:
-    """Eight at a time; with trio's own lock and wait each takes a pass or more."""
+async def test_one_scheduler_pass_takes_several_pending_requests() -> None:
+    """Eight requests per pass; with trio's own Lock and wait_readable(), each takes at least one pass."""
     assert await rounds_for(Waiting(), 64) <= 64 / 8 + 4
     assert await rounds_for(trio, 64) >= 64
 
 
 @trio_test
 async def test_endless_requests_do_not_starve_other_tasks() -> None:
-    """A handler that triggers the next request at once leaves time for other tasks."""
+    """Each handler triggers the next request immediately; other tasks must still run."""
     answered, seen = 0, []
     done = trio.Event()
 
@@ -126,7 +126,7 @@ async def test_endless_requests_do_not_starve_other_tasks() -> None:
 @pytest.mark.parametrize("workers", [2, 3, 8])
 @trio_test
 async def test_a_slow_request_blocks_no_other(workers: int) -> None:
-    """While all workers but one wait, that one answers."""
+    """While all worker tasks but one wait, the remaining one answers requests."""
     answered: list[bytes] = []
     let_go = trio.Event()
 
@@ -170,7 +170,7 @@ async def test_a_waiting_task_can_be_cancelled() -> None:
         for scope in scopes:
             nursery.start_soon(within, scope)
             await trio.testing.wait_all_tasks_blocked()
-        for scope in scopes[:3]:  # the first one has the lock
+        for scope in scopes[:3]:  # the first one holds the lock
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
         session.kernel.send(b"lookup")
@@ -181,7 +181,7 @@ async def test_a_waiting_task_can_be_cancelled() -> None:
 
 @trio_test
 async def test_all_tasks_end_when_the_mount_does() -> None:
-    """As with pyfuse3.terminate(): one task is notified, the others find out themselves."""
+    """As in pyfuse3.terminate(), notify_closing() wakes one task; here it is called until all have ended."""
 
     async def handle(_: bytes) -> None:
         raise AssertionError("there is no request")
@@ -199,8 +199,8 @@ async def test_all_tasks_end_when_the_mount_does() -> None:
 
 
 @trio_test
-async def test_pyfuse3_uses_the_stand_in_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pyfuse3 has its own trio back afterwards."""
+async def test_pyfuse3_uses_the_replacement_for_trio_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards pyfuse3 uses the real trio again."""
     seen = []
 
     async def main(*_: int) -> None:

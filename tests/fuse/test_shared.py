@@ -12,12 +12,12 @@ from zarrfs.store.api import Kind
 from zarrfs.store.directory import FileSystemStore
 
 
-def test_a_slot_of_a_killed_process_is_free_once() -> None:
+def test_a_slot_of_a_killed_process_is_freed_only_once() -> None:
     shared = Shared(1)
     handle = Handles(shared, 0).take(7, 1, 0, None, False)
     assert handle is not None
     successor = Handles(shared, 0)
-    successor.release(handle)  # what release() of a worker does, after which it sweeps
+    successor.release(handle)  # as release() of a worker does before it sweeps
     successor.free(handle)
     successor.reclaim()
     taken = [successor.take(inode, 1, 0, None, False) for inode in (8, 9)]
@@ -29,13 +29,13 @@ def test_a_handle_whose_reply_was_not_sent_is_released_with_its_process() -> Non
     shared = Shared(2)
     handles = Handles(shared, 1)
     known = handles.take(7, 1, 0, None, False)
-    shared.cells[shared.at(1, NEW)] = 0  # SharedWaiting, before the next request
+    shared.cells[shared.at(1, NEW)] = 0  # as SharedWaiting does before the next request
     lost = handles.take(8, 1, 0, None, False)
     assert known is not None
     assert lost is not None
     shared.release_new(1)
     assert (handles.is_open(known), handles.is_open(lost)) == (True, False)
-    shared.release_new(1)  # of its successor, which had none
+    shared.release_new(1)  # for its successor, which has no unsent reply
     assert (shared.cell(1, RELEASED), handles.is_open(known)) == (1, True)
 
 
@@ -75,8 +75,8 @@ def test_directories_of_all_processes_are_found_without_their_names(
 
 
 @pytest.mark.parametrize("identity", [None, 0, 2**64 - 1, -(2**63)])
-def test_any_identity_of_a_file_is_known_to_all_processes(identity: int | None, tmp_path: Path) -> None:
-    """st_ino has 64 bits without a sign; views have identities with one."""
+def test_all_processes_know_any_identity_of_a_file(identity: int | None, tmp_path: Path) -> None:
+    """st_ino is an unsigned 64-bit number; identities of views are signed."""
     shared, store = Shared(2), FileSystemStore(str(tmp_path))
     inode = SharedInodes(shared, 0, store).lookup("a", Kind.FILE, identity)
     found = SharedInodes(shared, 1, store).find(inode)

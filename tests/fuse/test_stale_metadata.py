@@ -1,4 +1,4 @@
-"""The check for stale consolidated metadata, which must not end the mount that it runs in."""
+"""The check for stale consolidated metadata, which must not end the mount that runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
 
 
-def test_a_document_that_json_cannot_read_is_passed_over(tmp_path: Path) -> None:
+def test_a_document_too_deeply_nested_to_parse_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text("[" * 100_000)
 
     async def body() -> None:

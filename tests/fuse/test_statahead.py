@@ -1,4 +1,4 @@
-"""Statahead: names are requested once each, and a directory is not listed for every few of them."""
+"""Stat-ahead: each name is requested once, and the directory is listed only a few times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_walk_lists_its_directory_a_few_times() -> None:
     store, ahead = Unsized(20_000), StatAhead()
     ahead.listed("d")
     trio.run(walk, ahead, store, store.names)
-    assert sorted(store.asked) == store.names[1:]  # the client itself asks for the first
+    assert sorted(store.asked) == store.names[1:]  # the client itself requests the first
     assert store.listings <= 4
 
 
@@ -54,7 +54,7 @@ def test_a_second_walk_requests_all_names_again() -> None:
     assert store.listings == 2
 
 
-def test_a_client_that_jumps_gets_the_names_from_there_on() -> None:
+def test_after_a_jump_the_names_that_follow_are_requested() -> None:
     store, ahead = Unsized(20_000), StatAhead()
     ahead.listed("d")
     trio.run(walk, ahead, store, store.names[:10])
@@ -62,7 +62,7 @@ def test_a_client_that_jumps_gets_the_names_from_there_on() -> None:
         store.asked = []
         trio.run(walk, ahead, store, store.names[at : at + 1])
         assert sorted(store.asked) == store.names[at + 1 : at + 129]
-    assert store.listings == 2  # the first one had the names behind 5000
+    assert store.listings == 2  # the first listing already had the names after 5000
 
 
 def test_names_that_a_client_passes_during_the_listing_are_not_requested() -> None:

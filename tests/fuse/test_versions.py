@@ -1,4 +1,4 @@
-"""Closing of store versions that a refresh has replaced."""
+"""Store versions that a refresh has replaced: when they are used and closed."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def test_a_version_stays_open_while_a_request_uses_it(request_name: str, tmp_pat
     trio.run(body)
 
 
-def test_work_in_the_background_that_fails_leaves_the_mount(
+def test_failing_background_work_does_not_end_the_mount(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An index that is cut short, say, is found by the first statement that reads it."""
+    """A truncated index, for example, is noticed only by the first SQL statement that reads it."""
 
     async def body() -> None:
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""The handlers of two processes of one mount, in one process: what one has opened, the other reads and lists."""
+"""The handlers of two processes of one mount, run in one process: each serves handles that the other opened."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = InodeT(1)
 
 
 class _Value(Value):
-    """A value that no descriptor stands for."""
+    """A value without a file descriptor."""
 
     def __init__(self, value: Value) -> None:
         super().__init__(value.info, value.version)
@@ -40,14 +40,14 @@ class _Value(Value):
 
 
 class RemoteStore(FileSystemStore):
-    """A store whose values have no descriptor, as those behind URLs."""
+    """A store whose values have no file descriptor, like those behind URLs."""
 
     async def open(self, key: str) -> Value:
         return _Value(await super().open(key))
 
 
 class UnsizedStore(FileSystemStore):
-    """A store whose listings have no sizes."""
+    """A store whose listings have no sizes; `asked` records the keys passed to info()."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -69,8 +69,8 @@ def pair(path: Path, kind: type[FileSystemStore] = FileSystemStore) -> Iterator[
 
 
 @pytest.mark.parametrize("left", ["nothing", "a directory", "a file above"])
-def test_a_file_that_was_removed_is_an_io_error_for_a_process_that_opens_it_anew(left: str, tmp_path: Path) -> None:
-    """ENOENT, ENOTDIR and EISDIR would be fill values to a Zarr reader."""
+def test_a_removed_file_is_an_io_error_for_a_process_that_has_to_reopen_it(left: str, tmp_path: Path) -> None:
+    """After ENOENT, ENOTDIR or EISDIR a Zarr reader would use fill values."""
     (tmp_path / "d").mkdir()
     (tmp_path / "d/a").write_bytes(b"value")
 
@@ -94,10 +94,10 @@ def test_a_file_that_was_removed_is_an_io_error_for_a_process_that_opens_it_anew
     assert trio.run(body) == errno.EIO
 
 
-def test_a_listing_goes_on_where_another_process_has_left_it_after_a_rewinddir(
+def test_after_rewinddir_a_listing_resumes_where_another_process_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that was created in between moves all others by one."""
+    """A name that was created before the rewinddir shifts all other names by one."""
     for number in range(100):
         (tmp_path / f"e{number:02}").touch()
     sent, room = list[str](), 0
@@ -131,10 +131,10 @@ def test_a_listing_goes_on_where_another_process_has_left_it_after_a_rewinddir(
     trio.run(body)
 
 
-def test_a_listing_without_sizes_asks_only_for_those_that_a_process_has_sent(
+def test_a_listing_without_sizes_requests_only_sizes_that_some_process_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A size of 0 would be the end of the file to a client that reads it, and each question may be a request."""
+    """A client that reads a file would take a size of 0 for its end; finding a size may cost a network request."""
     for name in "abc":
         (tmp_path / name).write_bytes(b"value")
     sent = dict[str, tuple[int, int]]()
@@ -166,10 +166,10 @@ def test_a_listing_without_sizes_asks_only_for_those_that_a_process_has_sent(
 
 
 @pytest.mark.parametrize(("entered", "answer"), [({}, b"0"), ({77: "/nowhere"}, b"1"), (None, b"1")])
-def test_a_mount_waits_for_what_any_of_its_processes_reads_from(
+def test_a_mount_waits_for_mounts_that_any_of_its_processes_reads_from(
     entered: dict[int, str] | None, answer: bytes, tmp_path: Path
 ) -> None:
-    """One that does not answer may read from anywhere."""
+    """A process that does not answer (None) may read from any mount."""
 
     async def body() -> None:
         one, other = pair(tmp_path)

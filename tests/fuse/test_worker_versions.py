@@ -1,4 +1,4 @@
-"""Versions of a source in the processes of one mount, where a shared number says which is visible."""
+"""Versions of a source in a mount with several processes, where a shared number says which one is visible."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def trees(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_lookup_during_a_refresh_shows_the_new_version(trees: tuple[Path, Path]) -> None:
-    """The process has not noticed the refresh when its store answers; the kernel would keep the old entry."""
+    """The worker has not noticed the refresh when its store answers; the kernel would cache an old entry."""
 
     async def body() -> None:
         shared, store, found = Shared(2), PausedStore(trees[0]), []
@@ -92,7 +92,7 @@ def test_a_lookup_during_a_refresh_shows_the_new_version(trees: tuple[Path, Path
 def test_an_open_that_finds_no_handle_free_keeps_no_version(
     trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the memory of a version that a refresh has replaced would stay for as long as the mount."""
+    """Otherwise a version that a refresh has replaced would stay in memory until the unmount."""
 
     async def body() -> None:
         operations = worker(FileSystemStore(str(trees[0])), Shared(2), trees[1])
@@ -135,7 +135,7 @@ def planned(document: Path) -> Plan:
 
 
 class FirstProcess:
-    """The parts of the first process of a mount whose worker is not started."""
+    """The first process of a mount with two processes, of which the second is not started."""
 
     def __init__(self, document: Path) -> None:
         options = Options(cache="none")
@@ -155,7 +155,7 @@ class FirstProcess:
         return class_(self.operations, self.plan, self.team.options, kernel or Kernel(), None, self.team)
 
 
-def test_a_worker_without_the_visible_version_ends_with_a_line_in_the_log(tmp_path: Path) -> None:
+def test_a_worker_without_the_visible_version_logs_why_and_exits(tmp_path: Path) -> None:
     shared = Shared(2)
     shared.visible[0] = 2
     child = os.fork()
@@ -177,7 +177,7 @@ class ChangedStore(FileSystemStore):
 
 
 class Kernel(Invalidation):
-    """No kernel, which would have to be informed of `invalidated` names."""
+    """A substitute for the kernel that records the `invalidated` names."""
 
     def __init__(self) -> None:
         self.invalidated = set[str]()
@@ -187,7 +187,7 @@ class Kernel(Invalidation):
 
 
 def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> None:
-    """Their temporary indexes are there as long."""
+    """Their temporary indexes are deleted by the first refresh after the last file is closed."""
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 
     async def body() -> None:
@@ -215,10 +215,10 @@ def test_a_new_worker_opens_only_versions_with_open_files(tmp_path: Path) -> Non
     trio.run(body)
 
 
-def test_the_temporary_index_of_a_living_mount_does_not_look_abandoned(
+def test_the_temporary_index_of_a_running_mount_does_not_look_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new worker opens it, however long after the mount began."""
+    """A new worker may have to open the index at any time."""
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
     monkeypatch.setattr(daemon_workers, "_COUNTERS", 0.01)
 
@@ -235,7 +235,7 @@ def test_the_temporary_index_of_a_living_mount_does_not_look_abandoned(
         first.team._waiting = cast(Any, SimpleNamespace(watch=idle))
         with trio.move_on_after(1):
             await first.team.run()
-        discard(planned(document))  # sweeps the memory
+        discard(planned(document))  # deletes abandoned indexes
         assert os.path.exists(index)
         await first.aclose()
 
@@ -245,7 +245,7 @@ def test_the_temporary_index_of_a_living_mount_does_not_look_abandoned(
 def test_names_that_are_looked_up_while_workers_open_the_new_version_are_invalidated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels without epochs would keep them for a day."""
+    """A kernel without epochs would cache such a name for a day."""
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 
     async def body() -> None:
@@ -265,7 +265,7 @@ def test_names_that_are_looked_up_while_workers_open_the_new_version_are_invalid
 
 
 def test_a_refresh_to_a_source_that_needs_one_process_is_refused(tmp_path: Path) -> None:
-    """Each process would keep versions of the targets to itself, and a reader could get the bytes of two."""
+    """Each process would record target versions for itself, and a reader could get bytes of two versions."""
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 
     async def body() -> None:
@@ -281,7 +281,7 @@ def test_a_refresh_to_a_source_that_needs_one_process_is_refused(tmp_path: Path)
     trio.run(body)
 
 
-def test_the_first_refresh_of_a_mount_with_one_process_in_place_of_several_changes_nothing(tmp_path: Path) -> None:
+def test_the_first_refresh_of_a_mount_restricted_to_one_process_changes_nothing(tmp_path: Path) -> None:
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 
     async def body() -> None:
@@ -294,7 +294,7 @@ def test_the_first_refresh_of_a_mount_with_one_process_in_place_of_several_chang
     trio.run(body)
 
 
-def test_options_changed_during_a_refresh_hold_for_the_new_version(tmp_path: Path) -> None:
+def test_options_changed_during_a_refresh_apply_to_the_new_version(tmp_path: Path) -> None:
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 
     async def body() -> None:
@@ -316,7 +316,7 @@ def test_options_changed_during_a_refresh_hold_for_the_new_version(tmp_path: Pat
 
 
 def test_a_target_that_a_worker_found_changed_is_accepted_by_a_refresh(tmp_path: Path) -> None:
-    """The document is the same, so only that read says that there is something to refresh."""
+    """The document is unchanged, so only the failed lookup of the worker shows that a refresh is needed."""
     (document := tmp_path / "set.json").write_text(json.dumps({"a": "value"}))
 
     async def body() -> None:

@@ -1,4 +1,4 @@
-"""Lookups of a writable mount while the lower store is asked, and another request changes what is there."""
+"""Lookups and copy-up in a writable mount, with concurrent changes and with failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SlowStore(FileSystemStore):
 
 
 async def write(mount: WritableOperations, inode: InodeT) -> None:
-    """Write another value to a file of the lower store."""
+    """Replace the value of a file of the lower store through the mount."""
     opened = await mount.open(inode, FlagT(os.O_WRONLY | os.O_TRUNC), CONTEXT)
     await mount.write(opened.fh, 0, b"new value")
     await mount.release(opened.fh)
@@ -51,7 +51,7 @@ async def remove(mount: WritableOperations, _: InodeT) -> None:
 
 
 @pytest.mark.parametrize(("change", "expected"), [(write, b"new value"), (remove, None)])
-def test_a_lookup_that_waits_for_the_lower_store_finds_what_was_changed_meanwhile(
+def test_a_lookup_that_waits_for_the_lower_store_sees_a_concurrent_change(
     change: Change, expected: bytes | None, tmp_path: Path
 ) -> None:
     (tmp_path / "lower").mkdir()
@@ -90,7 +90,7 @@ def test_a_lookup_that_waits_for_the_lower_store_finds_what_was_changed_meanwhil
 
 
 @pytest.mark.parametrize("name", [".zarrfs-upper", ".wh.K", ".zarrfs-staging"])
-def test_a_reserved_name_of_the_upper_is_absent_also_while_something_changes(
+def test_a_reserved_name_of_the_upper_is_absent_during_a_change(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in ("lower", "upper"):
@@ -118,10 +118,10 @@ def test_a_reserved_name_of_the_upper_is_absent_also_while_something_changes(
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_a_refused_truncation_leaves_the_bytes_of_a_read_only_file(
+def test_only_root_truncates_a_read_only_file_while_copying_it_up(
     uid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel lets root open it for writing; the daemon of a user may not open its own copy."""
+    """A daemon of another user cannot open the copy for writing, so the file must keep its bytes."""
     for place in ("lower", "upper"):
         (tmp_path / place).mkdir()
     (tmp_path / "lower/K").write_bytes(b"old")
@@ -139,10 +139,10 @@ def test_a_refused_truncation_leaves_the_bytes_of_a_read_only_file(
     assert trio.run(body) == (b"old" if uid else b"")
 
 
-def test_open_files_that_no_descriptor_is_left_for_read_the_copy_later(
+def test_open_files_read_the_copy_once_descriptors_are_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never the bytes below, which would stay in the page cache of a file that was written to."""
+    """They never read the lower file, whose bytes would stay in the page cache of a file that was written to."""
     for place in ("lower", "upper"):
         (tmp_path / place).mkdir()
     (tmp_path / "lower/K").write_bytes(b"old")

@@ -1,4 +1,4 @@
-"""Listings of a writable mount that fail."""
+"""Failing listings of a writable mount."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT = cast(pyfuse3.RequestContext, None)
 
 
 class BadStore(FileSystemStore):
-    """A store that knows nothing of one of its names."""
+    """A store whose info() fails for one of its names."""
 
     async def info(self, key: str, sized: bool = True) -> Info:
         if key == "b":
@@ -43,7 +43,7 @@ def test_a_listing_that_fails_counts_no_lookups(tmp_path: Path, monkeypatch: pyt
         lower = BadStore(str(tmp_path / "lower"))
         mount = WritableOperations(Overlay(lower, Upper(str(tmp_path / "upper"))), Options(), {}, lambda: None)
         handle = await mount.opendir(pyfuse3.ROOT_INODE, CONTEXT)
-        await mount.readdir(handle, 0, cast(pyfuse3.ReaddirToken, None))  # which sends nothing
+        await mount.readdir(handle, 0, cast(pyfuse3.ReaddirToken, None))  # the reply has no room for an entry
         counted, room = [], True
         for _ in range(3):
             mount.changes += 1  # so that each entry is looked up again

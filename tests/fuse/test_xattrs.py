@@ -23,15 +23,15 @@ REGION = {"url": "https://host/" + "x" * 400, "offset": 0, "length": 1}
         ({"regions": [{"url": "x" * 600}] * 9}, {"too_long": 2467}),
     ],
 )
-def test_a_source_is_json_of_a_bounded_size(value: dict[str, object], found: dict[str, object]) -> None:
+def test_a_source_attribute_is_json_of_a_bounded_size(value: dict[str, object], found: dict[str, object]) -> None:
     text = bounded(value)
     assert len(text) <= 2048
     assert json.loads(text) == found
 
 
 @pytest.mark.parametrize("count", [100, 2000])
-def test_work_is_begun_once_however_much_of_it_there_is_at_a_time(count: int) -> None:
-    """A client asks until its work has ended: forgotten before, it would begin again and again."""
+def test_control_work_starts_once_however_much_of_it_is_running(count: int) -> None:
+    """A client polls until its work has ended; if running work were forgotten, each poll would start it again."""
 
     async def body() -> None:
         may_end, calls, names = trio.Event(), 0, [f"{REFRESH}{number}" for number in range(count)]

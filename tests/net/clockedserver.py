@@ -15,7 +15,7 @@ Answer = Callable[[str], Awaitable[None]]
 
 
 class Server:
-    """A system whose server does what `answer` does: raises, waits, or returns. `sent` has the times of requests."""
+    """A system whose requests await `answer`, which may wait or raise; `sent` lists (time, path) of each request."""
 
     immutable, sends_versions, flat = False, True, False
 
@@ -51,11 +51,11 @@ class Server:
         return path
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no connection to close."""
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
-    """Run `main` in no time, from the time 0 on; at its end, nothing is in flight."""
+    """Run `main` on a mock clock that starts at 0 and skips all waiting; return its result."""
 
     async def from_zero() -> Any:
         assert trio.current_time() == 0

@@ -1,4 +1,4 @@
-"""An HTTP server that redirects as it is asked to and remembers the headers of every request."""
+"""An HTTP server that redirects on request and records the headers of every request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ VALUE = bytes(range(256)) * 8
 
 
 class Recorder:
-    """Serves VALUE at every path but /to?URL, which redirects to URL, and /onward, which asks `behind`."""
+    """A server of VALUE; /to?URL redirects to URL. With `behind`, it forwards all requests to that server instead."""
 
     def __init__(self, host: str, behind: str = "") -> None:
         self.requests: list[tuple[str, dict[str, str]]] = []  # path, headers with names in lower case
-        self.behind = behind  # the URL of a server that answers in our stead
+        self.behind = behind  # the URL of a server to which all requests are forwarded
         handler = type("Handler", (_Handler,), {"owner": self})
         self._server = (_Server6 if ":" in host else _Server)((host, 0), handler)
         self.port = int(self._server.server_port)
@@ -26,15 +26,15 @@ class Recorder:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def to(self, url: str) -> str:
-        """A URL that redirects to `url`."""
+        """Return a URL of this server that redirects to `url`."""
         return f"{self.url}/to?{url}"
 
     def headers(self) -> dict[str, str]:
-        """Those of the last request."""
+        """Return the headers of the last request."""
         return self.requests[-1][1]
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -49,11 +49,11 @@ class _Server6(_Server):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # send a body without waiting for the ACK of its headers
     owner: Recorder
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self._answer(False)
@@ -90,7 +90,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def recording(host: str, behind: str = "") -> Iterator[Recorder]:
-    """A Recorder for a while."""
+    """Run a Recorder for the duration of the block."""
     server = Recorder(host, behind)
     try:
         yield server

@@ -1,4 +1,4 @@
-"""A server whose answers a test writes byte by byte, on the loop of the client that asks it."""
+"""A server whose responses a test scripts byte by byte, in the same trio loop as its client."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ VALUE = bytes(range(256)) * 40
 
 
 def asked(request: str) -> tuple[int, int]:
-    """[start, stop) of a request."""
+    """Return the byte range [start, stop) that a request asks for."""
     match = re.search(r"^range: bytes=(\d+)-(\d+)\r$", request, re.IGNORECASE | re.MULTILINE)
     assert match is not None, request
     return int(match[1]), int(match[2]) + 1
 
 
 def head(status: str, *headers: str) -> bytes:
-    """A head, of these lines."""
+    """Return a response head: the status line and these header lines."""
     return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode("latin-1")
 
 
 def part(request: str, value: bytes = VALUE) -> tuple[list[str], bytes]:
-    """(the headers of a right answer, its body)."""
+    """Return (header lines, body) of the correct response to a range request."""
     start, stop = asked(request)
     body = value[start:stop]
     return [f"Content-Range: bytes {start}-{start + len(body) - 1}/{len(value)}", f"Content-Length: {len(body)}"], body
 
 
 def right(request: str, value: bytes = VALUE) -> bytes:
-    """A right answer."""
+    """Return the correct response to a range request."""
     headers, body = part(request, value)
     return head("206 Partial Content", *headers) + body
 
 
 class Peer:
-    """One connection of a client, the `number`-th; the rest is the server's."""
+    """The server's end of one connection; `number` counts the connections from 0."""
 
     def __init__(self, server: Scripted, stream: trio.SocketStream, number: int) -> None:
         self.server, self.stream, self.number = server, stream, number
 
     async def heard(self) -> str | None:
-        """The head of the next request; None at the end of the connection."""
+        """Return the head of the next request, or None when the client has closed the connection."""
         data = b""
         while b"\r\n\r\n" not in data:
             more = await self.stream.receive_some()
@@ -62,25 +62,25 @@ class Peer:
         return data.decode()
 
     async def send(self, *pieces: bytes) -> None:
-        """Each of `pieces` once the one before has been taken."""
+        """Send `pieces`; after each of several, wait until all other tasks are blocked."""
         for piece in pieces:
             await self.stream.send_all(piece)
             if len(pieces) > 1:
                 await trio.testing.wait_all_tasks_blocked()
 
     async def reset(self) -> None:
-        """End the connection as a crash does."""
+        """Reset the connection with RST, as a crashed server does."""
         self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await self.stream.aclose()
 
     async def rest(self) -> None:
-        """Until the client ends the connection."""
+        """Discard input until the client closes the connection."""
         while await self.stream.receive_some():
             pass
 
 
 class Scripted:
-    """A server that does with each connection what `serve` says; `ended` connections are over."""
+    """A server that runs `serve` for each connection; `ended` counts the connections that have ended."""
 
     def __init__(self, serve: Callable[[Peer], Awaitable[None]]) -> None:
         self._serve = serve
@@ -89,7 +89,7 @@ class Scripted:
         self.port = 0
 
     async def handle(self, stream: trio.SocketStream) -> None:
-        """For trio.serve_listeners."""
+        """Serve one connection; the handler for trio.serve_listeners()."""
         peer = Peer(self, stream, self.connections)
         self.connections += 1
         try:
@@ -101,7 +101,7 @@ class Scripted:
             self.ended += 1
 
     async def until_ended(self, count: int) -> None:
-        """Until so many connections are over."""
+        """Wait until `count` connections have ended."""
         with trio.fail_after(20):
             while self.ended < count:  # noqa: ASYNC110
                 await trio.sleep(0.005)
@@ -113,9 +113,9 @@ Check = Callable[[HttpSystem, Scripted], Awaitable[Any]]
 def run(
     serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "127.0.0.1"
 ) -> Any:
-    """Run `check` on a HttpSystem with its connections, and a server at `host`.
+    """Run `check` on an HttpSystem and a server at `host`; return its result.
 
-    `origin` is where the set came from whose targets are read, with {port} for the port of the server.
+    `origin` is the URL of the reference set whose targets are read; {port} in it stands for the server's port.
     """
 
     async def main() -> Any:
@@ -139,18 +139,18 @@ def run(
 
 
 async def get(web: HttpSystem, server: Scripted, start: int = 10, stop: int = 110, path: str = "/v") -> bytes:
-    """One range."""
+    """Fetch one range."""
     return bytes((await web.fetch(f"http://127.0.0.1:{server.port}{path}", start, stop)).data)
 
 
 async def well(peer: Peer) -> None:
-    """Right answers for ever."""
+    """Answer every request correctly."""
     while (request := await peer.heard()) is not None:
         await peer.send(right(request))
 
 
 def cut(data: bytes, sizes: Iterable[int]) -> list[bytes]:
-    """`data` in pieces of these sizes, and the rest."""
+    """Split `data` into pieces of these sizes and a last piece with the rest; drop empty pieces."""
     pieces, at = [], 0
     for size in sizes:
         pieces.append(data[at : at + size])

@@ -27,7 +27,7 @@ NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def _numbers_of(network: ipaddress.IPv4Network) -> st.SearchStrategy[int]:
-    return st.integers(int(network[0]) - bool(int(network[0])), int(network[-1]))  # one before it, too
+    return st.integers(int(network[0]) - bool(int(network[0])), int(network[-1]))  # and the address before it
 
 
 def model(address: ipaddress.IPv4Address) -> bool:
@@ -41,7 +41,7 @@ def test_every_form_of_an_ipv4_address_is_judged_alike(number: int) -> None:
     address = ipaddress.IPv4Address(number)
     for form in (str(address), f"::ffff:{address}", f"64:ff9b::{address}"):
         assert is_public(form) == model(address), form
-    assert not is_public(f"::{address}")  # nobody routes these
+    assert not is_public(f"::{address}")  # IPv4-compatible addresses are not routed
     assert not is_public(f"::ffff:0:{address}")
     assert is_public(str(ipaddress.IPv6Address((0x2002 << 112) + (number << 80) + 1))) == model(address)
 

@@ -1,4 +1,4 @@
-"""Connections to web servers: nothing leaks, what is idle ends, and addresses are tried in turn, and judged."""
+"""Connections to web servers: none leaks, idle ones are closed, and addresses are checked and tried in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zarrfs.net.responses import Transient
 
 PART = VALUE[10:110]
 
-# -- tasks
+# -- cancelled, concurrent and idle connections
 
 
 @pytest.mark.parametrize("sent", [0, 30, -100, -1])
@@ -70,7 +70,7 @@ async def _together(system: HttpSystem, server: Scripted, count: int) -> None:
 
 
 def _crowd(count: int) -> Callable[[Peer], Awaitable[None]]:
-    """Answers once so many connections ask."""
+    """Return a serve() that answers only once `count` connections have each sent a request."""
 
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
@@ -81,7 +81,7 @@ def _crowd(count: int) -> Callable[[Peer], Awaitable[None]]:
     return serve
 
 
-def test_many_at_once_and_again() -> None:
+def test_concurrent_requests_reuse_the_connections_of_earlier_ones() -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         await _together(system, server, 64)
         await _together(system, server, 64)
@@ -90,7 +90,7 @@ def test_many_at_once_and_again() -> None:
     run(_crowd(64), check)
 
 
-def test_only_so_many_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_idle_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_KEPT", 3)
 
     async def check(system: HttpSystem, server: Scripted) -> None:
@@ -115,7 +115,7 @@ def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     run(_crowd(4), check)
 
 
-def test_only_so_many_servers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_servers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "_SITES", 2)
     monkeypatch.setattr(connections, "_KEPT", 2)
 
@@ -123,7 +123,7 @@ def test_only_so_many_servers_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
         for host in ("127.0.0.1", "127.0.0.2", "127.0.0.1", "127.0.0.3"):
             await system.fetch(f"http://{host}:{server.port}/v", 0, 5)
         await server.until_ended(1)
-        await system.fetch(f"http://127.0.0.1:{server.port}/v", 0, 5)  # which was asked later than .2
+        await system.fetch(f"http://127.0.0.1:{server.port}/v", 0, 5)  # still remembered: it was used after 127.0.0.2
         assert (server.connections, server.ended) == (3, 1)
 
     run(well, check, host="0.0.0.0")
@@ -133,7 +133,7 @@ def test_only_so_many_servers_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Resolver(trio.abc.HostnameResolver):
-    """Names that stand for these addresses."""
+    """A resolver that maps `names` to addresses; `asked` counts the lookups."""
 
     def __init__(self, **names: list[str]) -> None:
         self.names, self.asked = names, 0
@@ -148,7 +148,7 @@ class _Resolver(trio.abc.HostnameResolver):
         raise NotImplementedError
 
 
-def test_the_host_header() -> None:
+def test_the_host_header_has_the_port() -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         for host in ("127.0.0.1", "localhost"):
             await system.fetch(f"http://{host}:{server.port}/v", 0, 5)
@@ -157,7 +157,7 @@ def test_the_host_header() -> None:
     run(well, check)
 
 
-def test_the_host_header_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_header_omits_the_default_port(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         connection = connections._connection
         monkeypatch.setattr(connections, "_connection", lambda family, at: connection(family, (at[0], server.port)))
@@ -167,7 +167,7 @@ def test_the_host_header_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None
     run(well, check)
 
 
-def test_an_ipv6_address() -> None:
+def test_an_ipv6_address_is_connected_to() -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         assert bytes((await system.fetch(f"http://[::1]:{server.port}/v", 10, 110)).data) == PART
         assert f"\r\nHost: [::1]:{server.port}\r\n" in server.requests[0]
@@ -177,7 +177,7 @@ def test_an_ipv6_address() -> None:
 
 @contextlib.contextmanager
 def _silent(host: str, port: int = 0) -> Iterator[int]:
-    """A port where connections are not made, as two wait already that nobody accepts."""
+    """Yield a port that answers no connection attempt: its accept queue is full."""
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind((host, port))
         full.listen(0)
@@ -212,7 +212,7 @@ def test_the_addresses_of_a_name_are_tried_in_turn(silent: bool, monkeypatch: py
     run(well, check)
 
 
-def test_a_name_is_looked_up_once_for_many() -> None:
+def test_concurrent_requests_share_one_lookup_of_a_name() -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         resolver = _Resolver(name=["127.0.0.1"])
         trio.socket.set_custom_hostname_resolver(resolver)
@@ -238,7 +238,7 @@ def test_a_set_from_the_network_reaches_no_private_address(host: str) -> None:
     run(well, check, origin="http://example.org/set.json")
 
 
-def test_the_own_server_of_a_set_is_reached_and_what_it_redirects_to_is_judged() -> None:
+def test_a_set_reaches_its_own_server_and_its_redirects_are_judged() -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             away = head("302 Away", f"Location: http://127.0.0.2:{peer.server.port}/v", "Content-Length: 0")
@@ -253,7 +253,7 @@ def test_the_own_server_of_a_set_is_reached_and_what_it_redirects_to_is_judged()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_server_that_is_not_there(host: str) -> None:
+def test_a_refused_connection_is_a_transient_failure(host: str) -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         with pytest.raises(Transient, match="refused"):
             await system.fetch(f"http://{host}:{free_port()}/v", 0, 5)

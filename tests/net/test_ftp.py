@@ -1,4 +1,4 @@
-"""FTP: one connection at a time carries all requests, and is replaced when the server ends it."""
+"""FTP: one connection at a time carries all requests, and is replaced when the server closes it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VALUE = b"".join(struct.pack(">I", number) for number in range(250_000))
 OPTIONS = Options(allow=("ftp",), wait_for_outages="all")
 
 
-def test_many_reads_at_once(ftp: Ftp) -> None:
-    """Replies to one are not taken for those to another."""
+def test_concurrent_reads_get_their_own_bytes(ftp: Ftp) -> None:
+    """A reply to one request must not be taken for the reply to another."""
     ftp.values["v"] = VALUE
 
     async def check(files: RemoteFiles) -> None:
@@ -35,7 +35,7 @@ def test_many_reads_at_once(ftp: Ftp) -> None:
     using(check, OPTIONS)
 
 
-def test_a_name_is_found_beside_absent_ones(ftp: Ftp) -> None:
+def test_a_name_is_found_while_absent_ones_are_looked_up(ftp: Ftp) -> None:
     ftp.values["there"] = VALUE
 
     async def main() -> None:
@@ -57,8 +57,8 @@ def test_a_name_is_found_beside_absent_ones(ftp: Ftp) -> None:
     trio.run(main)
 
 
-def test_a_name_may_have_any_letter(ftp: Ftp) -> None:
-    """fsspec would read another file, over another connection."""
+def test_a_file_name_may_contain_any_character(ftp: Ftp) -> None:
+    """fsspec would open another connection and read another file."""
     ftp.values = {name: b"<%b>" % name.encode() for name in ("a", "a?", "a?b", "a#", "a#b", "a\tb", "ab")}
 
     async def check(files: RemoteFiles) -> None:
@@ -69,7 +69,7 @@ def test_a_name_may_have_any_letter(ftp: Ftp) -> None:
     using(check, OPTIONS)
 
 
-def test_a_connection_that_the_server_ends_is_replaced(ftp: Ftp) -> None:
+def test_a_connection_that_the_server_closes_is_replaced(ftp: Ftp) -> None:
     ftp.values["v"] = VALUE
 
     async def check(files: RemoteFiles) -> None:
@@ -82,7 +82,7 @@ def test_a_connection_that_the_server_ends_is_replaced(ftp: Ftp) -> None:
 
 
 @pytest.mark.parametrize("reply", ["421 idle for too long", "425 no data connection", "450 busy"])
-def test_a_passing_error_is_not_an_absent_name(ftp: Ftp, reply: str) -> None:
+def test_a_temporary_error_does_not_make_a_name_absent(ftp: Ftp, reply: str) -> None:
     ftp.values["v"] = VALUE
 
     async def check(files: RemoteFiles) -> None:
@@ -96,7 +96,7 @@ def test_a_passing_error_is_not_an_absent_name(ftp: Ftp, reply: str) -> None:
     using(check, OPTIONS)
 
 
-def test_errors_that_last(ftp: Ftp) -> None:
+def test_permanent_errors_are_raised(ftp: Ftp) -> None:
     ftp.values["v"] = VALUE
 
     async def check(files: RemoteFiles) -> None:
@@ -111,8 +111,8 @@ def test_errors_that_last(ftp: Ftp) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v", "/d/0.0"])
-def test_a_directory_that_is_not_listed_is_not_empty(ftp: Ftp, path: str) -> None:
-    """A reader of a name that is absent from it would take the fill value."""
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(ftp: Ftp, path: str) -> None:
+    """Otherwise its chunks would be absent, and a Zarr reader would use fill values."""
     ftp.values.update({"v": VALUE, "d/": b""})
 
     async def check(files: RemoteFiles) -> None:
@@ -128,7 +128,7 @@ def test_a_directory_that_is_not_listed_is_not_empty(ftp: Ftp, path: str) -> Non
     using(check, OPTIONS)
 
 
-def test_a_file_that_is_listed_and_refused_is_not_absent(ftp: Ftp) -> None:
+def test_a_listed_file_that_cannot_be_read_is_not_absent(ftp: Ftp) -> None:
     class Unreadable(dict[str, bytes]):
         def get(self, *args: object) -> None:  # type: ignore[override]
             return None
@@ -143,7 +143,7 @@ def test_a_file_that_is_listed_and_refused_is_not_absent(ftp: Ftp) -> None:
 
 
 def test_a_symbolic_link_has_an_unknown_size() -> None:
-    """The listings of FTP servers have that of the link, to which its file would be cut."""
+    """FTP servers list the size of the link itself, to which the value would be cut."""
     info = {"name": "/d/a", "type": "file", "size": 5, "unix.mode": "lrwxrwxrwx"}
     assert entry(info) == Entry("a", False)
     assert entry({**info, "unix.mode": "-rw-r--r--"}) == Entry("a", False, 5)

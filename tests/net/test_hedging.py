@@ -1,4 +1,4 @@
-"""Hedged requests: a range whose answer is slow is asked for again, within bounds. Without sockets, and with them."""
+"""Hedged requests: a slow range is requested a second time, within limits; on a mock clock and on a real server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from zarrfs.net.request_queue import RequestQueue
 from zarrfs.net.responses import Transient
 from zarrfs.store.remotefiles import RemoteFiles
 
-WARM = 200  # answers, after which it is known what is usual
+WARM = 200  # responses, after which the usual latency is known
 USUAL, SLOW = 0.01, 2.0  # seconds
 
 
 class Uneven(Server):
-    """Answers after USUAL, but what `slow` has of its requests, by their number."""
+    """A server whose n-th request takes slow(n) seconds, or fails after USUAL if slow(n) is an exception."""
 
     def __init__(self, slow: Callable[[int], float | Exception] = lambda number: USUAL) -> None:
         super().__init__(self.wait)
@@ -56,7 +56,7 @@ async def timed(ranges: RequestQueue, server: Server, path: str = "a", size: int
 
 
 async def warmed(ranges: RequestQueue, server: Uneven) -> None:
-    """So that it is known what is usual, and that there are slow answers."""
+    """Send requests until the usual latency is known, then a slow one, after which requests are watched."""
     for _ in range(WARM - 1):
         await timed(ranges, server)
     server.slow, slow = (lambda number: SLOW), server.slow
@@ -64,14 +64,14 @@ async def warmed(ranges: RequestQueue, server: Uneven) -> None:
     server.slow = slow
 
 
-def test_a_slow_request_is_sent_again_and_the_first_answer_wins() -> None:
+def test_a_slow_request_is_sent_again_and_the_first_response_wins() -> None:
     server, ranges = Uneven(every(50)), RequestQueue(Options())
 
     async def main() -> list[float]:
         return [await timed(ranges, server) for _ in range(2000)]
 
     times = sorted(run(main))
-    assert times[-1] == pytest.approx(SLOW)  # the first one
+    assert times[-1] == pytest.approx(SLOW)  # the first slow one, which is not hedged
     assert times[-2] < 0.08
     found = ranges.stats()
     assert found["hedged"] == found["hedged_won"] == server.cancelled
@@ -81,7 +81,7 @@ def test_a_slow_request_is_sent_again_and_the_first_answer_wins() -> None:
 
 
 def test_the_usual_latency_follows_the_server() -> None:
-    """Two slow answers in a hundred do not make slowness usual; a server that becomes slower does."""
+    """Two slow responses in a hundred do not change the usual latency; a server that becomes slower does."""
     pace = Pace()
     for number in range(99):
         pace.add(SLOW if number % 50 == 0 else 0.1)
@@ -97,8 +97,8 @@ def test_the_usual_latency_follows_the_server() -> None:
     assert pace.slow == pytest.approx(0.05)
 
 
-def test_sizes_are_apart() -> None:
-    """Large ranges take longer: they are not slow for that."""
+def test_the_usual_latency_depends_on_the_size() -> None:
+    """Large ranges take longer, and are not hedged because of that."""
     server, ranges = Uneven(), RequestQueue(Options())
 
     async def main() -> None:
@@ -111,7 +111,7 @@ def test_sizes_are_apart() -> None:
     assert ranges.stats()["hedged"] == 0
 
 
-def test_a_server_that_becomes_slow_is_not_asked_for_everything_twice() -> None:
+def test_few_requests_are_hedged_when_a_server_becomes_slow() -> None:
     server, ranges = Uneven(lambda number: USUAL if number <= WARM else 1.0), RequestQueue(Options())
 
     async def main() -> None:
@@ -129,8 +129,8 @@ def test_a_server_that_becomes_slow_is_not_asked_for_everything_twice() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_an_error_of_one_does_not_end_the_other(which: int) -> None:
-    """The first fails after the second was sent; or the second does."""
+def test_an_error_of_one_request_does_not_end_the_other(which: int) -> None:
+    """Either the first request fails after the second was sent, or the second one fails."""
     server, ranges = Uneven(), RequestQueue(Options(retries=0))
 
     class First(Exception):
@@ -190,7 +190,7 @@ def test_only_range_requests_are_hedged() -> None:
     assert len(server.sent) == WARM + 1
 
 
-def test_never_beyond_the_bounds_of_a_server() -> None:
+def test_hedging_stays_within_the_limits_of_a_server() -> None:
     server, ranges = Uneven(every(1)), RequestQueue(Options(host_requests=4, coalesce_gap=0))
 
     async def slow() -> None:
@@ -203,7 +203,7 @@ def test_never_beyond_the_bounds_of_a_server() -> None:
     none_hedged(ranges, server, lambda: timed(ranges, server))
 
 
-def test_never_during_an_outage() -> None:
+def test_nothing_is_hedged_during_an_outage() -> None:
     async def first_fails_then_silence(path: str) -> None:
         if len(server.sent) == WARM + 1:
             raise Transient("Connection refused")
@@ -219,7 +219,7 @@ def test_never_during_an_outage() -> None:
     assert len(server.sent) == WARM + 2
 
 
-def test_a_reader_that_leaves_ends_both() -> None:
+def test_a_cancelled_read_cancels_both_requests() -> None:
     server, ranges = Uneven(every(1)), RequestQueue(Options())
 
     async def main() -> None:
@@ -238,11 +238,11 @@ def test_a_reader_that_leaves_ends_both() -> None:
 
 
 @pytest.mark.parametrize("client", ["auto", "fsspec"])
-def test_one_answer_in_fifty_is_late(client: str, nginx: Nginx, proxy: FaultProxy) -> None:
-    """By 2 s: of forty such answers few readers notice one, and few requests are sent twice.
+def test_few_readers_notice_that_one_response_in_fifty_is_late(client: str, nginx: Nginx, proxy: FaultProxy) -> None:
+    """Readers notice few of some forty responses that are 2 s late, and few requests are sent twice.
 
-    The second answer is as often late, of 2,000 requests 0.8 on average; more than six are one run in 48,000. But if
-    this machine is late by a second, all eight readers are.
+    A read is late if both of its responses are: 0.8 of 2,000 on average, and more than six in one run of 48,000. As a
+    pause of this machine delays all eight readers, there are up to three runs.
     """
     data = publish(nginx.plain.root, "late.bin", 4 << 20)
 

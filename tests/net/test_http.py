@@ -1,4 +1,4 @@
-"""HttpSystem against servers that answer in every way there is: right bytes, or one clear error."""
+"""HttpSystem against servers that respond in all kinds of ways: it returns the right bytes or raises an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zarrfs.net.http import HttpSystem
 from zarrfs.net.responses import Transient
 
 PART = VALUE[10:110]
-LONG = VALUE * 300  # 3 MB: more than is waited for at once
+LONG = VALUE * 300  # 3 MB: more than one receive waits for
 
 
 # -- connections that end
@@ -43,7 +43,7 @@ def test_a_connection_that_ends_as_the_next_request_comes_is_replaced(end: str) 
     run(serve, check)
 
 
-def test_it_is_asked_again_once() -> None:
+def test_a_request_on_a_reused_connection_is_sent_again_once() -> None:
     async def serve(peer: Peer) -> None:
         if (request := await peer.heard()) is not None and peer.number == 0:
             await peer.send(right(request))
@@ -59,7 +59,7 @@ def test_it_is_asked_again_once() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", head("206 OK", "Content-Range: bytes 10-109/200", "Content-Length: 100")])
-def test_a_connection_that_ended_or_goes_on_while_idle_is_not_used(junk: bytes) -> None:
+def test_a_connection_that_was_closed_or_got_data_while_idle_is_not_reused(junk: bytes) -> None:
     done = trio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -83,7 +83,7 @@ def test_a_connection_that_ended_or_goes_on_while_idle_is_not_used(junk: bytes) 
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("sent", [0, 1, 30, -101, -100, -99, -1])
-def test_an_answer_that_is_cut_off(sent: int, reset: bool) -> None:
+def test_a_truncated_response_is_a_transient_failure(sent: int, reset: bool) -> None:
     async def serve(peer: Peer) -> None:
         request = await peer.heard()
         assert request is not None
@@ -100,8 +100,8 @@ def test_an_answer_that_is_cut_off(sent: int, reset: bool) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_connection_that_is_reset_behind_a_head_has_begun_to_answer(chunked: bool) -> None:
-    """So it is the request that failed, and not the server that is out."""
+def test_a_reset_after_the_head_is_a_failure_of_the_value(chunked: bool) -> None:
+    """It is no sign of an outage, because the server has begun to respond."""
 
     async def serve(peer: Peer) -> None:
         request = await peer.heard()
@@ -121,7 +121,7 @@ def test_a_connection_that_is_reset_behind_a_head_has_begun_to_answer(chunked: b
 
 
 @pytest.mark.parametrize("sent", [0, 1, 30, -101, -100, -1])
-def test_an_answer_that_stalls(sent: int) -> None:
+def test_a_stalled_response_times_out(sent: int) -> None:
     async def serve(peer: Peer) -> None:
         request = await peer.heard()
         assert request is not None
@@ -136,11 +136,11 @@ def test_an_answer_that_stalls(sent: int) -> None:
     run(serve, check, "request_timeout=0.2")
 
 
-# -- answers of every kind
+# -- responses of every kind
 
 
 def _206(*lines: str, body: Callable[[bytes], bytes] = bytes) -> Callable[[str], bytes]:
-    """A 206 with these lines, in which {r} is the right range, and `body` of the right bytes."""
+    """Return a maker of 206 responses with these header lines, {r} being the right range, and body(right bytes)."""
 
     def made(request: str) -> bytes:
         start, stop = asked(request)
@@ -159,7 +159,7 @@ def _changed(old: bytes, new: bytes, count: int = 1) -> Callable[[str], bytes]:
 
 
 SIZED = "{r}", "Content-Length: 100"
-# Answers that HttpSystem takes itself, and what it has of them: bytes, or an error.
+# Responses after which the server keeps the connection open, and the bytes or the error that HttpSystem makes of each.
 TAKEN: dict[str, tuple[Callable[[str], bytes], bytes | type[Exception]]] = {
     "longer": (
         _206("Content-Range: bytes 10-119/10240", "Content-Length: 110", body=lambda _: VALUE[10:120]), PART
@@ -179,11 +179,11 @@ TAKEN: dict[str, tuple[Callable[[str], bytes], bytes | type[Exception]]] = {
     "in no coding": (_206(*SIZED, "Content-Encoding: identity"), PART),
     "in the coding of its upload": (_206(*SIZED, "Content-Encoding: aws-chunked"), PART),
 }  # fmt: skip
-# Those after which there may come anything, or whose body nobody reads.
+# Those of them after which HttpSystem closes the connection: more bytes may follow, or "Connection: Close".
 NOT_KEPT = (
     "more than its length", "a length that is too large", "a length that is too small", "the last",
 )  # fmt: skip
-# Answers with the right bytes after which the connection is closed, or of which the server says nothing else.
+# Unusual responses with the right bytes, after each of which the server closes the connection.
 ODD: dict[str, Callable[[str], bytes]] = {
     "no length": _206("{r}"),
     "chunked": _206("{r}", "Transfer-Encoding: chunked", body=_chunked),
@@ -207,7 +207,7 @@ ODD: dict[str, Callable[[str], bytes]] = {
     ),
     "the whole, deflated": lambda request: head("200 OK", "Content-Encoding: deflate") + zlib.compress(VALUE),
 }  # fmt: skip
-# Answers that are an error, the connection closed.
+# Responses that are an error, after each of which the server closes the connection.
 BAD: dict[str, Callable[[str], bytes]] = {
     "chunked, with a length": _206(*SIZED, "Transfer-Encoding: chunked", body=_chunked),
     "another coding": _206("{r}", "Transfer-Encoding: gzip, chunked", body=_chunked),
@@ -253,11 +253,11 @@ def _answering(answer: Callable[[str], bytes], close: bool = False) -> Callable[
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_an_answer_that_is_taken(kind: str) -> None:
+def test_a_response_leaves_nothing_for_the_next_request(kind: str) -> None:
     answer, expected = TAKEN[kind]
 
     async def check(web: HttpSystem, server: Scripted) -> None:
-        for _ in range(3):  # what is left of an answer is not taken for the next one
+        for _ in range(3):  # the rest of a response is not read as the next one
             if isinstance(expected, bytes):
                 assert await get(web, server) == expected
             else:
@@ -269,7 +269,7 @@ def test_an_answer_that_is_taken(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_answer_has_the_right_bytes(kind: str) -> None:
+def test_an_unusual_response_yields_the_right_bytes(kind: str) -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         for _ in range(2):
             assert await get(web, server) == PART
@@ -279,7 +279,7 @@ def test_an_odd_answer_has_the_right_bytes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_answer_is_an_error(kind: str) -> None:
+def test_a_wrong_response_is_an_error(kind: str) -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         for _ in range(2):
             with pytest.raises((ReadError, Transient)):
@@ -289,7 +289,7 @@ def test_a_bad_answer_is_an_error(kind: str) -> None:
     run(_answering(BAD[kind], True), check, "request_timeout=3")
 
 
-def test_an_answer_without_content_is_an_empty_value() -> None:
+def test_a_response_without_content_is_an_empty_value() -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         assert await get(web, server) == b""
 
@@ -305,7 +305,7 @@ def test_ranges_of_an_encoded_value_are_an_error_that_says_so() -> None:
 
 
 @pytest.mark.parametrize("status", ["202 Accepted", "301 Away", "304 Not Modified"])
-def test_the_size_of_an_answer_without_the_value_is_not_that_of_the_value(status: str) -> None:
+def test_the_length_of_a_response_without_the_value_is_not_its_size(status: str) -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         with pytest.raises(ReadError, match=f"HTTP status {status}"):
             await web.stat(f"http://127.0.0.1:{server.port}/v")
@@ -319,7 +319,7 @@ def test_the_size_of_an_answer_without_the_value_is_not_that_of_the_value(status
     ("headers", "total"),
     [(["Content-Range: bytes */10240"], 10240), ([], None), (["Content-Range: bytes */*"], None)],
 )
-def test_beyond_the_end(headers: list[str], total: int | None) -> None:
+def test_a_range_beyond_the_end_is_empty(headers: list[str], total: int | None) -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         for _ in range(2):
             found = await web.fetch(f"http://127.0.0.1:{server.port}/v", 20_000, 20_010)
@@ -337,7 +337,7 @@ def test_beyond_the_end(headers: list[str], total: int | None) -> None:
     [(400, ReadError), (401, AccessDenied), (403, AccessDenied), (404, TargetMissing), (410, TargetMissing),
      (429, Transient), (500, Transient), (503, Transient)],
 )  # fmt: skip
-def test_a_status(status: int, error: type[Exception], lines: list[str]) -> None:
+def test_an_error_status_raises_the_error_of_its_kind(status: int, error: type[Exception], lines: list[str]) -> None:
     body = b"2\r\nno\r\n0\r\n\r\n" if "chunked" in str(lines) else b"no"
 
     async def check(web: HttpSystem, server: Scripted) -> None:
@@ -354,7 +354,7 @@ def test_a_status(status: int, error: type[Exception], lines: list[str]) -> None
 
 
 def _redirecting(status: int, to: str, *lines: str) -> Callable[[Peer], Awaitable[None]]:
-    """/v is redirected to `to`, in which {port} is the server's; all else is right."""
+    """Return a serve() that redirects /v to `to`, {port} being the server's, and answers other requests correctly."""
 
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
@@ -379,7 +379,7 @@ def test_a_redirect_is_followed_and_remembered(status: int, to: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["Cache-Control: no-store", "Cache-Control: private, no-cache", "Set-Cookie: a=b"])
-def test_a_temporary_redirect_that_is_not_to_be_remembered(line: str) -> None:
+def test_an_uncacheable_redirect_is_not_remembered(line: str) -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         for _ in range(2):
             assert await get(web, server) == PART
@@ -389,7 +389,7 @@ def test_a_temporary_redirect_that_is_not_to_be_remembered(line: str) -> None:
 
 
 @pytest.mark.parametrize("denial", ["400 ExpiredToken", "401 No", "403 Expired", "404 Gone", "410 Gone"])
-def test_a_remembered_redirect_that_is_over_is_asked_for_again(denial: str) -> None:
+def test_a_remembered_redirect_that_has_expired_is_requested_again(denial: str) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             if request.startswith("GET /v "):
@@ -413,7 +413,7 @@ def test_a_remembered_redirect_that_is_over_is_asked_for_again(denial: str) -> N
     ("asked", "to"), [("/a%3Db", "/a=b/"), ("/a=b", "/a%3Db/"), ("/a%3Db", "/a%3db/"), ("/a%20b", "/a%20b/?x=y")]
 )
 def test_a_redirect_to_the_same_name_with_a_slash_is_a_directory_in_any_spelling(asked: str, to: str) -> None:
-    """It is not followed: without listings, the server refuses the directory itself."""
+    """It is not followed, because a server without listings refuses the directory itself."""
 
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
@@ -442,7 +442,7 @@ def test_a_redirect_to_another_name_is_no_directory(to: str) -> None:
 
 
 @pytest.mark.parametrize("failure", ["500 Broken", "503 Down", "end", "silence"])
-def test_a_remembered_redirect_to_a_server_that_fails_is_asked_for_again(failure: str) -> None:
+def test_a_remembered_redirect_to_a_failing_server_is_requested_again(failure: str) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             if request.startswith("GET /v "):
@@ -469,8 +469,8 @@ def test_a_remembered_redirect_to_a_server_that_fails_is_asked_for_again(failure
 
 @pytest.mark.parametrize("denial", ["401 No", "403 Forbidden", "404 Not Found", "410 Gone"])
 @pytest.mark.parametrize("to", ["http://localhost:{port}/data/big/0", "http://localhost:{port}/moved/big/0"])
-def test_a_name_that_a_permanent_redirect_does_not_have_is_read_at_its_original_place(denial: str, to: str) -> None:
-    """Also if the redirect seems to be one of the whole server; absent are only names that both places lack."""
+def test_a_name_missing_where_a_permanent_redirect_leads_is_read_at_its_original_place(denial: str, to: str) -> None:
+    """A redirect is applied to other names as a guess, so a name is absent only if both places lack it."""
 
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
@@ -493,8 +493,8 @@ def test_a_name_that_a_permanent_redirect_does_not_have_is_read_at_its_original_
     run(serve, check)
 
 
-def test_cookies_are_sent_back_to_whom_they_came_from() -> None:
-    """A login like that of Earthdata: the data's server sends to another one, which sends back with a cookie."""
+def test_cookies_are_sent_only_to_the_server_that_set_them() -> None:
+    """A login like that of Earthdata: the data server redirects to a login server, and later sets a cookie."""
 
     async def serve(peer: Peer) -> None:
         port = peer.server.port
@@ -521,12 +521,12 @@ def test_cookies_are_sent_back_to_whom_they_came_from() -> None:
     run(serve, check)
 
 
-# -- bodies that are cut off
+# -- truncated bodies
 
 
 @pytest.mark.parametrize("cuts", [1, 3])
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_long_body_that_is_cut_off_is_gone_on_with(cuts: int, reset: bool) -> None:
+def test_a_truncated_long_body_is_resumed(cuts: int, reset: bool) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             headers, body = part(request, LONG)
@@ -550,7 +550,7 @@ def test_a_long_body_that_is_cut_off_is_gone_on_with(cuts: int, reset: bool) -> 
 
 
 @pytest.mark.parametrize("then", ["206 Other", "200 OK"])
-def test_a_body_that_is_cut_off_is_not_gone_on_with_in_another_version(then: str) -> None:
+def test_a_truncated_body_is_not_resumed_in_another_version(then: str) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             headers, body = part(request, LONG)
@@ -566,11 +566,11 @@ def test_a_body_that_is_cut_off_is_not_gone_on_with_in_another_version(then: str
     run(serve, check)
 
 
-# -- pieces
+# -- responses in pieces
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_an_answer_in_small_pieces(size: int) -> None:
+def test_a_response_in_small_pieces_is_read(size: int) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             data = right(request)
@@ -589,7 +589,7 @@ def test_an_answer_in_small_pieces(size: int) -> None:
     st.lists(st.integers(0, 300) | st.integers(0, 1_500_000), max_size=6),
     st.integers(0, len(LONG) - 1), st.integers(1, 300) | st.integers(1, len(LONG)),
 )  # fmt: skip
-def test_any_pieces_of_a_right_answer_are_right_bytes(sizes: list[int], start: int, length: int) -> None:
+def test_any_split_of_a_response_yields_the_right_bytes(sizes: list[int], start: int, length: int) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             await peer.send(*cut(right(request, LONG), sizes))
@@ -602,7 +602,7 @@ def test_any_pieces_of_a_right_answer_are_right_bytes(sizes: list[int], start: i
     run(serve, check)
 
 
-def test_a_short_answer_after_a_long_one_is_not_waited_for() -> None:
+def test_a_short_response_after_a_long_one_is_received() -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             headers, body = part(request, LONG)
@@ -611,6 +611,6 @@ def test_a_short_answer_after_a_long_one_is_not_waited_for() -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         assert await get(web, server, 5, len(LONG)) == LONG[5:]
         assert await get(web, server) == PART
-        assert server.connections == 1  # SO_RCVLOWAT is 1 again: the head would never be told of
+        assert server.connections == 1  # SO_RCVLOWAT is 1 again; else the socket would never become readable
 
     run(serve, check, "request_timeout=3")

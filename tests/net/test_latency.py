@@ -1,4 +1,4 @@
-"""Latency against a sorted list."""
+"""Latency compared with a sorted list of the same times."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_quantiles_are_those_of_the_sorted_list(seconds: list[float]) -> None:
 
 
 @given(st.lists(st.one_of(st.floats(0.0, 1e9), st.integers(-30, 20).map(lambda power: 2.0**power)), max_size=300))
-def test_the_histogram_counts_what_is_no_longer_than_each_bound(seconds: list[float]) -> None:
+def test_the_histogram_counts_the_times_up_to_each_bound(seconds: list[float]) -> None:
     meter = filled(seconds)
     assert meter.histogram() == [(bound, sum(one <= bound for one in seconds)) for bound, _ in meter.histogram()]
     assert meter.count == len(seconds)
     assert meter.total == pytest.approx(sum(seconds))
 
 
-def test_the_bounds_do_not_depend_on_what_was_counted() -> None:
+def test_the_bounds_do_not_depend_on_the_counted_times() -> None:
     bounds = [bound for bound, _ in Latency().histogram()]
     assert bounds == [2.0**power for power in range(-14, 11)]
     assert bounds == [bound for bound, _ in filled([1e-9, 0.03, 5e6]).histogram()]
@@ -55,7 +55,7 @@ def test_without_requests_there_are_no_quantiles() -> None:
     assert {count for _, count in Latency().histogram()} == {0}
 
 
-def test_times_beyond_both_ends() -> None:
+def test_times_beyond_the_bounds_are_counted() -> None:
     assert filled([0.0, 0.0]).quantiles() == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "max": 0.0}
     assert filled([5000.0, 9000.0]).quantiles() == {"p50": 9000.0, "p90": 9000.0, "p99": 9000.0, "max": 9000.0}
 

@@ -26,7 +26,7 @@ VALUE = bytes(range(256)) * 40
 
 
 def with_system(options: list[str], url: str, function: Callable[[System, str], Any]) -> Any:
-    """Run `function` on the system and the path of `url`."""
+    """Run `function` on the system that serves `url` and the path in it; return its result."""
 
     async def main() -> Any:
         files = RemoteFiles(parse(["retries=0", *options]).options)
@@ -61,7 +61,7 @@ def names(options: list[str], url: str) -> tuple[str, str, str]:
 
 @pytest.fixture
 def on_s3(s3: S3) -> tuple[list[str], str]:
-    """(options, the URL of VALUE)"""
+    """Store VALUE on S3; return (options, its URL)."""
     s3.client.put_object(Bucket=s3.bucket, Key="clients/a key%20+ä", Body=VALUE)
     return told("s3", s3.options), f"s3://{s3.bucket}/clients/a key%20+ä"
 
@@ -78,8 +78,8 @@ def test_s3_is_the_same_with_either_client(on_s3: tuple[list[str], str]) -> None
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_in_a_bucket_that_is_gone_nothing_is_absent(s3: S3, client: str) -> None:
-    """Readers of an absent chunk see fill values."""
+def test_values_of_a_deleted_bucket_are_errors_and_not_absent(s3: S3, client: str) -> None:
+    """A Zarr reader would use fill values for absent chunks."""
     s3.client.create_bucket(Bucket="going")
     s3.client.put_object(Bucket="going", Key="store/a", Body=VALUE)
     options = [*told("s3", s3.options), f"client={client}"]
@@ -113,7 +113,7 @@ def test_sizes_and_listings_of_s3_are_the_same(on_s3: tuple[list[str], str]) -> 
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_failures_of_s3(client: str, on_s3: tuple[list[str], str]) -> None:
+def test_absent_keys_and_ranges_beyond_the_end_on_s3(client: str, on_s3: tuple[list[str], str]) -> None:
     options, url = on_s3
     with pytest.raises(TargetMissing):
         fetch([*options, f"client={client}"], url + "x", 0, 10)
@@ -129,10 +129,10 @@ def test_failures_of_s3(client: str, on_s3: tuple[list[str], str]) -> None:
         ({"gcs": {"token": "anon"}}, "gs://b/v", "/download/storage/v1/b/b/o/v?alt=media"),
     ],
 )
-def test_what_fsspec_s_clients_say_of_403_has_its_status(
+def test_a_403_raised_by_fsspec_s_clients_keeps_its_status(
     faulty: Faulty, options: dict[str, dict[str, object]], url: str, path: str
 ) -> None:
-    """It is no failure of the network, and -o missing_status=403 decides."""
+    """It must not look like a network failure, and -o missing_status=403 needs the status."""
     [(family, given)] = options.items()
     client = [*told(family, {**given, "endpoint_url": faulty.url}), "client=fsspec"]
     faulty.put(path, VALUE, forever=403)
@@ -150,24 +150,24 @@ def test_s3_is_read_by_obstore_if_all_options_are_known(on_s3: tuple[list[str], 
     assert loaded([*on_s3[0]], on_s3[1]) == {"obstore"}
 
 
-def test_s3_is_fsspecs_where_an_option_is_for_it(on_s3: tuple[list[str], str]) -> None:
+def test_s3_is_read_by_fsspec_if_obstore_lacks_an_option(on_s3: tuple[list[str], str]) -> None:
     odd = [*on_s3[0], "s3.s3_additional_kwargs={\"x\": 1}"]
     with pytest.raises(ReadError, match=r"obstore cannot serve it: option s3\.s3_additional_kwargs"):
         fetch([*odd, "client=obstore"], on_s3[1], 0, 10)
     assert "obstore" not in str(fetch([*on_s3[0], "s3.version_aware=true"], on_s3[1], 0, 10))
 
 
-def test_keys_of_the_environment(s3: S3, on_s3: tuple[list[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstore_uses_environment_keys(s3: S3, on_s3: tuple[list[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     assert fetch(["client=obstore"], on_s3[1], 0, 10).data == VALUE[:10]
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")  # of obstore's alone
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")  # only obstore reads it
     with pytest.raises(ReadError, match="AWS_SKIP_SIGNATURE is set"):
         fetch(["client=obstore"], on_s3[1], 0, 10)
 
 
-def test_the_file_of_credentials(
+def test_obstore_uses_the_credentials_file(
     s3: S3, on_s3: tuple[list[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "credentials"
@@ -182,12 +182,12 @@ def test_the_file_of_credentials(
         fetch([*told("s3", {"endpoint_url": s3.endpoint}), "client=obstore"], on_s3[1], 0, 10)
 
 
-def test_the_profile_is_that_of_botocore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_profile_is_the_one_that_botocore_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     file.write_text("".join(f"[{name}]\naws_access_key_id = {name}\naws_secret_access_key = x\n" for name in "ab"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):  # of this machine
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):  # perhaps set on this machine
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
@@ -198,7 +198,7 @@ def test_the_profile_is_that_of_botocore(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_s3_is_read_by_signed_urls(s3: S3, on_s3: tuple[list[str], str]) -> None:
-    """Also without keys, where everybody may read."""
+    """A public object is read without keys, by an unsigned URL."""
     options, url = on_s3
     s3.client.put_object_acl(Bucket=s3.bucket, Key="clients/a key%20+ä", ACL="public-read")
     asked: list[tuple[str, str, str]] = []
@@ -221,7 +221,7 @@ def test_s3_is_read_by_signed_urls(s3: S3, on_s3: tuple[list[str], str]) -> None
     assert asked[1][2] == ""
 
 
-def test_a_signed_url_that_is_denied_is_left_to_obstore(s3: S3, on_s3: tuple[list[str], str]) -> None:
+def test_a_value_whose_signed_url_is_denied_is_read_by_obstore(s3: S3, on_s3: tuple[list[str], str]) -> None:
     options, url = on_s3
     with pytest.MonkeyPatch.context() as patch:
 
@@ -235,7 +235,7 @@ def test_a_signed_url_that_is_denied_is_left_to_obstore(s3: S3, on_s3: tuple[lis
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore", "auto"])
 def test_signatures_are_right(s3: S3, signed_s3: SignedS3, client: str) -> None:
-    """Of URLs and of requests, also with unusual letters; a wrong secret is one error that says so."""
+    """Signatures of URLs and of requests, also for special characters; a wrong secret is an error that says so."""
     for name in ("plain", "a key%20+ä"):
         s3.client.put_object(Bucket=s3.bucket, Key=f"signed/{name}", Body=VALUE)
 
@@ -264,7 +264,7 @@ def test_gcs_is_the_same_with_either_client(gcs: GCS) -> None:
     assert one.data == other.data == VALUE[100:300]
     assert other.total == len(VALUE)
     assert names([*options, "client=fsspec"], url) == names([*options, "client=obstore"], url)
-    # tags of sizes and of listings are those of bytes, or none
+    # stat() and listings give the tag that fetch() gives, or none
     found: Entry = with_system([*options, "client=obstore"], url, lambda system, path: system.stat(path))
     assert (found.size, found.tag) == (len(VALUE), other.tag)
     listing = with_system(options, url, lambda system, path: system.listing(path.rpartition("/")[0]))
@@ -277,7 +277,7 @@ def test_gcs_is_the_same_with_either_client(gcs: GCS) -> None:
 
 @pytest.mark.parametrize(("who", "container"), [("key", "private"), ("sas", "private"), ("anonymous", "public")])
 def test_azure_is_the_same_with_either_client(azure: Azure, who: str, container: str) -> None:
-    """Also a name that Azure's signatures quote otherwise than obstore."""
+    """One of the names is quoted differently by Azure's signatures and by obstore."""
     for name in ("plain", "a key%20+ä"):
         azure.put(container, f"clients/d/{name}", VALUE)
     options = told("abfs", azure.options[who])
@@ -301,8 +301,8 @@ def test_azure_is_the_same_with_either_client(azure: Azure, who: str, container:
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_a_blob_that_marks_a_directory_on_azure(azure: Azure, client: str) -> None:
-    """As blobfuse and Hadoop write them; without the mark, a blob of no bytes is an empty value."""
+def test_a_blob_that_marks_a_directory_on_azure_is_a_directory(azure: Azure, client: str) -> None:
+    """blobfuse and Hadoop write such blobs; an empty blob without the mark is an empty value."""
     azure.put("private", "marked/group/zarr.json", b"{}")
     azure.put("private", "marked/group/empty", b"")
     mark = azure.service.get_blob_client("private", "marked/group")
@@ -320,7 +320,7 @@ def test_a_blob_that_marks_a_directory_on_azure(azure: Azure, client: str) -> No
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_azure_refuses_who_is_nobody(azure: Azure, client: str) -> None:
+def test_an_anonymous_read_of_a_private_azure_container_is_denied(azure: Azure, client: str) -> None:
     azure.put("private", "clients/k", VALUE)
     options = [*told("abfs", azure.options["anonymous"]), f"client={client}"]
     with pytest.raises(AccessDenied, match=r"^az://private/clients/k: HTTP status 403 [^<]{9,200}$"):
@@ -330,7 +330,7 @@ def test_azure_refuses_who_is_nobody(azure: Azure, client: str) -> None:
 # -- SFTP
 
 
-def test_sftp(sftp: Sftp) -> None:
+def test_sftp_values_are_read(sftp: Sftp) -> None:
     (sftp.root / "k").write_bytes(VALUE)
     options = ["allow=sftp", *told("sftp", sftp.options)]
     assert fetch(options, f"{sftp.url}/k", 100, 300).data == VALUE[100:300]
@@ -341,7 +341,7 @@ def test_sftp(sftp: Sftp) -> None:
     assert "secret" not in name
 
 
-# -- which is loaded
+# -- which clients are imported
 
 _SCRIPT = """
 import json, sys, trio
@@ -360,7 +360,7 @@ print(json.dumps([name for name in ("obstore", "aiohttp", "s3fs", "gcsfs", "boto
 
 
 def loaded(options: list[str], url: str) -> set[str]:
-    """The clients that a process has which reads a range of `url`."""
+    """Return the client packages that a new process has imported after reading a range of `url`."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, json.dumps(options), url], capture_output=True, text=True, check=False
     )
@@ -368,7 +368,7 @@ def loaded(options: list[str], url: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-def test_http_takes_no_library(faulty: Faulty) -> None:
+def test_http_imports_no_client_library(faulty: Faulty) -> None:
     for options in ([], ["client=obstore"], ["client=fsspec"], ['http.headers={"A": "b"}']):
         assert loaded(options, faulty.put("/v?q", VALUE)) == set()
 
@@ -376,7 +376,7 @@ def test_http_takes_no_library(faulty: Faulty) -> None:
 # -- HTTP
 
 
-def test_without_obstore_its_client_is_an_error(monkeypatch: pytest.MonkeyPatch, faulty: Faulty) -> None:
+def test_client_obstore_without_the_package_is_an_error(monkeypatch: pytest.MonkeyPatch, faulty: Faulty) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     url = faulty.put("/v", VALUE)
     with pytest.raises(ReadError, match=r"needs the package obstore.*: /.*/python.* -m pip install 'zarrfs\[fast\]'"):
@@ -384,5 +384,5 @@ def test_without_obstore_its_client_is_an_error(monkeypatch: pytest.MonkeyPatch,
     assert fetch([], url, 0, 10).data == VALUE[:10]
 
 
-def test_a_body_that_does_not_end_takes_no_memory(faulty: Faulty) -> None:
+def test_a_body_that_is_too_long_is_cut_to_the_range(faulty: Faulty) -> None:
     assert fetch([], faulty.put("/v", VALUE, forever="long"), 5, 15).data == VALUE[5:15]

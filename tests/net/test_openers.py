@@ -1,4 +1,4 @@
-"""Systems are made one by one, and a server that is not reached holds up its own readers alone, for a bounded time."""
+"""Connecting to servers: an unreachable one delays only its own readers, and for a bounded time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256))
 URL = "ftp://nowhere.invalid/v"
-LONG = 30.0  # seconds that nothing here takes
+LONG = 30.0  # seconds; no step of these tests takes as long
 OPTIONS = Options(allow=("ftp",), request_timeout=2 * LONG, wait_for_outages="all")
 
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Put a server at URL that never answers; the event is set at the first connection."""
+    """Make every connection attempt hang until the test ends; the event is set at the first one."""
     begun, end = threading.Event(), threading.Event()
 
     def connect(*_args: object) -> None:
@@ -40,7 +40,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     end.set()
 
 
-def test_a_silent_server_holds_up_no_other_place(silent: threading.Event, tmp_path: Path) -> None:
+def test_a_silent_server_does_not_delay_other_urls(silent: threading.Event, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("m", VALUE)
 
@@ -56,7 +56,7 @@ def test_a_silent_server_holds_up_no_other_place(silent: threading.Event, tmp_pa
 
 
 @pytest.mark.usefixtures("silent")
-def test_all_readers_of_a_silent_server_end_with_their_deadline() -> None:
+def test_all_readers_of_a_silent_server_fail_at_their_deadline() -> None:
     async def check(files: RemoteFiles) -> None:
         async def one() -> None:
             with pytest.raises(ReadError, match=rf"^{URL}: not reached within 0.5 s \(-o read_timeout=\)$"):
@@ -71,7 +71,8 @@ def test_all_readers_of_a_silent_server_end_with_their_deadline() -> None:
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_read_that_comes_again_does_not_wait_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_read_does_not_wait_for_read_timeout_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel repeats a read that failed; the repeated read gets one short attempt."""
     monkeypatch.setattr(request_queue, "_LAST_ATTEMPT", 0.01)
     monkeypatch.setattr(request_queue, "_SAME", 2 * LONG)
 
@@ -86,8 +87,8 @@ def test_a_read_that_comes_again_does_not_wait_as_long_again(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("patience", ["answered", "all"])
-def test_a_refused_connection_is_repeated(ftp: Ftp, patience: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in any outage: a few times while a source is opened, and for as long as a read may take in a mount."""
+def test_a_refused_connection_is_retried(ftp: Ftp, patience: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in any outage: `retries` times while a source is opened, and until read_timeout in a mount."""
     ftp.values["v"] = VALUE
     monkeypatch.setattr(request_queue, "_FIRST_PAUSE", 0.001)
     make, refused = openers._file_system, [1, 2, 3]

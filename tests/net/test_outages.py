@@ -1,6 +1,6 @@
-"""Outages of servers: waited for, probed by one request at a time, logged once. On trio's mock clock, without sockets.
+"""Outages of servers: one request at a time probes, the others wait, and the log says so once. On trio's mock clock.
 
-A real server goes away in mounts/test_outages.py.
+mounts/test_outages.py has the tests with a real server.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ OPTIONS = Options(wait_for_outages="all")
 
 
 def failing(reason: str, after: float = 0.0) -> Transient:
-    """The failure that a client raises for this reason."""
+    """Return the failure that a client raises for this reason."""
     status = re.match(r"HTTP status (\d+)", reason)
     return Transient(reason, after, int(status[1]) if status else None, begun="cut off" in reason)
 
 
 def out_until(end: float, reason: str = REFUSED, begin: float = 0.0, after: float = 0.0) -> Answer:
-    """An answer that is no answer from `begin` to `end`."""
+    """Return an answer() for Server that fails from `begin` to `end`."""
 
     async def answer(path: str) -> None:
         if begin <= trio.current_time() < end:
@@ -45,7 +45,7 @@ def out_until(end: float, reason: str = REFUSED, begin: float = 0.0, after: floa
 
 
 async def read(ranges: RequestQueue, server: Server, path: str = "a") -> float:
-    """The time at which a read has ended; its bytes are right."""
+    """Read a value, check its bytes, and return the time at which the read ended."""
     found = await ranges.fetch(server, path, 0, 10 * len(path))
     assert bytes(found.data) == path.encode() * 10
     return trio.current_time()
@@ -59,7 +59,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_an_outage_is_a_delay(caplog: pytest.LogCaptureFixture) -> None:
-    """Of forty readers, and with few requests: one at a time, at most 5 s apart, and one that comes later."""
+    """Forty readers all succeed, and meanwhile send few requests: one at a time, at most some 6 s apart."""
     server, ranges = Server(out_until(20.0)), RequestQueue(OPTIONS)
     ended: list[float] = []
 
@@ -99,8 +99,8 @@ def test_a_broken_connection_is_not_taken_for_an_outage(caplog: pytest.LogCaptur
     assert ranges.stats()["outages"] == 0
 
 
-def test_requests_in_flight_that_fail_do_not_put_the_probe_off() -> None:
-    """Thirty-two requests that fail at once are one failure of the server."""
+def test_failures_of_requests_in_flight_do_not_delay_the_probe() -> None:
+    """32 requests that fail together count as one failure of the server."""
     server, ranges = Server(out_until(1.0)), RequestQueue(OPTIONS)
 
     async def main() -> float:
@@ -115,7 +115,7 @@ def test_requests_in_flight_that_fail_do_not_put_the_probe_off() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_obeyed(status: int) -> None:
-    """By all requests to the server, and however often it says so."""
+    """All requests to the server wait, each time that it sends the header."""
 
     async def answer(path: str) -> None:
         if trio.current_time() < 50:
@@ -136,7 +136,7 @@ def test_retry_after_is_obeyed(status: int) -> None:
 
 
 def test_retry_after_may_be_a_date() -> None:
-    """As RFC 9110 writes it, one that has passed, one that is far away, and one that is none."""
+    """The dates are one in the future (RFC 9110), one in the past, one that is too far ahead, and a malformed one."""
     now = time.time()
     for text, least, most in (
         (email.utils.formatdate(now + 20, usegmt=True), 15, 20),
@@ -149,8 +149,8 @@ def test_retry_after_may_be_a_date() -> None:
         assert least <= caught.value.after <= most
 
 
-def test_a_server_that_says_nothing_is_probed_for_shorter_times() -> None:
-    """A request to a black hole is lost; the one that follows is answered when the server is back."""
+def test_probes_of_a_silent_server_have_a_shorter_timeout() -> None:
+    """The first request fails after 60 s, the probes after 5 and 10 s; the next one finds the server back."""
 
     async def answer(path: str) -> None:
         if trio.current_time() < 70:
@@ -163,8 +163,8 @@ def test_a_server_that_says_nothing_is_probed_for_shorter_times() -> None:
     assert [at for at, _ in server.sent] == [0, *(pytest.approx(at, abs=0.6) for at in (60.1, 65.3, 75.6))]
 
 
-def test_the_turn_to_probe_is_passed_on_by_a_reader_that_leaves() -> None:
-    """At any moment of an outage; the other one goes on."""
+def test_a_cancelled_reader_passes_on_the_turn_to_probe() -> None:
+    """One reader is cancelled, at several moments of an outage; the other one still succeeds."""
     for moment in (0.05, 0.15, 0.3, 1.0, 3.0):
         server, ranges = Server(out_until(5.0)), RequestQueue(OPTIONS)
 
@@ -179,7 +179,7 @@ def test_the_turn_to_probe_is_passed_on_by_a_reader_that_leaves() -> None:
         assert settled(ranges)
 
 
-def test_readers_that_leave_leave_no_trace() -> None:
+def test_cancelled_readers_leave_no_trace() -> None:
     server, ranges = Server(out_until(100.0)), RequestQueue(OPTIONS)
 
     async def main() -> None:
@@ -197,11 +197,11 @@ def test_readers_that_leave_leave_no_trace() -> None:
     run(main)
 
 
-# -- what is no outage
+# -- failures that are not an outage
 
 
 def fails(ranges: RequestQueue, server: Server, path: str = "a") -> tuple[ReadError, float]:
-    """(the error of a read, when it came)."""
+    """Return (the error of a read, the time at which it was raised)."""
 
     async def main() -> tuple[ReadError, float]:
         with pytest.raises(ReadError) as caught:
@@ -213,7 +213,7 @@ def fails(ranges: RequestQueue, server: Server, path: str = "a") -> tuple[ReadEr
 
 
 @pytest.mark.parametrize("reason", ["HTTP status 500 Internal Server Error", "the answer was cut off"])
-def test_a_value_that_the_server_fails_at_is_repeated_a_few_times(reason: str) -> None:
+def test_a_failure_of_one_value_is_retried_a_few_times(reason: str) -> None:
     server, ranges = Server(out_until(1e9, reason)), RequestQueue(OPTIONS)
     error, at = fails(ranges, server)
     assert error.reason == f"{reason} (5 attempts)"
@@ -222,7 +222,7 @@ def test_a_value_that_the_server_fails_at_is_repeated_a_few_times(reason: str) -
 
 
 def test_one_failing_value_is_not_taken_for_an_outage() -> None:
-    """A gateway that has lost what is behind one value: the others are read, that one is an error soon."""
+    """A gateway has lost the backend of one value: other values are read, and that one fails soon."""
 
     async def answer(path: str) -> None:
         await trio.sleep(0.01)
@@ -251,7 +251,7 @@ def test_one_failing_value_is_not_taken_for_an_outage() -> None:
 
 
 def test_readers_of_other_values_do_not_wait_for_a_failing_one() -> None:
-    """Nothing but one value has been asked for: a request for another one does not wait for the next probe."""
+    """Only the failing value has been requested so far; a request for another one does not wait for the next probe."""
 
     async def answer(path: str) -> None:
         if path == "bad":
@@ -269,7 +269,7 @@ def test_readers_of_other_values_do_not_wait_for_a_failing_one() -> None:
     run(main)
 
 
-def test_a_final_error_is_final_and_ends_an_outage() -> None:
+def test_a_final_error_is_not_retried_and_ends_an_outage() -> None:
     async def answer(path: str) -> None:
         if trio.current_time() < 3:
             raise Transient(REFUSED)
@@ -282,7 +282,7 @@ def test_a_final_error_is_final_and_ends_an_outage() -> None:
     assert "outage" not in ranges.stats()["hosts"]["server"]
 
 
-# -- how long
+# -- how long a request waits
 
 
 def test_without_retries_nothing_is_repeated() -> None:
@@ -305,9 +305,7 @@ def test_opening_a_source_does_not_wait_for_a_server_that_never_answered(patienc
      (15.0, "not read within 15 s (-o read_timeout=): HTTP status 503 Busy", 15),
      (5.0, "not read within 5 s (-o read_timeout=): HTTP status 503 Busy", 0)],
 )  # fmt: skip
-def test_opening_a_source_is_not_held_up_by_a_server_that_asks_to_come_later(
-    read_timeout: float, reason: str, most: float
-) -> None:
+def test_opening_a_source_is_not_delayed_by_a_long_retry_after(read_timeout: float, reason: str, most: float) -> None:
     async def answer(path: str) -> None:
         raise_for_status(503, "http://server/", "Busy", "3600")
 
@@ -339,8 +337,8 @@ def test_a_server_that_has_answered_is_waited_for(patience: str, waits: bool) ->
     run(main)
 
 
-def test_a_failure_that_is_the_cause_of_its_cause_ends_the_search_for_a_name() -> None:
-    """As where a connection that is reset fails while the failure before is handled."""
+def test_a_cycle_in_an_exception_chain_ends_the_search_for_a_cause() -> None:
+    """A cycle arises where a connection is reset while an earlier failure is handled."""
     first, second = ConnectionResetError("reset"), OSError("again")
     first.__context__, second.__cause__ = second, first
 
@@ -353,7 +351,7 @@ def test_a_failure_that_is_the_cause_of_its_cause_ends_the_search_for_a_name() -
 
 @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
 def test_a_name_that_does_not_exist_is_an_error_soon(code: int) -> None:
-    """A mount whose set has a typing error; a DNS server that does not answer is an outage."""
+    """A set may have a typing error in a host name; a DNS server that does not answer is an outage."""
 
     async def answer(path: str) -> None:
         if trio.current_time() < 60:
@@ -366,8 +364,8 @@ def test_a_name_that_does_not_exist_is_an_error_soon(code: int) -> None:
         assert 60 <= run(lambda: read(ranges, server)) < 67
 
 
-def test_a_read_that_comes_again_does_not_wait_again() -> None:
-    """As the kernel does with what fails: it is tried once, and is right if the server is back by then."""
+def test_a_repeated_read_does_not_wait_again() -> None:
+    """The kernel repeats a read that failed: the repeated read is tried once, and succeeds if the server is back."""
     server, ranges = Server(out_until(20.0)), RequestQueue(OPTIONS)
 
     async def main() -> None:
@@ -388,8 +386,8 @@ def test_a_read_that_comes_again_does_not_wait_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["stat", "ahead"])
-def test_prefetching_ends_with_the_outage_deadline(kind: str) -> None:
-    """With the reason: where it is, how long it was tried."""
+def test_prefetch_and_stat_end_at_read_timeout(kind: str) -> None:
+    """The error names the URL, the time limit, and how long the server has been out."""
     server, ranges = Server(out_until(1e9)), RequestQueue(dataclasses.replace(OPTIONS, read_timeout=30.0))
 
     async def ahead() -> None:
@@ -406,7 +404,7 @@ def test_prefetching_ends_with_the_outage_deadline(kind: str) -> None:
     run(main)
 
 
-def test_the_reason_is_without_secrets() -> None:
+def test_the_reason_of_an_outage_contains_no_secrets() -> None:
     async def main() -> None:
         outage = Outage("server", "Cannot get http://me:hush@server/a?sig=hush " + 1000 * "x", "a", 0.0)
         assert "hush" not in outage.described()

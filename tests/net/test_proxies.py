@@ -1,4 +1,4 @@
-"""Proxies that take TLS (nginx before tinyproxy) and SOCKS5 (microsocks), named by options and by the environment."""
+"""Proxies behind TLS (nginx in front of tinyproxy) and SOCKS5 proxies (microsocks)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from zarrfs.net import addresses
 
 __all__ = ["authority", "plain", "proxy", "server"]
 
-STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"  # where Debian has it
+STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"  # the path on Debian
 
 
 def started(command: list[object], port: int) -> subprocess.Popen[bytes]:
-    """A server that accepts connections at `port`."""
+    """Start a server, wait until it accepts connections at `port`, and return its process."""
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(1200):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
@@ -58,7 +58,7 @@ def started(command: list[object], port: int) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def running(command: list[object], port: int) -> Iterator[None]:
-    """The same, until the end of the block."""
+    """Run a server as started() does, for the duration of the block."""
     process = started(command, port)
     try:
         yield
@@ -69,7 +69,7 @@ def running(command: list[object], port: int) -> Iterator[None]:
 
 @pytest.fixture
 def secure(proxy: Proxy, authority: Authority, tmp_path: Path) -> Iterator[str]:
-    """HOST:PORT of the proxy behind TLS."""
+    """Run nginx as a TLS endpoint in front of the proxy; yield its HOST:PORT."""
     program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if program is None or not os.path.exists(STREAM):
         pytest.fail("nginx has no stream module: the tests of proxies need it (libnginx-mod-stream)")
@@ -86,7 +86,7 @@ def secure(proxy: Proxy, authority: Authority, tmp_path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def socks(*options: str) -> Iterator[str]:
-    """HOST:PORT of a SOCKS5 proxy."""
+    """Run a SOCKS5 proxy; yield its HOST:PORT."""
     program = shutil.which("microsocks")
     if program is None:
         pytest.fail("microsocks is not installed: the tests of proxies need it")
@@ -98,10 +98,10 @@ def socks(*options: str) -> Iterator[str]:
 # -- https://
 
 
-def test_tls_to_the_proxy(
+def test_requests_go_through_a_proxy_with_tls(
     secure: str, proxy: Proxy, server: Server, plain: Faulty, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also TLS to the server within it, and a request for http:// that the proxy forwards."""
+    """For an https:// URL, TLS to the server runs within TLS to the proxy; http:// requests are forwarded."""
     url, other, trusted = f"{server()}/value", plain.put("/value", VALUE), f"ca_bundle={authority.file}"
     for one in (url, other):
         assert read(one, trusted, f"http.proxy=https://joe:a-b_c@{secure}") == VALUE[100:600]
@@ -114,7 +114,7 @@ def test_tls_to_the_proxy(
 
 
 def test_a_connection_that_the_proxy_refuses_is_closed(secure: str, server: Server, authority: Authority) -> None:
-    """At once, not when nothing refers to the socket any more, of which Python warns."""
+    """It is closed explicitly, not by the garbage collector, which would issue a ResourceWarning."""
     url = f"{server()}/value"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
@@ -124,15 +124,15 @@ def test_a_connection_that_the_proxy_refuses_is_closed(secure: str, server: Serv
     assert not [warning for warning in caught if "ssl.SSLSocket" in str(warning.message)]
 
 
-def test_a_proxy_whose_certificate_is_not_trusted(secure: str, server: Server) -> None:
-    """It is an error that names the proxy, also where the server's certificate is not verified."""
+def test_a_proxy_with_an_untrusted_certificate_is_an_error(secure: str, server: Server) -> None:
+    """The error names the proxy; verify_ssl=false is for the server's certificate only."""
     for options in ([], ["http.verify_ssl=false"]):
         with pytest.raises(ReadError, match=f"proxy {secure}: its certificate is refused: "):
             read(f"{server()}/value", f"http.proxy=https://joe:a-b_c@{secure}", *options)
 
 
-def test_a_proxy_without_tls_that_is_named_with_https(proxy: Proxy, plain: Faulty, server: Server) -> None:
-    """It says something else, or waits for more."""
+def test_an_https_proxy_that_does_not_speak_tls_is_an_error(proxy: Proxy, plain: Faulty, server: Server) -> None:
+    """One such server answers without TLS, the other waits for more input."""
     bare = plain.url.removeprefix("http://")
     with pytest.raises(ReadError, match=f"proxy {bare}: it does not speak TLS"):
         read(f"{server()}/value", f"http.proxy=https://{bare}")
@@ -150,7 +150,7 @@ def test_the_server_s_certificate_is_verified_behind_the_proxy(
         )  # fmt: skip
 
 
-def test_certificates_that_are_rewritten_behind_the_proxy(
+def test_reads_through_the_proxy_continue_after_a_certificate_is_rewritten(
     secure: str, server: Server, authority: Authority, tmp_path: Path
 ) -> None:
     url = f"{server(clients=True, closes=True)}/value"
@@ -161,7 +161,7 @@ def test_certificates_that_are_rewritten_behind_the_proxy(
 def test_tls_in_tls_with_records_of_any_size(
     authority: Authority, secure: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight readers, two long answers each, on connections that are used again; the wrong bytes of none."""
+    """Eight readers get two long responses each, intact, over reused connections."""
     value = os.urandom(3_000_000)
     monkeypatch.setenv("HTTPS_PROXY", f"https://joe:a-b_c@{secure}")
     accepted = []
@@ -196,7 +196,7 @@ def test_tls_in_tls_with_records_of_any_size(
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
-def test_socks(
+def test_requests_go_through_a_socks_proxy(
     scheme: str, server: Server, plain: Faulty, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, other, trusted = f"{server()}/value", plain.put("/value", VALUE), f"ca_bundle={authority.file}"
@@ -217,8 +217,8 @@ def test_socks(
         read(url, trusted)
 
 
-def test_who_looks_up_the_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With socks5://, zarrfs, which here knows a name that the proxy does not know; with socks5h://, the proxy."""
+def test_the_socks_scheme_decides_who_resolves_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With socks5://, zarrfs resolves names; with socks5h://, the proxy does. Here the two resolve differently."""
     plain.put("/value", VALUE)
     port = plain.url.rpartition(":")[2]
     resolving(monkeypatch, {"inside.test": ["127.0.0.1"], "localhost": ["127.0.0.3"]})
@@ -229,11 +229,11 @@ def test_who_looks_up_the_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) 
         assert read(f"http://localhost:{port}/value", f"http.proxy=socks5h://{at}") == VALUE[100:600]
         with pytest.raises(ReadError, match=f"proxy {at}: connection refused"):
             read(f"http://localhost:{port}/value", f"http.proxy=socks5://{at}")
-        with pytest.raises(ReadError, match=r"/value: nowhere\.invalid: "):  # not the proxy: it was not asked
+        with pytest.raises(ReadError, match=r"/value: nowhere\.invalid: "):  # the proxy got no request
             read(f"http://nowhere.invalid:{port}/value", f"http.proxy=socks5://{at}")
 
 
-def test_a_proxy_whose_name_is_unknown_is_named(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unresolvable_proxy_names_the_proxy(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nobody(host: str, *args: object, **named: object) -> object:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -242,8 +242,8 @@ def test_a_proxy_whose_name_is_unknown_is_named(plain: Faulty, monkeypatch: pyte
         read(plain.put("/value", VALUE), "http.proxy=http://proxy.example:3128")
 
 
-def test_reach_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that zarrfs resolves must be public; names that the proxy resolves are not checked here."""
+def test_private_addresses_are_refused_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses in URLs or resolved by zarrfs must be public; names that the proxy resolves are not checked."""
     resolving(monkeypatch, {"inside.test": ["127.0.0.1"], "set.test": ["8.8.8.8"]})
     with recording("127.0.0.1") as victim, socks() as at:
         url, origin = f"http://inside.test:{victim.port}/v", "http://set.test/set.json"
@@ -258,7 +258,7 @@ def test_reach_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_private_proxy_does_not_make_the_set_s_server_a_private_one(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name could then be pointed to a private address, once the document has been read."""
+    """Otherwise the server's name could be rebound to a private address after the document has been read."""
     monkeypatch.setattr(addresses, "_met", set())
     resolving(monkeypatch, {"set.test": ["8.8.8.8"]})
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -268,7 +268,7 @@ def test_a_private_proxy_does_not_make_the_set_s_server_a_private_one(
     assert not addresses.met_private_only()
 
 
-def test_a_private_server_behind_a_proxy_is_a_private_one(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_server_behind_a_proxy_counts_as_private(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_met", set())
     url = plain.put("/value", VALUE)
     with socks() as at:
@@ -277,7 +277,7 @@ def test_a_private_server_behind_a_proxy_is_a_private_one(plain: Faulty, monkeyp
 
 
 def forward(listener: socket.socket) -> None:
-    """Take the first client to any server, as a SOCKS5 proxy, and answer its request in the server's place."""
+    """Serve the first client as a SOCKS5 proxy, and answer its request in place of the server."""
     client, _ = listener.accept()
     with client:
         client.recv(100)
@@ -288,8 +288,8 @@ def forward(listener: socket.socket) -> None:
         client.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(VALUE)}\r\n\r\n".encode() + VALUE)
 
 
-def test_a_proxy_that_does_not_speak_socks(proxy: Proxy, plain: Faulty) -> None:
-    """It waits for more, says something else, or closes the connection."""
+def test_a_proxy_that_does_not_speak_socks_is_an_error(proxy: Proxy, plain: Faulty) -> None:
+    """Such a server waits for more input, sends something else, or closes the connection."""
     url = plain.put("/value", VALUE)
     with pytest.raises(ReadError, match=rf"proxy {proxy.bare}: no answer within 0\.9 s"):
         read(url, f"http.proxy=socks5h://{proxy.bare}", "request_timeout=1")
@@ -302,7 +302,7 @@ def test_a_proxy_that_does_not_speak_socks(proxy: Proxy, plain: Faulty) -> None:
 
 
 def answer(listener: socket.socket, said: bytes) -> None:
-    """Say something to the first client, and close the connection."""
+    """Receive from the first client, send `said`, and close the connection."""
     client, _ = listener.accept()
     client.recv(100)
     client.sendall(said)
@@ -320,8 +320,8 @@ def test_buckets_of_google_are_read_through_the_proxy_of_the_environment(
     assert proxy.requests()
 
 
-def test_buckets_are_not_read_through_socks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their clients connect without it, or say only that they do not."""
+def test_reading_buckets_through_socks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients of buckets would bypass the proxy, or fail without naming the cause."""
     monkeypatch.setenv("HTTPS_PROXY", "socks5h://joe:hu#sh@h:1080")
     for url in ("s3://bucket/v", "gs://bucket/v", "az://bucket@account/v"):
         for client in ("auto", "fsspec"):
@@ -351,8 +351,8 @@ def test_a_command_reads_through_the_proxy_of_the_environment(
             assert subprocess.check_output(command, env=environment) == VALUE[100:5100]
 
 
-def test_a_proxy_that_cannot_be_used_is_an_error_of_the_mount(tmp_path: Path) -> None:
-    """One that an option names, also if only the targets of a local set need it."""
+def test_a_mount_with_an_unusable_proxy_fails(tmp_path: Path) -> None:
+    """A variable names the proxy for a remote set, or an option names it for the targets of a local set."""
     (tmp_path / "mnt").mkdir()
     local = tmp_path / "refs.json"
     local.write_text(json.dumps({"version": 1, "refs": {"part": ["https://data.test/value", 0, 5]}}))

@@ -1,4 +1,4 @@
-"""Reach of targets besides HTTP: local files, other protocols, buckets, and credentials."""
+"""Which targets besides those over HTTP a set may reach: local files, other protocols, buckets; and credentials."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REMOTE = "http://data.test/dir/set.json"
 
 
 def read(url: str, base: str = "", origin: str = REMOTE, options: Options | None = None) -> bytes:
-    """Eight bytes of a target."""
+    """Read eight bytes of a target."""
 
     async def main() -> bytes:
         targets = Targets(Options(retries=0) if options is None else options, base, origin)
@@ -52,7 +52,7 @@ def said(*items: str, **more: Any) -> Options:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """data (with links out of it and into it), secret beside it, and out, a link into data."""
+    """Create data/ (with links out of and within it), files and an archive beside it, and out, a link to data."""
     data = tmp_path / "data"
     (data / "sub").mkdir(parents=True)
     for path in (data / "f", data / "sub/f", tmp_path / "secret", tmp_path / "data2"):
@@ -90,7 +90,7 @@ def test_a_set_from_the_network_reaches_no_local_file(name: str, tree: Path) -> 
 
 
 def test_missing_files_are_refused_like_existing_ones(tree: Path) -> None:
-    """Nothing can be learnt about the names of this machine."""
+    """A set from the network cannot find out which files exist on this machine."""
     for name in ("nothing", "data/f/below", "data"):
         with pytest.raises(AccessDenied):
             read(f"{tree}/{name}")
@@ -98,13 +98,13 @@ def test_missing_files_are_refused_like_existing_ones(tree: Path) -> None:
 
 @pytest.mark.parametrize("archive", ["a.zip", "data/a.zip", "none.zip"])
 @pytest.mark.parametrize("form", ["zip://f::{path}", "zip://f::file://{path}", "zip://f::local://{path}", "zip://f::FILE:{path}"])
-def test_nor_an_archive(archive: str, form: str, tree: Path) -> None:
+def test_a_set_from_the_network_reaches_no_local_archive(archive: str, form: str, tree: Path) -> None:
     with pytest.raises((AccessDenied, ReadError)) as caught:
         read(form.format(path=f"{tree}/{archive}"))
     assert isinstance(caught.value, AccessDenied) == ("FILE:" not in form or "://" in form), str(caught.value)
 
 
-def test_the_base_that_the_user_names_is_open(tree: Path) -> None:
+def test_files_beneath_a_base_named_by_the_user_are_reached(tree: Path) -> None:
     for base in (f"{tree}/data/", f"file://{tree}/data/", f"{tree}/out/"):
         for name in ("f", "sub/f", "./sub/../f", "inside", "file://sub/f"):
             assert read(name, base) == VALUE[3:11]
@@ -114,7 +114,7 @@ def test_the_base_that_the_user_names_is_open(tree: Path) -> None:
         assert read("../secret", base, options=said("allow=file")) == VALUE[3:11]
 
 
-def test_allow_path(tree: Path) -> None:
+def test_allow_path_admits_only_files_beneath_it(tree: Path) -> None:
     for origin in (REMOTE, ""):
         for root in ("data", "out"):
             options = said(f"allow_path={tree}/{root}", "allow=file")
@@ -133,7 +133,7 @@ def test_allow_path(tree: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
 @pytest.mark.parametrize("origin", ["", REMOTE])
 @pytest.mark.parametrize("allow", [[], ["allow=file"], ["allow=all"]])
-def test_root_for_others(origin: str, allow: list[str], tree: Path) -> None:
+def test_a_mount_by_root_for_others_needs_allow_path(origin: str, allow: list[str], tree: Path) -> None:
     rule = "a mount by root for others reaches local files only beneath -o allow_path=DIR"
     options = said("allow_other", *allow)
     with pytest.raises(AccessDenied, match=rule):
@@ -158,7 +158,7 @@ def test_local_sets_and_plain_users_may_read_any_path(tree: Path, monkeypatch: p
 
 
 def test_a_link_that_changes_while_it_is_opened(tree: Path) -> None:
-    """A link that flips while it is opened gives one of two permitted answers, never the secret."""
+    """The link flips between a permitted file and the secret; a read gets the file or is refused, never the secret."""
     (tree / "secret").write_bytes(b"secret" * 100)
     root, link = str(tree / "data"), tree / "data/flip"
 
@@ -191,16 +191,16 @@ def test_a_link_that_changes_while_it_is_opened(tree: Path) -> None:
 
 
 def test_files_outside_are_not_even_opened(tree: Path) -> None:
-    """A fifo notices a reader: a process that waits to write to it goes on."""
+    """If the FIFO were opened for reading, the thread that waits to write to it would continue."""
     os.mkfifo(tree / "fifo")
     writer = threading.Thread(target=lambda: (tree / "fifo").open("wb").close(), daemon=True)
     writer.start()
-    time.sleep(0.2)  # until it waits
+    time.sleep(0.2)  # give the writer time to block
     with pytest.raises(AccessDenied):
         read(f"{tree}/fifo", options=said(f"allow_path={tree}/data"))
     writer.join(0.2)
     assert writer.is_alive()
-    while writer.is_alive():  # it may wait for a reader only from now on
+    while writer.is_alive():  # release the writer, which may have blocked only now
         os.close(os.open(tree / "fifo", os.O_RDONLY | os.O_NONBLOCK))
         writer.join(0.05)
     before = len(open_descriptors())
@@ -214,7 +214,7 @@ def test_files_outside_are_not_even_opened(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://x", "memory:x", "zip://a::memory://x"])
-def test_memory(url: str) -> None:
+def test_memory_urls_need_allow_memory(url: str) -> None:
     with pytest.raises(AccessDenied, match=r"reaches no memory: URL \(-o allow=memory\)"):
         read(url)
     fsspec.filesystem("memory").pipe("/trust", VALUE)
@@ -224,13 +224,13 @@ def test_memory(url: str) -> None:
     assert read("memory://trust", origin="memory://dir/set.json") == VALUE[3:11]
 
 
-def test_other_protocols() -> None:
-    def keyed(place: str) -> Options:  # said() refuses options of what nobody has
+def test_other_protocols_must_be_enabled() -> None:
+    def keyed(place: str) -> Options:  # said() refuses options of unknown protocols
         return dataclasses.replace(said(), storage={place: {"key": 5}})
 
     with pytest.raises(AccessDenied, match=r"'nosuch' is not enabled for targets \(-o allow=nosuch\)"):
         read("nosuch://h/x")
-    with pytest.raises(AccessDenied, match="not enabled"):  # options are for who was named, not for whoever asks
+    with pytest.raises(AccessDenied, match="not enabled"):  # options do not enable it for a remote set
         read("nosuch://h/x", options=keyed("nosuch"))
     with pytest.raises(AccessDenied, match="not enabled"):
         read("nosuch://h/x", options=said("allow=all"))
@@ -241,7 +241,7 @@ def test_other_protocols() -> None:
             read("nosuch://user@h/x", origin=origin, options=keyed("nosuch://h"))
         with pytest.raises(AccessDenied, match="not enabled"):
             read("nosuch://h2/x", origin=origin, options=keyed("nosuch://h"))
-    with pytest.raises(ReadError, match="unknown"):  # its own
+    with pytest.raises(ReadError, match="unknown"):  # the set's own server
         read("nosuch://u:p@H/x", origin="nosuch://h/set.json")
     with pytest.raises(AccessDenied, match="not enabled"):
         read("nosuch://h2/x", origin="nosuch://h/set.json")
@@ -267,7 +267,7 @@ def test_sets_from_the_network_are_told_apart_from_local_ones(origin: str, remot
 
 @pytest.fixture
 def asked(s3: S3) -> Iterator[Recorder]:
-    """Return the requests of the S3 server, which has the buckets tests, theirs and named."""
+    """Record the requests to the S3 server, which has the buckets tests, theirs and named."""
     for bucket in ("tests", "theirs", "named"):
         s3.client.create_bucket(Bucket=bucket)
         s3.client.put_object(Bucket=bucket, Key="v", Body=VALUE, ACL="public-read")
@@ -347,7 +347,7 @@ def test_the_user_s_own_keys_go_to_azure(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_anonymous_read_of_azure_needs_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose name does not smuggle in another endpoint."""
+    """An account name that would inject another endpoint is refused, too."""
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")
     for url in ("az://c/x", "abfs://c@theirs;BlobEndpoint=other.dfs.core.windows.net/x"):
         with pytest.raises(ReadError, match=r"no account of Azure is named \(-o abfs.account_name=\)"):
@@ -355,7 +355,7 @@ def test_an_anonymous_read_of_azure_needs_an_account(monkeypatch: pytest.MonkeyP
 
 
 def azure_service(url: str, origin: str, *items: str) -> Any:
-    """Return the client of Azure's library that a target would be requested with."""
+    """Return the client of Azure's library that would be used for a target."""
 
     async def main() -> Any:
         options = said(*items)
@@ -370,7 +370,7 @@ def azure_service(url: str, origin: str, *items: str) -> Any:
     return trio.run(main)
 
 
-def test_a_bucket_that_refuses_strangers_says_what_may_be_done(asked: Recorder) -> None:
+def test_a_refused_anonymous_read_says_which_option_allows_credentials(asked: Recorder) -> None:
     options = [f"s3.endpoint_url={asked.url}", "s3.key=a", "s3.secret=b"]
     with pytest.raises(AccessDenied, match=r"requested anonymously: no option names its bucket; -o allow=credentials"):
         read("s3://theirs/private", options=said(*options))

@@ -1,4 +1,4 @@
-"""Reach of the targets of a remote set over HTTP, and the servers that get the user's headers, on real servers."""
+"""Which web servers the targets of a remote set may reach, and which get the user's headers; with real servers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SECRET = 'http.headers={"X-Token": "secret"}'
 
 @pytest.fixture
 def own() -> Iterator[Recorder]:
-    """The server that the set came from."""
+    """Run the server that the set comes from."""
     with recording("127.0.0.1") as server:
         yield server
 
 
 @pytest.fixture
 def other() -> Iterator[Recorder]:
-    """Another server of this machine."""
+    """Run another server on this machine."""
     with recording("127.0.0.2") as server:
         yield server
 
 
 def read(url: str, origin: str, *options: str, private: bool = False, retries: int = 0) -> bytes:
-    """Eight bytes of a target of the set `origin`."""
+    """Read eight bytes of a target of the set that came from `origin`."""
 
     async def main() -> bytes:
         targets = Targets(parse([f"retries={retries}", *options]).options, origin=origin, private=private)
@@ -49,7 +49,7 @@ def read(url: str, origin: str, *options: str, private: bool = False, retries: i
 
 
 def refused(url: str, origin: str, *options: str, **more: Any) -> str:
-    """The rule that refuses a target."""
+    """Read a target that must be refused; return the error message."""
     with pytest.raises(AccessDenied) as caught:
         read(url, origin, *options, **more)
     assert to_errno(caught.value) == errno.EACCES
@@ -104,7 +104,7 @@ def test_ipv6(own: Recorder) -> None:
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> None:
-    """Look up `names` as said: each time the next address, the last one for ever."""
+    """Resolve `names` to the given addresses: each call returns the next one, and the last one repeats."""
     real = socket.getaddrinfo
 
     def lookup(host: Any, port: Any, *arguments: Any, **more: Any) -> Any:
@@ -117,7 +117,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> N
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
 
 
-def test_names_are_judged_by_what_they_resolve_to(own: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_judged_by_the_addresses_they_resolve_to(own: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     resolving(monkeypatch, {"inside.test": ["127.0.0.1"]})
     with recording("127.0.0.1") as victim:
         url = f"http://inside.test:{victim.port}/v"
@@ -127,18 +127,18 @@ def test_names_are_judged_by_what_they_resolve_to(own: Recorder, monkeypatch: py
 
 
 def test_a_name_that_is_pointed_elsewhere_once_the_set_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DNS rebinding, of the very host that the set came from."""
+    """DNS rebinding of the very host that the set came from."""
     with recording("127.0.0.1") as victim:
         resolving(monkeypatch, {"rebound.test": ["127.0.0.1"]})
         url = f"http://rebound.test:{victim.port}/v"
         origin = f"http://rebound.test:{victim.port}/set.json"
         assert "127.0.0.1 is none" in refused(url, origin)
         assert not victim.requests
-        assert read(url, origin, private=True) == VALUE[3:11]  # it came from there
+        assert read(url, origin, private=True) == VALUE[3:11]  # the set itself came from a private address
 
 
 def test_a_name_with_several_addresses(own: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them refused: one of them would be enough."""
+    """All of them are private: none may be connected to, not only the first."""
     real = socket.getaddrinfo
 
     def lookup(host: Any, port: Any, *arguments: Any, **more: Any) -> Any:
@@ -175,7 +175,7 @@ def test_redirects_out_of_http(location: str, own: Recorder) -> None:
         read(own.to(location), "")
 
 
-def test_an_archive_on_another_server(faulty: Faulty, other: Recorder) -> None:
+def test_an_archive_on_another_server_is_refused(faulty: Faulty, other: Recorder) -> None:
     data = BytesIO()
     with zipfile.ZipFile(data, "w") as file:
         file.writestr("a", VALUE)
@@ -187,18 +187,18 @@ def test_an_archive_on_another_server(faulty: Faulty, other: Recorder) -> None:
     assert not faulty.requests
 
 
-def test_a_proxy_connects_where_the_user_said(faulty: Faulty, other: Recorder, own: Recorder) -> None:
-    """The proxy may be anywhere; addresses in URLs are judged all the same."""
+def test_a_proxy_named_by_the_user_may_have_a_private_address(faulty: Faulty, other: Recorder, own: Recorder) -> None:
+    """Addresses in the URLs of targets are judged nevertheless."""
     faulty.put("http://data.test/v", VALUE)
     for options in ([f"http.proxy={faulty.url}"], [f"http://data.test.proxy={faulty.url}"]):
         assert read("http://data.test/v", f"{own.url}/set.json", *options) == VALUE[3:11]
     assert "127.0.0.2 is none" in refused(f"{other.url}/v", f"{own.url}/set.json", f"http.proxy={faulty.url}")
 
 
-def test_proxies_of_the_environment(
+def test_proxies_of_the_environment_are_used(
     faulty: Faulty, own: Recorder, other: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are used, and judged like others."""
+    """Hosts in no_proxy are connected to directly, so private addresses are refused."""
     faulty.put("http://data.test/v", VALUE)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         with monkeypatch.context() as patch:
@@ -229,7 +229,7 @@ def test_headers_go_to_the_server_of_the_set_only(own: Recorder, other: Recorder
     assert other.headers()["x-token"] == "secret"
 
 
-def test_options_of_one_host(own: Recorder, other: Recorder) -> None:
+def test_options_of_one_host_apply_to_it_alone(own: Recorder, other: Recorder) -> None:
     options = [SECRET, f'{other.url}.headers={{"X-Token": "other"}}', "allow=private"]
     for origin in ("", f"{own.url}/set.json"):
         read(f"{own.url}/v", origin, *options)
@@ -256,7 +256,7 @@ def test_no_credentials_follow_a_redirect_elsewhere(option: str, local: bool, ow
     read(own.to(other.to(f"{own.url}/v")), origin, option, "allow=private")
     assert "secret" not in str(other.requests)
     assert own.requests[-1][0] == "/v"
-    assert "secret" in str(own.headers())  # back at home
+    assert "secret" in str(own.headers())  # redirected back to its own server
     read(own.to("/v"), origin, option)
     assert "secret" in str(own.headers())
 
@@ -269,7 +269,7 @@ def test_parameters_follow_no_redirect_at_all(own: Recorder, other: Recorder) ->
     assert own.requests[-1][0] == "/v"
 
 
-def test_passwords_in_a_url_follow_no_redirect_either(own: Recorder, other: Recorder) -> None:
+def test_passwords_in_a_url_do_not_follow_a_redirect_to_another_server(own: Recorder, other: Recorder) -> None:
     url = own.to(f"{other.url}/v").replace("://", "://user:pass@", 1)
     read(url, "")
     assert "authorization" in own.headers()
@@ -292,12 +292,12 @@ def test_headers_of_fsspec_are_sent_only_to_servers_that_the_user_named(
     assert "x-token" not in other.headers()
 
 
-def test_a_refusal_is_not_repeated(own: Recorder, other: Recorder) -> None:
+def test_a_refused_target_is_not_retried(own: Recorder, other: Recorder) -> None:
     refused(f"{other.url}/v", f"{own.url}/set.json", retries=5)
     refused(own.to(f"{other.url}/v"), f"{own.url}/set.json", retries=5)
     assert len(own.requests) == 1
 
 
-def test_options_have_a_form_that_python_can_give() -> None:
+def test_storage_options_can_be_given_as_a_python_mapping() -> None:
     options = Options(storage={"http": {"proxy": "http://h"}, "http://b": {"headers": {}}})
     assert parse(["http.proxy=http://h", "http://b.headers={}"]).options == options

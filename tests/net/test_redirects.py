@@ -1,4 +1,4 @@
-"""A permanent redirect of one name redirects others of the same prefix."""
+"""A permanent redirect of one URL predicts the redirects of others with the same prefix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_one_redirect_predicts_others(url: str, location: str, other: str, expec
     assert moved.onward(other) == expected
 
 
-def test_circles_and_exceptions_end() -> None:
+def test_redirect_loops_end_and_exceptions_are_kept() -> None:
     moved = PermanentRedirects()
     moved.learn("http://a/x", "http://b/x")
     moved.learn("http://b/x", "http://a/x")

@@ -1,4 +1,4 @@
-"""Ranges: requests whose readers come and go."""
+"""The request queue: readers that are cancelled, and requests that several readers share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from zarrfs.net.request_queue import RequestQueue
 from zarrfs.store.remotefiles import RemoteFiles
 
 
-def test_a_reader_that_leaves_before_its_request_is_sent(faulty: Faulty) -> None:
-    """Between a want and its request is a turn of the loop, in which all who want it may be cancelled."""
+def test_a_reader_cancelled_before_its_request_is_sent_leaves_no_trace(faulty: Faulty) -> None:
+    """A queued request is sent a scheduler pass later, and its readers may be cancelled in between."""
     url = faulty.put("/left.bin", bytes(range(100)))
 
     async def main() -> None:
         files = RemoteFiles(Options())
         system, path = await files.find(url)
         ranges = RequestQueue(Options())
-        for ahead in (False, True) * 10:  # whether the request or the reader goes first is trio's choice
+        for ahead in (False, True) * 10:  # trio may run the request or the reader first
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await ranges.fetch(system, path, 0, 10, ahead)
@@ -35,8 +35,8 @@ def test_a_reader_that_leaves_before_its_request_is_sent(faulty: Faulty) -> None
     trio.run(main)
 
 
-def test_a_short_answer_before_the_end_is_fetched_again(faulty: Faulty) -> None:
-    """A range that reaches beyond the end of the target may be cut there, and no sooner."""
+def test_a_short_response_before_the_end_is_fetched_again(faulty: Faulty) -> None:
+    """A range that extends beyond the end of the target may be cut at that end, but not before it."""
     data = bytes(range(100))
     url = faulty.put("/end.bin", data, "short")
 
@@ -49,8 +49,8 @@ def test_a_short_answer_before_the_end_is_fetched_again(faulty: Faulty) -> None:
     assert faulty.gets() == 2
 
 
-def test_what_came_ahead_with_a_reader_ends_after_the_reader_has(faulty: Faulty) -> None:
-    """One request for both: the deadline of the reader is none for what nobody waits for yet."""
+def test_read_ahead_merged_with_a_read_ends_after_the_reader_has_left(faulty: Faulty) -> None:
+    """Both share one request, which gets a deadline of its own once the reader has left."""
     url = faulty.put("/out.bin", bytes(100), forever=503)
     options = Options(host_requests=1, retries=3, read_timeout=0.5)
     ended = []

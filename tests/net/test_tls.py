@@ -1,4 +1,4 @@
-"""Servers with TLS: a site's own authority, certificates that are refused, certificates of clients."""
+"""Servers with TLS: private certificate authorities, refused certificates, client certificates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 
 class Authority:
-    """Signs certificates; `file` is what clients trust it by."""
+    """A certificate authority; `file` is its own certificate, by which clients trust it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.file = directory, directory / "authority.pem"
@@ -55,7 +55,7 @@ class Authority:
         self.file.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def certificate(self, name: str, address: str, left: datetime.timedelta = DAY) -> Path:
-        """A file with a key and a certificate for `address`, which ends in `left` from now."""
+        """Return a new file with a key and a certificate for `address`, which expires in `left`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         at = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
@@ -77,13 +77,13 @@ class Authority:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """One value, or a range of it."""
+    """A handler that serves VALUE, or a range of it."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # send a body without waiting for the ACK of its headers
 
     def do_GET(self) -> None:
-        """The range that is asked for, or all."""
+        """Send the requested range, or all of VALUE."""
         asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         start, stop = int(asked[0]), min(int(asked[2] or len(VALUE) - 1) + 1, len(VALUE))
         self.send_response(206 if "Range" in self.headers else 200)
@@ -94,23 +94,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(VALUE[start:stop])
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class Closing(Handler):
-    """The same, and the end of the connection after each answer."""
+    """A handler that closes the connection after each response."""
 
     def end_headers(self) -> None:
-        """Say so."""
+        """Announce that the connection will be closed."""
         self.send_header("Connection", "close")
         super().end_headers()
 
 
 class Quiet(http.server.ThreadingHTTPServer):
-    """Says nothing of clients that do not like its certificate."""
+    """A server that does not report clients that refuse its certificate."""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing."""
+        """Ignore the error."""
 
 
 Server = Callable[..., str]
@@ -118,13 +118,13 @@ Server = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The site's own."""
+    """Return a private certificate authority."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture
 def server(authority: Authority) -> Iterator[Server]:
-    """Starts a server with such a certificate; gives its URL."""
+    """Yield a function that starts a server with a certificate of the authority and returns its URL."""
     running: list[Quiet] = []
 
     def start(
@@ -151,7 +151,7 @@ def server(authority: Authority) -> Iterator[Server]:
 
 
 def cat(tmp_path: Path, url: str, trusted: Path | None, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """`zarrfs cat` of a range of the value."""
+    """Run `zarrfs cat` on a range of the value."""
     source = tmp_path / "refs.json"
     source.write_text(json.dumps({"version": 1, "refs": {"part": [f"{url}/value", 100, 5000]}}))
     environment = {**os.environ, **({"SSL_CERT_FILE": str(trusted)} if trusted else {})}
@@ -159,7 +159,7 @@ def cat(tmp_path: Path, url: str, trusted: Path | None, *options: str) -> subpro
     return run([PROGRAM, "cat", source, "part", "-o", ",".join(("retries=3", *options))])
 
 
-def test_an_authority_of_the_site_is_trusted_where_it_is_named(
+def test_a_private_authority_named_by_the_environment_is_trusted(
     tmp_path: Path, server: Server, authority: Authority
 ) -> None:
     done = cat(tmp_path, server(), authority.file)
@@ -171,7 +171,7 @@ def test_an_authority_of_the_site_is_trusted_where_it_is_named(
     [
         ("SSL_CERT_FILE", {}, True),
         ("SSL_CERT_DIR", {}, True),
-        ("REQUESTS_CA_BUNDLE", {}, False),  # of other clients
+        ("REQUESTS_CA_BUNDLE", {}, False),  # for other clients
         ("SSL_CERT_FILE", {"ca_bundle": "/etc/ssl/certs"}, False),
         ("AWS_CA_BUNDLE", {"client": "fsspec"}, True),
         ("AWS_CA_BUNDLE", {"client": "obstore"}, True),
@@ -182,7 +182,7 @@ def test_an_authority_of_the_site_is_trusted_where_it_is_named(
 def test_a_variable_that_names_no_certificates_is_an_error(
     monkeypatch: pytest.MonkeyPatch, server: Server, variable: str, options: dict[str, Any], refused: bool
 ) -> None:
-    """And none where the certificates that it would name are not needed."""
+    """The variable is no error where its certificates are not needed, as with ca_bundle= or without TLS."""
     monkeypatch.setenv(variable, "/nope/ca.pem")
     monkeypatch.setattr(tls, "_plain_contexts", {})
     url = "s3://b/x" if "client" in options else f"{server()}/x"
@@ -217,7 +217,7 @@ def test_a_refused_certificate_is_an_error_without_retries(
     assert "attempts" not in told
 
 
-def test_an_authority_that_an_option_names(tmp_path: Path, server: Server, authority: Authority) -> None:
+def test_an_authority_named_by_an_option_is_trusted(tmp_path: Path, server: Server, authority: Authority) -> None:
     url, hashed = server(), tmp_path / "hashed"
     hashed.mkdir()
     shutil.copy(authority.file, hashed / "ours.pem")
@@ -228,7 +228,7 @@ def test_an_authority_that_an_option_names(tmp_path: Path, server: Server, autho
 
 
 @pytest.mark.parametrize("bundle", ["none.pem", "empty.pem"])
-def test_authorities_that_cannot_be_read(tmp_path: Path, server: Server, bundle: str) -> None:
+def test_an_unreadable_ca_bundle_is_an_error(tmp_path: Path, server: Server, bundle: str) -> None:
     (tmp_path / "empty.pem").touch()
     done = cat(tmp_path, server(), None, f"ca_bundle={tmp_path}/{bundle}")
     assert done.returncode == 1
@@ -238,7 +238,7 @@ def test_authorities_that_cannot_be_read(tmp_path: Path, server: Server, bundle:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("apart", [True, False])
-def test_a_certificate_of_the_client(
+def test_a_client_certificate_is_presented_to_a_server_that_requires_one(
     tmp_path: Path, server: Server, authority: Authority, version: ssl.TLSVersion, apart: bool
 ) -> None:
     url, pem = server(clients=True, version=version), authority.certificate("client", "192.0.2.1").read_text()
@@ -265,7 +265,7 @@ def test_a_passphrase_is_refused_without_a_prompt(tmp_path: Path, server: Server
     assert b"the key has a passphrase" in done.stderr
 
 
-def test_a_server_that_does_not_speak_tls(tmp_path: Path) -> None:
+def test_a_server_that_does_not_speak_tls_is_an_error(tmp_path: Path) -> None:
     made = Quiet(("127.0.0.1", 0), Handler)
     threading.Thread(target=made.serve_forever, daemon=True).start()
     done = cat(tmp_path, f"https://127.0.0.1:{made.server_address[1]}", None, "retries=0")
@@ -275,7 +275,7 @@ def test_a_server_that_does_not_speak_tls(tmp_path: Path) -> None:
     assert b"the server does not speak TLS" in done.stderr
 
 
-def test_a_handshake_that_stalls(tmp_path: Path) -> None:
+def test_a_stalled_handshake_times_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}"
         done = cat(tmp_path, url, None, "retries=0", "request_timeout=0.5")
@@ -295,7 +295,7 @@ async def opened(authority: Authority) -> AsyncIterator[HttpSystem]:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_many_reads_and_sessions_that_are_resumed(server: Server, authority: Authority, closes: bool) -> None:
+def test_new_connections_resume_the_tls_session(server: Server, authority: Authority, closes: bool) -> None:
     url, resumed = f"{server(closes=closes)}/value", []
 
     async def main() -> None:
@@ -318,7 +318,7 @@ def test_many_reads_and_sessions_that_are_resumed(server: Server, authority: Aut
 
 
 def read_while_rewritten(directory: Path, url: str, authority: Authority, renewed: str, *given: str) -> None:
-    """Read ranges of a server that closes connections; the file `renewed` of certificates is replaced in between."""
+    """Read ranges from a server that closes each connection; rewrite the certificate file `renewed` in between."""
     shutil.copy(authority.file, directory / "authority.pem")
     shutil.copy(authority.certificate("client", "192.0.2.1"), directory / "client.pem")
     files = [f"ca_bundle={directory}/authority.pem", f"https.client_cert={directory}/client.pem"]
@@ -339,15 +339,15 @@ def read_while_rewritten(directory: Path, url: str, authority: Authority, renewe
 
 
 @pytest.mark.parametrize("renewed", ["authority.pem", "client.pem"])
-def test_a_file_of_certificates_that_is_rewritten_between_two_requests(
+def test_reads_continue_after_a_certificate_file_is_rewritten(
     tmp_path: Path, server: Server, authority: Authority, renewed: str
 ) -> None:
-    """Sessions of the earlier certificates are not resumed with the new ones."""
+    """A TLS session made with the earlier file must not be resumed with the new one."""
     read_while_rewritten(tmp_path, f"{server(clients=True, closes=True)}/value", authority, renewed)
 
 
-def test_a_server_that_presents_another_certificate_between_two_requests(authority: Authority) -> None:
-    """The one in between is refused at once, whatever was resumed before, and the next one is right again."""
+def test_a_wrong_certificate_is_refused_despite_earlier_sessions(authority: Authority) -> None:
+    """The server presents a wrong certificate once; reads before and after succeed."""
     contexts = {}
     for name, address in (("good", "127.0.0.1"), ("elsewhere", "192.0.2.1")):
         contexts[name] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -381,7 +381,7 @@ def test_a_server_that_presents_another_certificate_between_two_requests(authori
 async def send_in_pieces(
     stream: trio.SSLStream[trio.SocketStream], value: bytes, sizes: tuple[int, int], pauses: bool = False
 ) -> None:
-    """Answer each request of a connection with `value`, in TLS records of `sizes` bytes in turn."""
+    """Answer each request of a connection with `value`, sent in pieces of alternating `sizes`."""
     with contextlib.suppress(trio.BrokenResourceError):
         while await stream.receive_some():
             answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -399,7 +399,7 @@ async def send_in_pieces(
 
 @pytest.mark.parametrize("sizes", [(1, 16_384), (16_384, 1), (5000, 1_000_000), (300_000, 40)])
 def test_tls_records_of_any_size(authority: Authority, sizes: tuple[int, int]) -> None:
-    """Bytes of a body come in records that neither begin nor end where readers want it, after pauses."""
+    """Record boundaries do not match the reads of the client, and the server pauses between records."""
     value = bytes(range(256)) * 8000
 
     async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:

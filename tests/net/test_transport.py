@@ -1,4 +1,4 @@
-"""Connections to servers that send faster than their answers are parsed."""
+"""Connections to servers that send faster than the client parses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from zarrfs.net.responses import Transient
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 4
-LONGEST = 10.0  # seconds that the server sends for, unless the client leaves
-INTERIM = b"HTTP/1.1 100 Continue1234567\r\n\r\n"  # 32 bytes, as a divisor of what is received at once
+LONGEST = 10.0  # seconds for which the server sends, unless the client disconnects
+INTERIM = b"HTTP/1.1 100 Continue1234567\r\n\r\n"  # 32 bytes, which divides the size of one receive
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 CODED = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"
 
@@ -32,7 +32,7 @@ CODED = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"
     ],
 )  # fmt: skip
 def test_a_server_that_never_pauses_holds_up_no_other_read(faulty: Faulty, begin: bytes, more: bytes) -> None:
-    """Its own ends with request_timeout=, although there is always something to be received."""
+    """A read from that server ends at request_timeout=, although there is always something to receive."""
     good, begun = faulty.put("/v", VALUE), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -40,7 +40,7 @@ def test_a_server_that_never_pauses_holds_up_no_other_read(faulty: Faulty, begin
             with contextlib.suppress(OSError), listener.accept()[0] as connection:
                 connection.settimeout(LONGEST)
                 connection.recv(65_536)
-                connection.sendall(begin + more * 10_000)  # at once: the first receive ends within an answer
+                connection.sendall(begin + more * 10_000)  # so that the first receive ends within a response
                 begun.set()
                 end = time.monotonic() + LONGEST
                 while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Proxies: a real one (tinyproxy), named by options and by the environment, for http and through CONNECT for https."""
+"""A real proxy (tinyproxy), named by options or environment, for http and, with CONNECT, for https; and passwords."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["authority", "server"]
 
 
 class Proxy:
-    """tinyproxy at `url`, which wants user and password."""
+    """A running tinyproxy that requires a login; `url` has user and password, `bare` is HOST:PORT."""
 
     def __init__(self, directory: Path) -> None:
         program = shutil.which("tinyproxy")
@@ -48,18 +48,18 @@ class Proxy:
         pytest.fail("tinyproxy does not start")
 
     def requests(self) -> list[str]:
-        """The first lines of requests that it has had."""
+        """Return the request lines that the proxy has logged."""
         return re.findall(r"Request \(file descriptor \d+\): (.*)", self._log.read_text())
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the proxy."""
         self._process.terminate()
         self._process.wait()
 
 
 @pytest.fixture
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    """A proxy."""
+    """Run tinyproxy."""
     made = Proxy(tmp_path_factory.mktemp("proxy"))
     yield made
     made.close()
@@ -67,14 +67,14 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 
 @pytest.fixture
 def plain() -> Iterator[Faulty]:
-    """A server without TLS."""
+    """Run a server without TLS."""
     made = Faulty()
     yield made
     made.close()
 
 
 def read(url: str, *options: str) -> bytes:
-    """Some bytes of a value."""
+    """Read bytes 100 to 599 of a value."""
 
     async def main() -> bytes:
         files = RemoteFiles(parse(["retries=0", "request_timeout=20", *options]).options)
@@ -112,7 +112,7 @@ def test_http_goes_through_a_proxy(proxy: Proxy, plain: Faulty, monkeypatch: pyt
     assert len(proxy.requests()) == 2
 
 
-def test_a_proxy_that_refuses(proxy: Proxy, server: Server, authority: Authority, plain: Faulty) -> None:
+def test_a_refused_proxy_login_is_an_error(proxy: Proxy, server: Server, authority: Authority, plain: Faulty) -> None:
     for url in (f"{server()}/value", plain.put("/value", VALUE)):
         with pytest.raises(AccessDenied, match="HTTP status 407"):
             read(url, f"ca_bundle={authority.file}", f"http.proxy=http://{proxy.bare}")
@@ -120,20 +120,20 @@ def test_a_proxy_that_refuses(proxy: Proxy, server: Server, authority: Authority
             read(url, f"ca_bundle={authority.file}", f"http.proxy=http://joe:wrong@{proxy.bare}")
 
 
-def test_a_server_that_the_proxy_does_not_reach(proxy: Proxy) -> None:
+def test_a_server_that_the_proxy_cannot_reach_is_an_error(proxy: Proxy) -> None:
     with pytest.raises(ReadError, match=rf"proxy 127\.0\.0\.1:{proxy.port}: HTTP status 50"):
         read(f"https://127.0.0.1:{free_port()}/value", f"http.proxy={proxy.url}")
 
 
-def test_a_proxy_that_is_not_there(server: Server) -> None:
+def test_an_unreachable_proxy_is_an_error(server: Server) -> None:
     port = free_port()
     with pytest.raises(ReadError, match=rf"proxy 127\.0\.0\.1:{port}: Connection refused"):
         read(f"{server()}/value", f"http.proxy=http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("url", ["socks4://joe:hush@127.0.0.1:1", "http://", "http://joe:hush@h:x"])
-def test_proxies_of_another_kind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option or variable is named, and no password shown."""
+def test_an_unsupported_proxy_url_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the option or variable, and shows no password."""
     with pytest.raises(ReadError, match=r"^http: .*: http\.proxy=[^@]*: the proxy cannot be used: ") as caught:
         read("https://127.0.0.1:1/value", f"http.proxy={url}")
     assert "hush" not in str(caught.value)
@@ -145,8 +145,8 @@ def test_proxies_of_another_kind(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["user", "password"])
-def test_a_login_that_socks_cannot_send(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error, in place of the first 255 bytes of it."""
+def test_a_login_too_long_for_socks_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SOCKS5 has room for 255 bytes each of user and password, and a longer one must not be truncated."""
     user, password = ("ö" * 128, "hush") if name == "user" else ("joe", "ö" * 128)
     rule = "user or password is longer than 255 bytes"
     for options in (
@@ -166,8 +166,8 @@ def test_a_login_that_socks_cannot_send(name: str, monkeypatch: pytest.MonkeyPat
     "url",
     ["http://joe:hu#sh@h:1", "joe:hu/sh@h:1", "socks5://joe:12?34@h:1", "joe:hush@h:x", "http://joe:hu\u2100@h:1"],
 )
-def test_a_password_that_ends_the_name_of_the_proxy_is_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is the name of the proxy taken for another one."""
+def test_a_password_that_breaks_the_proxy_url_is_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The URL is refused, so no part of the password is taken for the host name of the proxy."""
     with pytest.raises(ReadError, match="the proxy cannot be used: ") as caught:
         read("https://127.0.0.1:1/value", f"http.proxy={url}")
     assert not re.search("hu|sh|12|34", str(caught.value).partition("http.proxy=")[2])
@@ -177,18 +177,18 @@ def test_a_password_that_ends_the_name_of_the_proxy_is_not_shown(url: str, monke
     assert not re.search("hu|sh|12|34", str(caught.value).partition("$ALL_PROXY=")[2])
 
 
-# -- who hears a password
+# -- credentials for servers
 
 
 class Demanding(http.server.BaseHTTPRequestHandler):
-    """Serves VALUE to who has the right Authorization."""
+    """A handler that serves VALUE to requests with the right Authorization header."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers
+    disable_nagle_algorithm = True  # send a body without waiting for the ACK of its headers
     wanted = ""
 
     def do_GET(self) -> None:
-        """All, or 401."""
+        """Send VALUE, or status 401."""
         right = self.headers.get("Authorization") == self.wanted
         body = VALUE if right else b"no"
         self.send_response(200 if right else 401)
@@ -197,12 +197,12 @@ class Demanding(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def demanding() -> Iterator[str]:
-    """The URL of a value for joe, whose password is "s:ä"."""
+    """Run a server that requires user joe with password "s:ä"; yield the URL of its value."""
     Demanding.wanted = "Basic am9lOnM6w6Q="
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Demanding)
     threading.Thread(target=made.serve_forever, daemon=True).start()
@@ -211,7 +211,7 @@ def demanding() -> Iterator[str]:
     made.server_close()
 
 
-def test_passwords_of_netrc(demanding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_are_read_from_netrc(demanding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("NETRC", raising=False)
     with pytest.raises(AccessDenied):
@@ -221,7 +221,7 @@ def test_passwords_of_netrc(demanding: str, tmp_path: Path, monkeypatch: pytest.
     os.chmod(netrc, 0o600)
     assert read(demanding) == VALUE[100:600]
     with pytest.raises(AccessDenied):
-        read(demanding, "http.auth=joe:wrong")  # an option is before the file
+        read(demanding, "http.auth=joe:wrong")  # an option takes precedence over the file
     netrc.write_text("default login joe password s:ä\n")
     with pytest.raises(AccessDenied):
         read(demanding)
@@ -234,7 +234,7 @@ def test_passwords_of_netrc(demanding: str, tmp_path: Path, monkeypatch: pytest.
         read(demanding)
 
 
-def test_passwords_and_tokens_of_options(demanding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_and_tokens_are_taken_from_options(demanding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = demanding.rpartition("/")[0]
     assert read(demanding, "http.auth=joe:s:ä") == VALUE[100:600]
     assert read(demanding.replace("://", "://joe:s%3A%C3%A4@")) == VALUE[100:600]
@@ -256,7 +256,7 @@ def test_passwords_and_tokens_of_options(demanding: str, monkeypatch: pytest.Mon
         ("http.auth=[1]", "http.auth is not user:password"),
     ],
 )
-def test_options_that_are_not_understood(option: str, rule: str) -> None:
+def test_invalid_web_options_are_errors(option: str, rule: str) -> None:
     with pytest.raises(ReadError) as caught:
         read("http://127.0.0.1:1/v", option)
     assert rule in str(caught.value)

@@ -1,4 +1,4 @@
-"""Zip files whose index is large, or is forged to take more memory than there may be."""
+"""Zip files with a large or forged index, which must stay within the memory limit, and encodings of member names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def archive(path: Path, names: list[bytes]) -> Path:
-    """A zip file of empty members without headers of their own, with these names in its index."""
+    """Write a zip file whose index lists empty members with these names; the members have no local headers."""
     about = struct.Struct("<4s4B4HL2L5H2L")
     index = b"".join(
         about.pack(b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name for name in names
@@ -36,7 +36,7 @@ def archive(path: Path, names: list[bytes]) -> Path:
 
 
 def stat(path: Path, name: str) -> tuple[int, int]:
-    """(the size of a member, the bytes that this took at most)"""
+    """Return (the size of a member, the peak memory in bytes of finding it)."""
 
     async def main() -> int:
         files = RemoteFiles(Options(memory_limit=MEMORY))
@@ -66,13 +66,13 @@ def test_an_index_is_bounded_by_the_memory(tmp_path: Path) -> None:
 
 
 def test_directories_in_directories_are_bounded_by_the_memory(tmp_path: Path) -> None:
-    """A name of 64 KiB may have 32,000 parents, with names of 32 KiB on average: a gigabyte."""
+    """A 64 KiB name may have 32,000 parent directories, whose names average 32 KiB: a gigabyte in all."""
     deep = archive(tmp_path / "deep.zip", [b"a/" * 32_000 + b"a"])
     with pytest.raises(ReadError, match="deep directories, would take more than"):
         stat(deep, "a")
 
 
-def test_members_of_a_file_that_needs_little_are_read(tmp_path: Path) -> None:
+def test_a_small_index_before_a_long_comment_is_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "small.zip", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("a/b/c", bytes(4 << 20))
         file.comment = b"x" * 65_535
@@ -81,8 +81,8 @@ def test_members_of_a_file_that_needs_little_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("raw", "shown"), [("é/0".encode(), "é/0"), (b"\x82/0", "é/0"), (b"a\xff/0", "a\xa0/0")])
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_names_without_the_flag_of_utf8(tmp_path: Path, raw: bytes, shown: str, method: int) -> None:
-    """UTF-8 as Info-ZIP writes it, else cp437."""
+def test_member_names_without_the_utf8_flag_are_decoded(tmp_path: Path, raw: bytes, shown: str, method: int) -> None:
+    """As UTF-8, which Info-ZIP writes without the flag; a name that is not valid UTF-8 as cp437."""
     placeholder = "x" * len(raw)
     with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as made:
         made.writestr(placeholder, b"data" * 100)
