@@ -24,7 +24,7 @@ from zarrfs.config import urls
 from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.from_store import reference_of
-from zarrfs.references.keys import ZARR_METADATA, set_key_rule
+from zarrfs.references.keys import ZARR_METADATA, entry_rule
 from zarrfs.references.output import Output, entries, reference_set
 from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
 from zarrfs.store.api import FILE_TYPES, SET_IDS, Kind, Reference, split_key
@@ -89,7 +89,7 @@ async def _is_decoded(tree: MergedTree, node: MergedNode) -> bool:
 async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:
     """Yield the files of a tree, or with `changed` of the upper directory only; warn of empty directories."""
     above: MergedNode | None = None
-    async for node in tree.nodes(_set_rule, changed):
+    async for node in tree.nodes(lambda node: entry_rule(node.key, node.kind), changed):
         if above is not None and not node.key.startswith(above.key + "/"):
             await _tell_empty(tree, above)
         above = node if node.kind is Kind.DIRECTORY else None
@@ -102,15 +102,6 @@ async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:
 async def _tell_empty(tree: MergedTree, node: MergedNode) -> None:
     if await tree.is_empty(node):
         tree.warn(f"{node.key}: an empty directory, which a reference set cannot hold: left out")
-
-
-def _set_rule(node: MergedNode) -> str | None:
-    if node.kind is Kind.SYMLINK:
-        return "a symbolic link, which no reference set can hold"
-    if not is_utf8(node.key):
-        return "a name that is not UTF-8, which no reference set can hold"
-    rule = set_key_rule(node.key) if node.kind is Kind.FILE else None  # a set has no entries for directories
-    return f"{rule}, which no reference set can hold" if rule else None
 
 
 class _VisibleLower:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, SourceError, UsageError
-from zarrfs.references.keys import ZARR_METADATA, set_key_rule
+from zarrfs.references.keys import ZARR_METADATA, entry_rule
 from zarrfs.references.relocate import NOT_UTF8, absolute, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
@@ -140,12 +140,6 @@ def _exclusion_test(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _check(key: str, info: Info, source: str) -> None:
-    if info.kind is Kind.SYMLINK:
-        raise SourceError(source, "a symbolic link, which no reference set can hold", key)
-    if info.unreadable:
-        raise SourceError(source, info.unreadable, key)
-    if not is_utf8(key):
-        raise SourceError(source, "a name that is not UTF-8, which no reference set can hold", key)
-    rule = set_key_rule(key) if info.kind is Kind.FILE else None  # a set has no entries for directories
+    rule = (info.kind is not Kind.SYMLINK and info.unreadable) or entry_rule(key, info.kind)
     if rule:
-        raise SourceError(source, f"{rule}, which no reference set can hold", key)
+        raise SourceError(source, rule, key)

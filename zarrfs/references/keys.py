@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import binascii
 
-from zarrfs.store.api import KEY_MAX, key_rule
+from zarrfs.store.api import KEY_MAX, Kind, key_rule
+from zarrfs.store.destination import is_utf8
 
 BASE64 = b"base64:"  # the prefix of an inline value in base64
 DEPTH_MAX = 100  # directories of a key: each costs an index row and a path, however short its name
@@ -31,6 +32,17 @@ def set_key_rule(key: str) -> str | None:
     if key.count("/") > DEPTH_MAX:
         return f"over {DEPTH_MAX} directories deep"
     return key_rule(key)
+
+
+def entry_rule(key: str, kind: Kind) -> str | None:
+    """Return why no reference set can hold an entry of a tree, or None."""
+    if kind is Kind.SYMLINK:
+        rule: str | None = "a symbolic link"
+    elif not is_utf8(key):
+        rule = "a name that is not UTF-8"
+    else:
+        rule = set_key_rule(key) if kind is Kind.FILE else None  # a set has no entries for directories
+    return f"{rule}, which no reference set can hold" if rule else None
 
 
 def decode_base64(value: bytes) -> bytes:

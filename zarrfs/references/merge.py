@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, SourceError, StoreError
-from zarrfs.references.keys import ZARR_METADATA, set_key_rule
+from zarrfs.references.keys import ZARR_METADATA, entry_rule
 from zarrfs.references.output import add_reference
 from zarrfs.store.api import Kind, Reference, Store, join_key, key_rule
 from zarrfs.store.destination import is_utf8
@@ -122,9 +122,9 @@ async def _prefixed(part: MergePart) -> AsyncIterator[Reference]:
     async for reference in part.references:
         if before:
             reference = reference._replace(key=before + reference.key)
-            rule = set_key_rule(reference.key)
+            rule = entry_rule(reference.key, Kind.FILE)
             if rule:
-                raise SourceError(part.name, f"{rule}, which no reference set can hold", reference.key)
+                raise SourceError(part.name, rule, reference.key)
         yield reference
 
 
