@@ -73,7 +73,7 @@ class Handle(int):
         os.close(self)
 
 
-def make_directories(path: str) -> None:
+def make_private_directory(path: str) -> None:
     """Create a directory with mode 0700, and missing ones above it with mode 0755, which os.makedirs() cannot set."""
     path = os.path.abspath(path)
     missing, above = [path], os.path.dirname(path)
@@ -212,7 +212,7 @@ class Layout:
         except FileNotFoundError:
             if not make:
                 raise
-            make_directories(self.directory)
+            make_private_directory(self.directory)
             shared = os.stat(self.directory).st_mode
             mode = 0o700 | (0o070 if shared & stat.S_IWGRP else 0) | (0o007 if shared & stat.S_IWOTH else 0)
             with contextlib.suppress(FileExistsError):

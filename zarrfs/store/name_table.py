@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from zarrfs.cache.diskfiles import make_directories
+from zarrfs.cache.diskfiles import make_private_directory
 from zarrfs.net.responses import Entry
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.uri import file_uri
@@ -302,7 +302,7 @@ class NameTable:
         scratch = os.path.join(os.path.dirname(self.path), f".zarrfs-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(OSError, sqlite3.Error):
             try:
-                make_directories(os.path.dirname(self.path))
+                make_private_directory(os.path.dirname(self.path))
                 os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 self._database.execute("DELETE FROM spans")
                 self._database.executemany("INSERT INTO spans VALUES (?, ?, ?)", self._spans)
