@@ -56,7 +56,7 @@ class Place:
     remote: bool = False
     mortal: bool = False  # whether disturbances may unmount or kill it
     writable: bool = False
-    epoch: int = 0  # incremented by unmount, kill and remount: odd without a daemon
+    epoch: int = 0  # incremented by unmount, kill and remount; odd in between
     logs: list[Path] = dataclasses.field(default_factory=list)
     pids: list[int] = dataclasses.field(default_factory=list)
 
