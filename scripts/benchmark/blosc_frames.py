@@ -224,7 +224,7 @@ def judged(name: str, checked: bool, seed: int) -> str:
 
 
 def in_child(name: str, checked: bool, first: int, count: int) -> tuple[Counter[str], int]:
-    """Judge `count` mutants from `first` on in a child; return the outcomes and the number judged before it died."""
+    """Judge `count` mutants from `first` on in a child; return the outcomes and the number judged."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -139,7 +139,8 @@ def each_the_same(one: Cost, few: Cost, nodes: int, values: int) -> Cost:
 def shared_cache(one: Cost, few: Cost, nodes: int, values: int) -> Cost:
     """Predict one fetch per block; each node opens all segments, and tries the locks of blocks that others fetch.
 
-    Each node that fetches writes a segment of its own, so there is one per node, or more if the data fills more.
+    Each node that fetches writes a segment of its own, so there are as many as nodes (at most as many as values), or
+    more if the data fills more.
     """
     first, more = FITTED
     segments = max(values * CHUNK / SEGMENT, min(nodes * few.segments / more, values))

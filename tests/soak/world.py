@@ -43,7 +43,7 @@ class World:
         """Return the place called `name`."""
         return next(place for place in self.places if place.name == name)
 
-    # -- what is mounted
+    # -- the places and their sources
 
     def _make(self) -> None:
         remote = self._remote()
