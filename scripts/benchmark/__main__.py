@@ -58,7 +58,7 @@ HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  li
 
 
 def samples_text(samples: list[float]) -> str:
-    """median [min .. max]"""
+    """Format samples as "median [min .. max]"."""
     if not samples:
         return "-"
     low, middle, high = (
@@ -69,7 +69,7 @@ def samples_text(samples: list[float]) -> str:
 
 
 def row(result: Result) -> str:
-    """One line of the table."""
+    """Format a result as a line of the table."""
     what = f"{result.what} ({result.unit})" if result.unit else result.what
     ratio = f"{result.figure:.2f}" if result.theirs and result.ours else ""
     limit = ""
@@ -106,7 +106,7 @@ def arguments() -> argparse.Namespace:
 
 
 def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitStack) -> Any:
-    """Make the arguments of the measures of a suite."""
+    """Make the data that the measures of a suite take as their argument."""
     if chosen.suite == "basics":
         return Data(directory, chosen.entries or 100_000, (chosen.size or 512) << 20)
     if chosen.suite == "references":
@@ -137,7 +137,7 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
 
 
 def measure(chosen: argparse.Namespace, data: Any) -> int:
-    """Print the table; returns how many limits were missed. A measure that fails is one, and the others go on."""
+    """Print the table; return the number of missed limits. A measure that fails counts as one."""
     missed = 0
     for name in chosen.names:
         try:
@@ -155,7 +155,7 @@ def main() -> int:
     if chosen.suite == "flux" and shutil.which("flux") is None:
         print("bench: flux: skipped: no flux on PATH")
         return 0
-    # as an installed program is, also where PYTHONDONTWRITEBYTECODE keeps a checkout from that
+    # an installed program is compiled; with PYTHONDONTWRITEBYTECODE, the modules of a checkout would never be
     compileall.compile_dir(Path(zarrfs.__file__).parent, quiet=1)
     with contextlib.ExitStack() as cleanup:
         directory = tempfile.TemporaryDirectory(prefix="zarrfs-bench-", dir=chosen.directory)

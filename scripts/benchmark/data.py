@@ -13,7 +13,7 @@ BIG = "big"
 
 
 def keys(entries: int) -> Iterator[tuple[str, str]]:
-    """(directory, name) of each key: arrays of two-dimensional chunks, as kerchunk writes them."""
+    """Yield (directory, name) of each key: arrays of two-dimensional chunks, as kerchunk writes them."""
     each = -(-entries // DIRECTORIES)
     for number in range(entries):
         array, chunk = divmod(number, each)

@@ -2,8 +2,8 @@
 
     flame.py PYSPY PICTURE
 
-A frame is as wide as its share of the daemon's CPU time. Idle threads are left out, and the frames of libraries in C,
-except those that _ENDS has a name for.
+The width of a frame is its share of the daemon's CPU time. Idle threads are left out, and so are the frames of C
+libraries, except those that _ENDS names.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from remote_data import HTTPS, Tree
 CHUNKS, READERS, RATE = 600, 32, 500  # RATE: samples a second
 TITLE = f"CPU time of the daemon: {CHUNKS} random chunks of 512 KiB over https, {READERS} readers"
 
-WIDTH, ROW, LEAST, LETTER = 1200, 18, 3.0, 6.3  # pixels; LEAST: of a frame that is drawn
+WIDTH, ROW, LEAST, LETTER = 1200, 18, 3.0, 6.3  # pixels; LEAST: the minimum width of a frame
 _IDLE = re.compile(r"epoll_wait|lock_PyThread_acquire")
-# what a stack ends with: (frames that it is known by, name, colour)
+# innermost frames: (pattern of the stacks that have one, name, colour)
 _ENDS = (
     (r"\bwritev \(", "write to /dev/fuse: the kernel copies to the reader", "#e4a04a"),
     (r"\bdo_handshake\b", "TLS handshake", "#c58fd0"),
@@ -42,7 +42,7 @@ Node = dict[str, "tuple[Counter[str], Node]"]
 
 
 def frames(stack: str) -> list[tuple[str, str]]:
-    """The frames of a stack that are drawn, outermost first: (name, colour)."""
+    """Return the frames to draw for a stack, outermost first: (name, colour)."""
     found: list[tuple[str, str]] = []
     for text in stack.split(";"):
         match = _FRAME.fullmatch(text)
@@ -64,7 +64,7 @@ def frames(stack: str) -> list[tuple[str, str]]:
 
 
 def add(root: Node, stack: list[tuple[str, str]], count: int) -> None:
-    """Add the samples of a stack."""
+    """Add the samples of a stack to the tree of frames."""
     at = root
     for name, colour in stack:
         counts, below = at.setdefault(name, (Counter(), {}))
@@ -73,7 +73,7 @@ def add(root: Node, stack: list[tuple[str, str]], count: int) -> None:
 
 
 def drawn(at: Node, left: float, depth: int, scale: float, out: list[tuple[float, float, int, str, str]]) -> None:
-    """Lay out frames: (left, width, depth, name, colour)."""
+    """Append the layout of the frames to `out`: (left, width, depth, name, colour)."""
     for name, (counts, below) in sorted(at.items(), key=lambda item: -item[1][0].total()):
         width = counts.total() * scale
         if width >= LEAST:
@@ -83,7 +83,7 @@ def drawn(at: Node, left: float, depth: int, scale: float, out: list[tuple[float
 
 
 def record(program: str, directory: Path) -> list[str]:
-    """Lines of py-spy: a stack, whose frames are separated by ";", and the number of its samples."""
+    """Record a profile; return lines of a stack, whose frames are separated by ";", and the number of its samples."""
     tree = Tree(directory, 1 << 20)
     profile = directory / "profile"
     try:
@@ -92,7 +92,7 @@ def record(program: str, directory: Path) -> list[str]:
             command = [program, "record", "--pid", str(place.pid), "--output", profile, "--format", "raw",
                        "--native", "--rate", str(RATE)]  # fmt: skip
             spy = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            time.sleep(2)  # until it has read the symbols
+            time.sleep(2)  # until py-spy has read the symbols
             remote_peers.read(tree, place, remote.chunks(CHUNKS, READERS))
             spy.send_signal(signal.SIGINT)
             said = spy.communicate()[1]
@@ -104,7 +104,7 @@ def record(program: str, directory: Path) -> list[str]:
 
 
 def draw(lines: list[str]) -> str:
-    """The SVG of a profile."""
+    """Return the SVG of a profile."""
     root: Node = {}
     total = 0
     for line in lines:

@@ -1,7 +1,7 @@
 """Archives of a running Flux instance: `scripts/bench flux`. zarrfs beside `flux archive extract`.
 
-An instance of one broker, and one of four on this machine, where each rank reads all: 2,000 files of 4 KiB and one of
-200 MB. What is measured within an instance is flux_instance.py.
+It starts instances of one and of four brokers on this machine; each rank reads 2,000 files of 4 KiB and one of 200 MB.
+flux_instance.py runs within the instance and takes the times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ with cat, and unmounts; extract and stage --copy write them. With four brokers a
 
 
 class Instances:
-    """A tree, and instances of Flux that have it as an archive."""
+    """A tree of files, and Flux instances that serve it as an archive."""
 
     def __init__(self, directory: Path, files: int) -> None:
         self.directory, self.tree = directory, directory / "tree"
@@ -38,7 +38,7 @@ class Instances:
         self.bytes = files * SMALL + SIZE
 
     def sample(self, brokers: int, rounds: int, *works: str) -> dict[str, list[float]]:
-        """{work: MB/s of each round} in a new instance."""
+        """Start an instance; return {work: MB/s of each round}."""
         command = ["flux", "start", "-s", str(brokers), sys.executable, str(peers.HERE / "flux_instance.py")]
         arguments = [str(self.directory), str(peers.ZARRFS), str(brokers), str(rounds), *works]
         done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, check=True)
@@ -47,7 +47,7 @@ class Instances:
 
 
 def measure_read(run: Instances, rounds: int) -> Iterator[Result]:
-    """Mounting an archive and reading it, by one broker and by four."""
+    """Measure mounting an archive and reading it, with one broker and with four."""
     for brokers, shown in (1, "1 broker"), (4, "4 brokers"):
         samples = run.sample(brokers, rounds, "extract", "mount")
         what = f"flux:NAME mounted and read, {shown}"
@@ -55,7 +55,7 @@ def measure_read(run: Instances, rounds: int) -> Iterator[Result]:
 
 
 def measure_stage(run: Instances, rounds: int) -> Iterator[Result]:
-    """Copying an archive, with a manifest of hashes."""
+    """Measure copying an archive, with a manifest of hashes."""
     samples = run.sample(1, rounds, "extract", "stage")
     what = "stage --copy flux:NAME, 1 broker"
     yield Result(what, "MB/s", samples["stage"], "flux archive extract", samples["extract"], 0.8)

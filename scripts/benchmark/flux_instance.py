@@ -1,6 +1,7 @@
-"""Run within an instance of Flux by flux_archives.py: DIRECTORY ZARRFS BROKERS ROUNDS WORK...
+"""The part of flux_archives.py that runs within a Flux instance: DIRECTORY ZARRFS BROKERS ROUNDS WORK...
 
-Archives DIRECTORY/tree, and writes {work: [seconds of each round]} as JSON. Works take turns, on all ranks at once.
+It archives DIRECTORY/tree and prints {work: [seconds of each round]} as JSON. The works take turns; each runs on all
+ranks at the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-WORKS = {  # in an empty directory; $z is zarrfs
+WORKS = {  # scripts that run in an empty directory; $z is zarrfs
     "extract": "exec flux archive extract --name=bench -C .",
     "mount": """
         mkdir mnt index
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def check(made: Path, work: str, tree: Path) -> None:
-    """Check what a work has made on each rank, and empty its files: those that are removed make the next ones slow."""
+    """Check the result of a work on each rank, and truncate its files: removing them would slow down later ones."""
     for rank in made.iterdir():
         if work == "mount":
             expected = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())

@@ -1,9 +1,9 @@
-"""fsspec on a reference set.
+"""Load or mount a reference set with fsspec.
 
-    fsspec_peer.py load DOCUMENT                load and list it; print the seconds that took, imports aside,
-                                                and the memory that the process then has had (bytes)
-    fsspec_peer.py gen DOCUMENT                 the same, with its gen expanded
-    fsspec_peer.py mount DOCUMENT MOUNTPOINT    fsspec.fuse, single-threaded, which is what it recommends
+    fsspec_peer.py load DOCUMENT                load and list it; print the seconds (without imports) and the peak
+                                                memory of the process (bytes)
+    fsspec_peer.py gen DOCUMENT                 the same, and expand its gen
+    fsspec_peer.py mount DOCUMENT MOUNTPOINT    mount it with fsspec.fuse, single-threaded, as fsspec recommends
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Rooted:
-    """A reference file system whose keys may begin with "/", as fsspec.fuse asks for them."""
+    """A reference file system that accepts keys with a leading "/", as fsspec.fuse passes them."""
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs

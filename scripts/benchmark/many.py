@@ -40,7 +40,7 @@ each, from a server that answers after {LATE} ms and gives each connection {RATE
 
 
 class Many(Tree):
-    """A server whose log is kept, and a large set of references to it, or to its files."""
+    """A server that keeps a log, and a large reference set with targets on the server, or in its local files."""
 
     def __init__(self, directory: Path, size: int, entries: int) -> None:
         super().__init__(directory, size)
@@ -48,7 +48,7 @@ class Many(Tree):
         self.more = f"access_log {self.log} seen; limit_rate {RATE}m;"
 
     def large(self, target: str, name: str) -> Path:
-        """A million values, in the large file at `target`."""
+        """Return a set of `entries` values in the large file below `target`."""
         path = self.directory / f"{name}.json"
         if not path.exists():
             pieces = self.size // VALUE
@@ -57,15 +57,15 @@ class Many(Tree):
                 for number in range(self.entries):
                     file.write(f', "{key(number)}": ["{target}/big", {number % pieces * VALUE}, {VALUE}]')
                 file.write("}}")
-            time.sleep(2.5)  # a document of that age is known again by its times
+            time.sleep(2.5)  # only a document this old is recognised by its timestamps
         return path
 
     def seen(self) -> tuple[float, float]:
-        """(requests for each block, bytes sent for each byte) since the last time; the log begins anew."""
+        """Return (requests per block, bytes sent per byte) since the last call, and truncate the log."""
         sent: dict[str, list[int]] = {}
         for line in self.log.read_text().splitlines():
             block, _, count = line.rpartition(" ")
-            if int(count):  # not HEAD
+            if int(count):  # else it was a HEAD request
                 sent.setdefault(block, []).append(int(count))
         os.truncate(self.log, 0)
         if not sent:
@@ -75,12 +75,12 @@ class Many(Tree):
 
 
 def key(number: int) -> str:
-    """The key of a value of the large set."""
+    """Return the key of a value of the large set."""
     return f"v/{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def read(tree: Tree, jobs: list[list[list[tuple[Place, Piece, str]]]]) -> float:
-    """Seconds that processes of threads take to read (place, piece of a file of the tree, its name in the place)."""
+    """Read in processes of threads; return the seconds. A job is (place, piece of a file of the tree, name there)."""
     remote_peers.settle()
     named = [[[(f"{at.prefix}/{name}", 0, piece[2]) for at, piece, name in thread] for thread in process]
              for process in jobs]  # fmt: skip
@@ -101,14 +101,14 @@ def read(tree: Tree, jobs: list[list[list[tuple[Place, Piece, str]]]]) -> float:
 
 
 def measure_processes(run: Many, rounds: int) -> Iterator[Result]:
-    """1, 8 and 64 processes on one mount of a large set, with targets on the disk and behind a server."""
+    """Measure 1, 8 and 64 processes on one mount of a large set, with targets on the disk and behind a server."""
     targets = {"local": f"file://{run.www}", "remote": run.urls[AT_ONCE]}
     memory: list[float] = []
 
     def sample(where: str, count: int) -> float:
         with remote_peers.mounted(run, run.large(targets[where], where), f"index_dir={run.index}") as place:
             pieces = run.size // VALUE
-            # never the same values for other numbers of processes
+            # a different choice of values for each number of processes
             chosen = random.Random(count).sample(range(run.entries), READS[where])
             wanted = [(place, ("big", number % pieces * VALUE, VALUE), key(number)) for number in chosen]
             took = read(run, [[wanted[first::count]] for first in range(count)])
@@ -132,7 +132,7 @@ def measure_processes(run: Many, rounds: int) -> Iterator[Result]:
 
 
 def pss(place: Place) -> float:
-    """Bytes that a daemon has, its share of what it has together with others."""
+    """Return the PSS of a daemon in bytes, which has its share of shared memory."""
     return float(Path(f"/proc/{place.pid}/smaps_rollup").read_text().split("\nPss:")[1].split()[0]) * 1024
 
 
@@ -140,7 +140,7 @@ def pss(place: Place) -> float:
 
 
 def measure_nodes(run: Many, rounds: int) -> Iterator[Result]:
-    """Count the server's requests of many mounts with one cache_dir, beside one mount, and as many without."""
+    """Count the requests of many mounts with one cache_dir, beside one mount, and as many mounts without cache_dir."""
     wanted: list[Piece] = [(chunk(number), 0, CHUNK) for number in random.Random(6).sample(range(600), NODE_CHUNKS)]
     requests: dict[str, list[float]] = {}
     sent: dict[str, list[float]] = {}

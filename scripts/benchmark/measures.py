@@ -1,4 +1,4 @@
-"""Measures: each gives Results, whose samples are one figure of one contender."""
+"""The basic measures, each a generator of Results: samples of zarrfs and of a peer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pathlib import Path
 import peers
 from data import BIG, PIECE, Data, keys
 
-RECORDED_FSSPEC_LS = 5.7  # s for 100,000 entries, seen on another machine with 2 cores: what the limit refers to
+RECORDED_FSSPEC_LS = 5.7  # s for 100,000 entries, recorded on another machine with 2 cores; the limit refers to it
 Sampler = Callable[[], float]
 
 
 @dataclasses.dataclass
 class Result:
-    """Samples of zarrfs and of what it is compared with."""
+    """Samples of zarrfs and of a peer, with the limit of the ratio of their medians."""
 
     what: str
     unit: str
@@ -32,12 +32,12 @@ class Result:
     against: str = ""
     theirs: list[float] = dataclasses.field(default_factory=list)
     limit: float | None = None
-    at_most: bool = False  # the ratio (or, without a peer, our figure) is to stay below the limit, not above
+    at_most: bool = False  # whether the limit is a maximum of the ratio (without a peer: of our figure), not a minimum
     note: str = ""
 
     @property
     def figure(self) -> float:
-        """Ratio of the medians; without a peer, our median; not a number where we have no sample."""
+        """Return the ratio of the medians; without a peer, our median; NaN without a sample of ours."""
         if not self.ours:
             return math.nan
         ours = statistics.median(self.ours)
@@ -45,14 +45,14 @@ class Result:
 
     @property
     def missed(self) -> bool:
-        """Whether the limit is missed."""
+        """Return whether the limit is missed."""
         if self.limit is None:
             return False
         return not (self.figure <= self.limit if self.at_most else self.figure >= self.limit)
 
 
 def interleaved(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]]:
-    """`rounds` samples of each, in turns; one that cannot run here has none."""
+    """Take `rounds` samples of each, in turns; stop sampling one that raises Unavailable."""
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     running = dict(samplers)
     for _ in range(rounds):
@@ -66,17 +66,17 @@ def interleaved(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[flo
 
 
 def seconds(command: list[object]) -> float:
-    """Run a command; return the seconds it takes."""
+    """Run a command; return the seconds that it takes."""
     began = time.perf_counter()
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
-# -- (a), (e): until a mount is ready
+# -- time until a mount is ready
 
 
 def mount_time(data: Data, document: Path, index: Path) -> float:
-    """From the command to its end, which is when the mount answers."""
+    """Return the seconds that the mount command takes; it exits when the mount answers."""
     with peers.place(data) as mountpoint:
         took = seconds(peers.zarrfs_command(document, mountpoint, index))
         subprocess.run([peers.ZARRFS, "umount", mountpoint], check=True)
@@ -84,7 +84,7 @@ def mount_time(data: Data, document: Path, index: Path) -> float:
 
 
 def measure_mount(data: Data, rounds: int) -> Iterator[Result]:
-    """Mounting the large set, beside fsspec loading and listing it."""
+    """Measure mounting the large set, beside fsspec loading and listing it."""
     load = [sys.executable, peers.HERE / "fsspec_peer.py", "load", data.many]
 
     def in_process() -> float:
@@ -112,16 +112,16 @@ def measure_mount(data: Data, rounds: int) -> Iterator[Result]:
 
 
 def measure_small(data: Data, rounds: int) -> Iterator[Result]:
-    """Mounting a small source."""
+    """Measure mounting a small source."""
     samples = interleaved(rounds + 2, {"zarrfs": lambda: mount_time(data, data.small, peers.new_index(data))})
     yield Result("mount of 2 references, no index yet", "s", samples["zarrfs"], limit=0.5, at_most=True)
 
 
-# -- (b): listing
+# -- listing
 
 
 def measure_ls(data: Data, rounds: int) -> Iterator[Result]:
-    """`ls -lR` over a fresh mount."""
+    """Measure `ls -lR` over a fresh mount."""
 
     def sampler(peer: str) -> Sampler:
         def sample() -> float:
@@ -135,16 +135,16 @@ def measure_ls(data: Data, rounds: int) -> Iterator[Result]:
     yield Result(what, "entries/s", samples["zarrfs"], "no-op", samples["no-op"], 0.4)
     yield Result(what, "entries/s", samples["zarrfs"], "fsspec.fuse", [100_000 / RECORDED_FSSPEC_LS], 5.0,
                  note="as recorded")  # fmt: skip
-    # Shown without a limit: on a machine where ls itself is the slower half, no file system is 5 times as fast.
+    # no limit here: where ls itself takes most of the time, no file system is 5 times as fast
     yield Result(what, "entries/s", samples["zarrfs"], "fsspec.fuse", samples["fsspec.fuse"], note="here")
     yield Result(what, "entries/s", samples["zarrfs"], "a directory of the disk", samples["plain"])
 
 
-# -- (c), (d): one large file
+# -- one large file
 
 
 def read_rate(path: Path) -> float:
-    """MB/s of reading a file from its start to its end in pieces of 1 MiB."""
+    """Read a file sequentially in pieces of 1 MiB; return MB/s."""
     buffer, total = bytearray(1 << 20), 0
     with open(path, "rb", buffering=0) as file:
         began = time.perf_counter()
@@ -154,7 +154,7 @@ def read_rate(path: Path) -> float:
 
 
 def measure_read(data: Data, rounds: int) -> Iterator[Result]:
-    """The first and the second sequential read of a local target."""
+    """Measure the first and the second sequential read of a local target."""
     again: list[float] = []
     requests: list[int] = []
 
@@ -181,11 +181,11 @@ def measure_read(data: Data, rounds: int) -> Iterator[Result]:
     yield Result("read requests of the second read", "", counts, limit=0.0, at_most=True)
 
 
-# -- (f): many readers
+# -- many readers
 
 
 def key_rate(mountpoint: Path, wanted: list[str], readers: int) -> float:
-    """Keys per second that `readers` threads open, read whole and close."""
+    """Open, read and close all `wanted` keys with `readers` threads; return keys per second."""
 
     def read_all(part: list[str]) -> None:
         for key in part:
@@ -201,7 +201,7 @@ def key_rate(mountpoint: Path, wanted: list[str], readers: int) -> float:
 
 
 def measure_readers(data: Data, rounds: int) -> Iterator[Result]:
-    """Random keys of 4 KiB by 1, 16 and 64 readers, each on a fresh mount."""
+    """Measure reading random keys of 4 KiB with 1, 16 and 64 readers, each on a fresh mount."""
     everything = ["/".join(key) for key in keys(data.entries)]
 
     def sampler(peer: str, readers: int) -> Sampler:

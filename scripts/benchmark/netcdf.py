@@ -46,7 +46,7 @@ assert field.shape == (1801, 3600)
 
 
 def documents(root: Path, shape: tuple[int, ...], variables: int) -> Path:
-    """Make a store of documents: coordinates, and `variables` arrays in chunks of a field, none of them stored."""
+    """Make a store of metadata only: coordinates, and `variables` arrays in chunks of a field, without any chunk."""
     if root.exists():
         return root
     group = zarr.open_group(root, mode="w", zarr_format=2)
@@ -63,10 +63,10 @@ def documents(root: Path, shape: tuple[int, ...], variables: int) -> Path:
 
 
 def measure_mean(run: Arrays, rounds: int) -> Iterator[Result]:
-    """A mean over all of a compressed array, by xarray."""
+    """Measure xarray's mean over all of a compressed array."""
     store = run.store("zstd")
     document = store / "x/zarr.json"
-    about = json.loads(document.read_text()) | {"dimension_names": ["row", "column"]}  # xarray refuses arrays without
+    about = json.loads(document.read_text()) | {"dimension_names": ["row", "column"]}  # xarray needs them
     document.write_text(json.dumps(about))
 
     def of(engine: str) -> float:
@@ -87,7 +87,7 @@ def measure_mean(run: Arrays, rounds: int) -> Iterator[Result]:
 
 
 def measure_cat(run: Arrays, rounds: int) -> Iterator[Result]:
-    """A contiguous read of the file, and of the array's own file."""
+    """Measure a sequential read of the NetCDF file, beside that of the array's .npy file."""
     store = run.store("zstd")
 
     def of(view: str, name: str) -> float:
@@ -104,7 +104,7 @@ def measure_cat(run: Arrays, rounds: int) -> Iterator[Result]:
 
 
 def measure_header(run: Arrays, rounds: int) -> Iterator[Result]:
-    """The header of many variables: first, and from then on."""
+    """Measure making the header of a file of many variables, in a first and a second mount, and opening it again."""
     store = documents(run.directory / "many.zarr", (1000, *GRID), VARIABLES - 3)
     first: list[float] = []
     after: list[float] = []
@@ -116,7 +116,7 @@ def measure_header(run: Arrays, rounds: int) -> Iterator[Result]:
                 began = time.perf_counter()
                 os.stat(mountpoint / "many.nc")
                 found.append(time.perf_counter() - began)
-                time.sleep(1.1)  # for which the view believes itself
+                time.sleep(1.1)  # then the view checks its store again
                 began = time.perf_counter()
                 (mountpoint / "many.nc").open("rb").close()
                 again.append((time.perf_counter() - began) * 1e3)
@@ -126,7 +126,7 @@ def measure_header(run: Arrays, rounds: int) -> Iterator[Result]:
 
 
 def measure_large(run: Arrays, rounds: int) -> Iterator[Result]:
-    """The first field of an array of 2.6 TB."""
+    """Measure reading the first field of an array of 2.6 TB."""
     store = documents(run.directory / "large.zarr", LARGE, 1)
     zarr.open_array(store / "t", mode="r+")[0] = 280.0
 

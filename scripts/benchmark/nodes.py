@@ -1,7 +1,7 @@
 """Model the cost of many nodes, `scripts/bench nodes`: fitted to 1 and 4 mounts, checked against 16 real ones.
 
-Nodes are mounts (or copies) of this machine. nginx's log tells what the server has sent; strace, which files below the
-directory that all nodes share are opened, and which locks are asked for. Flux is measured where `flux` is on PATH.
+Nodes are mounts (or copies) on this machine. nginx's log shows the bytes that the server sent; strace shows opens and
+lock requests of files below the directory that all nodes share. Flux is measured if `flux` is on PATH.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VALUES = 40  # chunks that each node reads
 FITTED, CHECKED = (1, 4), 16
 PAPER = (10, 1_000, 10_000)
 SEGMENT = 64 << 20  # bytes of a segment of a cache directory (zarrfs/cache/diskspace.py)
-DATA = 1 << 40  # bytes of the data set on paper, in values of CHUNK
+DATA = 1 << 40  # bytes of the data set in the computed table, in values of CHUNK
 BRANCHES = 32  # children of a broker in Flux's tree: tbon.topo kary:32
 _CALLS = "trace=openat,open,fcntl,flock"
 _TRACE = ("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-y", "-e", _CALLS, "-e", "signal=none")
@@ -43,18 +43,18 @@ Each node reads all of {VALUES} chunks of {CHUNK >> 10} KiB. The model is fitted
 
 
 class Cost(NamedTuple):
-    """The cost of all nodes together for the server and the file system that they share."""
+    """The total cost of all nodes for the server and the file system that they share."""
 
-    sent: float  # bytes of the server for each byte of the data
+    sent: float  # bytes that the server sent per byte of the data
     opens: float  # of shared files
-    locks: float  # that were asked for, held by others or not
-    segments: float = 0  # files of a shared cache
+    locks: float  # lock requests, granted or not
+    segments: float = 0  # segment files of a shared cache
 
 
 class Mode(NamedTuple):
-    """A way to have data on many nodes: what to run on a directory that is shared, and what `nodes` cost by the model.
+    """A way to provide data on many nodes: `run` does it, with a shared directory; `model` predicts its cost.
 
-    `model` gets the costs of FITTED[0] and FITTED[1] nodes, the number of nodes, and the values of the data.
+    `model` gets the costs of FITTED[0] and of FITTED[1] nodes, the number of nodes, and the number of values.
     """
 
     run: Callable[[Many, Path, int], None]
@@ -62,12 +62,12 @@ class Mode(NamedTuple):
 
 
 def traced(shared: Path, command: list[str | Path], number: int) -> list[str | Path]:
-    """The command under strace, whose output goes beside `shared`."""
+    """Return the command under strace, whose output goes to a file beside `shared`."""
     return [*_TRACE, "-o", shared.parent / f"trace-{number}", *command]
 
 
 def counted(shared: Path) -> Cost:
-    """The opens and locks below `shared` in all traces; sent is 0."""
+    """Count the opens and locks below `shared` in all traces; `sent` is 0."""
     opens = locks = 0
     for trace in shared.parent.glob("trace-*"):
         for line in trace.read_text(errors="replace").splitlines():
@@ -81,7 +81,7 @@ def counted(shared: Path) -> Cost:
 
 @contextlib.contextmanager
 def node(run: Many, shared: Path, number: int, cache: Path) -> Iterator[Place]:
-    """A mount of the shared document, with an index of its own as on a node of its own."""
+    """Mount the shared document with an index of its own, as on a separate node."""
     own = shared.parent / f"node-{number}"
     (mountpoint := own / "mnt").mkdir(parents=True)
     options = f"index_dir={own}/index,cache_dir={cache},log_file={own}/log"
@@ -98,7 +98,7 @@ def node(run: Many, shared: Path, number: int, cache: Path) -> Iterator[Place]:
 
 
 def mounts(cache: Callable[[Path, int], Path]) -> Callable[[Many, Path, int], None]:
-    """Mount on so many nodes, each with the `cache` of its number, and read everything on all of them at once."""
+    """Return a run that mounts on all nodes, each with cache(shared, number), and reads all values on each."""
 
     def run(many: Many, shared: Path, count: int) -> None:
         pieces = [(chunk(number), 0, CHUNK) for number in range(VALUES)]
@@ -111,7 +111,7 @@ def mounts(cache: Callable[[Path, int], Path]) -> Callable[[Many, Path, int], No
 
 
 def copies(shares: bool) -> Callable[[Many, Path, int], None]:
-    """Copy all of it to each node, or with `shares` once, to the directory that all share."""
+    """Return a run that copies the data to each node; with `shares`, all nodes make one shared copy."""
 
     def run(many: Many, shared: Path, count: int) -> None:
         running = []
@@ -132,25 +132,26 @@ def copies(shares: bool) -> Callable[[Many, Path, int], None]:
 
 
 def each_the_same(one: Cost, few: Cost, nodes: int, values: int) -> Cost:
-    """Every node costs what one costs."""
+    """Predict that each node costs as much as one alone."""
     return Cost(*(figure * nodes for figure in one))
 
 
 def shared_cache(one: Cost, few: Cost, nodes: int, values: int) -> Cost:
-    """Each block comes once; each node opens the segments of all, and tries the lock of a block that is on its way.
+    """Predict one fetch per block; each node opens all segments, and tries the locks of blocks that others fetch.
 
-    A node that fetches anything has a segment of its own, so there are as many as nodes, or as the data fills.
+    Each node that fetches writes a segment of its own, so there are as many as nodes (at most as many as values), or
+    more if the data fills more.
     """
     first, more = FITTED
     segments = max(values * CHUNK / SEGMENT, min(nodes * few.segments / more, values))
-    apart = (few.opens - more * few.segments) / more  # opens of a node beside segments
-    waiting = (few.locks - one.locks) / (more - first) / VALUES  # locks of a node for a value that another one fetches
+    apart = (few.opens - more * few.segments) / more  # opens per node, without segments
+    waiting = (few.locks - one.locks) / (more - first) / VALUES  # locks per node for a value that another one fetches
     fetching = one.locks / VALUES
     return Cost(few.sent, nodes * (apart + segments), values * (fetching + waiting * (nodes - 1)), segments)
 
 
 def copied_by_shares(one: Cost, few: Cost, nodes: int, values: int) -> Cost:
-    """Each value comes once, and is opened once to be written, then once by each node that reads it."""
+    """Predict that each value is fetched once and opened once to be written; paper() adds the opens for reading."""
     first, more = FITTED
     per_node = (few.opens - one.opens) / (more - first)
     per_value = (one.opens - per_node) / VALUES
@@ -167,7 +168,7 @@ MODES = {
 
 
 def measured(run: Many, mode: Mode, count: int) -> Cost:
-    """Run a mode on so many nodes."""
+    """Run a mode on `count` nodes; return its cost."""
     with tempfile.TemporaryDirectory(prefix="nodes-", dir=run.directory) as directory:
         shared = Path(directory).resolve() / "shared"
         shared.mkdir()
@@ -175,13 +176,13 @@ def measured(run: Many, mode: Mode, count: int) -> Cost:
         (shared / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
         run.seen()
         mode.run(run, shared, count)
-        time.sleep(0.5)  # strace writes its last lines
+        time.sleep(0.5)  # until strace has written its last lines
         _requests, sent = run.seen()
         return counted(shared)._replace(sent=sent)
 
 
 def measure_nodes(run: Many, rounds: int) -> Iterator[Result]:
-    """Fit the model of each mode, compare it with CHECKED nodes, and print what it says of more."""
+    """Fit the model of each mode, compare it with CHECKED real nodes, and print its predictions for PAPER nodes."""
     if shutil.which("strace") is None:
         raise peers.Unavailable("strace is not installed")
     fitted = {}
@@ -192,7 +193,7 @@ def measure_nodes(run: Many, rounds: int) -> Iterator[Result]:
         for what, unit in (("sent", "x the data"), ("opens", ""), ("locks", "")):
             ours, theirs = getattr(real, what), getattr(model, what)
             off = 1.0 if ours == theirs else max(ours, theirs, 1) / max(min(ours, theirs), 1)
-            if what == "locks":  # how often a waiter tries again depends on the time: the model is a bound
+            if what == "locks":  # retries of waiters depend on timing: the model is an upper bound
                 off = ours / max(theirs, 1)
             yield Result(f"{name}, {CHECKED} nodes: {what}", unit, [ours], "model", [theirs] if theirs else [])
             yield Result(f"{name}: {what}, off by", "times", [off], limit=1.25, at_most=True)
@@ -201,7 +202,7 @@ def measure_nodes(run: Many, rounds: int) -> Iterator[Result]:
 
 
 def measure_flux() -> Iterator[Result]:
-    """Compare what a tree of brokers loads with the model: each broker asks once for each blob, however many read."""
+    """Compare the blobs that a tree of brokers loads with the model: each broker requests each blob only once."""
     if shutil.which("flux") is None:
         print("Flux: no flux on PATH: its figures below are computed", flush=True)
         return
@@ -226,7 +227,7 @@ def measure_flux() -> Iterator[Result]:
 
 
 def paper(fitted: dict[str, tuple[Cost, Cost]]) -> str:
-    """The model for PAPER nodes, as a table for docs/howto-hpc.md."""
+    """Format the predictions for PAPER nodes as the table of docs/howto-hpc.md."""
     values = DATA // CHUNK
     lines = ["| way | nodes | TiB from the server | opens of shared files | locks | RPCs of Flux |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
@@ -243,7 +244,7 @@ def paper(fitted: dict[str, tuple[Cost, Cost]]) -> str:
 
 
 def short(number: float) -> str:
-    """Two digits and a unit: 2,300; 45 thousand; 2.1 million."""
+    """Format a number with a unit: 2,300; 45 thousand; 2.1 million."""
     for size, name in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if number >= 10 * size or (size > 1e3 and number >= size):
             return f"{number / size:.2g} {name}" if number < 99.5 * size else f"{number / size:,.0f} {name}"

@@ -1,4 +1,4 @@
-"""A file system that does nothing: a tree in memory, attributes and bytes ready. What pyfuse3 itself costs.
+"""A file system that only serves a prepared tree from memory, which shows the cost of pyfuse3 itself.
 
     noop.py MOUNTPOINT many ENTRIES DATA    the keys of the large set, bytes from DATA
     noop.py MOUNTPOINT big DATA             one file with the bytes of DATA
@@ -19,7 +19,7 @@ DAY = 86_400.0
 
 
 def attributes(inode: int, mode: int, size: int) -> pyfuse3.EntryAttributes:
-    """Attributes that never change."""
+    """Return attributes that never change."""
     entry = pyfuse3.EntryAttributes()
     entry.st_ino, entry.st_mode, entry.st_size = inode, mode, size
     entry.st_nlink = 1
@@ -31,18 +31,18 @@ def attributes(inode: int, mode: int, size: int) -> pyfuse3.EntryAttributes:
 
 
 class Noop(pyfuse3.Operations):
-    """Inode 1 is the root; a file's content is a slice of one buffer."""
+    """A tree in memory: inode 1 is the root; the content of each file is a slice of one buffer."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
-        self.data = memoryview(data)  # a slice of it copies nothing
+        self.data = memoryview(data)  # slices of it are not copied
         self.entries = [attributes(0, 0, 0), attributes(1, stat.S_IFDIR | 0o555, 0)]
         self.starts = [0, 0]
         self.children: dict[int, list[tuple[bytes, int]]] = {1: []}
         self.names: dict[tuple[int, bytes], int] = {}
 
     def add(self, parent: int, name: str, start: int | None, size: int = 0) -> int:
-        """A file, or with start None a directory; returns its inode."""
+        """Add a file, or a directory if `start` is None; return its inode."""
         inode = len(self.entries)
         mode = stat.S_IFDIR | 0o555 if start is None else stat.S_IFREG | 0o444
         self.entries.append(attributes(inode, mode, size))

@@ -1,6 +1,6 @@
 """Make a large reference set in the Parquet layout: python parquet_set.py DIRECTORY [REFERENCES].
 
-Chunk i of each array is `size` bytes of one of 20 target files beside the set: block i % 5000 of file i / 5000.
+Chunk i of each array is block i % 5000, of `size` bytes, of target file i // 5000 % 20. The 20 files are in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def make(directory: Path, references: int, arrays: int = 4, record_size: int = 1
 
 
 def content(target: int, block: int, size: int) -> bytes:
-    """The bytes of a chunk."""
+    """Return the bytes of a chunk."""
     return f"{target}:{block} ".encode().ljust(size, b".")
 
 
 def rows(start: int, stop: int, record_size: int, size: int) -> pa.Table:
-    """The record file of the chunks `start` to `stop` - 1."""
+    """Return the table of the record file of chunks `start` to `stop` - 1."""
     at = np.arange(start, start + record_size)
     there = at < stop
     codes = pa.array((at // BLOCKS % TARGETS).astype(np.int32), mask=~there)

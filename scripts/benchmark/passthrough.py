@@ -1,10 +1,11 @@
-"""A plain pass-through file system on pyfuse3: what a writable mount may cost in this binding.
+"""A plain pass-through file system, which shows the cost of a writable mount on pyfuse3.
 
     passthrough.py ROOT MOUNTPOINT [writeback]
 
-An O_PATH descriptor for each inode that the kernel knows (more of them than may be open: EMFILE), a real one for each
-open file. Nobody else may change ROOT meanwhile. Extended attributes cost a request for each write(2): the kernel
-asks for security.capability, and would do so once without getxattr; random writes are then twice as fast.
+It keeps an O_PATH descriptor for each inode that the kernel knows (EMFILE beyond the limit of open files), and a
+normal one for each open file. Nothing else may change ROOT meanwhile. Extended attributes cost a request per
+write(2): the kernel asks for security.capability each time. Without getxattr it would ask only once, and random writes
+are twice as fast.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 
 def errors(handler: Handler) -> Handler:
-    """Any other exception out of a handler would end the mount."""
+    """Convert OSError to FUSEError: any other exception from a handler would end the mount."""
 
     @functools.wraps(handler)
     async def wrapper(*args: Any) -> Any:
@@ -45,20 +46,20 @@ def errors(handler: Handler) -> Handler:
 
 @dataclass
 class Node:
-    """An inode: its descriptor, and how often the kernel was told of it."""
+    """An inode: its descriptor, and its lookup count."""
 
     fd: int
-    key: tuple[int, int]  # st_dev, st_ino: not used again while fd is open
+    key: tuple[int, int]  # st_dev, st_ino: not reused while fd is open
     lookups: int = 0
 
     @property
     def path(self) -> str:
-        """The inode itself, for the calls that take no O_PATH descriptor; a link is not followed."""
+        """Return a path of the inode, for calls that take no O_PATH descriptor; a symlink is not followed."""
         return f"/proc/self/fd/{self.fd}"
 
 
 def attributes(inode: int, status: os.stat_result) -> Entry:
-    """Attributes for the kernel."""
+    """Return attributes for the kernel."""
     entry = Entry()
     entry.st_ino = inode
     entry.st_mode, entry.st_nlink, entry.st_rdev = status.st_mode, status.st_nlink, status.st_rdev
@@ -71,7 +72,7 @@ def attributes(inode: int, status: os.stat_result) -> Entry:
 
 
 class PassThrough(pyfuse3.Operations):
-    """The tree below a directory."""
+    """A pass-through of the tree below a directory."""
 
     def __init__(self, root: str, writeback: bool) -> None:
         super().__init__()
@@ -81,11 +82,11 @@ class PassThrough(pyfuse3.Operations):
         self.nodes = {pyfuse3.ROOT_INODE: Node(fd, (status.st_dev, status.st_ino), 1)}
         self.inodes = {self.nodes[pyfuse3.ROOT_INODE].key: pyfuse3.ROOT_INODE}
         self.last = int(pyfuse3.ROOT_INODE)
-        self.names: dict[int, list[str]] = {}  # of each open directory, when it was last read from its start
+        self.names: dict[int, list[str]] = {}  # per open directory, as last read from its start
         self.me = os.geteuid(), os.getegid()
 
     def _enter(self, parent_fd: int, name: str | bytes) -> Entry:
-        """The entry of that name, told to the kernel once more."""
+        """Return the entry `name`, and increment its lookup count."""
         fd = os.open(name, _PATH, dir_fd=parent_fd)
         status = os.fstat(fd)
         key = status.st_dev, status.st_ino
@@ -103,7 +104,7 @@ class PassThrough(pyfuse3.Operations):
         return self.nodes[inode].fd
 
     def _made(self, parent_fd: int, name: bytes, ctx: Context) -> Entry:
-        """A new entry: it belongs to who made it; a setgid directory hands on its group."""
+        """Return a new entry, with the caller as its owner; a setgid directory passes on its group."""
         if (ctx.uid, ctx.gid) != self.me:
             gid = -1 if os.fstat(parent_fd).st_mode & stat.S_ISGID else ctx.gid
             os.chown(name, ctx.uid, gid, dir_fd=parent_fd, follow_symlinks=False)
@@ -184,7 +185,7 @@ class PassThrough(pyfuse3.Operations):
         self, parent_old: int, name_old: bytes, parent_new: int, name_new: bytes, flags: int, ctx: object
     ) -> None:
         if flags:
-            raise OSError(errno.EINVAL, "flags")  # mv then does without
+            raise OSError(errno.EINVAL, "flags")  # mv then renames without flags
         os.rename(name_old, name_new, src_dir_fd=self._fd(parent_old), dst_dir_fd=self._fd(parent_new))
 
     @errors
@@ -201,7 +202,7 @@ class PassThrough(pyfuse3.Operations):
             try:
                 entry = self._enter(fh, name)
             except FileNotFoundError:
-                continue  # gone since
+                continue  # removed since
             if not pyfuse3.readdir_reply(token, os.fsencode(name), entry, number):
                 self._forget(entry.st_ino, 1)
                 return
@@ -216,7 +217,7 @@ class PassThrough(pyfuse3.Operations):
         await trio.to_thread.run_sync(os.fsync, fh)
 
     def _flags(self, flags: int) -> int:
-        """The kernel says where it appends; with its writeback cache it reads what is opened for writing only."""
+        """Adapt open flags: the kernel positions appends; its writeback cache also reads write-only files."""
         flags &= ~(os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         if self.enable_writeback_cache and flags & os.O_ACCMODE == os.O_WRONLY:
             flags = flags & ~os.O_ACCMODE | os.O_RDWR
@@ -249,7 +250,7 @@ class PassThrough(pyfuse3.Operations):
 
     @errors
     async def flush(self, fh: int) -> None:
-        os.close(os.dup(fh))  # tells what close() would
+        os.close(os.dup(fh))  # raises the errors of close(2)
 
     @errors
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -285,7 +286,7 @@ class PassThrough(pyfuse3.Operations):
 
 def main() -> None:
     root, mountpoint, *rest = sys.argv[1:]
-    os.umask(0)  # the caller's was applied already
+    os.umask(0)  # the kernel has applied the caller's umask
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     options = {"fsname=passthrough", "subtype=passthrough", "default_permissions"}

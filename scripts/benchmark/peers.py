@@ -1,4 +1,4 @@
-"""Mounting zarrfs and its peers. A peer is a context manager that gives its mount point; add one to MANY."""
+"""Mounts of zarrfs and its peers. A peer is a context manager that yields its mount point; MANY lists them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from data import PIECE, Data, keys
 
 HERE = Path(__file__).parent
 ZARRFS = Path(sys.executable).parent / "zarrfs"
-READ_AHEAD = 1 << 20  # of every mount, as far as the kernel lets us
+READ_AHEAD = 1 << 20  # bytes, of every mount if permitted
 
 
 class Unavailable(Exception):
-    """A peer that cannot run here."""
+    """The peer cannot run here."""
 
 
 class Run(Protocol):
@@ -36,7 +36,7 @@ class Run(Protocol):
 
 @contextlib.contextmanager
 def place(data: Run) -> Iterator[Path]:
-    """An empty directory to mount on."""
+    """Make an empty directory to mount on."""
     directory = Path(tempfile.mkdtemp(prefix="mnt-", dir=data.directory))
     try:
         yield directory
@@ -45,14 +45,14 @@ def place(data: Run) -> Iterator[Path]:
 
 
 def zarrfs_command(document: Path | str, mountpoint: Path, index: Path) -> list[str]:
-    """The command that mounts `document`."""
+    """Return the command that mounts `document`."""
     more = f"index_dir={index},read_ahead={READ_AHEAD}B,log_file={index}/log"
     return [str(ZARRFS), "mount", str(document), str(mountpoint), "-o", more]
 
 
 @contextlib.contextmanager
 def zarrfs(document: Path, data: Data) -> Iterator[Path]:
-    """zarrfs on a document, its index kept from one mount to the next."""
+    """Mount a document with zarrfs; its index is kept from one mount to the next."""
     index = data.directory / "index"
     index.mkdir(exist_ok=True)
     with place(data) as mountpoint:
@@ -64,7 +64,7 @@ def zarrfs(document: Path, data: Data) -> Iterator[Path]:
 
 
 def _mounted(mountpoint: Path) -> bool:
-    """Return whether something is mounted there, by a living process or a dead one."""
+    """Return whether something is mounted there, even if its daemon is dead."""
     try:
         os.stat(mountpoint)
     except OSError as exc:
@@ -76,7 +76,7 @@ def _mounted(mountpoint: Path) -> bool:
 def foreground(
     command: list[str | Path], mountpoint: Path, env: dict[str, str] | None = None
 ) -> Iterator[int]:
-    """A file system in the foreground, mounted when this is entered and gone when it is left; gives its pid."""
+    """Run a file system in the foreground; yield its pid once it is mounted, and unmount it afterwards."""
     process = subprocess.Popen(command, env={**os.environ, **(env or {})}, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
@@ -86,14 +86,14 @@ def foreground(
             if time.monotonic() > deadline:
                 raise Unavailable("not mounted after 120 s")
             time.sleep(0.01)
-        os.listdir(mountpoint)  # waits until it answers
+        os.listdir(mountpoint)  # wait until it answers
         _raise_read_ahead(mountpoint)
         yield process.pid
     finally:
         unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
         if _mounted(mountpoint):
             done = subprocess.run([*unmount, mountpoint], check=False)
-            if done.returncode:  # somebody looks at it
+            if done.returncode:  # it is in use
                 subprocess.run(["umount", "-l", mountpoint], check=False)
         try:
             process.wait(10)
@@ -105,7 +105,7 @@ def foreground(
 
 @contextlib.contextmanager
 def noop(shape: list[str], data: Data) -> Iterator[Path]:
-    """The file system that does nothing."""
+    """Mount noop.py."""
     with place(data) as mountpoint:
         command = [sys.executable, HERE / "noop.py", mountpoint, *shape, data.target]
         with foreground(command, mountpoint):
@@ -114,7 +114,7 @@ def noop(shape: list[str], data: Data) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def fsspec_fuse(document: Path, data: Run) -> Iterator[tuple[Path, int]]:
-    """fsspec.fuse on a reference set; gives the mount point and the pid."""
+    """Mount a reference set with fsspec.fuse; yield the mount point and the pid."""
     env = {"PYTHONPATH": os.environ.get("ZARRFS_BENCH_PEERS", "")}
     with place(data) as mountpoint:
         command = [sys.executable, HERE / "fsspec_peer.py", "mount", document, mountpoint]
@@ -124,14 +124,14 @@ def fsspec_fuse(document: Path, data: Run) -> Iterator[tuple[Path, int]]:
 
 @contextlib.contextmanager
 def fsspec_fuse_many(data: Data) -> Iterator[Path]:
-    """fsspec.fuse on the large reference set."""
+    """Mount the large reference set with fsspec.fuse."""
     with fsspec_fuse(data.many, data) as (mountpoint, _):
         yield mountpoint
 
 
 @contextlib.contextmanager
 def plain(data: Data) -> Iterator[Path]:
-    """Not a mount: the same tree as files of a directory, in the kernel's caches."""
+    """Yield the same tree without a mount: files of a plain directory, in the kernel's caches."""
     root = data.directory / "plain"
     if not root.exists():
         for directory, name in keys(data.entries):
@@ -143,14 +143,14 @@ def plain(data: Data) -> Iterator[Path]:
     yield root
 
 
-# the large reference set, by everybody
+# mounts of the large reference set
 MANY = {
     "zarrfs": lambda data: zarrfs(data.many, data),
     "no-op": lambda data: noop(["many", str(data.entries)], data),
     "fsspec.fuse": fsspec_fuse_many,
     "plain": lambda data: plain(data),
 }
-# one large file
+# mounts of one large file
 BIG = {
     "zarrfs": lambda data: zarrfs(data.big, data),
     "no-op": lambda data: noop(["big"], data),
@@ -171,7 +171,7 @@ def read_requests(mountpoint: Path, data: Data) -> int:
 
 
 def counters(mountpoint: Path, log: Path, name: str) -> dict[str, Any]:
-    """The counters among which `name` is: a daemon logs them on SIGUSR1."""
+    """Return the group of counters that has `name`; the daemon logs them on SIGUSR1."""
     before = log.stat().st_size if log.exists() else 0
     os.kill(json.loads(os.getxattr(mountpoint, "user.zarrfs.mount"))["pid"], signal.SIGUSR1)
     deadline = time.monotonic() + 5
@@ -186,7 +186,7 @@ def counters(mountpoint: Path, log: Path, name: str) -> dict[str, Any]:
 
 
 def new_index(data: Data) -> Path:
-    """A directory without any index."""
+    """Make an empty directory for an index."""
     index = data.directory / "cold"
     shutil.rmtree(index, ignore_errors=True)
     index.mkdir()
@@ -194,7 +194,7 @@ def new_index(data: Data) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at the moment."""
+    """Return ports that are free at the moment."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))

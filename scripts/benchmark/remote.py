@@ -1,7 +1,7 @@
 """Remote data: `scripts/bench remote`. zarrfs and a client without a mount read the same tree over HTTP; with
 `--peers`, rclone and fsspec.fuse as well.
 
-The limits hold at 30 ms of latency a request; without latency the same figures are shown without limits.
+Limits apply at 30 ms of latency per request; the figures without latency have no limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remote_peers import Contender, Piece, Place
 MB = 1e6
 BLOCK = 4 << 20  # bytes of each request of the client that reads the large file
 MEMORY_LIMIT = 256  # MiB, of the mount whose memory is measured
-OVER = 150  # MB that its daemon may need beyond that
+OVER = 150  # MB that its daemon may need in addition
 Jobs = list[list[list[Piece]]]
 
 NOTES = f"""\
@@ -33,21 +33,21 @@ references to it.
 
 
 def chunks(count: int, readers: int, processes: int = 1) -> Jobs:
-    """`count` random chunks for `readers` threads in each process; never the same ones for other numbers of them."""
+    """Return `count` random chunks for `readers` threads in each process; other numbers give another choice."""
     chosen = random.Random(readers * processes).sample(range(ROWS * COLUMNS), count)
     pieces = [(chunk(number), 0, CHUNK) for number in chosen]
     return dealt(pieces, readers, processes)
 
 
 def dealt(pieces: list[Piece], readers: int, processes: int = 1) -> Jobs:
-    """Pieces in turn to the readers of every process."""
+    """Deal the pieces in turn to the readers of all processes."""
     everybody = readers * processes
     hands = [pieces[number::everybody] for number in range(everybody)]
     return [hands[number * readers : (number + 1) * readers] for number in range(processes)]
 
 
 def rate(tree: Tree, contender: Contender, server: Server, jobs: Jobs) -> Sampler:
-    """A sampler of MB/s."""
+    """Return a sampler of MB/s."""
 
     def sample() -> float:
         with contender(tree, server) as place:
@@ -57,7 +57,7 @@ def rate(tree: Tree, contender: Contender, server: Server, jobs: Jobs) -> Sample
 
 
 def in_turns(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]]:
-    """`rounds` samples of each, in turns; one that fails once has none, whatever the failure."""
+    """Take `rounds` samples of each, in turns; drop all samples of one that fails with any exception."""
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     running = dict(samplers)
     for _ in range(rounds):
@@ -73,26 +73,26 @@ def in_turns(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]
 def result(
     what: str, unit: str, ours: list[float], against: str, theirs: list[float], limit: float | None = None
 ) -> Result:
-    """A row; where the peer has no figure, that is what it says."""
+    """Return a row; without samples of the peer, its note says so."""
     if theirs:
         return Result(what, unit, ours, against, theirs, limit)
     return Result(what, unit, ours, against, note="no figure here")
 
 
 def peers_of(tree: Tree, sampler: Callable[[Contender], Sampler]) -> dict[str, Sampler]:
-    """Samplers of rclone and fsspec.fuse if they are to be measured."""
+    """Return samplers of rclone and fsspec.fuse if --peers was given."""
     return {name: sampler(contender) for name, contender in remote_peers.PEERS.items()} if tree.peers else {}
 
 
 def beside_peers(what: str, unit: str, samples: dict[str, list[float]]) -> Iterator[Result]:
-    """Rows of zarrfs beside each of these."""
+    """Yield rows of zarrfs beside each peer in `samples`."""
     for name in remote_peers.PEERS:
         if name in samples:
             yield result(what, unit, samples["zarrfs"], name, samples[name])
 
 
 def limit(server: Server, https: float, http: float) -> float | None:
-    """The limit of a row; without latency there is none."""
+    """Return the limit of a row; None without latency."""
     return (https if server is HTTPS else http) if server.delay else None
 
 
@@ -100,7 +100,7 @@ def limit(server: Server, https: float, http: float) -> float | None:
 
 
 def measure_chunks(tree: Tree, rounds: int) -> Iterator[Result]:
-    """Random chunks by 32, 8 and 1 readers."""
+    """Measure random chunks with 32, 8 and 1 readers."""
     for server in SERVERS:
         for readers, count, https, http in ((32, 300, 0.8, 0.85), (8, 300, 0.85, 0.9), (1, 60, 0.9, 0.95)):
             jobs = chunks(count, readers)
@@ -118,10 +118,10 @@ def measure_chunks(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
-    """One reader that reads chunks in the order of the grid."""
+    """Measure one reader that reads chunks in the order of the grid."""
     in_order: list[Piece] = [(chunk(number), 0, CHUNK) for number in range(300)]
     for server in SERVERS:
-        few = [[in_order[:60]]]  # who has no read-ahead is as fast in the first 60
+        few = [[in_order[:60]]]  # enough for peers without read-ahead, whose rate is constant
         samples = in_turns(
             rounds,
             {
@@ -136,7 +136,7 @@ def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
-    """The large file from its start to its end."""
+    """Measure a sequential read of the large file."""
     parts = [("big", at, min(BLOCK, tree.size - at)) for at in range(0, tree.size, BLOCK)]
     whole: Jobs = [[[("big", 0, tree.size)]]]
     for server in SERVERS:
@@ -155,7 +155,7 @@ def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_tiny(tree: Tree, rounds: int) -> Iterator[Result]:
-    """`cp -r` of tiny references into one target, beside as many tiny files."""
+    """Measure `cp -r` of tiny references into one target, beside as many tiny files."""
 
     def copied(contender: Contender, server: Server) -> Sampler:
         def sample() -> float:
@@ -174,7 +174,7 @@ def measure_tiny(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
-    """Reads with a cache directory: the first one beside the same without, the second beside local files."""
+    """Measure a cache directory: the first read beside one without it, one after a remount beside local files."""
     works: dict[str, tuple[Jobs, float]] = {
         "300 chunks, 32 readers": (chunks(300, 32), 0.85),
         "300 chunks, 8 readers": (chunks(300, 8), 0.9),
@@ -206,7 +206,7 @@ def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
-    """CPU and memory of the daemon, with a small memory_limit."""
+    """Measure the CPU time and memory of the daemon, with a small memory_limit."""
     works: dict[str, Jobs] = {
         "300 chunks, 32 readers": chunks(300, 32),
         f"{tree.size >> 20} MiB file": [[[("big", 0, tree.size)]]],
@@ -243,7 +243,7 @@ def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
 
 
 def measure_processes(tree: Tree, rounds: int) -> Iterator[Result]:
-    """1, 16 and 64 reader processes on one mount: what they get together."""
+    """Measure the total rate of 1, 16 and 64 reader processes on one mount."""
     work = {1: chunks(60, 1, 1), 16: chunks(300, 1, 16), 64: chunks(300, 1, 64)}
     samplers: dict[str, Sampler] = {}
     contenders = {"zarrfs": remote_peers.zarrfs(), **(remote_peers.PEERS if tree.peers else {})}

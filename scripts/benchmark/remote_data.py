@@ -1,4 +1,4 @@
-"""Data of `scripts/bench remote`: one tree on nginx, over http and https, and references to it."""
+"""The data of `scripts/bench remote`: one tree on nginx, over http and https, and references to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ http {{
 
 
 class Server(NamedTuple):
-    """One of the servers: how it is spoken to, and how many ms it waits before each answer."""
+    """One of the servers: its scheme, and its delay in ms before each response."""
 
     scheme: str
     delay: int
@@ -69,16 +69,16 @@ def make_certificate(directory: Path) -> None:
 
 
 def chunk(number: int) -> str:
-    """The path of a chunk, by its number in the order of the grid."""
+    """Return the path of a chunk, by its number in the order of the grid."""
     return f"chunks/{number // COLUMNS}.{number % COLUMNS}"
 
 
 class Tree:
-    """The tree below `www`, its server, and the documents that refer to it. start() and stop() are for the server."""
+    """The tree below `www`, the nginx that serves it (start() and stop()), and the documents that refer to it."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory, self.size = directory, size
-        self.more = ""  # directives for the server that answers late
+        self.more = ""  # more directives for the server with latency
         self.peers = False  # whether other file systems are measured, too
         self.www = directory / "www"
         self.index = directory / "index"
@@ -102,7 +102,7 @@ class Tree:
                 file.write(os.urandom(1 << 20))
 
     def document(self, target: str) -> Path:
-        """References to the tree at `target`, a URL: an array of chunks, tiny ranges of one file, and a large file."""
+        """Return references to the tree at the URL `target`: an array of chunks, tiny ranges, a large file."""
         path = self.directory / f"{hashlib.sha256(target.encode()).hexdigest()[:8]}.json"
         if not path.exists():
             array = {
@@ -118,13 +118,13 @@ class Tree:
 
     @functools.cache  # noqa: B019 (there is one tree in a run)
     def digest(self, name: str, start: int, length: int) -> str:
-        """The SHA-256 of a piece of a file, in hexadecimal."""
+        """Return the SHA-256 of a piece of a file, in hexadecimal."""
         with (self.www / name).open("rb") as file:
             file.seek(start)
             return hashlib.sha256(file.read(length)).hexdigest()
 
     def start(self) -> None:
-        """Start nginx; peers.Unavailable where it cannot."""
+        """Start nginx; raise peers.Unavailable if it does not start."""
         program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
         if program is None or not Path(f"{_MODULES}/ngx_http_lua_module.so").exists():
             raise peers.Unavailable("nginx with its Lua module is not installed")

@@ -1,4 +1,4 @@
-"""The contenders of `scripts/bench remote`: each is a context manager that gives the place where it shows the tree."""
+"""The contenders of `scripts/bench remote`: context managers that each yield a place where the tree can be read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import peers
 from remote_data import Server, Tree
 
 GB = 1e9
-READER_SECONDS = 300.0  # until a reader is given up
-_TOUCHED = 3 << 30  # bytes
+READER_SECONDS = 300.0  # timeout of the readers
+_TOUCHED = 3 << 30  # bytes of memory that settle() touches
 
 
 class Place(NamedTuple):
@@ -30,12 +30,12 @@ class Place(NamedTuple):
     pid: int | None = None
 
     def cpu(self) -> float:
-        """Seconds of CPU that the daemon has used."""
+        """Return the CPU seconds that the daemon has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak(self) -> float:
-        """The most memory that the daemon has had, in bytes."""
+        """Return the peak memory of the daemon in bytes."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM"):
                 return float(line.split()[1]) * 1024
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 
 class Run(peers.Run, Protocol):
-    """A run with a directory for indexes and logs, too."""
+    """A run that also has a directory for indexes and logs."""
 
     index: Path
 
@@ -53,23 +53,23 @@ Contender = Callable[[Tree, Server], contextlib.AbstractContextManager[Place]]
 
 @contextlib.contextmanager
 def direct(tree: Tree, server: Server) -> Iterator[Place]:
-    """No mount: a client of the server itself."""
+    """Yield the URL of the server, for clients without a mount."""
     yield Place(tree.urls[server])
 
 
 def zarrfs(*options: str) -> Contender:
-    """zarrfs with these -o options, on references to the server."""
+    """Return a contender that mounts references to the server with zarrfs and these -o options."""
     return lambda tree, server: mounted(tree, tree.document(tree.urls[server]), *options)
 
 
 def zarrfs_of_files(*options: str) -> Contender:
-    """zarrfs on references to local files."""
+    """Return a contender that mounts references to local files with zarrfs and these -o options."""
     return lambda tree, server: mounted(tree, tree.document(f"file://{tree.www}"), *options)
 
 
 @contextlib.contextmanager
 def mounted(tree: Run, document: Path | str, *options: str) -> Iterator[Place]:
-    """`document`, freshly mounted by zarrfs."""
+    """Mount `document` with zarrfs."""
     with _directory(tree, "mnt-") as mountpoint:
         command = peers.zarrfs_command(document, mountpoint, tree.index)
         command[-1] = ",".join([command[-1], *options])
@@ -86,7 +86,7 @@ def mounted(tree: Run, document: Path | str, *options: str) -> Iterator[Place]:
 
 
 def _wait_for_end(mountpoint: Path, pid: int) -> None:
-    """Until a mount and its daemon are gone; one that hangs is killed."""
+    """Wait until a daemon has exited; kill one that hangs, and unmount what it leaves."""
     deadline = time.monotonic() + 15
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -100,7 +100,7 @@ def _wait_for_end(mountpoint: Path, pid: int) -> None:
 
 @contextlib.contextmanager
 def rclone(tree: Tree, server: Server) -> Iterator[Place]:
-    """rclone mount of the server's directory, as it is by default (no cache of file contents)."""
+    """Mount the server's directory with rclone, without a cache of file contents, as is its default."""
     if shutil.which("rclone") is None:
         raise peers.Unavailable("it is not installed")
     with _directory(tree, "mnt-") as mountpoint, _directory(tree, "rclone-", keep=False) as cache:
@@ -129,7 +129,7 @@ def rclone(tree: Tree, server: Server) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def fsspec_fuse(tree: Tree, server: Server) -> Iterator[Place]:
-    """fsspec.fuse on references to the server."""
+    """Mount references to the server with fsspec.fuse."""
     with peers.fsspec_fuse(tree.document(tree.urls[server]), tree) as (mountpoint, pid):
         yield Place(str(mountpoint), pid)
 
@@ -144,7 +144,7 @@ def _directory(tree: peers.Run, prefix: str, keep: bool = True) -> Iterator[Path
         yield directory
     finally:
         if keep:
-            directory.rmdir()  # a mount point: never what is in it
+            directory.rmdir()  # a mount point: never remove its content
         else:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -153,10 +153,10 @@ def _directory(tree: peers.Run, prefix: str, keep: bool = True) -> Iterator[Path
 
 
 def settle() -> None:
-    """Make the conditions of all samples the same: nothing to be written, and 3 GiB of memory that the machine has.
+    """Make the conditions of all samples the same: no dirty pages, and 3 GiB of memory that the host has provided.
 
-    Memory that a virtual machine touches for the first time, or the first time in a while, must be found by its host,
-    at a tenth of the speed. Another process touches and frees it, so that readers, daemons and servers meet none.
+    When a virtual machine touches memory for the first time, or for the first time in a while, its host must provide
+    it, at a tenth of the speed. Another process touches and frees it, so readers, daemons and servers do not wait.
     """
     os.sync()
     available = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
@@ -169,7 +169,7 @@ Piece = tuple[str, int, int]  # path in the tree, start, length
 
 
 def read(tree: Tree, place: Place, jobs: list[list[list[Piece]]]) -> float:
-    """Seconds that processes of threads take to read these pieces. peers.Unavailable for any wrong byte."""
+    """Read the pieces in processes of threads; return the seconds. Raise peers.Unavailable for any wrong byte."""
     settle()
     named = [[[(f"{place.prefix}/{name}", *at) for name, *at in thread] for thread in process] for process in jobs]
     command = [sys.executable, "-I", str(peers.HERE / "remote_reader.py")]
@@ -191,12 +191,12 @@ def read(tree: Tree, place: Place, jobs: list[list[list[Piece]]]) -> float:
 
 
 def total(jobs: list[list[list[Piece]]]) -> int:
-    """Bytes of what is to be read."""
+    """Return the number of bytes that the jobs read."""
     return sum(length for process in jobs for thread in process for _, _, length in thread)
 
 
 def copy(tree: Tree, place: Place) -> float:
-    """Seconds that `cp -r` of the tiny values takes."""
+    """Copy the tiny values with `cp -r`; return the seconds. Raise peers.Unavailable for any wrong byte."""
     with _directory(tree, "copy-", keep=False) as target:
         settle()
         sources = [f"{place.prefix}/tiny/{number}" for number in range(10)]

@@ -1,9 +1,9 @@
-"""Read many things at once, in processes and threads of their own, and tell how long that took.
+"""Read many pieces at once, in processes of threads, and print how long that took.
 
-Standard input is a JSON list: of processes, each a list of threads, each a list of [place, start, length], where a
-place is a path or an http(s) URL. Standard output is {"seconds": S, "digests": [[[hex, ...], ...], ...]}: from the
-first byte asked for to the last one that came to anybody, and the SHA-256 of each piece, taken after that.
-A thread that reads URLs has one connection. Everything is read into memory that was touched before.
+Standard input is a JSON list of processes, each a list of threads, each a list of [place, start, length], where a
+place is a path or an http(s) URL. Standard output is {"seconds": S, "digests": [[[hex, ...], ...], ...]}: the time
+from the start to the last byte of any thread, and the SHA-256 of each piece, computed after that.
+A thread has one connection for all its URLs. Everything is read into memory that was touched before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIECE = 1 << 20  # bytes of one read(2)
 
 
 def read_file(path: str, start: int, view: memoryview) -> None:
-    """Fill `view` from a file; a read that comes short is an error."""
+    """Fill `view` from a file; raise EOFError if the file ends too early."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         done = 0
@@ -44,7 +44,7 @@ class Connection:
         self._connection: http.client.HTTPConnection | None = None
 
     def read(self, url: str, start: int, view: memoryview) -> None:
-        """Fill `view` with one request."""
+        """Fill `view` with one range request."""
         parts = urllib.parse.urlsplit(url)
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -60,11 +60,11 @@ class Connection:
             if not count:
                 raise EOFError(f"{url}: {done} bytes, not {len(view)}")
             done += count
-        response.read()  # nothing is left; that ends the response
+        response.read()  # it is empty, but this completes the response
 
 
 def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failures: list[str]) -> None:
-    """Read with one thread."""
+    """Read the pieces into `view` in one thread."""
     connection = Connection()
     at = 0
     go.wait()
@@ -78,9 +78,9 @@ def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failu
 
 
 def one_process(threads: list[list[Piece]], answer: int, go: int, digest: int) -> dict[str, Any]:
-    """Run one process: wait for `go`, read in threads; wait for `digest`, take the digests.
+    """Run one process: wait for `go`, then read in threads; wait for `digest`, then compute the digests.
 
-    Before each it says a byte.
+    Before each wait it writes a byte to `answer`.
     """
     total = sum(length for pieces in threads for _, _, length in pieces)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -101,7 +101,7 @@ def one_process(threads: list[list[Piece]], answer: int, go: int, digest: int) -
         thread.join()
     end = time.monotonic()
     os.write(answer, b"r")
-    os.read(digest, 1)  # others may still read
+    os.read(digest, 1)  # other processes may still read
     digests = []
     for pieces, view in zip(threads, views, strict=True):
         digests.append([])
@@ -113,7 +113,7 @@ def one_process(threads: list[list[Piece]], answer: int, go: int, digest: int) -
 
 
 def wait_for_all(answers: list[int]) -> None:
-    """Wait until every process has said something."""
+    """Wait until every process has written a byte."""
     for answer in answers:
         if not os.read(answer, 1):
             sys.exit("a reader has died")
@@ -127,7 +127,7 @@ def main() -> None:
         answer, write = os.pipe()
         if os.fork() == 0:
             os.close(go[1])
-            os.close(digest[1])  # so that the end of who started us is the end
+            os.close(digest[1])  # so that the exit of the parent is seen as the end of the pipes
             found = json.dumps(one_process(threads, write, go[0], digest[0])).encode()
             with open(write, "wb") as file:
                 file.write(found)

@@ -20,12 +20,12 @@ import peers
 from measures import Result, interleaved, seconds
 
 MB, MIB = 1e6, 1 << 20
-SIZE = 40_000  # bytes of each chunk, which nobody reads
-GENERATED = 1_000  # combinations that fsspec expands: it needs most of a second for them
+SIZE = 40_000  # bytes of each chunk; chunks are never read
+GENERATED = 1_000  # combinations that fsspec expands, which takes most of a second
 
 
 class Sets:
-    """The documents of one run, each written when it is first asked for."""
+    """The documents of one run, most of them written when they are first used."""
 
     def __init__(self, directory: Path, entries: int, large: int, parquet: int) -> None:
         self.directory, self.entries, self.large, self.parquet = directory, entries, large, parquet
@@ -33,7 +33,7 @@ class Sets:
         self.kept.mkdir()
 
     def document(self, entries: int) -> Path:
-        """A set of version 1 with one array of `entries` chunks, as kerchunk writes them."""
+        """Return a set of version 1 with one array of `entries` chunks, as kerchunk writes them."""
         path = self.directory / f"{entries}.json"
         if not path.exists():
             with open(path, "w") as file:
@@ -44,11 +44,11 @@ class Sets:
                     at = (a % 10 * 100 + b) * 100 * SIZE + 4096
                     file.write("".join(f', "v/{a}.{b}.{c}": ["{url}", {at + c * SIZE}, {SIZE}]' for c in range(100)))
                 file.write("}}")
-            time.sleep(2.5)  # a document of that age is known again by its times
+            time.sleep(2.5)  # only a document this old is recognised by its timestamps
         return path
 
     def generated(self, entries: int) -> Path:
-        """A set that is one item of gen."""
+        """Write a set that consists of one item of gen."""
         path = self.directory / f"gen{entries}.json"
         item = {
             "key": "v/{{i}}.{{j}}.{{k}}", "url": "s3://{{u}}/file-{{ '%05d' | format(i) }}.nc",
@@ -59,7 +59,7 @@ class Sets:
         return path
 
     def parquet_set(self) -> Path:
-        """A set in the Parquet layout, beside which its targets lie."""
+        """Return a set in the Parquet layout; its targets are in the same directory."""
         path = self.directory / "parquet"
         if not path.exists():
             parquet_set.make(path, self.parquet)
@@ -76,7 +76,7 @@ def fsspec(what: str, document: Path) -> dict[str, float]:
 
 
 class Mounted:
-    """A zarrfs mount: how long it took, and what its daemon uses."""
+    """A zarrfs mount, with the seconds that mounting took and the memory of its daemon."""
 
     def __init__(self, sets: Sets, source: Path, index: Path) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="mnt-", dir=sets.directory))
@@ -92,19 +92,19 @@ class Mounted:
         self.root.rmdir()
 
     def memory(self, which: str = "VmRSS") -> float:
-        """Bytes of the daemon: VmRSS now, VmHWM at most."""
+        """Return the memory of the daemon in bytes: now (VmRSS) or its peak (VmHWM)."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(which):
                 return float(line.split()[1]) * 1024
         raise RuntimeError(f"no {which}")
 
     def counter(self, name: str) -> float:
-        """A counter that the daemon logs."""
+        """Return a counter that the daemon logs."""
         return float(peers.counters(self.root, self._log, name)[name])
 
 
 def fresh(sets: Sets) -> Path:
-    """A directory without any index."""
+    """Make an empty directory for an index."""
     return Path(tempfile.mkdtemp(prefix="cold-", dir=sets.directory))
 
 
@@ -112,7 +112,7 @@ def fresh(sets: Sets) -> Path:
 
 
 def measure_first(sets: Sets, rounds: int) -> Iterator[Result]:
-    """The first mount of a large set, beside fsspec loading and listing it."""
+    """Measure the first mount of a large set, beside fsspec loading and listing it."""
     document, memory = sets.document(sets.entries), {"zarrfs": [], "fsspec": []}  # type: dict[str, list[float]]
 
     def ours() -> float:
@@ -120,7 +120,7 @@ def measure_first(sets: Sets, rounds: int) -> Iterator[Result]:
         with Mounted(sets, document, index) as mount:
             memory["zarrfs"].append(mount.memory("VmHWM"))
             took = mount.took
-        # the child that compiles, at its largest, and the daemon: they are never there at the same time
+        # the larger peak of the daemon and the child that compiles, which do not run at the same time
         compile_ = [str(peers.ZARRFS), "index", str(document), "--index-dir", str(fresh(sets))]
         memory["zarrfs"][-1] = max(memory["zarrfs"][-1], usage(compile_)[1])
         shutil.rmtree(index)
@@ -140,7 +140,7 @@ def measure_first(sets: Sets, rounds: int) -> Iterator[Result]:
 
 
 def usage(command: list[str]) -> tuple[float, float]:
-    """Seconds of CPU of `command` and what it starts, and bytes of the largest of these processes."""
+    """Run `command`; return the CPU seconds of it and its children, and the peak bytes of the largest of them."""
     code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
     code += "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
     code += "print(used.ru_utime + used.ru_stime, used.ru_maxrss)"
@@ -150,7 +150,7 @@ def usage(command: list[str]) -> tuple[float, float]:
 
 
 def measure_later(sets: Sets, rounds: int) -> Iterator[Result]:
-    """A later mount, which finds the index."""
+    """Measure a later mount, which finds the index."""
     for entries in (sets.entries, sets.large):
         document = sets.document(entries)
         subprocess.run(
@@ -169,11 +169,11 @@ def measure_later(sets: Sets, rounds: int) -> Iterator[Result]:
 
 
 def measure_together(sets: Sets, rounds: int) -> Iterator[Result]:
-    """Mounts of one document that begin at the same moment, as those of a job do: what compiling it adds to them."""
+    """Measure the time that compiling adds to mounts of one document that start together, as those of a job do."""
     document = sets.document(sets.entries)
 
     def mounted(count: int, index: Path) -> float:
-        """Return the seconds until so many mounts answer."""
+        """Start `count` mounts; return the seconds until all of them answer."""
         roots = [Path(tempfile.mkdtemp(prefix="mnt-", dir=sets.directory)) for _ in range(count)]
         began = time.perf_counter()
         commands = [peers.zarrfs_command(document, root, index) for root in roots]
@@ -196,7 +196,7 @@ def measure_together(sets: Sets, rounds: int) -> Iterator[Result]:
 
 
 def measure_gen(sets: Sets, rounds: int) -> Iterator[Result]:
-    """Expanding gen: to a finished index, beside fsspec with simple_templates=False; per entry."""
+    """Measure expanding gen into an index, per entry, beside fsspec with simple_templates=False."""
     few, many = sets.generated(GENERATED), sets.generated(sets.entries)
 
     def ours() -> float:
@@ -211,7 +211,7 @@ def measure_gen(sets: Sets, rounds: int) -> Iterator[Result]:
 
 
 def measure_find(sets: Sets, rounds: int) -> Iterator[Result]:
-    """`find` over a fresh mount, and the daemon's memory."""
+    """Measure `find` over a fresh mount, and the daemon's memory."""
     document = sets.document(sets.entries)
     memory: list[float] = []
     after: list[float] = []
@@ -240,7 +240,7 @@ def measure_find(sets: Sets, rounds: int) -> Iterator[Result]:
 
 
 def measure_hostile(sets: Sets, rounds: int) -> Iterator[Result]:
-    """Documents of many blanks, and of one long value, to a finished index; beside gzip alone: processor time."""
+    """Measure the CPU time of indexing documents with many blanks, and with one long value, beside gzip alone."""
     for what, blanks, value in (("400 MB of blanks in a set", 400, 0), ("a value of 80 MB", 0, 80)):
         document = sets.directory / f"hostile-{value}.json.gz"
         with gzip.open(document, "wb", 6) as file:
@@ -266,7 +266,7 @@ def measure_hostile(sets: Sets, rounds: int) -> Iterator[Result]:
 
 
 def measure_parquet(sets: Sets, rounds: int) -> Iterator[Result]:
-    """A set in the Parquet layout: until it is mounted, and until the first bytes of a random chunk."""
+    """Measure mounting a set in the Parquet layout, and reading random chunks of it."""
     source = sets.parquet_set()
     side = json.loads((source / ".zmetadata").read_text())["metadata"]["v0/.zarray"]["shape"][0]
     first: list[float] = []

@@ -1,7 +1,7 @@
-"""Zarr stores at a URL: `scripts/bench stores`. A store of 300 chunks, 30 ms away, is read, walked and copied.
+"""Zarr stores at a URL: `scripts/bench stores`. A store of 300 chunks at 30 ms latency is read, walked and copied.
 
-It lies on nginx over https, which lists directories, and on S3 (moto behind nginx). Each sample is a fresh mount that
-has kept nothing of an earlier one (`cache=none`). Requests are counted at nginx.
+It is on nginx over https, with directory listings, and on S3 (moto behind nginx). Each sample is a fresh mount that
+has no data of an earlier one (`cache=none`). Requests are counted in nginx's log.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from remote import in_turns, result
 from remote_data import LATE, Tree, make_certificate
 
 MB = 1e6
-SHAPE = (300, 361, 720)  # float32, a chunk a time step
+SHAPE = (300, 361, 720)  # float32, one chunk per time step
 SIZE = SHAPE[0] * SHAPE[1] * SHAPE[2] * 4
-VALUES = SHAPE[0] + 2  # and two documents
-MILLION = 100  # arrays, rows in each, and chunks in each row
+VALUES = SHAPE[0] + 2  # chunks and two documents
+MILLION = 100  # number of arrays, of rows in each, and of chunks in each row
 _MODULES = "/usr/lib/nginx/modules"  # where Debian has them
 _CONFIG = """
 load_module {modules}/ndk_http_module.so;
@@ -77,7 +77,7 @@ else:
     array[:].sum()
 print(time.perf_counter() - begun)
 """
-# What a scientist would pick: every chunk of an xarray variable, by a mount (a path) or by fsspec in process (a set).
+# Reads all of a variable with xarray, through a mount (a path) or with fsspec in process (a reference set).
 _XARRAY = """
 import sys, time
 where, how = sys.argv[1:]
@@ -110,7 +110,7 @@ and as S3 (moto behind it). Readers are new processes of zarr-python, with 10 an
 
 
 class Stores(Tree):
-    """Servers of a store: over https, whose directories are listed, and as S3."""
+    """Servers of a store: https with directory listings, and S3."""
 
     def __init__(self, directory: Path, size: int) -> None:
         super().__init__(directory, size)
@@ -131,7 +131,7 @@ class Stores(Tree):
         self._moto: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start nginx and moto; peers.Unavailable where one cannot."""
+        """Start nginx and moto; raise peers.Unavailable if one does not start."""
         program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
         if program is None or not Path(f"{_MODULES}/ngx_http_lua_module.so").exists():
             raise peers.Unavailable("nginx with its Lua module is not installed")
@@ -154,7 +154,7 @@ class Stores(Tree):
         self._refer()
 
     def stop(self) -> None:
-        """Stop them."""
+        """Stop nginx and moto."""
         super().stop()
         if self._moto is not None:
             self._moto.terminate()
@@ -165,12 +165,12 @@ class Stores(Tree):
         return (self.directory / "access.log").read_bytes().count(b"\n")
 
     def places(self) -> dict[str, tuple[str, str]]:
-        """The store on each server: (URL, -o options)."""
+        """Return (URL, -o options) of the store on each server."""
         s3 = f"s3.endpoint_url={self.endpoint},s3.key=a,s3.secret=b,cache=none"
         return {"https": (f"{self.https}/x.zarr", "cache=none"), "S3": ("s3://data/x.zarr", s3)}
 
     def _refer(self) -> None:
-        """Write a reference set of the store, whose chunks lie one after the other in one file of the server."""
+        """Write one file with all chunks of the store to the server, and a reference set of it."""
         refs: dict[str, object] = {}
         with (self.www / "all").open("wb") as out:
             for path in sorted((self.www / "x.zarr").rglob("*")):
@@ -196,7 +196,7 @@ class Stores(Tree):
 
 
 def _read(run: Stores, where: str, how: str) -> float:
-    """MB/s of a new process that reads the array."""
+    """Return the MB/s of a new process that reads the array."""
     remote_peers.settle()
     command = [sys.executable, "-c", _READ, where, how, run.endpoint]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -206,7 +206,7 @@ def _read(run: Stores, where: str, how: str) -> float:
 
 
 def measure_read(run: Stores, rounds: int) -> Iterator[Result]:
-    """Reading all of the array, and the requests that this takes."""
+    """Measure reading all of the array, and the requests that this takes."""
     for server, (url, options) in run.places().items():
         peer, hows = ("fsspec", ("10", "64", "dask")) if server == "https" else ("obstore", ("10",))
         for how in hows:
@@ -227,7 +227,7 @@ def measure_read(run: Stores, rounds: int) -> Iterator[Result]:
 
 
 def _read_by_xarray(run: Stores, where: str, how: str) -> float:
-    """MB/s of a new process that reads the variable."""
+    """Return the MB/s of a new process that reads the variable."""
     remote_peers.settle()
     command = [sys.executable, "-c", _XARRAY, where, how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -237,7 +237,7 @@ def _read_by_xarray(run: Stores, where: str, how: str) -> float:
 
 
 def measure_references(run: Stores, rounds: int) -> Iterator[Result]:
-    """xarray reading a reference set over https: a mount beside fsspec's references in process."""
+    """Measure xarray on a reference set over https: through a mount, beside fsspec in process."""
     for how, limit in (("10", 1.2), ("64", 1.0), ("dask", 1.2)):
         used: list[float] = []
 
@@ -272,7 +272,7 @@ def measure_references(run: Stores, rounds: int) -> Iterator[Result]:
 
 
 def measure_walks(run: Stores, rounds: int) -> Iterator[Result]:
-    """Going through all names."""
+    """Measure find, du and ls over all names."""
     for server, (url, options) in run.places().items():
 
         def walk(command: list[str], url: str = url, options: str = options) -> float:
@@ -287,7 +287,7 @@ def measure_walks(run: Stores, rounds: int) -> Iterator[Result]:
 
 
 def measure_copy(run: Stores, rounds: int) -> Iterator[Result]:
-    """Copies of the store on S3: `cp -r` of a mount, `zarrfs stage --copy`, `zarrfs check`; and `rclone copy`."""
+    """Measure `cp -r` of a mount of the store on S3, `stage --copy` and `check` of it, beside `rclone copy`."""
     url, options = run.places()["S3"]
     counts: dict[str, list[float]] = {}
 
@@ -323,7 +323,7 @@ def measure_copy(run: Stores, rounds: int) -> Iterator[Result]:
 
 
 def measure_million(run: Stores, rounds: int) -> Iterator[Result]:
-    """`find` over a bucket of a million keys, whose pages come after 30 ms, beside one page after the other."""
+    """Measure `find` over a bucket of a million keys at 30 ms per page, beside one page after the other."""
     server = subprocess.Popen(
         [sys.executable, "-c", _MILLION.format(root=str(peers.HERE.parent.parent), count=MILLION, delay=LATE / 1000)],
         stdout=subprocess.PIPE, text=True,
@@ -368,7 +368,7 @@ time.sleep(100_000)
 
 
 def _pages(endpoint: str) -> float:
-    """Seconds that a client takes who asks for one page after the other."""
+    """Request one page after the other; return the seconds."""
     connection = http.client.HTTPConnection(endpoint.removeprefix("http://"))
     begun, after, keys = time.perf_counter(), "", 0
     while True:

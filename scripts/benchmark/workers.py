@@ -1,6 +1,6 @@
 """One mount, many processes: `scripts/bench workers`. Rates with 1, 2, 4 and 8 processes that answer one mount.
 
-Each process is held to 12 % of a core by a cgroup, so that the cores of this machine are not the bound.
+For `files` and `chunks`, a cgroup limits each process to 12 % of a core, so the cores of this machine do not matter.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ cgroup, {READERS} readers for {SECONDS:g} s; chunks: random reads of decoded zst
 
 
 class Group:
-    """A cgroup for one process; without `share` it has as much as there is. Version 1 or 2, whichever has cpu."""
+    """A cgroup, of version 1 or 2, that is limited to `share` of a core, or not limited if that is None."""
 
     def __init__(self, name: str, share: float | None) -> None:
         try:
             if (V1 / "cpu.shares").exists():
                 self.path = V1 / f"zarrfs-bench-{os.getpid()}-{name}"
                 self.path.mkdir()
-                self._put("cpu.shares", 262_144)  # other work on this machine does not count
+                self._put("cpu.shares", 262_144)  # precedence over other work on this machine
                 if share is not None:
                     self._put("cpu.cfs_period_us", 10_000)
                     self._put("cpu.cfs_quota_us", int(share * 10_000))
@@ -64,7 +64,7 @@ class Group:
         (self.path / name).write_text(f"{value}\n")
 
     def enter(self, pid: int) -> None:
-        """Move a process, with all its threads."""
+        """Move a process with all its threads into the group."""
         self._put("cgroup.procs", pid)
 
     def remove(self) -> None:
@@ -77,7 +77,7 @@ class Group:
 
 
 def processes(mountpoint: Path) -> list[int]:
-    """Return the processes that answer a mount."""
+    """Return the pids of the processes that answer a mount."""
     first = int(json.loads(os.getxattr(mountpoint, "user.zarrfs.mount"))["pid"])
 
     def children(pid: int) -> list[int]:
@@ -88,7 +88,7 @@ def processes(mountpoint: Path) -> list[int]:
 
 @contextlib.contextmanager
 def mounted(data: Data, source: Path, count: int, share: float | None, *options: str) -> Iterator[Path]:
-    """A mount with `count` processes, each in a group of its own; with `share`, held to that much of a core."""
+    """Mount with `count` processes; with `share`, limit each to that much of a core."""
     groups: list[Group] = []
     index = data.directory / "index"
     index.mkdir(exist_ok=True)
@@ -110,7 +110,7 @@ def mounted(data: Data, source: Path, count: int, share: float | None, *options:
 
 
 def rate(readers: int, read: Callable[[random.Random], None]) -> float:
-    """Return how often a second `readers` processes call `read` together."""
+    """Return the calls of `read` per second by all of `readers` processes."""
     arrived, out = os.pipe(), os.pipe()
     group = Group("readers", None)
     children = []
@@ -146,14 +146,14 @@ def rate(readers: int, read: Callable[[random.Random], None]) -> float:
 
 
 def references(data: Data) -> Path:
-    """A set of many small files of one local target."""
+    """Return a set of many small values of one local target."""
     document, target = data.directory / "small.json", data.directory / "small.bin"
     if not document.exists():
         target.write_bytes(os.urandom(64 << 20))
         places = (64 << 20) // SIZE
         refs = {f"v/{number}": [str(target), number % places * SIZE, SIZE] for number in range(FILES)}
         document.write_text(json.dumps({"version": 1, "refs": refs}))
-        time.sleep(2.5)  # a document of that age is known again by its times
+        time.sleep(2.5)  # only a document this old is recognised by its timestamps
     target.read_bytes()  # into the page cache
     return document
 
@@ -180,7 +180,7 @@ def scaled(data: Data, rounds: int, what: str, sample: Callable[[int], float]) -
 
 
 def measure_files(data: Data, rounds: int) -> Iterator[Result]:
-    """Small files, each process held to a part of a core."""
+    """Measure small files, with each process limited to a part of a core."""
 
     def sample(count: int) -> float:
         with mounted(data, references(data), count, SHARE) as mountpoint:
@@ -190,7 +190,7 @@ def measure_files(data: Data, rounds: int) -> Iterator[Result]:
 
 
 def chunk_store(data: Data) -> Path:
-    """A store of one array in chunks of zstd."""
+    """Return a store of one array in chunks of zstd."""
     import zarr
     from zarr.codecs import ZstdCodec
 
@@ -220,7 +220,7 @@ def read_rows(mountpoint: Path) -> Callable[[random.Random], None]:
 
 
 def measure_chunks(data: Data, rounds: int) -> Iterator[Result]:
-    """Decoded chunks through view=arrays, each process held to a part of a core."""
+    """Measure decoded chunks with view=arrays, with each process limited to a part of a core."""
     store = chunk_store(data)
 
     def sample(count: int) -> float:
@@ -231,7 +231,7 @@ def measure_chunks(data: Data, rounds: int) -> Iterator[Result]:
 
 
 def measure_cores(data: Data, rounds: int) -> Iterator[Result]:
-    """Two processes on the cores of this machine, with eight readers; and one reader with four processes."""
+    """Measure eight readers with two processes, and one reader with four, without a CPU limit."""
     for what, readers, count, goal in ("eight readers", 8, 2, 1.5), ("one reader", 1, 4, 0.95):
         samples: dict[int, list[float]] = {1: [], count: []}
         for _ in range(rounds):
@@ -249,13 +249,13 @@ def own_memory(pid: int) -> float:
 
 @contextlib.contextmanager
 def alone(pid: int, pids: list[int]) -> Iterator[None]:
-    """Stop all other processes of a mount, so that this one answers."""
+    """Stop all other processes of a mount, so that only `pid` answers."""
     others = [other for other in pids if other != pid]
     try:
         for other in others:
             os.kill(other, signal.SIGSTOP)
         while any(" T " not in Path(f"/proc/{other}/stat").read_text() for other in others):
-            time.sleep(0.01)  # one that still runs would take a request, and keep it
+            time.sleep(0.01)  # one that still runs could take a request and then be stopped
         yield
     finally:
         for other in others:
@@ -263,7 +263,7 @@ def alone(pid: int, pids: list[int]) -> Iterator[None]:
 
 
 def measure_memory(data: Data, rounds: int) -> Iterator[Result]:
-    """Measure the private memory of workers, each after it alone has answered reads: the largest of 1 to 4 workers."""
+    """Measure the private memory of 1 to 4 workers, after each has answered reads alone; the largest one counts."""
     for what, source, options, read in (
         ("files", references(data), (), read_files), ("zstd chunks", chunk_store(data), CHUNK_OPTIONS, read_rows),
     ):  # fmt: skip

@@ -1,6 +1,7 @@
 """Writing: `scripts/bench writes`. Writable mounts of zarrfs, fuse-overlayfs, a pass-through, and no mount at all.
 
-Limits are ratios to fuse-overlayfs for large files, and to the pass-through, the limit of the binding, for small ones.
+Limits are ratios to fuse-overlayfs for sequential writes, and to the pass-through, the best that pyfuse3 allows, for
+all others.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from remote import in_turns, result
 
 MIB = 1 << 20
 PAGE = 4096  # bytes of each random write
-RECORD = b"x" * 100  # what a small file holds
+RECORD = b"x" * 100  # the content of a small file
 DBENCH_SECONDS, DBENCH_CLIENTS = 10, 4
-PATIENCE = 600.0  # s for a program to end
+PATIENCE = 600.0  # s, timeout of a program
 
 NOTES = """\
 Each sample is a fresh mount over a fresh directory of one disk; the plain directory is what the disk itself gives. The
@@ -41,7 +42,7 @@ dirty pages are written and 3 GiB of memory touched. Daemons and writers share t
 
 
 class Writes:
-    """The sources of the contenders: a small reference set, a tar archive, and room for directories."""
+    """The sources of the contenders: a small reference set, a tar archive, and fresh directories."""
 
     def __init__(self, directory: Path, size: int, files: int) -> None:
         self.directory, self.size, self.files = directory, size, files
@@ -56,7 +57,7 @@ class Writes:
         self.tree_size = self._write_archive()
 
     def _write_archive(self) -> int:
-        """A hundred files of 0 to 16 KiB in each directory; returns how many bytes they have."""
+        """Write a hundred files of up to 16 KiB in each directory; return the total of their bytes."""
         sizes, total = random.Random(5), 0
         with tarfile.open(self.archive, "w") as archive:
             for number in range(self.tree):
@@ -72,7 +73,7 @@ class Writes:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Path]:
-        """An empty directory, gone afterwards with what is in it."""
+        """Make an empty directory; remove it and its content afterwards."""
         directory = Path(tempfile.mkdtemp(prefix="disk-", dir=self.directory))
         try:
             yield directory
@@ -80,28 +81,28 @@ class Writes:
             shutil.rmtree(directory)
 
 
-# -- contenders: each shows an empty writable directory, and keeps what is written to it in `kept`
+# -- contenders: each mounts an empty writable directory, and stores what is written there in `kept`
 
-Contender = Callable[[Writes, Path], contextlib.AbstractContextManager[Path]]  # (.., kept) -> where it is mounted
+Contender = Callable[[Writes, Path], contextlib.AbstractContextManager[Path]]  # (run, kept) -> mount point
 
 
 @contextlib.contextmanager
 def upper(run: Writes, kept: Path) -> Iterator[Path]:
-    """zarrfs: changes over a reference set."""
+    """Mount a reference set with zarrfs and upperdir=."""
     with remote_peers.mounted(run, run.document, f"upperdir={kept}") as place:
         yield Path(place.prefix)
 
 
 @contextlib.contextmanager
 def directory(run: Writes, kept: Path) -> Iterator[Path]:
-    """zarrfs: a directory, writable."""
+    """Mount a directory with zarrfs, writable."""
     with remote_peers.mounted(run, kept, "rw") as place:
         yield Path(place.prefix)
 
 
 @contextlib.contextmanager
 def overlay(run: Writes, kept: Path) -> Iterator[Path]:
-    """fuse-overlayfs over an empty directory."""
+    """Mount fuse-overlayfs over an empty directory."""
     if shutil.which("fuse-overlayfs") is None:
         raise peers.Unavailable("it is not installed")
     with run.fresh() as lower, run.fresh() as work, peers.place(run) as mountpoint:
@@ -111,7 +112,7 @@ def overlay(run: Writes, kept: Path) -> Iterator[Path]:
 
 
 def passthrough(*flags: str) -> Contender:
-    """The pass-through on pyfuse3."""
+    """Return a contender that mounts the pass-through on pyfuse3."""
 
     @contextlib.contextmanager
     def contender(run: Writes, kept: Path) -> Iterator[Path]:
@@ -125,7 +126,7 @@ def passthrough(*flags: str) -> Contender:
 
 @contextlib.contextmanager
 def plain(run: Writes, kept: Path) -> Iterator[Path]:
-    """Not a mount."""
+    """Yield the directory itself, without a mount."""
     yield kept
 
 
@@ -146,13 +147,13 @@ class Work(NamedTuple):
 
     what: str
     unit: str
-    run: Callable[[Path], float]  # in the empty directory of a contender; returns the figure
-    check: Callable[[Path], bool]  # whether that is what is kept
-    limits: dict[str, float]  # ratios to others
+    run: Callable[[Path], float]  # works in the contender's empty directory; returns the figure
+    check: Callable[[Path], bool]  # whether `kept` has what was written
+    limits: dict[str, float]  # minimum ratios, by name of the peer
 
 
 def compared(run: Writes, rounds: int, work: Work) -> Iterator[Result]:
-    """Rows of both mounts of zarrfs, beside everybody else."""
+    """Yield rows of both mounts of zarrfs, beside each peer."""
     samples = in_turns(rounds, {name: sampler(run, work, who) for name, who in (OURS | THEIRS).items()})
     for ours in OURS:
         for theirs in THEIRS:
@@ -161,7 +162,7 @@ def compared(run: Writes, rounds: int, work: Work) -> Iterator[Result]:
 
 
 def sampler(run: Writes, work: Work, contender: Contender) -> Callable[[], float]:
-    """A sample of one contender. peers.Unavailable when what it keeps is not what was written."""
+    """Return a sampler of one contender, which raises peers.Unavailable if the written data are not in `kept`."""
 
     def sample() -> float:
         with run.fresh() as kept:
@@ -179,13 +180,13 @@ def sampler(run: Writes, work: Work, contender: Contender) -> Callable[[], float
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """write(2), or RuntimeError when it is short."""
+    """Call write(2); raise RuntimeError if it is short."""
     if os.write(descriptor, data) != len(data):
         raise RuntimeError("a short write")
 
 
 def measure_sequential(run: Writes, rounds: int) -> Iterator[Result]:
-    """A large file, in pieces of 1 MiB, and fsync."""
+    """Measure writing a large file in pieces of 1 MiB, with fsync."""
     count = run.size // MIB
     blocks = [os.urandom(MIB) for _ in range(4)]
 
@@ -209,7 +210,7 @@ def measure_sequential(run: Writes, rounds: int) -> Iterator[Result]:
 
 
 def measure_random(run: Writes, rounds: int) -> Iterator[Result]:
-    """A quarter of the pages of a file, each in its place."""
+    """Measure overwriting a quarter of the pages of a file in random order."""
     size = run.size // 4
     pages = random.Random(4).sample(range(size // PAGE), size // PAGE // 4)
     before, after = bytes(MIB), os.urandom(PAGE)
@@ -236,7 +237,7 @@ def measure_random(run: Writes, rounds: int) -> Iterator[Result]:
 
 
 def measure_create(run: Writes, rounds: int) -> Iterator[Result]:
-    """Small files of one directory: open, write, close."""
+    """Measure creating small files in one directory: open, write, close."""
 
     def write(place: Path) -> float:
         os.mkdir(place / "small")
@@ -256,7 +257,7 @@ def measure_create(run: Writes, rounds: int) -> Iterator[Result]:
 
 
 def measure_tar(run: Writes, rounds: int) -> Iterator[Result]:
-    """tar x."""
+    """Measure tar x."""
 
     def write(place: Path) -> float:
         began = time.perf_counter()
@@ -273,7 +274,7 @@ def measure_tar(run: Writes, rounds: int) -> Iterator[Result]:
 
 
 def measure_dbench(run: Writes, rounds: int) -> Iterator[Result]:
-    """dbench's load of a file server."""
+    """Measure dbench, the load of a file server."""
 
     def write(place: Path) -> float:
         if shutil.which("dbench") is None:

@@ -1,7 +1,7 @@
-# Read by prolog, epilog and task_prolog, which lie beside it. Settings are in zarrfs.conf, also beside it.
+# Sourced by the scripts in this directory. Settings are in zarrfs.conf in the same directory.
 # shellcheck shell=sh disable=SC2034
 
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # slurmd gives a prolog none
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # slurmd runs a prolog without PATH
 export PATH
 here=$(dirname "$(readlink -f "$0")")
 
@@ -13,16 +13,16 @@ TIMEOUT=60
 
 job=$JOBS/${SLURM_JOB_ID:?not set: this is for slurmd to run}
 
-say() { # to the log of slurmd, and to syslog where there is one
+say() { # write to the log of slurmd, and to syslog if there is one
     echo "zarrfs: job $SLURM_JOB_ID: $*" >&2
     logger -t zarrfs "job $SLURM_JOB_ID: $*" 2>/dev/null || true
 }
 
-good_name() { # a name of a directory, and nothing else
+good_name() { # whether $1 is a plain name for a directory
     case $1 in '' | .* | *[!A-Za-z0-9._-]*) return 1 ;; esac
 }
 
-reason() { # STATUS FILE: why `within` has failed, of what went to FILE
+reason() { # STATUS FILE: print why `within` failed; FILE has its error output
     case $1 in
         137) [ $(($(uptime_seconds) - began)) -ge "$TIMEOUT" ] || set -- killed "$2" ;;
     esac
@@ -36,11 +36,11 @@ reason() { # STATUS FILE: why `within` has failed, of what went to FILE
     esac
 }
 
-uptime_seconds() { # a clock that nobody sets
+uptime_seconds() { # print seconds of a clock that is never set
     cut -d. -f1 /proc/uptime
 }
 
-within() { # COMMAND...: it is ended after TIMEOUT seconds, killed 5 seconds later
+within() { # COMMAND...: run it; send SIGTERM after TIMEOUT seconds, SIGKILL 5 seconds later
     began=$(uptime_seconds)
     timeout -k 5 "$TIMEOUT" "$@" </dev/null
 }

@@ -13,12 +13,13 @@ import pytest
 from tests.machine import without_others
 
 ROOT = Path(__file__).parents[2]
-# what differs from this machine's system is in the upper layer; directories are, too, as soon as a file in them is
+# Lists the upper layer, which has the files that differ from this machine's system, and also their directories: of
+# these only the ones named after zarrfs are listed
 NAMES = (
     r"find /mnt \( ! -type d -o -name '*zarrfs*' \) ! -path '/mnt/var/lib/dpkg/*' ! -path '/mnt/var/log/*'"
     " ! -path '/mnt/var/cache/man/*' | sort"
 )
-# in a mount namespace of its own: the system as it is, under a layer that goes away with it
+# Runs script $3 in a mount namespace of its own, on this system under an overlay that disappears with the namespace
 CHROOT = f"""
 set -e
 {without_others()}mount -t tmpfs layer "$1"
@@ -38,13 +39,13 @@ exec chroot "$1/root" /bin/bash -ec "$3"
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package, built from this checkout, with the smallest of extras: to compile and pack s3 takes a minute."""
+    """Build the package from this checkout with the smallest extra: compiling and packing s3 takes a minute."""
     for program in ("dpkg-deb", "/usr/bin/python3"):
         if shutil.which(program) is None:
             pytest.skip(f"there is no {program}: this is no Debian")
     into = tmp_path_factory.mktemp("deb")
     environment = {**os.environ, "DEB_COMPRESSION": "none"}
-    del environment["XDG_CACHE_HOME"]  # of the tests; pip has what it needs in its own: pyfuse3 is compiled once
+    del environment["XDG_CACHE_HOME"]  # the tests' own; pip's default cache has a compiled pyfuse3
     subprocess.run([ROOT / "scripts/build-deb", "--extras", "flux", into], env=environment, check=True, timeout=600)
     (found,) = into.glob("zarrfs_*.deb")
     return found
@@ -52,7 +53,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def layer(tmp_path: Path) -> Iterator[Path]:
-    """A directory for the copy of the system."""
+    """Make an empty directory for on_a_copy()."""
     made = tmp_path / "layer"
     made.mkdir()
     yield made
@@ -90,7 +91,7 @@ def test_the_package_has_all_files(package: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--extras", "s3,s4"], ["--extras=s4"]])
-def test_an_extra_that_is_none_is_an_error_before_anything_is_built(arguments: list[str], tmp_path: Path) -> None:
+def test_an_unknown_extra_is_an_error_before_anything_is_built(arguments: list[str], tmp_path: Path) -> None:
     command = [ROOT / "scripts/build-deb", *arguments, tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
@@ -99,7 +100,7 @@ def test_an_extra_that_is_none_is_an_error_before_anything_is_built(arguments: l
 
 
 @pytest.mark.timeout(700)
-def test_it_is_installed_used_removed_and_purged_and_a_mount_outlives_that(package: Path, layer: Path) -> None:
+def test_the_package_installs_works_and_purges_and_a_mount_outlives_it(package: Path, layer: Path) -> None:
     told = on_a_copy(
         package, layer,
         f"""

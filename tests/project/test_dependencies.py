@@ -1,4 +1,4 @@
-"""Dependencies: each has a line of why in docs/design.md and is imported somewhere; nothing else is imported."""
+"""Dependencies: docs/design.md lists each, the package imports each required one, and imports no others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MODULES = {"google-crc32c": "google_crc32c"}
-OTHERS = {"outcome", "_flux", "imagecodecs"}  # a part of trio; Flux has its own; codecs that a user may have
+OTHERS = {"outcome", "_flux", "imagecodecs"}  # from trio; from Flux; optional codecs
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -19,7 +19,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def imported() -> set[str]:
-    """Return the top names of all modules that the package imports."""
+    """Return the top-level names of all modules outside the standard library that the package imports."""
     found = set()
     for path in (ROOT / "zarrfs").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -30,7 +30,7 @@ def imported() -> set[str]:
     return found - set(sys.stdlib_module_names) - {"zarrfs"}
 
 
-def test_each_dependency_has_a_line_of_why() -> None:
+def test_design_md_lists_each_dependency_and_extra() -> None:
     text = (ROOT / "docs/design.md").read_text().partition("\n## Dependencies\n")[2].partition("\n## ")[0]
     needed, extras = (re.findall(r"^\| ([a-z`].*?) \|", part, re.M) for part in text.split("| extra |"))
     assert needed[0] == "package"
@@ -39,7 +39,7 @@ def test_each_dependency_has_a_line_of_why() -> None:
     assert listed == set(PROJECT["optional-dependencies"]) - {"fast", "test"}
 
 
-def test_what_is_imported_is_what_is_declared() -> None:
+def test_imports_match_the_declared_dependencies() -> None:
     needed = {MODULES.get(name, name) for name in names(PROJECT["dependencies"])}
     extras = [names(listed) for extra, listed in PROJECT["optional-dependencies"].items() if extra != "test"]
     assert needed <= imported()

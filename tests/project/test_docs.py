@@ -1,4 +1,4 @@
-"""The documents agree with the program."""
+"""The documentation agrees with the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    """scripts/write-docs as a module."""
+    """Load scripts/write-docs as a module."""
     loader = importlib.machinery.SourceFileLoader("write_docs", str(ROOT / "scripts/write-docs"))
     spec = importlib.util.spec_from_loader("write_docs", loader)
     assert spec is not None
@@ -27,7 +27,7 @@ def writer() -> ModuleType:
     return module
 
 
-def test_pages_of_options_are_up_to_date(writer: ModuleType) -> None:
+def test_generated_pages_are_up_to_date(writer: ModuleType) -> None:
     assert writer.PAGE.read_text() == writer.page(writer.PAGE.read_text()), "run scripts/write-docs"
     assert writer.STATS_PAGE.read_text() == writer.stats_page(writer.STATS_PAGE.read_text()), "run scripts/write-docs"
     assert writer.COMMANDS_PAGE.read_text() == writer.commands_page(), "run scripts/write-docs"
@@ -35,7 +35,7 @@ def test_pages_of_options_are_up_to_date(writer: ModuleType) -> None:
         assert (writer.MAN / name).read_text() == writer.manual(name), "run scripts/write-docs"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_to_other_files_lead_to_existing_ones() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,4 +1,4 @@
-"""docs/extending.md: its changes apply to the program as it is, and the changed program does what the page says."""
+"""docs/extending.md: its patches apply to the program, and the patched program does what the page says."""
 
 from __future__ import annotations
 

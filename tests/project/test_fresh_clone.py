@@ -1,4 +1,4 @@
-"""Every script runs on a fresh clone: it has scripts/setup install what it needs, before anything else."""
+"""Every script works on a fresh clone: it first runs scripts/setup, which installs what the script needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# what each asks of scripts/setup, and what it is started with so that it does no more where setup fails
+# the scripts, and the arguments with which each runs scripts/setup
 SCRIPTS = {
     "audit": "", "bench": "--test", "build": "--test", "build-deb": "--test", "build-docs": "--test",
     "coverage": "--test", "demo": "", "draw-map": "--test", "draw-profile": "--test",
@@ -22,13 +22,13 @@ exit 77
 """
 
 
-def test_all_scripts_are_known_here() -> None:
+def test_every_script_is_listed_here() -> None:
     found = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and os.access(path, os.X_OK)}
-    assert found == {*SCRIPTS, "setup", "messages"}  # the last one needs nothing but Python
+    assert found == {*SCRIPTS, "setup", "messages"}  # messages needs only Python
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_has_setup_install_what_it_needs(name: str, tmp_path: Path) -> None:
+def test_a_script_runs_setup_first_and_fails_if_it_fails(name: str, tmp_path: Path) -> None:
     if name == "install-helper" and os.geteuid() != 0:
         pytest.skip("install-helper is run as root")
     clone = tmp_path / "clone"
@@ -36,7 +36,7 @@ def test_a_script_has_setup_install_what_it_needs(name: str, tmp_path: Path) -> 
     shutil.copytree(ROOT / "zarrfs", clone / "zarrfs", ignore=shutil.ignore_patterns("__pycache__"))
     (clone / "scripts/setup").write_text(SETUP)
     command = [str(clone / "scripts" / name)]
-    # no interpreter but the system's, which has none of our packages
+    # only the system's interpreter, which has none of our packages
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     asked = clone / "scripts/asked"

@@ -1,4 +1,4 @@
-"""The wheel and the sdist: the same bytes from one commit, complete, and a program when installed."""
+"""The wheel and the sdist: they are reproducible and complete, and the installed wheel works."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WHEN = "1760000000"  # of the commit, as it were
+WHEN = "1760000000"  # as if it were the time of the commit
 
 
 def checkout(directory: Path) -> Path:
-    """A copy of what this checkout has, as another clone at another time would have it."""
+    """Copy this checkout to `directory` with new modification times, as in another clone."""
     for top in ("zarrfs", "scripts", "systemd", "docs", ".ci", "tests/project"):
         if (ROOT / top).exists():
             skipped = shutil.ignore_patterns("__pycache__", "data")
@@ -35,7 +35,7 @@ def checkout(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two directories with what two clones have built."""
+    """Build in two clones that differ in umask and file times; return their output directories."""
     places = []
     for name, mask in (("one", 0o022), ("another", 0o077)):
         before = os.umask(mask)
@@ -76,13 +76,13 @@ def test_the_wheel_has_the_program_and_nothing_else(built: tuple[Path, Path]) ->
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
 
 
-def test_the_sdist_has_what_packagers_take(built: tuple[Path, Path]) -> None:
+def test_the_sdist_has_the_files_that_packagers_need(built: tuple[Path, Path]) -> None:
     with tarfile.open(only(built[0], "*.tar.gz")) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"docs/man/zarrfs.1", "systemd/zarrfs@.service", "scripts/test", "CHANGELOG.md", "LICENSE"} <= names
 
 
-def test_the_wheel_is_a_program_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_wheel_works_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
     place = tmp_path / "venv"
     venv.create(place, symlinks=True)
     site = place / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
@@ -91,7 +91,7 @@ def test_the_wheel_is_a_program_in_a_fresh_environment(built: tuple[Path, Path],
         [*pip, "-q", "--python", place / "bin/python", "install", "--no-deps", "--no-index", only(built[0], "*.whl")],
         check=True, timeout=100,
     )  # fmt: skip
-    # the dependencies are those of the tests' environment; zarrfs itself is not, as it comes later in the path
+    # use the dependencies of the tests' environment, but not its zarrfs: this directory comes later in sys.path
     (site / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
 
     def run(*arguments: object) -> str:
@@ -134,7 +134,7 @@ def test_the_wheel_is_a_program_in_a_fresh_environment(built: tuple[Path, Path],
         ("License: Proprietary", False), ("Keywords: none", False),
     ],
 )  # fmt: skip
-def test_licences_that_may_not_be_passed_on_are_found(said: str, fine: bool, tmp_path: Path) -> None:
+def test_a_licence_that_is_not_permissive_is_an_error(said: str, fine: bool, tmp_path: Path) -> None:
     (tmp_path / "thing-1.dist-info").mkdir()
     (tmp_path / "thing-1.dist-info/METADATA").write_text(f"Metadata-Version: 2.4\nName: thing\nVersion: 1\n{said}\n")
     command = [sys.executable, ROOT / "scripts/licences", "--check", tmp_path]
@@ -144,7 +144,7 @@ def test_licences_that_may_not_be_passed_on_are_found(said: str, fine: bool, tmp
     assert ("thing" in done.stderr) != fine
 
 
-def test_licences_of_what_zarrfs_needs_may_be_passed_on() -> None:
+def test_licences_of_all_dependencies_are_permissive() -> None:
     command = [sys.executable, ROOT / "scripts/licences", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""Every block of the documentation is accounted for: it is run by a test, or there is a reason why not.
+"""Every block of the documentation is run by a test, or has a reason why it is not.
 
-Transcripts ("$ ") are run, and what they write is compared. All other commands are run by
-tests/mounts/test_every_line.py. What is neither has a reason in tests/pages.py.
+Tests of pages run transcripts ("$ ") and compare their output. tests/mounts/test_every_line.py runs all other
+commands. Blocks that no test runs have a reason in tests/pages.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from tests.pages import DATA, ROOT, SHOWN, Block, blocks, lines, pages, usage
 
-# Tests that run the transcripts of pages; each names its pages, or a section ("##")
+# Tests that run transcripts: the pages of each, or the sections ("PAGE#HEADING")
 RUN = {
     "tests/mounts/test_arrays_page.py": ["array-views.md"],
     "tests/mounts/test_configuration_page.py": ["configuration.md"],
@@ -32,9 +32,9 @@ RUN = {
     "tests/slurm/test_slurm.py": ["schedulers.md"],
     "tests/mounts/test_info_page.py": ["info-and-check.md"],
 }  # fmt: skip
-# Tests that run the sessions of Python (">>> ") of a page
+# Tests that run the Python sessions (">>> ") of a page
 PYTHON = {"python.md": "tests/python/test_python_page.py"}
-# Commands that another test runs, and by which words it is seen in that test
+# Commands that another file runs: that file, and the words in it that show this
 ELSEWHERE = {
     "scripts/install-helper": ("tests/mounts/test_helper.py", "install-helper"),
     "scripts/setup": ("scripts/test", "scripts/setup"),
@@ -45,12 +45,12 @@ ELSEWHERE = {
     "root# ": ("tests/mounts/test_users_page.py", "root# "),
 }
 def all_blocks() -> list[Block]:
-    """Every block of every page."""
+    """Return every block of every page."""
     return [block for page in pages() for block in blocks(page)]
 
 
 @pytest.mark.parametrize("block", [b for b in all_blocks() if b.transcript], ids=lambda b: f"{b.page.name}-{b.line}")
-def test_a_transcript_is_run(block: Block) -> None:
+def test_one_test_names_the_page_of_a_transcript(block: Block) -> None:
     name = block.page.name
     [test] = [file for file, named in RUN.items() if {name, f"{name}#{block.section}"} & set(named)]
     assert name in (ROOT / test).read_text()
@@ -70,6 +70,6 @@ def test_every_other_block_is_run_or_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize("words", ELSEWHERE)
-def test_commands_excepted_here_are_run_by_the_named_test(words: str) -> None:
+def test_commands_excepted_here_are_in_the_named_file(words: str) -> None:
     file, seen = ELSEWHERE[words]
     assert seen in (ROOT / file).read_text()

@@ -1,4 +1,4 @@
-"""scripts/test ROOM and --changed: which test files they choose (tests/rooms.py)."""
+"""scripts/test ROOM and --changed: the test files that they choose (tests/rooms.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.conftest import LONGEST
 from tests.rooms import ALWAYS, chosen, of_change
 
 
-def test_a_room_has_its_own_tests_and_those_that_import_it() -> None:
+def test_a_room_chooses_its_own_tests_and_those_that_import_it() -> None:
     found = chosen(["cache", "-x"])
     assert found[0] == "-x"
     assert {ALWAYS, "tests/cache/test_memory.py", "tests/cache/test_disk.py"} <= set(found)
-    assert "tests/store/test_remotefiles.py" not in found  # imports stores and requests, no cache
+    assert "tests/store/test_remotefiles.py" not in found  # it imports from store and net, not from cache
     assert "tests/views/test_flat_arrays.py" not in found
 
 
@@ -34,10 +34,10 @@ def test_a_changed_file_chooses_its_tests(path: str, test: str) -> None:
     assert test in of_change(path)
 
 
-def test_changed_files_choose_tests_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_files_choose_each_test_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "changed", lambda: 2 * ["tests/net/test_http.py"] + ["tests/gone.py"])
     assert chosen(["--changed", "-k", "x"]) == ["-k", "x", "tests/net/test_http.py", ALWAYS]
 
 
-def test_files_that_begin_first_exist() -> None:
+def test_the_files_that_start_first_exist() -> None:
     assert {f"tests/{name}" for name in LONGEST} <= set(rooms.tests())

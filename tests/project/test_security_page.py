@@ -1,4 +1,4 @@
-"""docs/security.md: each row names tests, and those exist."""
+"""docs/security.md: each row names tests, and these tests exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMED = sorted(set(re.findall(r"`([a-z/_]+\.py)::(test_\w+)`", PAGE)))
 
 
 def names_in(path: Path) -> set[str]:
-    """The names of the tests in a file."""
+    """Return the names of the functions in a file."""
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 

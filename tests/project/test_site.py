@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, and every page can be found in it."""
+"""The documentation site: it builds without a warning, and its navigation has every page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.pages import DOCS, ROOT
 
 
-def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [ROOT / "scripts/build-docs", tmp_path / "site"], capture_output=True, text=True, timeout=100, check=False
     )

@@ -1,4 +1,4 @@
-"""The structure of the package: which way imports point, where errno is known, and that tests mirror the rooms."""
+"""The structure of the package: the direction of imports, where errno is used, and the names of test files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 
-# From the ground up: a room imports from itself and from rooms above it in this list, never from one below.
+# Rooms: the packages and modules directly below zarrfs. A room imports only from itself and earlier ones of this list.
 ROOMS = (
     "failures", "errors", "config", "concurrency", "system", "metrics", "net", "cache", "zarr", "store", "prefetch",
     "views", "documents", "references", "icechunk", "archives", "sources", "copying", "fuse", "daemon", "jobs",
     "python", "cli",
 )  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
-# Rooms that make system calls or answer FUSE; everywhere else an error has a type of its own.
+# Prefixes of modules that make system calls or answer FUSE; all other modules raise exceptions of their own types.
 KNOW_ERRNO = (
     "zarrfs.errors", "zarrfs.system.", "zarrfs.metrics.", "zarrfs.net.", "zarrfs.cache.", "zarrfs.store.",
     "zarrfs.copying.destination_", "zarrfs.fuse.", "zarrfs.archives.blob_files",
@@ -36,12 +36,12 @@ EVERY_STORE = "store/test_contract.py"
 
 @functools.cache
 def tree(name: str) -> ast.Module:
-    """Parse a module, once; not on import, as every worker of xdist imports this file."""
+    """Parse a module, once; not when this file is imported, as every worker of xdist does that."""
     return ast.parse(MODULES[name].read_text())
 
 
 def imports(name: str) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import of a module, also those within functions."""
+    """Yield (line, module) for every import of a module, also within functions."""
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -59,7 +59,7 @@ def room_of(module: str) -> str:
 
 
 def imported_modules(name: str) -> set[str]:
-    """Return the modules of the package that a module imports, also lazily or for its types alone."""
+    """Return the modules of the package that a module imports, also lazily or only for types."""
     found = set()
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -69,7 +69,7 @@ def imported_modules(name: str) -> set[str]:
     return (found & MODULES.keys()) - {name}
 
 
-def test_imports_point_to_the_ground() -> None:
+def test_a_room_imports_only_from_lower_rooms() -> None:
     wrong = []
     for name in (name for name in MODULES if room_of(name) in RANK):
         for line, module in imports(name):
@@ -94,8 +94,8 @@ def test_a_test_file_is_named_after_a_module_of_its_room() -> None:
         assert any(f"{path.stem}_".startswith(f"test_{name}_") for name in names), f"{path}: no such module"
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Types and lazy imports count, too: a circle is two modules that cannot be understood apart."""
+def test_there_are_no_circular_imports() -> None:
+    """Lazy imports and those for types count, too: modules of a circle cannot be understood separately."""
     left = {name: imported_modules(name) - {"zarrfs"} for name in MODULES}
     while free := [name for name, needs in left.items() if not needs & left.keys()]:
         for name in free:
@@ -104,13 +104,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not left, f"circles among {sorted(in_circles or left)}"
 
 
-def test_error_numbers_stay_where_system_calls_are() -> None:
+def test_only_modules_with_system_calls_import_errno() -> None:
     others = [name for name in MODULES if not name.startswith(KNOW_ERRNO)]
     assert [name for name in others if "errno" in {module for _line, module in imports(name)}] == []
 
 
-def test_a_failure_reaches_fuse_through_to_errno_alone() -> None:
-    """In an except clause of the handlers, FUSEError is made of to_errno(...) and nothing else."""
+def test_failures_reach_fuse_only_through_to_errno() -> None:
+    """Except clauses create FUSEError only from to_errno(...), and only in zarrfs.fuse.operations."""
     made = []
     for name in MODULES:
         for handler in (node for node in ast.walk(tree(name)) if isinstance(node, ast.ExceptHandler)):

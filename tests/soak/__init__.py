@@ -1,1 +1,1 @@
-"""scripts/soak: many mounts, readers, writers, faults and disturbances for as long as asked, and what must hold."""
+"""scripts/soak: many mounts under readers, writers, faults and disturbances, with checks of what must hold."""

@@ -1,4 +1,4 @@
-"""Run a soak and print what came of it: scripts/soak --help."""
+"""Run a soak test and print its report: scripts/soak --help."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.soak.watching import Watch
 from tests.soak.workers import STUCK, Control, Worker, read_all, start_workers
 from tests.soak.world import World, world
 
-_INTERVAL = 300.0  # seconds from one quiesce to the next, at most
+_INTERVAL = 300.0  # maximum seconds from one quiesce to the next
 _SAMPLING = 2.0  # seconds
-_STAYS = 60.0  # seconds after which a temporary file has been left behind
+_STAYS = 60.0  # seconds after which a remaining temporary file counts as left behind
 _MIB = 1 << 20
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description="Use mounts hard, for as long as you like.")
     parser.add_argument("--minutes", type=float, default=10, metavar="N", help="how long (default 10)")
     parser.add_argument("--seed", type=int, default=int(time.time()), metavar="N", help="of all random numbers")
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Soak:
-    """One run: warm-up, disturbances, a quiesce now and then, and the end."""
+    """One run: workers and disturbances, interrupted by quiesces: pauses in which everything is checked."""
 
     def __init__(self, made: World, tally: Tally, seconds: float) -> None:
         self.world, self.tally = made, tally
@@ -54,7 +54,7 @@ class Soak:
         self._workers: list[Worker] = []
 
     def run(self) -> None:
-        """All of it; places are mounted before, and unmounted after."""
+        """Run workers, disturbances and quiesces until the time is over; the caller mounts and unmounts the places."""
         self._workers = start_workers(self.world, self.tally, self._control, self._model)
         try:
             end = self.began + self._seconds
@@ -88,7 +88,7 @@ class Soak:
                 worker.since = time.monotonic()
 
     def _quiesce(self) -> None:
-        """Nobody reads or writes: every file is read once, then the daemons are judged."""
+        """Pause all workers and faults, read every file once, then check the daemons."""
         self._disturber.calm()
         for name in self._control.pause(self._workers):
             self.tally.violation(f"{name} has not ended its operation in {STUCK:.0f} s")
@@ -110,7 +110,7 @@ class Soak:
 
 @contextlib.contextmanager
 def mounted(places: Sequence[Place], tally: Tally) -> Iterator[None]:
-    """All places mounted; whatever happens, nothing of them is left."""
+    """Mount all places and unmount them afterwards; remove and report any daemon or mount that remains."""
     try:
         for place in places:
             place.mount()
@@ -131,14 +131,14 @@ def mounted(places: Sequence[Place], tally: Tally) -> Iterator[None]:
 
 
 def leftovers(directory: Path) -> set[str]:
-    """Temporary files of zarrfs."""
+    """Return the temporary files of zarrfs that exist."""
     places = Path("/dev/shm"), directory / "tmp"
     found = {str(path) for place in places if place.is_dir() for path in place.glob("zarrfs*")}
     return found | {str(path) for path in directory.glob("cache/zarrfs/index/.zarrfs-*.tmp")}
 
 
 def left_behind(directory: Path, before: set[str]) -> list[str]:
-    """Temporary files that stay: those of other programs of zarrfs, beside this one, are gone after some seconds."""
+    """Return the new temporary files that remain: other zarrfs processes here remove theirs within seconds."""
     found, since = leftovers(directory) - before, time.monotonic()
     while found and time.monotonic() - since < _STAYS:
         time.sleep(0.2)
@@ -147,7 +147,7 @@ def left_behind(directory: Path, before: set[str]) -> list[str]:
 
 
 def zombies() -> list[str]:
-    """Children of this process that nobody has waited for."""
+    """Return the pids of the exited children of this process that were not waited for."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -158,7 +158,7 @@ def zombies() -> list[str]:
 
 
 def report(soak: Soak, seed: int) -> str:
-    """The tables."""
+    """Format the report: counts, faults, errors, resources and violations."""
     tally, watch = soak.tally, soak.watch
     lines = [f"soak: {time.monotonic() - soak.began:.0f} s, seed {seed}"]
     lines += ["", f"{'operation':24} {'count':>10} {'MiB':>10}"]
@@ -179,7 +179,7 @@ def report(soak: Soak, seed: int) -> str:
 
 
 def main() -> int:
-    """Exit status 1 where anything was not as it must be; the directory is kept then."""
+    """Run a soak. Return 1, and keep its directory, if there was a violation; 2 if the directory cannot be made."""
     chosen = arguments()
     try:
         if chosen.directory is not None:

@@ -1,4 +1,4 @@
-"""Disturbances of the mounts of a soak: remounts, kills, signals, faults of servers."""
+"""Disturbances of the mounts of a soak: remounts, kills, signals and server faults."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.soak.tally import Tally
 from tests.soak.world import World
 
 FAULTS = ("reset", "reset late", "stall", "503", "429", "truncate", "short", "long", "elsewhere", "drip", "changed")
-_SHARE = 0.1  # of the answers are spoilt while there are faults
+_SHARE = 0.1  # of the responses are faulty while faults are active
 _CLEANERS = ("zarrfs", "fusermount3", "")
-_PATIENCE = 60.0  # seconds for statistics of a daemon under load
+_PATIENCE = 60.0  # seconds in which a daemon under load must return its statistics
 
 
 class Disturber:
-    """Does one random thing at a time; each is counted as an operation."""
+    """The source of random disturbances, one at a time; each is counted as an operation."""
 
     def __init__(self, world: World, tally: Tally, model: Model) -> None:
         self._world, self._tally, self._model = world, tally, model
         self._chance = random.Random(f"{world.seed} disturbances")
-        self._number = 0  # of the version of the local set
-        self._actions: list[tuple[str, Callable[[Place], None], bool]] = [  # name, action, mortal places alone
+        self._number = 0  # the version of the local set
+        self._actions: list[tuple[str, Callable[[Place], None], bool]] = [  # (name, action, only for mortal places)
             ("umount and mount", self._remount, True),
             ("kill -9 and mount", self._kill, True),
             ("umount in use", self._umount_in_use, False),
@@ -43,7 +43,7 @@ class Disturber:
         ]
 
     def one(self) -> None:
-        """A disturbance."""
+        """Perform one random disturbance of a random place."""
         name, action, mortal = self._chance.choice(self._actions)
         places = [place for place in self._world.places if place.mortal or not mortal]
         place = self._chance.choice(places)
@@ -54,12 +54,12 @@ class Disturber:
         self._tally.done(name)
 
     def calm(self) -> None:
-        """No faults from now on."""
+        """Stop injecting faults."""
         self._world.proxy.faults = {}
         self._world.weather.set(False)
 
     def _faults(self, place: Place) -> None:
-        """They begin, or end."""
+        """Start injecting a random choice of faults, or stop if faults are active."""
         if self._world.proxy.faults:
             self.calm()
             return
@@ -68,7 +68,7 @@ class Disturber:
         self._world.proxy.faults = dict.fromkeys(kinds, _SHARE / len(kinds))
 
     def _restart(self, place: Place) -> None:
-        """The server is away for half a second: all its connections break."""
+        """Stop the server for half a second, which breaks all its connections."""
         self._world.weather.set(True)
         self._world.proxy.stop()
         time.sleep(0.5)
@@ -82,7 +82,7 @@ class Disturber:
             self._compare(place)
 
     def _kill(self, place: Place) -> None:
-        """In the middle of what readers do; a writer's last change is whole, as nobody could say what it should be."""
+        """Kill the daemon during reads, but only between two changes: the result of half a change is unknown."""
         if not place.writable:
             place.kill(self._chance.choice(_CLEANERS))
             with place.alone():
@@ -110,7 +110,7 @@ class Disturber:
         place.signal(signal.SIGCONT)
 
     def _refresh(self, place: Place) -> None:
-        """Change the local set: open files keep their bytes, files opened later have the new ones."""
+        """Change and refresh the local set: an open file keeps its bytes, one opened later has the new bytes."""
         place = self._world.place("local")
         self._number += 1
         with place.used(), (place.mountpoint / "version").open("rb", buffering=0) as opened:
@@ -123,6 +123,6 @@ class Disturber:
 
     def _stats(self, place: Place) -> None:
         deadline = time.monotonic() + _PATIENCE
-        while (done := run("stats", place.mountpoint)).returncode:  # it waits for ten seconds
+        while (done := run("stats", place.mountpoint)).returncode:  # zarrfs stats waits ten seconds
             if "does not answer" not in done.stderr or time.monotonic() > deadline:
                 raise RuntimeError(f"status {done.returncode}: {done.stderr.strip()}")

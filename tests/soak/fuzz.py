@@ -1,6 +1,6 @@
 """Open mutated samples and read everything in them: scripts/soak fuzz --help.
 
-What has to come of each: an error of one line or a right answer; no traceback, no hang, no more than 300 MB.
+Each mutant must yield a one-line error or the right content: no traceback, at most 10 seconds and 300 MiB.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from tests.soak import mutants
 from tests.soak.readall import TIME_MAX
 
 MEMORY_MAX = 300 << 20  # bytes
-_COMMAND = 20  # of so many mutants one goes through the command line as well
+_COMMAND = 20  # one in this many mutants is also checked by `zarrfs check`
 _ZARR = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata", "__zmeta__", "__zattr__", "meta", "attrs")
 Options = dict[str, Any]
 Entries = dict[str, str]
 
 
 class Sample(NamedTuple):
-    """A genuine source, and a file of it that is mutated."""
+    """A valid source, and the file in it that is mutated."""
 
     name: str
     kind: str
     source: Path  # a file, or a directory
-    file: str  # in the directory; "" where the source is a file
-    options: tuple[Options, ...]  # some of which are chosen
+    file: str  # the mutated file in the directory; "" if the source is a file
+    options: tuple[Options, ...]  # each mutant is opened with one of them
 
     @property
     def data(self) -> bytes:
-        """The bytes that are mutated."""
+        """The valid bytes of the file that is mutated."""
         return (self.source / self.file if self.file else self.source).read_bytes()
 
 
@@ -54,13 +54,13 @@ class Mutant(NamedTuple):
 
     sample: Sample
     data: bytes
-    packed: str  # how it is compressed
-    broken: bool  # whether its compressed bytes were mutated, not what is in them
+    packed: str  # the compression, as a suffix; "" for none
+    broken: bool  # whether the compressed bytes were mutated instead of the content
     options: Options
 
 
 def samples(directory: Path) -> list[Sample]:
-    """All of them; those that are not in tests/data are made in `directory`."""
+    """Return all samples; make those that are not in tests/data in `directory`."""
     found = []
     plain: tuple[Options, ...] = ({}, {"strict": True}, {"conflict": "file"})
     views: tuple[Options, ...] = ({}, {"view": "v2"}, {"view": "v3"}, {"view": "arrays"})
@@ -92,7 +92,7 @@ def _files(source: Path, kind: str, options: tuple[Options, ...], wanted: Callab
 
 @st.composite
 def mutant(draw: st.DrawFn, known: dict[str, list[Sample]]) -> Mutant:
-    """A mutant of any sample: kinds are drawn first, as there are many more stores than sets."""
+    """Draw a mutant of any sample: the kind first, as there are many more Zarr stores than reference sets."""
     sample = draw(st.sampled_from(known[draw(st.sampled_from(sorted(known)))]))
     data = sample.data
     options = draw(st.sampled_from(sample.options))
@@ -105,7 +105,7 @@ def mutant(draw: st.DrawFn, known: dict[str, list[Sample]]) -> Mutant:
 
 
 def _near_the_end(draw: st.DrawFn, data: bytes) -> bytes:
-    """With a mutation anywhere, or where zip and Parquet files have their directories."""
+    """Mutate `data` anywhere, in its second half, or near its end, where zip and Parquet have their directories."""
     at = draw(st.sampled_from((0, 0, max(0, len(data) - 200), max(0, len(data) - 2000), len(data) // 2)))
     return data[:at] + draw(mutants.bytes_of(data[at:], mutants.NUMBERS))
 
@@ -116,7 +116,7 @@ def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 class Reader:
-    """The process that reads: tests/soak/readall.py."""
+    """The child process that reads sources: tests/soak/readall.py."""
 
     def __init__(self, directory: Path) -> None:
         environment = os.environ | {"XDG_CACHE_HOME": str(directory / "cache"), "XDG_CONFIG_HOME": str(directory)}
@@ -127,7 +127,7 @@ class Reader:
         )  # fmt: skip
 
     def read(self, source: Path, options: Options, index: Path) -> dict[str, Any]:
-        """Return the content of a source; "stderr" has the messages."""
+        """Return what readall.py found in a source, with its standard error as "stderr"."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         options = {"index_dir": str(index), "retries": 0, "request_timeout": 2.0, "log_level": "error"} | options
@@ -141,7 +141,7 @@ class Reader:
         return found
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -149,12 +149,12 @@ class Reader:
 
 
 class Fuzz:
-    """One run: samples, what is right of them, and what was wrong with mutants."""
+    """One run: the samples, their right content, and the violations that mutants caused."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.counts: Counter[str] = Counter()
-        self.violations: dict[str, str] = {}  # by what is wrong: the first that had it, and how
+        self.violations: dict[str, str] = {}  # by kind of violation: the first mutant that caused it, and the details
         self.slowest, self.largest = (0.0, ""), (0, "")
         (directory / "samples").mkdir()
         self._reader = Reader(directory)
@@ -165,11 +165,11 @@ class Fuzz:
             self.samples.setdefault(sample.kind, []).append(sample)
 
     def close(self) -> None:
-        """End the process that reads."""
+        """End the reader process."""
         self._reader.close()
 
     def judge(self, case: Mutant) -> list[str]:
-        """Return the fault in the result of a mutant, and note it."""
+        """Read a mutant; record and return its violations."""
         self.counts[case.sample.kind] += 1
         self._judged += 1
         with self._written(case) as source:
@@ -251,7 +251,7 @@ class Fuzz:
         ][:3]  # fmt: skip
 
     def _command(self, case: Mutant, source: Path, found: dict[str, Any]) -> list[str]:
-        """The command says the same, in one line where it is an error."""
+        """Run `zarrfs check` on the mutant: it must not crash, and must report an error if the reader did."""
         self.counts["by command"] += 1
         options = ",".join(
             name if value is True else f"{name}={':'.join(value) if isinstance(value, list) else value}"
@@ -271,7 +271,7 @@ _UNKNOWN = object()
 
 
 def _ill(found: dict[str, Any]) -> list[str]:
-    """A source that broke a rule."""
+    """Return the rules that reading a source broke: on exceptions, time, exit status, memory and error text."""
     wrong = [f"unexpected: {text}" for text in found.get("unexpected", ())]
     if found["late"]:
         wrong.append(f"took more than {TIME_MAX} s")
@@ -288,7 +288,7 @@ def _ill(found: dict[str, Any]) -> list[str]:
 
 
 def _parsed(data: bytes) -> Any:
-    """Parse a document with the standard library; None where it is not JSON."""
+    """Parse with the standard library: None if it is not JSON, _UNKNOWN if it exceeds that parser's limits."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -316,7 +316,7 @@ def _same(one: Any, two: Any) -> bool:
 
 
 def untouched(old: Any, new: Any) -> set[str]:
-    """Entries that both documents have, and that have nothing to do with what differs."""
+    """Return the entries that both documents have and that their differences cannot affect."""
     if isinstance(old, list) and isinstance(new, list):
         if not all(isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in old + new):
             return set()
@@ -339,7 +339,7 @@ def untouched(old: Any, new: Any) -> set[str]:
 
 
 def _sound(mutated: Path, genuine: Path) -> set[str]:
-    """Members of a zip file that are what they were, as the standard library reads it."""
+    """Return the members of a mutated zip file that the standard library reads with their original content."""
     try:
         with zipfile.ZipFile(mutated) as new, zipfile.ZipFile(genuine) as old:
             names = [name for name in new.namelist() if name in old.NameToInfo and new.namelist().count(name) == 1]
@@ -356,7 +356,7 @@ def _member(file: zipfile.ZipFile, name: str) -> bytes | None:
 
 
 def run(fuzz: Fuzz, number: int, examples: int, until: float, failing: bool = False) -> None:
-    """`examples` mutants, as many of them as there is time for `until` (time.monotonic())."""
+    """Judge up to `examples` mutants, none after `until` (time.monotonic()); `failing`: raise on a violation."""
 
     @seed(number)
     @settings(
@@ -373,7 +373,7 @@ def run(fuzz: Fuzz, number: int, examples: int, until: float, failing: bool = Fa
 
 
 def main() -> int:
-    """Exit status 1 where anything was not as it must be; the directory is kept then."""
+    """Judge mutants until the time is over. Return 1, and keep the directory, if there was a violation."""
     parser = argparse.ArgumentParser(prog="scripts/soak fuzz", description="Open mutated samples, read all in them.")
     parser.add_argument("--minutes", type=float, default=60, metavar="N", help="how long (default 60)")
     parser.add_argument("--seed", type=int, default=int(time.time()), metavar="N", help="of all random numbers")
@@ -401,7 +401,7 @@ def main() -> int:
 
 
 def report(fuzz: Fuzz, number: int, began: float) -> str:
-    """Counts, extremes and violations."""
+    """Format the report: counts, the slowest and the largest mutant, and violations."""
     lines = [f"fuzz: {time.monotonic() - began:.0f} s, seed {number}", ""]
     lines += [f"{name:12} {count:>8,}" for name, count in sorted(fuzz.counts.items())]
     lines += [f"slowest      {fuzz.slowest[0]:>8.2f} s    {fuzz.slowest[1]}"]

@@ -1,4 +1,4 @@
-"""Writers on the overlay of a soak: every change is made in a plain directory, too, and the two are compared."""
+"""Writers on the overlay of a soak: each change is also made in a plain directory, and the results are compared."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.soak.places import Place
 from tests.soak.tally import Tally
 from tests.soak.world import World
 
-_NAMES = 40  # of each writer
+_NAMES = 40  # number of names that each writer uses
 _SIZE_MAX = 300_000  # bytes
 
 
 class Model:
-    """`act` does one random change to a mount and to the model; each writer has names of its own."""
+    """A plain directory that receives every change made to the overlay; each writer has its own names in both."""
 
     def __init__(self, world: World) -> None:
         self._model = world.model
         self._lower = world.place("overlay").values
-        self._copied: dict[str, None] = {}  # keys of the lower store that were changed
+        self._copied: dict[str, None] = {}  # keys of the lower source that were changed
         self._names = threading.local()
         self._writers = 0
 
     def act(self, place: Place, chance: random.Random, tally: Tally) -> int:
-        """One change."""
+        """Make one random change to the mount and to the model; raise AssertionError if the results differ."""
         if not hasattr(self._names, "number"):
             self._writers += 1
             self._names.number = self._writers
@@ -52,7 +52,7 @@ class Model:
         return 0
 
     def _copy_up(self, place: Place, chance: random.Random, writer: int) -> int:
-        """A change to a file of the source: each writer has its share of them."""
+        """Overwrite a part of a file of the lower source; no two writers change the same file."""
         keys = [key for at, key in enumerate(place.keys) if at % 2 == writer % 2 and key.startswith("a/")]
         key, at, data = chance.choice(keys), chance.randrange(1400), chance.randbytes(chance.randrange(1, 2000))
         own = self._model / key
@@ -67,7 +67,7 @@ class Model:
         return len(data)
 
     def differences(self, place: Place) -> list[str]:
-        """Compare the mount with the model, while nobody writes; return the differences."""
+        """Compare the mount with the model and return the differences; the writers must be idle."""
         found = []
         for folder in sorted(path.name for path in self._model.iterdir() if path.name.startswith("w")):
             own, theirs = _tree(self._model / folder), _tree(place.mountpoint / folder)
@@ -80,17 +80,17 @@ class Model:
 
 
 def _outcome(change: object, root: Path, one: str, other: str, chance: random.Random) -> int | str:
-    """Return the bytes of a call or its errno; report a mount that has died."""
+    """Return the result of a change, or its errno as text; raise errors that only a mount can cause."""
     try:
         return change(root, one, other, chance)  # type: ignore[operator,no-any-return]
     except OSError as exc:
-        if exc.errno in (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV):  # these are the mount's own
+        if exc.errno in (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV):  # from the mount
             raise
         return f"errno {exc.errno}"
 
 
 def _tree(root: Path) -> dict[str, object]:
-    """Kind, size, mode and bytes of everything below a directory."""
+    """Return the mode and content of everything below a directory, and the targets of symlinks."""
     found: dict[str, object] = {}
     for folder, _, files in os.walk(root):
         found[os.path.relpath(folder, root)] = stat.S_IMODE(os.stat(folder).st_mode)
@@ -154,7 +154,7 @@ def _directory(root: Path, one: str, other: str, chance: random.Random) -> int:
 
 
 def _mapped(root: Path, one: str, other: str, chance: random.Random) -> int:
-    """Written through a shared mapping."""
+    """Write through a shared mapping."""
     descriptor = os.open(root / one, os.O_RDWR | os.O_NOFOLLOW)
     with contextlib.closing(os.fdopen(descriptor, "r+b", buffering=0)):
         size = os.fstat(descriptor).st_size

@@ -1,4 +1,4 @@
-"""Mutated samples: bytes and documents that somebody has damaged, on purpose or not, as hypothesis draws them."""
+"""Hypothesis strategies for mutated samples: damaged bytes and JSON documents."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 @st.composite
 def bytes_of(draw: st.DrawFn, data: bytes, tokens: tuple[bytes, ...] = TOKENS + NUMBERS) -> bytes:
-    """`data` with one to three pieces of it cut, doubled, overwritten or inserted."""
-    chance = random.Random(draw(st.integers(0, 2**64)))  # places evenly: integers() prefers the beginning
+    """Draw `data` with one to three changes: pieces cut, repeated, swapped, overwritten or inserted."""
+    chance = random.Random(draw(st.integers(0, 2**64)))  # even offsets: st.integers() prefers small ones
     for _ in range(draw(st.integers(1, 3))):
         at = chance.randint(0, len(data))
         size = chance.randint(1, 1 + min(len(data) - at, 40))
@@ -94,7 +94,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 @st.composite
 def document_of(draw: st.DrawFn, data: bytes) -> bytes:
-    """A JSON document with up to three of its parts exchanged, left out or renamed; as bytes where it is none."""
+    """Draw a JSON document with one to three parts replaced, removed, renamed or added; mutate other data as bytes."""
     try:
         document = json.loads(data)
     except ValueError:
@@ -119,5 +119,5 @@ def document_of(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def text_of(data: bytes) -> st.SearchStrategy[bytes]:
-    """A mutant of a JSON document."""
+    """Return a strategy for mutants of a JSON document."""
     return st.one_of(document_of(data), bytes_of(data))

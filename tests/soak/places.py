@@ -1,4 +1,4 @@
-"""The mounts of a soak: each is mounted, disturbed, killed and mounted again with the program itself."""
+"""The mounts of a soak, which are mounted and unmounted by the zarrfs program."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from typing import Any
 from tests.conftest import run
 from tests.mounts.mounting import alive, daemon_pid, mount_lines
 
-# What a mount says whose daemon was killed, and what is under it until it is mounted again.
+# Errors of a mount whose daemon was killed, and (ENOENT) of the empty directory below it until it is mounted again.
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ENOENT)
-GRACE = 30.0  # seconds after the last fault in which a read that had begun may still fail
-_PATIENCE = 30.0  # seconds that a mount may stay in use by a request that is ending
+GRACE = 30.0  # seconds after the end of faults in which a read may still fail
+_PATIENCE = 30.0  # seconds in which the last requests to a mount must have ended
 
 
 class Weather:
-    """The fault injection of the servers: active, or active a moment ago."""
+    """The state of fault injection in the servers: active, recently active, or neither."""
 
     def __init__(self) -> None:
         self._stormy = False
         self._calm_since = -GRACE
 
     def set(self, stormy: bool) -> None:
-        """Faults begin or end."""
+        """Record that faults begin or end."""
         if self._stormy and not stormy:
             self._calm_since = time.monotonic()
         self._stormy = stormy
@@ -45,7 +45,7 @@ class Weather:
 
 @dataclasses.dataclass
 class Place:
-    """One mount: `values` is what each of its files holds; `remote`, where its server fails now and then."""
+    """One mount. `values` has the content of each file by key; `remote`: its server may inject faults."""
 
     name: str
     source: str
@@ -54,9 +54,9 @@ class Place:
     values: Mapping[str, memoryview]
     weather: Weather
     remote: bool = False
-    mortal: bool = False  # it may be unmounted and killed
+    mortal: bool = False  # whether disturbances may unmount or kill it
     writable: bool = False
-    epoch: int = 0  # changes whenever its daemon goes
+    epoch: int = 0  # incremented by unmount, kill and remount; odd in between
     logs: list[Path] = dataclasses.field(default_factory=list)
     pids: list[int] = dataclasses.field(default_factory=list)
 
@@ -68,11 +68,11 @@ class Place:
         self._users = 0
         self._alone = False
 
-    # -- who may be in it
+    # -- exclusion of operations and disturbances
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """For an operation of a worker: waits while somebody is alone with the mount."""
+        """Use the mount for one operation; wait while another thread has it alone()."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone)
             self._users += 1
@@ -85,7 +85,7 @@ class Place:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """No worker has an operation in it meanwhile."""
+        """Have the mount exclusively: wait for operations to end, and let none begin."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone)
             self._alone = True
@@ -106,7 +106,7 @@ class Place:
     # -- the daemon
 
     def mount(self) -> None:
-        """Mount it; its daemon gets a log of its own. RuntimeError with what the program said."""
+        """Mount the source, with a new log file; raise RuntimeError with the program's message if it fails."""
         log = self.directory / "logs" / f"{self.name}.{len(self.logs)}.log"
         log.parent.mkdir(exist_ok=True)
         arguments = [part for option in self.options for part in ("-o", option)]
@@ -118,20 +118,20 @@ class Place:
         self.epoch += self.epoch % 2
 
     def unmount(self) -> None:
-        """Unmount it while no worker uses it; the last requests may still be on their way."""
+        """Unmount it, and wait for its daemon to exit; retry while the last requests of readers keep it in use."""
         deadline = time.monotonic() + _PATIENCE
         while (done := run("umount", self.mountpoint)).returncode and "but its daemon" not in done.stderr:
             if "in use" not in done.stderr or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name}: umount: status {done.returncode}: {done.stderr.strip()}")
             time.sleep(0.1)
         self.epoch += 1
-        while alive(self.pids[-1]) and time.monotonic() < deadline + _PATIENCE:  # umount waits for ten seconds
+        while alive(self.pids[-1]) and time.monotonic() < deadline + _PATIENCE:  # zarrfs umount waits ten seconds
             time.sleep(0.01)
         if mount_lines(self.mountpoint) or alive(self.pids[-1]):
             raise RuntimeError(f"{self.name}: umount has left a mount or its daemon {self.pids[-1]}")
 
     def kill(self, program: str) -> None:
-        """Kill with SIGKILL, then clean up with `program`: zarrfs, fusermount3, or the next mount ("")."""
+        """Kill the daemon with SIGKILL, then unmount with `program`; with "", the next mount() has to."""
         self.epoch += 1
         os.kill(self.pids[-1], signal.SIGKILL)
         while alive(self.pids[-1]):
@@ -139,7 +139,7 @@ class Place:
         if not program:
             return
         deadline = time.monotonic() + _PATIENCE
-        while (done := self._clean(program)).returncode:  # readers hold it until their calls have failed
+        while (done := self._clean(program)).returncode:  # readers keep it in use until their calls have failed
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name}: {program} does not clean a dead mount: {done.stderr.strip()}")
             time.sleep(0.1)
@@ -152,9 +152,9 @@ class Place:
         )
 
     def signal(self, number: signal.Signals) -> None:
-        """A signal for the daemon."""
+        """Send a signal to the daemon."""
         os.kill(self.pids[-1], number)
 
     def stats(self) -> dict[str, Any]:
-        """Its counters."""
+        """Return the statistics of the daemon."""
         return dict(json.loads(os.getxattr(self.mountpoint, "user.zarrfs.stats")))

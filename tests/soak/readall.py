@@ -1,8 +1,8 @@
-"""A process that opens each source it is asked for in a forked child, reads everything in it, and measures that.
+"""A process that opens each requested source in a forked child, reads everything in it, and measures that.
 
-It reads requests as lines of JSON from standard input, {"source", "options"}, and answers each by a line: what the
-child found, {"error"} or {"entries", "check"}, with "unexpected" exceptions; and "seconds", "memory" (bytes, of the
-child or of its own child that compiles, whichever had more) and "status".
+It reads requests from standard input, a line of JSON each: {"source", "options"}. It answers each with a line: the
+child's result, {"error"} or {"entries", "check"}, with "unexpected" exceptions; and "seconds", "cpu", "late" (killed
+after TIME_MAX), "memory" (peak bytes of the child, or of a child of its own if that had more) and exit "status".
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.traversal import walk
 
 TIME_MAX = 10.0  # seconds
-_MEMORY_MAX = 4 << 30  # bytes of address space: so that a mistake does not take the machine
-_WINDOW = 1 << 20  # bytes read at each end of a file
+_MEMORY_MAX = 4 << 30  # bytes of address space: protects the machine from a bug
+_WINDOW = 1 << 20  # bytes read at the start and at the end of a file
 _ENTRIES_MAX = 5000
 _WARM = (
     "zarrfs.sources.prepare", "zarrfs.archives.parse", "zarrfs.references.parse", "zarrfs.references.templates",
@@ -43,7 +43,7 @@ _WARM = (
 
 
 class _Unexpected(logging.Handler):
-    """Keeps the exceptions that handlers of any exception have logged."""
+    """A log handler that keeps logged exceptions other than ZarrfsError and OSError."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -56,7 +56,7 @@ class _Unexpected(logging.Handler):
 
 
 async def _read(store: Store, key: str, info: Info) -> str:
-    """A digest of a file's first and last bytes, or of where a link leads."""
+    """Return a digest of a file's size, first and last bytes; for a symlink, its target."""
     if info.kind is Kind.SYMLINK:
         return f"-> {info.target}"
     if info.kind is Kind.DIRECTORY:
@@ -104,7 +104,7 @@ def opened_and_read(source: str, options: Options) -> dict[str, Any]:
         found = {"error": str(exc)}
     except BaseException as exc:
         leaf: BaseException = exc
-        while isinstance(leaf, BaseExceptionGroup) and len(leaf.exceptions) == 1:  # as commands do
+        while isinstance(leaf, BaseExceptionGroup) and len(leaf.exceptions) == 1:  # as the commands do
             leaf = leaf.exceptions[0]
         found = {"error": str(leaf)}
         if not isinstance(leaf, ZarrfsError | OSError):
@@ -123,7 +123,7 @@ def _child(request: dict[str, Any], out: int) -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Fork, and wait no longer than TIME_MAX."""
+    """Answer a request in a forked child, which is killed after TIME_MAX."""
     began, (read, write) = time.monotonic(), os.pipe()
     pid = os.fork()
     if not pid:
@@ -157,7 +157,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until there are no requests any more."""
+    """Answer requests until standard input ends."""
     for name in _WARM:
         importlib.import_module(name)
     for line in sys.stdin:

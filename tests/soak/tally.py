@@ -7,11 +7,11 @@ import errno
 import threading
 import time
 
-VIOLATIONS_MAX = 20  # a soak ends early at so many
+VIOLATIONS_MAX = 20  # number of violations that ends a soak early
 
 
 class Tally:
-    """Counters that all workers share. A violation is printed at once, with the time since the start."""
+    """Counters that all workers share. A violation is printed immediately, with the time since the start."""
 
     def __init__(self) -> None:
         self.operations: collections.Counter[str] = collections.Counter()
@@ -22,19 +22,19 @@ class Tally:
         self._began = time.monotonic()
 
     def done(self, operation: str, size: int = 0) -> None:
-        """One operation that went as it should, with so many right bytes."""
+        """Count a successful operation that transferred `size` right bytes."""
         with self._lock:
             self.operations[operation] += 1
             self.bytes[operation] += size
 
     def excused(self, operation: str, code: int | None) -> None:
-        """One operation that failed, as it may with what was done to its mount."""
+        """Count an operation whose failure a disturbance of its mount explains."""
         with self._lock:
             self.operations[operation] += 1
             self.errors[operation, errno.errorcode.get(code or 0, str(code))] += 1
 
     def violation(self, text: str) -> None:
-        """Something that must not happen."""
+        """Record and print something that must not happen."""
         line = f"[{time.monotonic() - self._began:.1f} s] {text}"
         with self._lock:
             self.violations.append(line)
@@ -42,5 +42,5 @@ class Tally:
 
     @property
     def over(self) -> bool:
-        """Return whether more operations would show nothing new."""
+        """Return whether the soak should end early, as there are enough violations."""
         return len(self.violations) >= VIOLATIONS_MAX

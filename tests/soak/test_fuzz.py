@@ -1,4 +1,4 @@
-"""scripts/soak fuzz for a moment: mutated samples are an error of one line or a right answer."""
+"""scripts/soak fuzz, run briefly: mutated samples yield a one-line error or the right content."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_mutated_samples(running: Fuzz) -> None:
     assert not running.violations, running.violations
 
 
-def test_samples_themselves_are_read_to_the_end(running: Fuzz) -> None:
+def test_valid_samples_are_read_without_a_violation(running: Fuzz) -> None:
     for kind in "references", "archive":
         for sample in running.samples[kind]:
             assert running.judge(Mutant(sample, sample.data, "", False, {})) == []
             assert running._right_entries(sample, {})
 
 
-def test_a_wrong_answer_is_found(running: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_is_a_violation(running: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = next(sample for sample in running.samples["references"] if sample.name == "day0_v0.json")
     entries = running._right_entries(sample, {})
     key = next(key for key, digest in entries.items() if digest != "directory" and not digest.startswith("!"))
@@ -43,7 +43,7 @@ def test_a_wrong_answer_is_found(running: Fuzz, monkeypatch: pytest.MonkeyPatch)
     running.violations.clear()
 
 
-def test_entries_that_a_mutation_did_not_touch() -> None:
+def test_untouched_leaves_out_entries_that_a_mutation_may_affect() -> None:
     one = {"version": 1, "refs": {"a/0": "x", "a/1": "y", "b": "z", "c/0": ["u"]}}
     two = {"version": 1, "refs": {"a/0": "x", "a/1": "!", "b": "z", "c/0/d": 1, "c/0": ["u"]}}
     assert untouched(one, two) == {"a/0", "b"}

@@ -1,4 +1,4 @@
-"""scripts/soak for a moment: it runs, uses all that it should, and finds nothing; and it finds what there is."""
+"""scripts/soak, run briefly: it performs every kind of operation and finds no violation; its options and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def soak(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_short_soak(tmp_path: Path) -> None:
+def test_a_short_soak_finds_no_violation(tmp_path: Path) -> None:
     done = soak(tmp_path / "not" / "there", "--minutes", "0.06", "--seed", "8", "--report", str(tmp_path / "report"))
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     report = (tmp_path / "report").read_text()
@@ -31,7 +31,6 @@ def test_a_short_soak(tmp_path: Path) -> None:
 
 
 def test_options_on_the_page_exist() -> None:
-    """Each of them is there."""
     told = subprocess.run([sys.executable, "-m", "tests.soak", "--help"], cwd=ROOT, capture_output=True, text=True,
                           timeout=60, check=True).stdout  # fmt: skip
     page = (ROOT / "docs/soak.md").read_text()

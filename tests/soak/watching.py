@@ -1,14 +1,14 @@
-"""Resources of the daemons of a soak, sampled, and their limits.
+"""Samples of the resources of a soak's daemons, and their limits.
 
-At each quiesce nobody uses the mounts, no fault is injected and the kernel was told to forget what it knows
-(drop_caches), so a daemon is back at its least:
+At each quiesce no worker uses the mounts, no fault is injected and the kernel has dropped its caches, so a daemon
+must be back at its minimum:
 
-- no open handle, no request under way, at most a few inodes (the root, and what the kernel has not given up);
-- descriptors and threads at most `MORE` above those at the first quiesce: pools that fill; with a directory of blocks
+- no open file, no request in flight, at most a few inodes (the root, and those that the kernel has not forgotten);
+- at most `MORE` more descriptors and threads than at the first quiesce, as pools fill; with a block cache on disk
   8 descriptors more (its index, its segment, its directories);
-- memory (RSS) at most a quarter and 64 MiB above that at the first quiesce, once the allocator has given back what it
-  keeps for use (SIGUSR1; zarrfs/system/memory.py). From the tenth quiesce of a daemon on, the least of the last
-  third of them is at most 16 MiB above the least of the third before: what grows for ever is found by that.
+- at most a quarter and 64 MiB more memory (RSS) than at the first quiesce, once the allocator has returned free memory
+  to the kernel (SIGUSR1; zarrfs/system/memory.py). From the tenth quiesce of a daemon on, the minimum of the last
+  third of the quiesces is at most 16 MiB above the minimum of the third before, which detects a slow leak.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.soak.tally import Tally
 MORE = 40
 _OF_BLOCKS = 8
 _INODES = 8
-_SETTLING = 20.0  # seconds in which a daemon must come to rest
+_SETTLING = 20.0  # seconds in which a daemon must become idle
 _MIB = 1 << 20
 _TROUBLE = re.compile(r"internal error|Traceback|CRITICAL|Error: .* at [a-z]+\.py:\d+")
 
@@ -46,14 +46,14 @@ class Sample:
 
 
 def sample(pid: int) -> Sample:
-    """From /proc alone. OSError where the process has gone."""
+    """Sample a process from /proc, without inodes and open files; raise OSError if it has exited."""
     status = Path(f"/proc/{pid}/status").read_text()
     memory, threads = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) for name in ("VmRSS", "Threads"))  # type: ignore[index]
     return Sample(memory << 10, len(os.listdir(f"/proc/{pid}/fd")), threads)
 
 
 class Watch:
-    """Samples all the time, and judges at each quiesce."""
+    """The samples of all daemons, and the checks at each quiesce."""
 
     def __init__(self, places: list[Place], tally: Tally) -> None:
         self.peaks: dict[str, int] = defaultdict(int)  # memory by place
@@ -61,19 +61,19 @@ class Watch:
         self._places, self._tally = places, tally
 
     def look(self) -> None:
-        """A sample of each daemon; not judged but for its peak."""
+        """Sample the memory of each daemon, for the peaks of the report."""
         for place in self._places:
             try:
                 self.peaks[place.name] = max(self.peaks[place.name], sample(place.pids[-1]).memory)
             except OSError:
-                continue  # it is being mounted again
+                continue  # the place is being remounted
 
     def judge(self, place: Place) -> None:
-        """At a quiesce: wait for the daemon to come to rest, and compare with how it was."""
+        """Wait for the daemon to become idle, and compare its resources with those at earlier quiesces."""
         deadline = time.monotonic() + _SETTLING
-        forgotten = time.monotonic()  # before this was called
+        forgotten = time.monotonic()  # the caller has dropped the caches before
         while (left := _unsettled(counters := place.stats())) and time.monotonic() < deadline:
-            if time.monotonic() - forgotten > 2:  # what was in use the last time; it is slow, and the whole machine's
+            if time.monotonic() - forgotten > 2:  # not more often: it is slow and affects the whole machine
                 drop()
                 forgotten = time.monotonic()
             time.sleep(0.1)
@@ -91,7 +91,7 @@ class Watch:
             self._tally.violation(f"{place.name}: pid {pid}: {rule}")
 
     def judge_logs(self) -> None:
-        """Nothing that only a mistake in the program writes to a log."""
+        """Report log lines that only a bug in the program can cause."""
         for place in self._places:
             for log in place.logs:
                 for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
@@ -109,7 +109,7 @@ def _unsettled(counters: dict[str, Any]) -> str:
 
 
 def _broken(samples: list[Sample], more: int) -> list[str]:
-    """The rules that the last of these breaks; so many `more` descriptors and threads are no leak."""
+    """Return the rules that the last sample breaks; up to `more` additional descriptors and threads are no leak."""
     first, last = samples[0], samples[-1]
     broken = []
     for name in ("descriptors", "threads"):

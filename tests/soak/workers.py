@@ -1,4 +1,4 @@
-"""Users of the mounts of a soak: readers, listers, writers; each a thread with its own random numbers."""
+"""Workers of a soak, which read, list and write; each is a thread with its own random numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.soak.tally import Tally
 from tests.soak.world import World, digest
 
 STUCK = 120.0  # seconds after which an operation counts as hanging
-_KILLED = 10.0  # seconds in which a reader that was interrupted must have ended
+_KILLED = 10.0  # seconds in which an interrupted reader must have exited
 _PIECES = (4096, 65_536, 1 << 20)
 
-# Maps a file and prints the SHA-256 of the part from arguments 2 to 3: a page that cannot be had ends it with SIGBUS.
+# Maps a file and prints the SHA-256 of bytes [argument 2, argument 3): SIGBUS kills it if a page cannot be read.
 _MAPPER = """
 import hashlib, mmap, os, sys
 descriptor = os.open(sys.argv[1], os.O_RDONLY)
@@ -33,7 +33,7 @@ print(hashlib.sha256(memory[int(sys.argv[2]) : int(sys.argv[3])]).hexdigest())
 
 
 class Control:
-    """Stops, pauses and watches the workers."""
+    """The signals that stop and pause the workers."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -41,7 +41,7 @@ class Control:
         self._go.set()
 
     def pause(self, workers: Sequence[Worker]) -> list[str]:
-        """Let no operation begin; the names of workers whose operation has not ended after STUCK seconds."""
+        """Let no operation begin; return the names of workers whose operation has not ended after STUCK seconds."""
         self._go.clear()
         deadline = time.monotonic() + STUCK
         while (busy := [worker.name for worker in workers if not worker.idle]) and time.monotonic() < deadline:
@@ -49,17 +49,17 @@ class Control:
         return busy
 
     def resume(self) -> None:
-        """Operations begin again."""
+        """Let operations begin again."""
         self._go.set()
 
     def wait(self) -> bool:
-        """For a worker, between two operations; whether to go on."""
+        """Block the worker while paused; return whether to continue."""
         self._go.wait()
         return not self.stopping.is_set()
 
 
 class Worker(threading.Thread):
-    """Does one kind of operation again and again. What it may meet is judged in one place, `_one`."""
+    """A thread that repeats one kind of operation; `_one` decides which of its errors are violations."""
 
     def __init__(
         self, kind: str, number: int, world: World, tally: Tally, control: Control,
@@ -72,13 +72,13 @@ class Worker(threading.Thread):
         self._chance = random.Random(f"{world.seed} {self.name}")
 
     def run(self) -> None:
-        """Until the control says to stop."""
+        """Repeat the operation until the control stops the workers."""
         while True:
             self.idle = True
             if not self._control.wait():
                 return
             self.idle, self.since = False, time.monotonic()
-            if self._control.wait():  # asked again, as it may have been paused in between
+            if self._control.wait():  # again: a pause may have begun before it was busy
                 self._one(self._chance.choice(self._places))
             time.sleep(self._chance.random() * 0.01)
 
@@ -98,12 +98,12 @@ class Worker(threading.Thread):
 
 
 class Wrong(Exception):
-    """Bytes, names or attributes that are not what they must be."""
+    """Bytes, names or attributes are not the expected ones."""
 
 
 @contextlib.contextmanager
 def _opened(place: Place, key: str, chance: random.Random) -> Iterator[int]:
-    """A file, half of the time without its pages staying with the kernel."""
+    """Open a file; half of the time, without read-ahead, and drop its pages from the page cache afterwards."""
     descriptor = os.open(place.mountpoint / key, os.O_RDONLY)
     try:
         dropping = chance.random() < 0.5
@@ -124,7 +124,7 @@ def _check(place: Place, key: str, start: int, found: bytes, length: int) -> Non
 
 
 def _pread(descriptor: int, length: int, start: int) -> bytes:
-    """All of it, or the error that ends it: a failure after the first page makes a read(2) short."""
+    """Read `length` bytes or raise the error: a failure after the first page makes only a short read of pread(2)."""
     found = b""
     while len(found) < length and (more := os.pread(descriptor, length - len(found), start + len(found))):
         found += more
@@ -132,7 +132,7 @@ def _pread(descriptor: int, length: int, start: int) -> bytes:
 
 
 def read_randomly(place: Place, chance: random.Random, tally: Tally) -> int:
-    """Up to ten reads of one file, anywhere."""
+    """Read one to nine pieces of one file at random offsets."""
     key = chance.choice(place.keys)
     size, total = len(place.values[key]), 0
     with _opened(place, key, chance) as descriptor:
@@ -145,7 +145,7 @@ def read_randomly(place: Place, chance: random.Random, tally: Tally) -> int:
 
 
 def read_through(place: Place, chance: random.Random, tally: Tally) -> int:
-    """A file from its start to its end, and what is there once more at the end: nothing."""
+    """Read a file from its start until a read returns nothing, which must be at its end."""
     key, piece, at = chance.choice(place.keys), chance.choice(_PIECES), 0
     with _opened(place, key, chance) as descriptor:
         while found := os.pread(descriptor, piece, at):
@@ -157,7 +157,7 @@ def read_through(place: Place, chance: random.Random, tally: Tally) -> int:
 
 
 def read_all(place: Place, keys: Sequence[str]) -> int:
-    """Every byte of these files; OSError or Wrong."""
+    """Read and compare every byte of the files; raise OSError or Wrong."""
     total = 0
     for key in keys:
         found = (place.mountpoint / key).read_bytes()
@@ -167,7 +167,7 @@ def read_all(place: Place, keys: Sequence[str]) -> int:
 
 
 def list_names(place: Place, chance: random.Random, tally: Tally) -> int:
-    """A directory: each of its files once, and of the right kind."""
+    """List a directory: each of its files must occur exactly once."""
     folder = chance.choice(place.keys).rpartition("/")[0]
     wanted = {key.rpartition("/")[2] for key in place.keys if key.rpartition("/")[0] == folder}
     epoch = place.epoch
@@ -181,7 +181,7 @@ def list_names(place: Place, chance: random.Random, tally: Tally) -> int:
 
 
 def stat_storm(place: Place, chance: random.Random, tally: Tally) -> int:
-    """200 files by name, and names that are not there."""
+    """Stat 200 random files and 20 names that do not exist."""
     for key in chance.choices(place.keys, k=200):
         if (size := os.stat(place.mountpoint / key).st_size) != len(place.values[key]):
             raise Wrong(f"{key}: size {size}, not {len(place.values[key])}")
@@ -193,7 +193,7 @@ def stat_storm(place: Place, chance: random.Random, tally: Tally) -> int:
 
 
 def map_file(place: Place, chance: random.Random, tally: Tally) -> int:
-    """A part of a file through mmap, in a process of its own."""
+    """Read a part of a file through mmap, in a process of its own, which SIGBUS may kill."""
     key = chance.choice(place.keys)
     start = chance.randrange(len(place.values[key]))
     stop = min(len(place.values[key]), start + chance.randrange(1, 300_000))
@@ -212,7 +212,7 @@ def map_file(place: Place, chance: random.Random, tally: Tally) -> int:
 
 
 def interrupt(place: Place, chance: random.Random, tally: Tally) -> int:
-    """cat(1) of a file, ended by Ctrl-C or kill -9 on its way: it must be gone at once."""
+    """Interrupt cat(1) of a file by SIGINT or SIGKILL: it must exit within _KILLED seconds."""
     reader = subprocess.Popen(
         ["cat", str(place.mountpoint / chance.choice(place.keys))], stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -227,7 +227,7 @@ def interrupt(place: Place, chance: random.Random, tally: Tally) -> int:
 
 
 def start_workers(world: World, tally: Tally, control: Control, model: Model) -> list[Worker]:
-    """All workers, running."""
+    """Start all workers and return them."""
     readable = [place for place in world.places if not place.writable]
     kinds: list[tuple[str, int, Sequence[Place], Callable[[Place, random.Random, Tally], int]]] = [
         ("random read", 6, readable, read_randomly),

@@ -1,4 +1,4 @@
-"""Sources of a soak: servers, documents and stores whose every byte follows from the seed."""
+"""Sources of a soak: servers, documents and stores whose bytes are all computed from the seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENT = "request_timeout=1s,read_timeout=20s,retries=6"
 
 
 class World:
-    """The servers and the places of one soak."""
+    """The servers and the places (mounts) of one soak."""
 
     def __init__(self, directory: Path, seed: int, nginx: Nginx, proxy: FaultProxy) -> None:
         self.directory, self.seed, self.nginx, self.proxy = directory, seed, nginx, proxy
@@ -40,10 +40,10 @@ class World:
         self._make()
 
     def place(self, name: str) -> Place:
-        """The place of that name."""
+        """Return the place called `name`."""
         return next(place for place in self.places if place.name == name)
 
-    # -- what is mounted
+    # -- the places and their sources
 
     def _make(self) -> None:
         remote = self._remote()
@@ -53,7 +53,7 @@ class World:
             self._add(f"shared{number}", *remote, f"{PATIENT},{SMALL},{blocks}", remote=True, mortal=number == 2)
         local = self._local()
         self._add("local", *local)
-        shutil.copy(local[0], self.directory / "lower.json")  # that of an upper must not change
+        shutil.copy(local[0], self.directory / "lower.json")  # a lower source must not change
         lower = str(self.directory / "lower.json")
         self._add("overlay", lower, local[1], f"upperdir={self.upper}", mortal=True, writable=True)
         self._add("archive", *self._archive(), f"blobs={self.directory / 'blobs'}")
@@ -68,14 +68,14 @@ class World:
         self.places.append(Place(name, source, self.directory, options, values, self.weather, **more))
 
     def _remote(self) -> tuple[str, dict[str, memoryview]]:
-        """2,000 small values and a large one behind the proxy."""
+        """Publish 2,097 values of 2,000 bytes and eight of 4 MiB behind the proxy."""
         small = cut(publish(self.nginx.plain.root, "small.bin", 6 * MIB, self.seed), "small", 2000, gap=1000)
         large = cut(publish(self.nginx.plain.root, "large.bin", 32 * MIB, self.seed), "large", 4 * MIB)
         targets = {f"{self.proxy.url}/small.bin": small, f"{self.proxy.url}/large.bin": large}
         return str(document(self.directory / "remote.json", targets)), _values(small + large)
 
     def change_local(self, number: int) -> None:
-        """Put another version of the local set in the place of the one that is mounted: its "version" differs."""
+        """Replace the mounted local set with one whose entry "version" is `number`."""
         document = json.loads((self.directory / "local.json").read_text())
         document["refs"]["version"] = str(number)
         (self.directory / "local.new").write_text(json.dumps(document))
@@ -90,7 +90,7 @@ class World:
         return source, _values(small + large)
 
     def _archive(self) -> tuple[str, dict[str, memoryview]]:
-        """Files in the document, in blobs, and with holes."""
+        """Create an archive of files that are in the document, in blobs, and with holes."""
         chance, tree = random.Random(f"archive {self.seed}"), self.directory / "tree"
         values: dict[str, memoryview] = {}
         for number in range(300):
@@ -112,7 +112,7 @@ class World:
         return np.random.default_rng(self.seed).integers(0, 1 << 30, (512, 2048)).astype("<i4")
 
     def _array(self, name: str) -> dict[str, memoryview]:
-        """A Zarr v2 store with one array whose chunks are plain bytes; these by their index."""
+        """Create a Zarr v2 store with one uncompressed array; return its chunks by index."""
         group = zarr.open_group(self.directory / name, mode="w", zarr_format=2)
         items = self._items()
         group.create_array("x", shape=items.shape, chunks=(64, 256), dtype="<i4", compressors=None)[:] = items
@@ -147,7 +147,7 @@ def digest(data: memoryview) -> str:
 
 @contextlib.contextmanager
 def world(directory: Path, seed: int) -> Iterator[World]:
-    """Servers that run and sources that lie in `directory`; nothing is mounted yet."""
+    """Start the servers and make the sources in `directory`; mount nothing."""
     (directory / "nginx").mkdir()
     (directory / "www").mkdir()
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
