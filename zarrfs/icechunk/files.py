@@ -21,7 +21,7 @@ _HEADER = 39  # bytes: magic 12, implementation 24, format 1, type 1, compressio
 _KINDS = {SNAPSHOT: "snapshot", MANIFEST: "manifest", REPOSITORY: "repository file"}
 ID = re.compile("[0-9A-HJKMNP-TV-Z]{20}")  # Crockford's base 32 of 12 bytes
 _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEFGHJKMNPQRSTVWXYZ")
-_LATEST = (2**63 - 1) // 1000  # microseconds since 1970; the index stores 64 bits of nanoseconds
+_LATEST = (2**63 - 1) // 1000  # microseconds since 1970; the index stores nanoseconds in 64 bits with a sign
 _LOCATION_MAX = 65_536  # bytes of a URL after decompression
 
 # (coordinates, inline bytes, id of the chunk's file, URL, ETag, last change in seconds, offset, length)
@@ -116,7 +116,7 @@ def repository(buffer: bytes) -> Repository:
 
 
 def snapshot(buffer: bytes, limit: int) -> Snapshot:
-    """Parse the payload of a snapshot. Raises Damaged, also if its metadata documents exceed `limit` bytes."""
+    """Parse the payload of a snapshot. Raises Damaged, also if documents and paths together exceed `limit` bytes."""
     with _checked():
         table = Table.root(buffer)
         nodes = []

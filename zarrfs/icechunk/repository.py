@@ -50,8 +50,9 @@ class Selected(NamedTuple):
 async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Selected:
     """Return the snapshot that the options name; without such an option, that of the branch main.
 
-    `newer` says whether the repository has the file `repo`, as format 2 and later do. Raises SourceError if there is
-    no such branch, tag or snapshot, or if a file is damaged or of a format that is too new.
+    `newer` says whether the repository has the file `repo`, as format 2 and later do. Raises SourceError if the
+    options name more than one, if there is no such branch, tag or snapshot, or if a file is damaged or of a format
+    that is too new.
     """
     given = {name: value for name in REF_NAMES if (value := getattr(options, name)) is not None}
     if len(given) > 1:
@@ -207,11 +208,12 @@ class _Chunks:
 
 
 def virtual_url(location: str) -> str:
-    """Return the URL or path of a virtual chunk's file. `location` has a percent-encoded key or path.
+    """Return the URL or path of a virtual chunk's file. `location` is a URL.
 
-    It is decoded unless the index could not hold the result: bytes that are not UTF-8, a line break, which would end
-    the URL of a target, or the "::" of a URL, which would make it a chain. Then it stays encoded: a reader decodes a
-    file: URL itself, and refuses a key. Raises Damaged for a location that is no URL.
+    The percent-encoded path of a file: URL, or key in a bucket, is decoded unless the index could not hold the result:
+    bytes that are not UTF-8, a line break, which would end the URL of a target, or in a key "::", which would make the
+    URL a chain. Then it stays encoded: a reader decodes a file: URL itself, and refuses a key. URLs of other protocols
+    stay encoded, too, and a "::" in them is encoded. Raises Damaged for a location that is no URL.
     """
     scheme, mark, rest = location.partition("://")
     scheme = scheme.lower()

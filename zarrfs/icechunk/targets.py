@@ -44,9 +44,9 @@ def _parts(target: str) -> tuple[str, str, int]:
 class RepositoryTargets(Targets):
     """A reader of the chunks of the repository at `base`.
 
-    The rules for targets of reference sets (net/reach.py) decide which virtual chunks may be read. A refused one
-    raises ReadError, not AccessDenied, like any chunk that cannot be read. Files of the repository itself may be read
-    even if local targets are restricted, because the user named the repository.
+    The rules for targets of reference sets (net/reach.py) decide which virtual chunks may be read. For a refused one,
+    read() raises a plain ReadError in place of AccessDenied, as for any chunk that cannot be read. Files of the
+    repository itself may be read even if local targets are restricted, because the user named the repository.
     """
 
     def __init__(self, options: Options, base: str, origin: str = "", private: bool = False) -> None:
@@ -125,7 +125,10 @@ class RepositoryTargets(Targets):
         return self._compared.put(url, entry)
 
     async def _check_again(self, url: str, system: System, path: str, entry: Entry) -> None:
-        """Raise TargetChanged unless a target still has the version `entry`. Sends at most one request per second."""
+        """Raise TargetChanged unless a target still has the version `entry`.
+
+        Sends no request if one has confirmed the version of this target within the last second.
+        """
         due = trio.current_time() - _FRESH
 
         def is_fresh() -> bool | None:

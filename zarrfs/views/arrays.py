@@ -96,7 +96,7 @@ class ArraysView(DecodedView):
             raise NotDirectory(prefix)
         names = [] if entry.node.leaf else [info.name async for info in self._hierarchy.children(entry.node)]
         taken = {name for name in names if name.endswith(self._suffixes)}
-        # an entry is named like its child, or with a suffix: it may follow `after` if `after` begins with the child
+        # an entry has the name of its child, perhaps with a suffix: it may follow `after` if that starts with the name
         names = sorted(name for name in names if name >= after or after.startswith(name))
         ahead = {name: self._info(name, file) for name, file in self._own_files(entry.node)}
         for start in range(0, len(names), _AT_ONCE):

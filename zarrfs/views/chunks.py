@@ -160,7 +160,10 @@ class Chunks:
         return found
 
     async def version(self, number: int) -> ChunkVersion | None:
-        """Return the version of the stored chunk, or of its shard; None if it is not known without a request."""
+        """Return the version of the stored chunk, or of its shard, without a request for its size.
+
+        None if the size is not known without one, if there is no such value, or if the store is immutable.
+        """
         found = await self._version(self.key(number))
         return found if found is not None and _is_complete(found) else None
 

@@ -95,8 +95,9 @@ class DecodedCache:
     async def get(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]]) -> Decoded:
         """Return the cached value of `key`, or the result of `make`, which needs about `size` bytes.
 
-        Exceptions of `make` are raised in every waiter. Pass `size` 0 for a value that another `make` waits for,
-        because it must not wait for memory that the other one has reserved.
+        `make` runs in the background, and goes on if a waiter is cancelled; its exceptions are raised in every waiter.
+        Pass `size` 0 for a value that another `make` waits for, because it must not wait for memory that the other one
+        has reserved.
         """
         found = self.peek(key)
         if found is not None:

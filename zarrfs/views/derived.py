@@ -27,7 +27,11 @@ class DerivedChunks:
     def __init__(
         self, store: Store, node: Node, translation: Translation, decoded: DecodedCache, indexes: DecodedCache
     ) -> None:
-        """`node` is an array in `store`. `decoded` caches decoded chunks; `indexes` caches indexes of shards."""
+        """`node` is an array in `store`.
+
+        `decoded` is the cache of an array whose chunks are decoded, also for the indexes of its shards; `indexes` is
+        the cache of an array whose chunks are ranges of shards.
+        """
         self._store, self._grid = store, translation.array.grid
         self._decodes = translation.form is Form.DECODED
         self._size = translation.array.chunk_bytes if translation.array.dtype.itemsize else None
@@ -41,9 +45,10 @@ class DerivedChunks:
         return await self._chunks.stored_at(self._grid.number_at(index))
 
     async def size_of(self, index: tuple[int, ...], key: str) -> int:
-        """Return the size of a decoded chunk in bytes. Decodes the chunk if its items have no fixed size.
+        """Return the size of a decoded chunk in bytes.
 
-        Raises NotFound if the chunk is missing, and ReadError if it cannot be decoded.
+        Decodes the chunk if its items have no fixed size, and then raises NotFound if it is missing, or ReadError if
+        it cannot be decoded. Otherwise the chunk is not looked up.
         """
         if self._size is not None:
             return self._size

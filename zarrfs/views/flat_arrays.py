@@ -50,7 +50,7 @@ class FlatArrays:
     async def look_at_chunks(self, node: Node) -> int:
         """Check whether chunks read so far have changed. If so, the array gets a new edition and a new mtime.
 
-        Returns the number of stored values that were checked.
+        Returns the number of stored values to check; 0 if nothing was read or the last check is under a second old.
         """
         flat, now = self._arrays.get(node.path), trio.current_time()
         if flat is None or now - self.last_look(node) < _FRESH:
@@ -72,7 +72,7 @@ class FlatArrays:
         return self._seen.get(node.path, (0.0, 0))[1]
 
     def edition(self, node: Node) -> int:
-        """Return a number that increases when chunks have changed, also if a later mtime of the document hides it.
+        """Return a number that increases when chunks have changed, even if the document has a later mtime.
 
         It also increases when a reader is evicted, because the chunks that it has read can no longer be checked.
         """

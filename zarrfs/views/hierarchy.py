@@ -290,7 +290,7 @@ class Hierarchy:
         return (path, info) if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else None
 
     async def _linked(self, key: str, link: Info, sized: bool = True) -> tuple[str, Info]:
-        """Return (key, Info) of the target of a link; of an unreadable file in its place if the link is dangling."""
+        """Return (key, Info) of the target of a link; of an unreadable file in its place if it cannot be followed."""
         try:
             target = await follow(self.store, key)
             if target is not None:

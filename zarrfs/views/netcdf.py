@@ -145,7 +145,7 @@ class NetCDFView(DecodedView):
         self._hierarchy = Hierarchy(store)
         self._kept, self._build, self._several = kept, build, several
         self._lock = trio.Lock()  # around the tree and the headers
-        self._tree: tuple[float, _Tree, Hashable] | None = None  # (next walk, tree, Hierarchy.seen())
+        self._tree: tuple[float, _Tree, Hashable] | None = None  # (time of next walk, tree, seen())
         self._latest: LatestVersions | None = None  # shared by the processes of the mount, if there are several
         self._files: dict[str, _File] = {}
         self._reasons: dict[str, dict[str, str]] = {}  # why nodes are left out, by file and path
@@ -219,7 +219,7 @@ class NetCDFView(DecodedView):
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why nodes are left out of the file `key`, or of the files below the directory `key`, by path.
 
-        Only files that have been looked up are included.
+        Only files that were described so far are included.
         """
         below = f"{key}/" if key else ""
         return {
@@ -374,7 +374,7 @@ class NetCDFView(DecodedView):
         return found
 
     async def _header(self, key: str, digest: str, description: Description) -> Header:
-        """Return the header for a description, which is kept, or is made now. Raises ReadError."""
+        """Return the kept header for a description, or make one. Raises ReadError if it cannot be made."""
         if self._kept is not None:
             data = await trio.to_thread.run_sync(self._kept.header, digest)
             if data is not None:

@@ -1,8 +1,9 @@
 """The description of a NetCDF-4 file that shows Zarr groups: its dimensions, variables and attributes.
 
-A description depends only on the documents and on the widths of texts of any length, and a header depends only on the
-description (netcdf_header.py): equal descriptions have equal headers. Sources: NetCDF-4 file format specification
-(names, dimensions, coordinates); xarray's encoding of Zarr (`_ARRAY_DIMENSIONS`, `_FillValue`).
+A description depends only on the documents, on the texts of any length (their widths, and whether they can be shown),
+and on the codecs that are available. A header depends only on the description and on the libraries that write it
+(netcdf_header.py): with the same libraries, equal descriptions have equal headers. Sources: NetCDF-4 file format
+specification (names, dimensions, coordinates); xarray's encoding of Zarr (`_ARRAY_DIMENSIONS`, `_FillValue`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 keys.py converts chunk keys to indices in the chunk grid and back; codecs.py decodes chunks. The functions take bytes
 and return values. They use neither stores nor files, and perform no input or output, except that codecs of other
-packages run in a child process.
+packages usually run in a child process.
 """
 
 # Metadata documents: a directory with any one of these is a node

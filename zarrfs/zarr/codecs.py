@@ -461,7 +461,7 @@ class Sharding(_ShardLayout):
     inner: ArrayMetadata  # the array with the inner chunks as chunks: decode_chunk(inner, data) decodes one
 
     def shard(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-        """Return the index of the shard that holds the inner chunk at `index`, and its number in the ShardIndex."""
+        """Return the index of the shard that holds the inner chunk at `index`, and the chunk's number in it."""
         shard, number = [], 0
         for at, count in zip(index, self.per_shard, strict=True):
             shard_at, within = divmod(at, count)

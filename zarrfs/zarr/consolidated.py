@@ -17,7 +17,7 @@ def consolidated(name: str, data: Buffer) -> dict[str, dict[str, JSON]] | None:
 
     `name` is ".zmetadata" or "zarr.json"; paths of nodes are relative to its directory. With "zarr.json", all returned
     documents have this name, and the document of the directory itself is at "". Returns None if the document has no
-    consolidated metadata. Raises MetadataError if the consolidated metadata is invalid.
+    consolidated metadata. Raises MetadataError if the document or its consolidated metadata is invalid.
     """
     document = load_json(data)
     if not isinstance(document, dict):

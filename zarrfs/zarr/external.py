@@ -1,7 +1,7 @@
 """Codecs of packages other than numcodecs, which run in child processes with bounded memory.
 
-Such a codec may trust the size in a chunk's header and allocate all memory of the machine. Therefore the memory of the
-child process is limited to a few times the size of the chunk. CodecError is raised if the child process exceeds the
+Such a codec may trust the size in a chunk's header and allocate all memory of the machine. Therefore the child process
+may allocate only a few times the size of the chunk, and 256 MiB. CodecError is raised if the child process exceeds the
 limit, ends, or does not answer in time. A request and an answer are a line of JSON each, followed by as many bytes as
 the line announces.
 """

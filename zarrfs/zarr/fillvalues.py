@@ -20,7 +20,8 @@ from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 
-Fill = tuple[bytes | None, JSON]  # the bytes of an item, and the JSON value if the data type needs it
+# (the bytes of an item, if items have a fixed size; the value, if they have none or numpy lacks their type)
+Fill = tuple[bytes | None, JSON]
 Read = Callable[[JSON, DataType], bytes]
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
@@ -347,7 +348,10 @@ def _cast_number(value: JSON, dtype: DataType) -> bytes:
 
 
 def _truncated(value: float, dtype: DataType) -> int:
-    """Convert to an integer of 32 or 64 bits as x86 does: numbers out of range become the lowest number."""
+    """Convert to an integer of 32 or 64 bits as x86 does: numbers out of range become the lowest number.
+
+    For uint64, numbers from 2^63 on are kept, and those from 2^64 on become 0.
+    """
     wide = dtype.itemsize == 8 or dtype.text[1:] == "u4"
     limit = 1 << (63 if wide else 31)
     if dtype.kind == "u" and dtype.itemsize == 8 and value >= limit:

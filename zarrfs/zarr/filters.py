@@ -190,7 +190,7 @@ def json_list(name: str) -> CodecFactory:
         if decoded.dtype is None:
             raise CodecError(name, "made for arrays, not for bytes")
         encoding, item = configuration.get("encoding", "utf-8"), decoded.dtype
-        most = decoded.items + len(decoded.shape) + 8  # values in the text of items of a fixed size, dtype and shape
+        most = decoded.items + len(decoded.shape) + 8  # values in the list: items of a fixed size, dtype and shape
 
         def decode(data: Any) -> Array:
             text = str(data, encoding)

@@ -85,8 +85,8 @@ class KeyTemplate:
     def children(self, directory: str, grid: Grid, after: str = "") -> Iterator[tuple[str, bool]]:
         """Yield (name, is a directory) of the entries of `directory` in the keys of chunks, sorted, after `after`.
 
-        Entries are generated one by one, so that a million chunks need no memory. Yields nothing if `directory` has no
-        chunks.
+        Entries are generated one by one, so that a million chunks need no memory. Yields nothing if is_directory() is
+        False for `directory`.
         """
         parts = self._below(directory, grid)
         if not parts:

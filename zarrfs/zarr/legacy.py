@@ -26,7 +26,11 @@ class OtherFile(MetadataError):
 
 
 def load_meta(data: Buffer) -> dict[str, JSON]:
-    """Parse the JSON of a `meta`. Raises OtherFile without zarr_format, because other programs use the name, too."""
+    """Parse the JSON of a `meta`.
+
+    Raises OtherFile if it has no zarr_format or more than 1 MiB, because other programs use the name, too, and
+    MetadataError if it has the text "zarr_format" and is invalid JSON.
+    """
     if len(data) <= _META_MAX and b'"zarr_format"' in bytes(data):
         document = load_json(data)
         if isinstance(document, dict) and "zarr_format" in document:

@@ -85,7 +85,7 @@ def load_array(data: bytes) -> PickledArray:
 
 
 def load(data: bytes) -> dict[str, JSON]:
-    """Return the members of a pickled document, as zarr 0.4 wrote them in JSON. Raises MetadataError for others."""
+    """Return the members of a pickled document as in the JSON of zarr 0.4. Raises MetadataError for other pickles."""
     if len(data) > _LENGTH_MAX:
         raise MetadataError(f"a pickle of more than {_LENGTH_MAX} bytes")
     try:

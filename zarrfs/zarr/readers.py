@@ -49,7 +49,10 @@ def _reinterpreting(array: ArrayMetadata) -> str | None:
 
 
 def _resizing(array: ArrayMetadata) -> str | None:
-    """Return the reason if a filter encodes to items of another size, which zarr-python reads as the array's."""
+    """Return the reason if a filter encodes to items of another size that zarr-python reads as the array's.
+
+    These are the items of more than one byte in an array of single bytes, and those whose size quantize changes.
+    """
     itemsize = array.dtype.itemsize
     for name, configuration in array.codecs:
         short = name.removeprefix(PREFIX)

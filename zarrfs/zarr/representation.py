@@ -42,7 +42,10 @@ class Representation(NamedTuple):
         return Representation(None, (), 2 * self.limit + _SLACK, False)
 
     def parsed(self) -> Representation:
-        """Return the encoded representation for a codec that may need far more bytes, such as one that writes text."""
+        """Return the encoded representation for a codec that may need far more bytes, such as one that writes text.
+
+        Its limit is that of compressed(), but at least OBJECTS_LIMIT.
+        """
         return Representation(None, (), max(2 * self.limit + _SLACK, OBJECTS_LIMIT), False)
 
     def longer(self, count: int) -> Representation:
