@@ -89,7 +89,7 @@ class Blocks:
     async def _get(self, wanted: BlockRequest, taken: int, whole: bool = False) -> Block:
         """Return the block, cut at the end of the target; the caller uses `taken` bytes of it.
 
-        `whole`: return no BlockOnDisk.
+        `whole`: a fetch that begins here returns bytes, not a BlockOnDisk.
         """
         key = wanted.key
         found = self.cache.peek(key)
@@ -112,7 +112,8 @@ class Blocks:
     async def look(self, wanted: BlockRequest) -> Entry | None:
         """Stat a value by a request for its first block, `wanted`, which is cached for its reader.
 
-        None if the response does not contain its attributes: the caller must request them. Raise ReadError.
+        None if the block may be on disk, or if the response does not contain the attributes: the caller must request
+        them. Raise ReadError.
         """
         if self._disk is not None and await self._disk.known(wanted, valid=False) is not None:
             return None  # the block may be on disk
@@ -174,7 +175,10 @@ class Blocks:
         return size
 
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
-        """Fetch blocks into the cache, and return when they have arrived. If cancelled, drop the remaining ones."""
+        """Fetch blocks into the cache, as far as there is room; return when they have arrived or failed.
+
+        If cancelled, drop the remaining ones.
+        """
         wanted = list({one.key: one for one in wanted if not self.cache.has(one.key)}.values())
         found: dict[Hashable, Block] = {}
         leases: dict[Hashable, Lease] = {}
@@ -198,7 +202,7 @@ class Blocks:
                 self._leave(leases.pop(one.key, None))
 
     def adjust(self, options: Options) -> None:
-        """Apply changed options. A smaller bound on the disk takes effect with the next block that is written."""
+        """Apply changed options. A smaller bound on the disk takes effect when space is next reserved there."""
         self._options = self._pins.options = options
         self.ranges.adjust(options)
         self.cache.resize(memory_limit(options) - self._queue)
@@ -263,7 +267,7 @@ class Blocks:
         return None if ahead is None else (high, ahead)
 
     async def _from_runs(self, wanted: BlockRequest, covering: list[tuple[int, int]]) -> Buffer | None:
-        """Cut the block out of runs that are cached or being fetched; None if one of them fails."""
+        """Cut the block out of runs that are cached or being fetched; None if one is missing or fails."""
         found, pin = bytearray(), self._pins.get(wanted.at)
         try:
             for low, high in covering:

@@ -44,7 +44,7 @@ REPORT_AGAIN = 3600.0  # seconds after which the same warning is logged again
 SKEW = 300.0  # seconds by which the clocks of nodes may differ
 _NOW = 1 << 20  # bytes of the largest block that is read on the event loop
 _SCAN = 512 << 10  # bytes that are read and verified at a time
-_BATCH = 16 << 20  # bytes that are written before the index is, from which other processes see them
+_BATCH = 16 << 20  # bytes of blocks that are written before their rows, by which other processes find them
 _IDLE = 5.0  # seconds without a write after which a segment is closed
 _INDEX_SHARE = 16  # the index does not grow by more than 1/16 of the bound
 _RECORD_MAX = 64 << 10  # bytes of a version record
@@ -79,8 +79,8 @@ class DiskCache:
     blocks. These two may wait for the disk; with `now` they raise BlockingIOError instead.
 
     Every block is verified by a checksum. This only detects damage: users who may write to the directory can forge
-    blocks, so share it only with trusted users. A failing or full disk is reported once in the log. Then nothing is
-    written for a while, but blocks are still read.
+    blocks, so share it only with trusted users. A failing or full disk is reported in the log, once in REPORT_AGAIN
+    seconds for each reason. Then nothing is written for a while, but blocks are still read.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class DiskCache:
         """Queue `data`, the bytes of `target` from `start` on, for writing. Drop it if there is no room.
 
         A block is found again only by its exact (start, stop). A `run`, many tiny values that came in one request, is
-        cut into units; any range is found again of which each unit has its part in one piece.
+        cut into units; a range is found again if each unit that it touches has its part of the range in one piece.
         """
         view = memoryview(data).cast("B")
         if not view:
@@ -298,7 +298,7 @@ class DiskCache:
         if now and not allow(row.length):
             raise BlockingIOError(errno.EAGAIN, "others have their turn")
         if stays and row.length > _NOW:
-            with contextlib.suppress(BlockingIOError):  # part() cannot open segments on this kernel or file system
+            with contextlib.suppress(BlockingIOError):  # part() cannot open the segment now, or on this system
                 return row if self._try(row, verify) else None
         return self._load(row, now)
 

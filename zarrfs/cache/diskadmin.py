@@ -57,7 +57,7 @@ def prune(directory: str, older_than: float, size_max: int | None, dry_run: bool
     """Remove files not used for `older_than` seconds, then the least recently used ones down to `size_max` bytes.
 
     Segments are removed as a whole. Return the removed blocks (with `dry_run`, those that would be removed) by target.
-    Raise UsageError if `directory` cannot be read.
+    Raise UsageError if `directory` cannot be read, or if files in it cannot be removed.
     """
     with _opened(directory) as layout:
         oldest, left = time.time() - older_than, sum(size for _, size, _, _ in _files(layout))
@@ -70,7 +70,7 @@ def prune(directory: str, older_than: float, size_max: int | None, dry_run: bool
 
 
 def clear(directory: str) -> list[Target]:
-    """Remove everything; return the removed blocks by target. Raise UsageError if `directory` cannot be read."""
+    """Remove everything; return the removed blocks by target. Raise UsageError if it cannot be read or removed."""
     with _opened(directory) as layout:
         gone = _by_target(layout, lambda file: True, remove=True)
         with contextlib.suppress(FileNotFoundError):

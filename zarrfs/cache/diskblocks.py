@@ -33,7 +33,7 @@ _QUEUE_SHARE = 8  # blocks that wait for the disk may take 1/8 of the memory
 _BEHIND = 0.02  # seconds between checks of a disk that is slower than the server
 _PATIENCE = 4.0  # seconds for writing queued blocks when the process ends; less than a daemon has for its end
 # A lease holder is too slow after _SLOW times the usual duration of a request (_USUAL seconds before one is known),
-# and at least _SLOW_LEAST seconds.
+# and at least _SLOW_LEAST seconds; in any case after a quarter of read_timeout=.
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0
 
 
@@ -62,7 +62,7 @@ class DiskBlocks:
         self._slow = trio.Lock()  # held by the one task that polls the disk
 
     def adjust(self, options: Options) -> None:
-        """Apply changed options. A smaller bound takes effect with the next block that is written."""
+        """Apply changed options. A smaller bound takes effect when space on the disk is next reserved."""
         self.options = options
         self._cache.resize(options.cache_size, options.cache_min_free)
 
@@ -94,7 +94,7 @@ class DiskBlocks:
             return await trio.to_thread.run_sync(self._cache.version, target, newer_than, limiter=self._readers)
 
     def at_once(self, wanted: BlockRequest) -> Block | None:
-        """Return the block if it is on disk and in the page cache; otherwise None. Does not wait."""
+        """Return the block if it can be read from the page cache now; otherwise, or if it is too large, None."""
         try:
             return self._find(wanted, True, True)[0]
         except BlockingIOError:
@@ -248,7 +248,7 @@ class DiskBlocks:
             self._pins.note(wanted, pin, version)
 
     async def catch_up(self) -> None:
-        """With Options.fills, wait as long as the disk is slower than the server, so that no block is dropped."""
+        """With Options.fills, which drops no block for a full queue, wait while the disk is slower than the server."""
         if self.options.fills and self._cache.is_behind():
             async with self._slow:
                 while self._cache.is_behind():  # noqa: ASYNC110  # it is a thread's, and a wait for it has no other end

@@ -1,6 +1,6 @@
 """The files of the disk cache: their names, their permissions, and how they are opened.
 
-    cache_dir/zarrfs-blocks-2/          LAYOUT; directories of other versions have other names and are left alone
+    cache_dir/zarrfs-blocks-2/          LAYOUT; directories of other versions have other names and are not used
       index                             the place of every block (diskindex.py); locks are on bytes of this file
       8c1f09a2b4d7e653.segment          blocks, one after the other; only its end ever changes
     cache_dir/blobs/sha1-9f3c...        a blob of an archive (RFC 10), as in a directory of blobs: without a header

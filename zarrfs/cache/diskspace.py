@@ -27,12 +27,12 @@ from zarrfs.system.rangelocks import UNSUPPORTED, try_lock, unlock
 SEGMENT_MAX, SEGMENT_LEAST = 64 << 20, 256 << 10  # bytes
 # Creating a segment takes a stat of every other one, so a cache that would have more than SEGMENTS has larger ones.
 SEGMENTS, SEGMENT_LARGEST = 4096, 1 << 30
-SHARE = 64  # a segment takes at most 1/64 of the bound, unless that is less than SEGMENT_LEAST
+SHARE = 64  # a segment takes at most 1/64 of the bound, unless that is less than SEGMENT_LEAST or than a block
 SIZE_LEAST = 1 << 20  # bytes: with a smaller bound nothing is cached
 LOCKS = 1 << 62  # the byte of the index that the write lock is on; leases are on later bytes (fetchlocks.py)
 PATIENCE = 0.5  # seconds for which a writer waits for the write lock; readers do not need it
 LOW_WATER = 0.9  # the fraction of the bound that eviction leaves at most
-FREES_MAX = 1 << 30  # bytes that are evicted at a time at most when other data fill the disk
+FREES_MAX = 1 << 30  # bytes that are evicted at most beyond the needed ones when other data fill the disk
 ABANDONED = 3600.0  # the age (seconds) at which a temporary file counts as left behind by a killed writer
 BOOKKEEPING = 32_768  # bytes by which directories may grow
 
@@ -121,7 +121,7 @@ class Space:
         return self._full or self._free() < self._min_free
 
     def full(self) -> None:
-        """Note that the system refuses to write more, perhaps because of a quota: make_room() then evicts a file."""
+        """Note that the system refuses to write more, perhaps because of a quota: make_room() then evicts files."""
         self._full = True
 
     def segment(self, least: int) -> Segment:

@@ -212,7 +212,7 @@ class BlockCache(Generic[V]):
             self.discard(key)
 
     def suspend(self, server: str) -> None:
-        """Give back the bytes of the fetches from `server`, which is out; they go on without."""
+        """Give back the bytes of the fetches from `server`, which is out; they go on without a reservation."""
         for flight in self._flights.values():
             if flight.server == server:
                 self._suspend(flight)
@@ -224,14 +224,17 @@ class BlockCache(Generic[V]):
         self._evict()
 
     def reserve(self, size: int) -> bool:
-        """Set `size` bytes aside for what is no block, if they fit beside the fetches; release() gives them back."""
+        """Reserve `size` bytes for data that are not a block; release() gives them back.
+
+        Return False, with nothing reserved, if reservations and fetches together would exceed half of the cache.
+        """
         if self._expected.held + size > self.max_bytes // 2 or not self._expected.take_now(size):
             return False
         self._evict()
         return True
 
     def release(self, size: int) -> None:
-        """Give back what reserve() set aside."""
+        """Give back bytes that reserve() has reserved."""
         self._expected.give(size)
 
     def stats(self) -> dict[str, int]:

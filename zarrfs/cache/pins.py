@@ -97,7 +97,7 @@ class Pins:
         else:
             pin.certain = True
             pin.size = found.total if pin.size is None else pin.size
-            pin.tag = pin.tag or found.tag  # a Last-Modified within the last second is no tag, but a later one is
+            pin.tag = pin.tag or found.tag  # a Last-Modified that was less than a second old then was no tag
 
     def _change(self, wanted: BlockRequest, found: Fetched, pin: Pin) -> None:
         """Accept that a target has another version than its pin, or raise TargetChanged."""
@@ -187,8 +187,8 @@ class Pins:
     async def ask(self, wanted: BlockRequest) -> bool:
         """Request a target's attributes, and compare their version with the pin, or pin it.
 
-        Return whether they have the pinned version; False also if they have none. Raise TargetChanged. Simultaneous
-        callers share a request that begins after their calls.
+        Return whether they have the pinned version; False also if they have none, or if the request fails. Raise
+        TargetChanged. Simultaneous callers share a request that begins after their calls.
         """
         began = trio.current_time()
 

@@ -20,7 +20,7 @@ class Stream:
 
     began: int  # start of its first read
     at: int  # end of the furthest read
-    window: int = 0  # bytes to fetch ahead of it; 0: it has read only once
+    window: int = 0  # bytes to fetch ahead of it; 0: it has read only once, or another stream began after it
     started: int = 0  # end of the last part that was started
     parts: list[tuple[int, Ahead]] = dataclasses.field(default_factory=list)  # (end, part), by end
 

@@ -131,7 +131,7 @@ class Refresher:
         return True
 
     def discard_plan(self) -> None:
-        """Remove temporary indexes. Afterwards no new worker can open the source."""
+        """Remove temporary indexes. Afterwards no new worker can open a version that has one."""
         discard(self._plan)
         if self._team is not None:
             self._team.discard_older()

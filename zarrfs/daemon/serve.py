@@ -131,7 +131,7 @@ def serve(
         raise
     finally:
         pyfuse3.close(unmount=False)
-        if several and refresher is not None:  # until now, a new worker might have had to open its index
+        if several and refresher is not None:  # until now, a new worker might have had to open the index
             refresher.discard_plan()
 
 
@@ -262,14 +262,14 @@ async def _main(
 
 
 def _owner(pid: int | None) -> int | None:
-    """Return a pidfd of the process with whose end the mount ends; -1 if it has ended, None for no such process."""
+    """Return a pidfd of the process with whose end the mount ends; -1 if it has ended, None without `pid`."""
     if not pid:
         return None
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return -1
-    end_with_parent(None)  # its signal would also come when only a thread of the owner ends
+    end_with_parent(None)  # the parent-death signal would also come when only a thread of the owner ends
     return descriptor
 
 
@@ -327,7 +327,7 @@ def _remove_pid_file(options: Options) -> None:
 
 
 async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
-    """Raise the kernel's read-ahead window, for large requests; if that is not permitted, push pages instead."""
+    """Raise the kernel's read-ahead window, for large requests; if that is not permitted, push pages if possible."""
     await operations.started.wait()
     try:
         await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)

@@ -618,8 +618,8 @@ class Team:
     async def _tell(self, what: str, *arguments: Any) -> None:
         """Send an order to all workers; kill those that fail to carry it out.
 
-        A killed worker may be stuck in a system call and end much later. It answers no request any more, so only its
-        successor waits for its end.
+        A killed worker may be stuck in a system call and end much later. It answers no request any more, so this
+        method waits for at most _ENDING seconds; only its successor waits for its end.
         """
 
         async def tell(member: _Member) -> None:

@@ -234,7 +234,7 @@ class WritableInodeTable(InodeTable):
         return inode
 
     def unlink(self, key: str) -> None:
-        """Remove the name `key` of its inode."""
+        """Remove the name `key` from its inode."""
         inode = self._inodes.pop(key, None)
         if inode is None:
             return

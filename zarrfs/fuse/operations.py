@@ -71,7 +71,7 @@ _CACHING = 4  # replaced versions that may cache blocks in memory: the most rece
 _MONITORING = ("statfs", "getxattr", "listxattr")  # sent by monitoring tools: do not count as use of the mount
 _NEGATIVE_MAX = 65_536  # negative entries to remember
 _DAY = 86_400.0
-_ASKING = 8  # threads that ask other mounts which mounts they wait for
+_ASKING = 8  # threads that ask other mounts whether they wait for a given one
 _WAITS_XATTR = os.fsencode(WAITS_XATTR)
 _BLOCK = 512  # the unit of st_blocks
 _SETTLED_NS = 2 * 10**9  # ns; some file systems record times in whole seconds
@@ -648,7 +648,7 @@ class Operations(pyfuse3.Operations):
                 self.begin(version, version.ahead.advance)
 
     async def _grown(self, version: StoreVersion, key: str, inode: int, value: Value) -> None:
-        """With stale=reread, send the kernel a larger size. It would cut reads of the new version at the old size."""
+        """With stale=reread, send the kernel a larger size: it would cut reads of the new version at the old one."""
         info = await version.values.info(key)
         if (info.size or 0) > value.size:
             value.info = info

@@ -104,7 +104,7 @@ class Pusher:
         self._store = store
 
     async def rest(self, key: str, inode: int, start: int, size: int) -> None:
-        """Push the bytes [start, size) of a value of `size` bytes. Raise nothing: the read of those bytes will fail.
+        """Push the bytes [start, size) of a value of `size` bytes. If that fails, the kernel requests them as usual.
 
         Call it before answering the request for the bytes before `start`, so that the kernel finds the rest cached.
         Never push the pages of that request itself, because the kernel holds their locks until the reply.

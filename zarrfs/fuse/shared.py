@@ -132,7 +132,7 @@ class Shared:
         self.sized[inode & _SIZED - 1] = 1
 
     def release_new(self, process: int) -> None:
-        """Release the handle that a process was opening when it died, because no client has received it."""
+        """Release the handle that a process was opening when it died. The reply with it was most likely not sent."""
         handle = self.cell(process, NEW)
         at = (handle & _SLOTS) * _WORDS
         if handle and self.words[at] & _SEQUENCE == handle >> 40:
@@ -159,8 +159,9 @@ _ROOT = _Name("", Kind.DIRECTORY, None, 0)
 class SharedInodes(InodeTable):
     """Inode numbers that all processes of a mount agree on: hashes of key, kind, identity and, for files, generation.
 
-    A process enters each number that it sends to the kernel in its own table, in which all processes find the key.
-    There are no lookup counts, because a number never changes its meaning: a lookup after a forget returns it again.
+    A process enters each number that it sends to the kernel in its own table, unless it finds it in that of another.
+    All processes find the key there. There are no lookup counts, because a number never changes its meaning: a lookup
+    after a forget returns it again.
     """
 
     def __init__(self, shared: Shared, process: int, store: Store) -> None:

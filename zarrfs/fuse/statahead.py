@@ -23,14 +23,14 @@ class _UnsizedDirectory:
     def __init__(self) -> None:
         self.listed = time.monotonic()
         self.asked: set[str] = set()  # names whose sizes were requested, and that no client has statted yet
-        self.last = ""  # the last requested name
+        self.last = ""  # the last name that was requested, or that a client has statted beyond it
         self.names: deque[str] = deque()  # names without a size, to be requested next
         self.ended = False  # the directory has no names after those
         self.busy = False
         self.store: Store | None = None  # the store that listed the names
 
     def skip(self) -> None:
-        """Drop the next names up to the last requested one."""
+        """Drop the next names up to `last`."""
         while self.names and self.names[0] <= self.last:
             self.names.popleft()
 
@@ -50,7 +50,7 @@ class StatAhead:
         state.listed, state.ended = time.monotonic(), False
 
     def walks(self, key: str) -> bool:
-        """Return whether a client that stats `key` has probably listed the directory before, and will not read it."""
+        """Return whether a client that stats `key` has probably listed its directory, and will not read the value."""
         state = self._directories.get(split_key(key)[0])
         return state is not None and time.monotonic() - state.listed < _RECENT
 

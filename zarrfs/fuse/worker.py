@@ -383,7 +383,8 @@ class WorkerOperations(Operations):
     async def _reopen(self, handle: int) -> None:
         """Open the file of another process's handle in this process.
 
-        Raise StoreError if the file does not exist, and ReadError if the bytes of the handle are not available.
+        Raise StoreError if the file does not exist, ReadError if the bytes of the handle are not available, and
+        FUSEError if the handle was released (EBADF) or this process does not have its version open (ESTALE).
         """
         slot = self._slot(handle)
         version = self._at(slot.generation)

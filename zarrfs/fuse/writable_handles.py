@@ -112,8 +112,8 @@ class HandleOperations(AttributeOperations):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write `buf`; return the number of bytes written.
 
-        After an error (ENOSPC) return the bytes written before it. Raise the error if there are none, or with a
-        writeback cache.
+        After an error such as ENOSPC return the number of bytes written before it. Raise the error if there are none,
+        or with a writeback cache; always raise those in REFUSALS, such as EFBIG.
         """
         file, done = self._files[fh], 0
         if file.descriptor is None or not file.upper:

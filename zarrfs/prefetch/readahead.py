@@ -37,7 +37,7 @@ _JUST_READ = 256
 _RUN, _RUN_MOST = 3, 16  # reads in a row that start a sequence; doubled in a place where a sequence was wrong
 _BATCHES = 2  # in flight for one sequence: the half that is being read, and the next one
 _ASKED = 16  # info() calls at a time
-_LOOKS = (_RUN, 256)  # unpredicted reads between two looks at a listing, doubled while the listing explains none
+_LOOKS = (_RUN, 256)  # unpredicted reads between two looks at a listing, doubled while it does not explain them
 _LOOKED_AT = 32  # last reads that a listing has to explain
 
 

@@ -263,8 +263,8 @@ async def warm(
 ) -> Warmed:
     """Fetch the recorded ranges in order, or a share of them; return the counts. Bound requests and bytes in flight.
 
-    The counts are added to `warmed` after every batch. If the record itself is bad, raise SourceError after the
-    batches before the bad line are fetched.
+    The counts are added to `warmed` during the work. If the record itself is bad, raise SourceError after the full
+    batches before the bad line are fetched; values in an incomplete batch before it are not.
     """
     warmed = Warmed() if warmed is None else warmed
     units = _units(store, records, warmed, None if share is None else Division(share))
