@@ -263,8 +263,8 @@ async def warm(
 ) -> Warmed:
     """Fetch the recorded ranges in order, or a share of them; return the counts. Bound requests and bytes in flight.
 
-    The counts are added to `warmed` during the work. If the record itself is bad, raise SourceError after the full
-    batches before the bad line are fetched; values in an incomplete batch before it are not.
+    The counts are added to `warmed` during the work. If the record itself is bad, raise SourceError after all values
+    before the bad line are fetched.
     """
     warmed = Warmed() if warmed is None else warmed
     units = _units(store, records, warmed, None if share is None else Division(share))
@@ -309,8 +309,15 @@ async def _units(
 ) -> AsyncGenerator[list[RecordedRead], None]:
     """Yield batches: small values to fetch together, or a piece of a large one, cut at the value's end."""
     batch: list[RecordedRead] = []
-    held = 0
-    for key, start, stop in records:
+    held, reads, failure = 0, iter(records), None
+    while True:
+        try:
+            key, start, stop = next(reads)
+        except StopIteration:
+            break
+        except SourceError as exc:
+            failure = exc
+            break
         if division is not None and not division.mine(key, await _recorded_bytes(store, key, start, stop)):
             continue
         size = await _size(store, key, warmed)
@@ -328,6 +335,8 @@ async def _units(
                 yield [RecordedRead(key, at, min(stop, at + BLOCK))]
     if batch:
         yield batch
+    if failure is not None:
+        raise failure
 
 
 async def _recorded_bytes(store: Store, key: str, start: int, stop: int) -> int:
