@@ -70,7 +70,7 @@ class MemoryBlobs:
     async def room(self, blobref: str, size: int | None) -> AsyncIterator[None]:
         """Wait until `size` bytes can be in flight, and reserve them for the body. Raise ReadError if they never fit.
 
-        If `size` is None, reserve 4 MiB.
+        If `size` is None, reserve 4 MiB, or the largest limit so far if that is less.
         """
         size = min(UNKNOWN, self._largest) if size is None else size
         if size > self._largest:

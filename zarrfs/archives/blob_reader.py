@@ -171,7 +171,7 @@ class BlobReader(TargetReader):
 
         None means that only read() can tell: the blob is large, or may be in a source that is not searched here. With
         `only_sound`, also return None if a source before the right one failed, so that read() logs that. If all
-        sources are directories and none has the right blob, raise the error of a wrong or unreadable blob.
+        sources are directories and none has the right blob, raise the first error other than TargetMissing, if any.
         """
         blobref, declared = _split(url)
         failures: list[ReadError] = []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
 ALGORITHMS = ("sha1", "sha256")  # the first one is Flux's default
-LARGE = 16 << 20  # bytes of a file that one task reads at most
+LARGE = 16 << 20  # bytes; a larger file is split into several tasks
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -52,8 +52,8 @@ class ContentDatabase:
     def load(self, blobref: str, declared: int | None) -> bytes:
         """Return the bytes of a blob, without verifying its hash.
 
-        Raises TargetMissing, OutOfRange if the blob has another length than `declared`, WrongHash if its LZ4 data are
-        damaged, or another ReadError.
+        Raises TargetMissing, OutOfRange if the blob has another length than `declared` or is larger than any blob may
+        be, WrongHash if its LZ4 data are damaged, or another ReadError.
         """
         digest, where = bytes.fromhex(blobref.partition("-")[2]), f"{self.shown}: {blobref}"
         try:

@@ -36,7 +36,7 @@ _PIECE = 3 << 18  # bytes of an inline file encoded at a time; base64 needs a mu
 
 @dataclasses.dataclass
 class Progress:
-    """The progress of create(). The expected counts are None until expect() has returned."""
+    """The progress of create(). The expected counts are None until expect() has counted all entries."""
 
     files: int = 0
     bytes: int = 0
@@ -52,8 +52,9 @@ def create(
 
     `out` gets the document, or with options.dump a dump tar of the document and its blobs; then `out` must be an empty
     file with a descriptor. Directories are archived recursively, and no entry twice. Files are read in forked
-    processes. `begun` is called after the last fork, and may start threads: a child forked while a thread holds a lock
-    would inherit that lock and never see it released. `warn` is called with each warning.
+    processes, or in this one if options.processes() is 1 or a single task reads them all. `begun` is called after the
+    last fork, and may start threads: a child forked while a thread holds a lock would inherit that lock and never see
+    it released. `warn` is called with each warning.
 
     Raises SourceError, which names the entry and the rule, for an entry that cannot be read or archived; UsageError
     for invalid paths or options, and for a file that needs a blob if neither options.blobs nor options.dump is set;

@@ -67,7 +67,7 @@ class DumpIndex:
         self.documents: dict[str, Member] = {}  # by archive name: "a/b" for the KVS key archive.a.b
         self.blobs: dict[tuple[str, int], Member] = {}  # by archive name and number
         self.fault = ""
-        self.complete = False  # True after all headers were read
+        self.complete = False  # True after all headers were read; before that, only the document's blobs are known
         self.absent: set[tuple[str, int | None]] = set()  # (blobref, length) of blobs that a search did not find
         self.hashed: set[tuple[str, int]] = set()  # (algorithm, length): all members of this length were hashed
         self._hints: dict[str, Member] = {}  # by blobref
@@ -84,7 +84,7 @@ class DumpIndex:
             self.documents[match[1]] = member
 
     def hint(self, name: str, number: int, blobref: str, length: int) -> None:
-        """Note the blob that the document of the archive `name` declares its member `number` to be."""
+        """Note the blob that a document declares member `number` of archive `name` to be, if the length is right."""
         member = self.blobs.get((name, number))
         if member is not None and member.size == length:
             self._hints[blobref] = member
@@ -220,7 +220,7 @@ def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
             if match is None or _BLOB.fullmatch(name) or length != end - start:
                 return None
             return match[1], Member(start, length)
-        at, step = low, min(size - low, _TAIL_MAX)  # each step doubles the total, until it reaches _TAIL_MAX
+        at, step = low, min(size - low, _TAIL_MAX)  # each step doubles the bytes read, up to _TAIL_MAX per step
     return None
 
 

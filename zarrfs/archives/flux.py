@@ -24,7 +24,7 @@ class FluxFailure(Exception):
 def document(source: str, timeout: float) -> bytes:
     """Fetch the archive "flux:NAME" or the jobspec "flux:job/ID". Blocks.
 
-    Raises SourceError with the message of the command if it fails.
+    Raises SourceError for a malformed name, and with the message of the command if that fails.
     """
     name = source.removeprefix(FLUX)
     job = name.removeprefix("job/") if name.startswith("job/") else None

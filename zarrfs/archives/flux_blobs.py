@@ -48,9 +48,10 @@ class FluxBlobs:
         self._closed = False
 
     async def load(self, blobref: str, timeout: float) -> Buffer:
-        """Load a blob within `timeout` seconds, without verifying its hash. Raises TargetMissing or ReadError.
+        """Load a blob, without verifying its hash. Raises TargetMissing or ReadError.
 
-        If the helper dies while the blob is in flight, request it once more from the next helper.
+        A request has `timeout` seconds, in addition to the start of a helper, if there is none. If the helper dies
+        while the blob is in flight, request it once more from the next helper.
         """
         where = f"flux:{blobref}"
         digest = bytes.fromhex(blobref.partition("-")[2])
@@ -76,7 +77,7 @@ class FluxBlobs:
             await self._helper.aclose()
 
     async def _running(self) -> _Helper:
-        """Return a running helper; concurrent callers share one start. Raises _Ended if it cannot be started."""
+        """Return a running helper; concurrent callers share one start. Raises _Ended if that fails, or if closed."""
         if self._closed:
             raise _Ended("the reader is closed")
         if self._helper is not None and not self._helper.ended:

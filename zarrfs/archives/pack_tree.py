@@ -34,7 +34,7 @@ REGION_MAX = 64 << 20  # bytes of the largest blob; each process holds one in me
 _JOBS_MAX = 8  # processes by default; more of them would only contend for the directory of blobs
 BATCH = 64  # files of one task
 MANY = 4096  # regions; a file with more is split into several tasks
-PIECE = 32 << 10  # bytes; a larger file is written to the document in pieces
+PIECE = 32 << 10  # bytes; a larger inline file is written to the document in pieces
 _UNFINISHED = "a name that is reserved for unfinished copies"  # at any depth, because stores hide such names
 _NO_SIZE = "no archive can hold it; archive a copy"
 _PAGE = 4096  # bytes that one read(2) returns atomically
@@ -65,7 +65,7 @@ class CreateOptions:
     skip_unsupported: bool = False  # leave out files that no archive can hold, with a warning
     sync: bool = False  # flush blobs to the disk before the document is complete
     jobs: int | None = None  # processes that read and hash; None: one per CPU, up to 8
-    excludes: tuple[str, ...] = ()  # globs to leave out: of names at any depth, or with a "/" of paths
+    excludes: tuple[str, ...] = ()  # globs of names at any depth, or with a "/" of paths, left out with all below
     leave_out: Callable[[str], bool] | None = None  # returns whether to leave out a path, and all below it, silently
     own: frozenset[tuple[int, int]] = frozenset()  # (device, inode) of the outputs, which are left out
 
@@ -303,7 +303,7 @@ def _is_dense(descriptor: int, size: int) -> bool:
 
 
 def named(paths: Iterable[str]) -> list[str]:
-    """Normalise paths and drop duplicates. Raises UsageError for a path that is empty, absolute, or has ".."."""
+    """Normalise paths and drop duplicates. Raises UsageError if one is empty, absolute, or has ".." or NUL."""
     found: dict[str, None] = {}
     for path in paths:
         if not path or "\0" in path:
@@ -339,8 +339,8 @@ class TreeWalk:
     def tasks(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[tuple[str, list[DirectoryPart]]]:
         """Yield tasks for EntryReader.run(), in an order that depends only on names.
 
-        `warn` is called with each warning. Raises SourceError for an entry that cannot be read, UsageError for a path
-        that is an output of this command.
+        `warn` is called with each warning. Raises SourceError for an entry that cannot be read or archived, UsageError
+        for a path that is an output of this command.
         """
         batch: list[DirectoryPart] = []
         count = 0

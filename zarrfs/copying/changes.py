@@ -44,7 +44,7 @@ def discard(path: str, agreed: Callable[[int], bool]) -> bool:
         if status is None or not stat.S_ISREG(status.st_mode):
             raise SourceError(path, f"is not an upper directory of zarrfs (no {RECORD}): not deleted")
         upper.lock(True)
-        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)  # chmod in a mount can remove these
+        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)  # chmod in a mount can clear these bits
         names = sorted(os.listdir(path), key=lambda name: (name == RECORD, name))
         if not agreed(len(names) - 1):
             return False

@@ -99,9 +99,9 @@ async def _each(
     look: Callable[[str, Info, int], Awaitable[None]], division: Division | None = None,
     passed: Callable[[str], None] = lambda key: None,
 ) -> None:  # fmt: skip
-    """Call `look(key, info, bytes per read)` for everything below `key`, or for a file `key`, in several tasks.
+    """Call `look(key, info, bytes per read)` for everything below `key`, or for `key` if it is no directory.
 
-    Call `failed` for directories that cannot be listed, and `passed` for keys of other shares.
+    Several tasks do so. Call `failed` for directories that cannot be listed, and `passed` for keys of other shares.
     """
     piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
     send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)

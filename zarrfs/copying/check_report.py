@@ -65,7 +65,7 @@ class CheckReport:
         return not self.counts and not self.left_out
 
     def add(self, key: str, exc: BaseException, url: str | None = None, common: bool = False) -> None:
-        """Count a bad entry; `url`: of its bytes. `common` marks a fault that every share of a check finds."""
+        """Count a bad entry, whose bytes should be at `url`. `common` marks a fault that every share finds."""
         bad = bad_entry(key, exc, url)
         self.counts[bad.kind] += 1
         self.common[bad.kind] += common

@@ -71,8 +71,8 @@ async def commit(
     """Write the merged tree of `overlay`, over the source of `plan`, to `new`, which appears when it is complete.
 
     Calls `warn` with a line for each entry that is left out, and enters `watch(tree)` while it writes. Raises
-    UsageError if `new` cannot be written to, or overlaps with the input; SourceError if a writable mount uses the
-    upper directory, or if an entry cannot be read or cannot be represented in the format.
+    UsageError if `new` may not be written to, or overlaps with the input; SourceError if writing fails, if a writable
+    mount uses the upper directory, or if an entry cannot be read or cannot be represented in the format.
     """
     if overlay.lower is None:
         raise UsageError(f"{overlay.upper.path}: is the source itself, which contains the changes already")

@@ -41,10 +41,10 @@ _REMEMBERED = 1024  # directories whose hidden names are cached, for neighbourin
 
 
 class ReferenceOptions(NamedTuple):
-    """Where the bytes of changed values are stored for a reference set."""
+    """Where a reference set stores the bytes of values that it does not refer to in the old source."""
 
     inline: int = 1024  # bytes: values up to this size are stored in the set itself
-    in_place: bool = False  # larger values stay in the upper directory
+    in_place: bool = False  # larger values in the upper directory stay there
     relative: bool = False  # URLs of the data file are relative to the set, not absolute
 
 
@@ -133,7 +133,7 @@ class DataFile:
     Existing files are not replaced, because the source or another set may refer to them. Until finish() moves it into
     place, the new file is in the temporary directory of the set, which a later command removes if this one is killed.
     Leaving the context with an exception removes the file, unless the new set is in place. Methods raise OSError if
-    the file cannot be written. The file is created by the first add().
+    the file cannot be written, and SourceError if its name cannot be used. The file is created by the first add().
     """
 
     def __init__(self, to: Output, relative: bool) -> None:

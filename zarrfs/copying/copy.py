@@ -159,7 +159,8 @@ class _Copy:
     async def _in_processes(self, root: Folder) -> bool:
         """Write all entries below `root`: in forked processes, and in threads the entries that those leave.
 
-        Return False, with nothing done, if processes cannot read most bytes or cannot be started.
+        Return False, with nothing done, if processes cannot read most bytes or cannot be started, or if files may
+        become symbolic links.
         """
         reader = self._reader
         if reader is None or not reader.serves_most or self._link is not None:
@@ -198,7 +199,7 @@ class _Copy:
         return True
 
     async def _take(self, found: Sequence[tuple[Batch, Result]]) -> None:
-        """Count the entries that processes wrote, and write the entries that they left in threads."""
+        """Count the entries that processes wrote, and let threads write the entries that the processes left."""
         for batch, result in found:
             note(batch, result, self._report, self._done)
             folder, _, left = batch
@@ -392,7 +393,8 @@ class _Copy:
         """Write a batch in a thread.
 
         System calls for small files are so short that several threads only contend, unless they wait for a disk or a
-        server. So small files are written in one thread, and in more only after a thread has waited most of its time.
+        server. So, without CopyOptions.jobs, small files are written in one thread, and in more only as long as
+        threads wait for most of their time.
         """
         go_on = self._choice.keep_going
         if sum(data_bytes(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):

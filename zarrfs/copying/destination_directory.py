@@ -227,7 +227,8 @@ class DestinationDirectory:
     def _read_note(self, believed: bool) -> None:
         """Resume the run that left the journal, if it has the mark of this run and is `believed`; write a new journal.
 
-        Entries that the earlier run wrote before a reboot are written again: they may not have reached the disk.
+        Entries that the earlier run wrote before a reboot, and did not sync, are written again: they may not have
+        reached the disk.
         """
         now, before, spans = boot(), journal.read(self._note) if believed else b"", []
         left: str | None = None
@@ -332,7 +333,7 @@ class DestinationDirectory:
             return found
         status = os.fstat(found)
         closed = status.st_uid == os.geteuid() != 0 and status.st_mode & _OURS != _OURS
-        if closed and folder.info.mode is not None and self._existing != "keep":  # until set_attributes()
+        if closed and folder.info.mode is not None and self._existing != "keep":  # writable until set_attributes()
             os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OURS)
         near = status.st_dev != self._device
         with self._lock:  # otherwise another thread could remove a new staged file as abandoned
@@ -403,7 +404,8 @@ class DestinationDirectory:
     def place(self, staged: Staged, directory: int, info: Info, new: bool) -> None:
         """Set the mode and time of a staged file, close it, and rename it into place; a `new` file replaces nothing.
 
-        Raises OSError, and InTheWay if a `new` file would replace an entry.
+        Raises OSError, and InTheWay if a `new` file would replace an entry. On a file system with neither
+        RENAME_NOREPLACE nor hard links, a `new` file may replace an entry that appeared meanwhile.
         """
         descriptor = staged.descriptor
         try:
@@ -513,7 +515,7 @@ class DestinationDirectory:
         self.close()
 
     def _compare(self, listing: Listing) -> None:
-        """Raise SourceError if a complete share next to this one has divided another listing.
+        """Raise SourceError if a complete share next to this one has divided another listing, or has a bad journal.
 
         Once all shares are complete, all listings have been compared.
         """

@@ -63,7 +63,7 @@ def lock_note(note: int) -> bool:
 def changed_now(descriptor: int, after: int = 0) -> int:
     """Touch a file until its ctime is later than `after`, and return that ctime, in ns.
 
-    Blocks for one tick of the file system's clock, and at most for _TICK seconds.
+    If `after` is the present time, this blocks for one tick of the file system's clock, at most for _TICK seconds.
     """
     deadline = time.monotonic() + _TICK
     while True:
@@ -119,7 +119,7 @@ def _last_change(staging: int, only: str | None) -> int:
 def kept(path: str, mark: str, share: Share | None = None) -> dict[str, Any] | None:
     """Return the journal that runs with `mark` left in the directory `path`, with all spans closed; {} without one.
 
-    Returns None while any run is writing there.
+    Returns None while a run (of this share) is writing there, whatever its mark.
     """
     try:
         with _opened(path, share) as (staging, note):
@@ -197,7 +197,7 @@ def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
 
 
 def forget(path: str, mark: str, share: Share | None = None) -> bool:
-    """Remove the journal of runs with `mark` from the directory `path`; return False while a run is writing there."""
+    """Remove the journal of runs with `mark` from the directory `path`; return False while a run of it is writing."""
     with contextlib.suppress(OSError), _opened(path, share) as (staging, note):
         if not lock_note(note):
             return False

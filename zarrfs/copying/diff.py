@@ -29,8 +29,8 @@ class Difference(NamedTuple):
 async def differences(one: Store, other: Store) -> AsyncIterator[Difference]:
     """Yield the differences from `one` to `other`, in the order of keys. Both stores must list names in order.
 
-    Modes and times are compared only if both stores have them, times in whole seconds, and not those of directories.
-    The entries of a deleted directory are not listed. Raises ReadError if bytes cannot be read.
+    Modes and times are compared only if both stores have them. Times are compared in whole seconds, and not for
+    directories. The entries of a deleted directory are not listed. Raises ReadError if bytes cannot be read.
     """
     levels = [("", _pairs(one, other, ""))]
     while levels:

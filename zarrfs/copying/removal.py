@@ -20,8 +20,9 @@ _statx = getattr(ctypes.CDLL(None), "statx", None)
 def remove_written(path: str, spans: Spans) -> int:
     """Delete the files below the directory `path` whose birth time and ctime are within `spans`.
 
-    Also delete empty directories that were created then. Return the number of other entries, which stay. Symbolic
-    links are not followed. On a file system without birth times only ctime counts. Raises OSError.
+    Also delete empty directories that were created then. Return the number of other files, which stay. Symbolic links
+    are not followed. On a file system without birth times only ctime counts, and a directory that had entries counts
+    as created then. Raises OSError.
     """
     base = BaseDirectory(path)
     try:

@@ -39,7 +39,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def on_trio(self) -> Iterator[None]:
-        """Raise TimedOut in trio code within armed(); stop its alarm, whose exception would break the event loop."""
+        """Raise TimedOut in trio code within armed(). Stops the alarm for good, as it would break the event loop."""
         if self._at is None:
             yield
             return

@@ -1,8 +1,9 @@
 """The keeper: a small process that keeps a mount busy, so that it cannot be unmounted while a job reads from it.
 
 The keeper holds the root of the mount open, waits until its owner processes have ended, and then executes `zarrfs
-unstage`. Only SIGKILL ends it, because a resource manager sends SIGTERM to every process of a job long before the job
-ends. It runs keeper_main.py by its path, without the standard library, and takes 3 MB of memory instead of 60 MB.
+unstage`. No signal but SIGKILL ends it, because a resource manager sends SIGTERM to every process of a job long before
+the job ends. It runs keeper_main.py by its path, without the standard library, and takes 3 MB of memory instead of
+60 MB.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def start(
 ) -> tuple[Process, IO[bytes] | None]:
     """Start a keeper that holds the descriptor `root` until all `owners` have ended, and the stream of `pipe` ends.
 
-    Without owners and `pipe`, the keeper waits forever. Afterwards it unstages the record with the id `record`. Return
-    the running keeper and, with `pipe`, the stream for add_owner(). Raise MountError if the keeper does not start.
+    Then it unstages the record with the id `record`. Without owners and `pipe`, the keeper waits forever. Return the
+    running keeper and, with `pipe`, the stream for add_owner(). Raise MountError if the keeper does not start.
     """
     words = [f"{owner.pid}:{owner.start}" for owner in owners] + (["-"] if pipe else [])
     then = [*python("zarrfs"), "unstage", "--record", record]

@@ -321,7 +321,10 @@ def process_here() -> Process:
 
 
 def places() -> list[str]:
-    """Return the possible directories of records of this user, in order of preference. Raises UsageError."""
+    """Return the possible directories of records of this user, in order of preference.
+
+    Raises UsageError if ZARRFS_STATE_DIR is not an absolute path.
+    """
     user = os.geteuid()
     if said := os.environ.get(VARIABLE):
         if not said.startswith("/"):

@@ -83,10 +83,11 @@ async def write(
     record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: CopyReport,
     share: Share | None = None,
 ) -> int:  # fmt: skip
-    """Copy the entries of `store` that `copying` selects to the path of a record; return the number of symbolic links.
+    """Copy the entries of `store` that `copying` selects to the path of a record.
 
-    Raises UsageError and SourceError as copy_store() does, and UsageError if the copy or its manifest would be in the
-    source directory.
+    Return the number of files that became symbolic links. Raises UsageError and SourceError as copy_store() does,
+    UsageError if the copy or its manifest would be in the source directory, and MountError if the manifest cannot be
+    written.
     """
     from zarrfs.copying.copy import copy_store
 
@@ -109,7 +110,7 @@ async def write(
 
 
 class _Linking:
-    """Decides which files become symbolic links: whole local files that are not in a directory of the job."""
+    """Decides which files become symbolic links: whole local files in directories that stay as long as the links."""
 
     def __init__(self, store: Store, record: Record, options: Options) -> None:
         self._store, self.count = store, 0

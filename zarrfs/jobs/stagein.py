@@ -50,7 +50,7 @@ def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) 
     """Create a record for a request, after unstaging a stale source at the same DEST.
 
     A request with `join` may get the record of another process instead, in the state READY. Raises UsageError or
-    MountError if DEST cannot be used, MountError if another source is staged there.
+    MountError if DEST cannot be used, MountError if a source that may still be needed is staged there.
     """
     dest = mounts.resolved(request.dest)
     manager, job = processes.job_of(os.environ, request.job)
@@ -283,8 +283,8 @@ def link(record: Record) -> None:
 def _check_dest(record: Record, empty: bool) -> None:
     """Raise MountError unless a source can be staged at `dest`.
 
-    It must be absent, or a directory, with `empty` an empty one. If the source will be mounted, nothing may be mounted
-    at `dest` except a dead zarrfs mount. A link of the same job, made on another node, is accepted.
+    It must not be a symbolic link, except one of the same job, made on another node. With `empty`, it must be absent
+    or an empty directory. If the source will be mounted, nothing may be mounted at `dest` except a dead zarrfs mount.
     """
     dest = record.dest
     if record.mounted:

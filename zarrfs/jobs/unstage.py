@@ -97,7 +97,7 @@ def _moved(record: Record, pid: int) -> mounts.Mount | None:
 
 
 def at(dest: str, among: list[Record]) -> list[Record]:
-    """Return the records with the DEST, the node-local path, or the current path of the mount `dest`."""
+    """Return the records whose DEST, node-local path, or current mount point is `dest`."""
     path = mounts.resolved(dest)
     named = [record for record in among if path in (record.dest, record.place)]
     if named or (mount := mounts.mount_at(path)) is None:
@@ -109,8 +109,8 @@ def at(dest: str, among: list[Record]) -> list[Record]:
 def why_stale(record: Record) -> str:
     """Return why a staged source is not needed any more, or "".
 
-    A mount whose daemon has died is needed as long as its owner processes or its job: its readers get an error. Once
-    unmounted, a Zarr reader would return fill values.
+    A mount whose daemon has died is needed as long as its owner processes or its job run: its readers get an error.
+    Once unmounted, a Zarr reader would return fill values.
     """
     if record.boot != boot():
         return "the node was rebooted since"
@@ -307,7 +307,10 @@ def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -
 
 
 def unstage_stale(options: UnstageOptions) -> list[dict[str, Any]]:
-    """Unstage sources that are not needed any more, as root those of all users. Returns objects as unstage_all()."""
+    """Unstage sources that are not needed any more, as root those of all users. Returns objects as unstage_all().
+
+    If ZARRFS_STATE_DIR is set, root unstages only those recorded there.
+    """
     results = _unstage_own_stale(options)
     _report_damaged(results, options)
     if os.geteuid() == 0 and not os.environ.get(records.VARIABLE):
