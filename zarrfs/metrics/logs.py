@@ -89,7 +89,7 @@ def _traceback(record: logging.LogRecord) -> str:
 class LogTarget:
     """A destination of log lines: text, or JSON with the fields `about` of the mount.
 
-    Only the thread of QueueingHandler calls send(). Threads that log call the other methods.
+    Only the thread of QueueingHandler calls send(). Any thread may call the other methods.
     """
 
     def __init__(self, about: Mapping[str, str], as_json: bool, stamped: bool = False) -> None:
@@ -146,7 +146,7 @@ class LogFile(LogTarget):
         self._moved = True
 
     def _is_another(self, descriptor: int) -> bool:
-        """Return whether the file must be opened again: the path is another file now, or reopen() was called."""
+        """Return whether the file must be opened again: its path is not this file now, or reopen() was called."""
         try:
             return self._moved or not os.path.samestat(os.stat(self._path), os.fstat(descriptor))
         except OSError:

@@ -98,7 +98,7 @@ async def _converse(stream: trio.abc.HalfCloseableStream, metrics: Callable[[], 
 async def _request(stream: trio.abc.HalfCloseableStream, received: bytearray) -> _Request | None:
     """Receive the next request and remove it from `received`; return None at the end of the connection.
 
-    Raise _Refused for a request that is malformed or too large.
+    Raise _Refused for a request that is malformed, too large, or announces a body.
     """
     while (end := received.find(b"\r\n\r\n")) < 0:
         if len(received) > _REQUEST:

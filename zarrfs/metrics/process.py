@@ -22,7 +22,7 @@ _LINES = 200  # lines of a task tree at most
 
 
 def stats() -> dict[str, Any]:
-    """Return the counters of this process. Takes microseconds and does not wait for a disk."""
+    """Return the counters of this process. Takes microseconds, but the first call reads the version from disk."""
     return {
         "errors": {"EIO": 0, **FAILURES.counts},  # 0 at first, so that Prometheus sees the first EIO as an increase
         "log": logs.counters(),

@@ -39,7 +39,8 @@ class Statistics(NamedTuple):
 def statistics(path: str) -> Statistics:
     """Return the counters of the mount that `path` is in.
 
-    Raise MountError if `path` is in no mount of zarrfs, or if the daemon reports no counters within 10 s.
+    Raise MountError if `path` is in no mount of zarrfs, or if its daemon does not report counters. Blocks until the
+    daemon has answered two requests, for up to 10 s each.
     """
     mountpoint = mount_of(path)
     try:

@@ -61,8 +61,8 @@ class Gen:
     def block(self, number: int, rows: int) -> dict[str, Sequence[int]]:
         """Return the values of each dimension in a block of at most `rows` combinations that starts at the `number`th.
 
-    The combinations of the block are the product of the returned values.
-    """
+        The combinations of the block are the product of the returned values.
+        """
         found: dict[str, Sequence[int]] = {}
         size, whole = 1, True  # whole: the block has all values of all later dimensions
         for name in reversed(self.dimensions):

@@ -34,7 +34,7 @@ class MergePart(NamedTuple):
     name: str  # in messages
     prefix: str  # a key; "" puts it at the root
     store: Store
-    references: AsyncIterator[Reference]  # the store's references, sorted by name, with their URLs as written
+    references: AsyncIterator[Reference]  # of the store, sorted by name, with the URLs that the output gets
 
 
 def split_prefix(text: str) -> tuple[str, str]:
@@ -152,8 +152,8 @@ async def sorted_by_name(references: AsyncIterator[Reference], plan: Plan) -> As
 async def groups(parts: Sequence[MergePart]) -> list[Reference]:
     """Return .zgroup documents for the root and the directories above each prefix, where no part has metadata.
 
-    Return [] unless all parts that have metadata are Zarr v2. A part is searched at its root and, if there is no
-    metadata, in its top-level directories.
+    Return [] if no part has metadata, or the first metadata of any part is not Zarr v2. A part is searched at its root
+    and, if there is no metadata, in its first 100 top-level directories.
     """
     versions = {version for part in parts if (version := await _version(part.store)) is not None}
     if versions != {2}:

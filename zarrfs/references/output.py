@@ -216,7 +216,7 @@ def reference_set(store: Store, plan: Plan) -> Store:
 
 
 async def entries(store: Store, plan: Plan, alone: bool = True) -> AsyncIterator[Reference]:
-    """Yield the references of a set so that any format can hold them.
+    """Yield the references of a set in a form that does not depend on the format of the set.
 
     A Parquet set's `.zmetadata` becomes consolidated metadata of Zarr. It is left out unless the set is `alone` in its
     directory of the output, because it would hide the other sets' nodes from readers of consolidated metadata.

@@ -64,7 +64,7 @@ class RecordFile:
         return 1000 + sum(part.nbytes for part in parts)
 
     def row(self, number: int) -> RecordRow | None:
-        """Return the reference in row `number`; None if it is empty. Raise ValueError if it is invalid."""
+        """Return the reference in row `number`; None if it is empty. Raise ValueError if it is invalid or missing."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
         state = int(self._states[number])
@@ -170,7 +170,7 @@ class _Texts:
 
 
 def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
-    """Read the table, with text columns dictionary-encoded. Raise ValueError if it is invalid or too large."""
+    """Read the table, with text columns dictionary-encoded if pyarrow can. Raise ValueError if it is refused."""
     try:
         about = pq.read_metadata(pa.BufferReader(data))
         schema = about.schema.to_arrow_schema()

@@ -62,7 +62,7 @@ class _Rows:
 
 
 class _Array:
-    """The grid of an array, and a flag for each of its record files that has been written."""
+    """The grid of an array, and for each of its record files, whether it has been written."""
 
     def __init__(self, grid: Grid, record_size: int) -> None:
         self.grid = grid

@@ -56,7 +56,8 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile a reference set into `compilation.writer`.
 
     An invalid entry is left out, with a warning. Raise SourceError for a fault in the rest of the document or in a
-    template, for a conflict with conflict=error, and with -o strict for any invalid entry.
+    template, for a conflict with conflict=error, and with -o strict for any invalid entry. A Validation records these
+    faults and entries, and does not raise for them.
     """
     head = document.head(SLICED_MEMBERS)
     if not isinstance(head, dict):
@@ -279,7 +280,7 @@ class _Entries:
         try:
             self._write(key, value, urls, bool(gen))
             parent = key.rpartition("/")[0]
-            if len(parent.encode()) < KEY_MAX - NAME_MAX:  # with any short name, it is a valid key
+            if len(parent.encode()) < KEY_MAX - NAME_MAX:  # any short name below it makes a valid key
                 if len(self._directories) > _REMEMBERED:
                     self._directories.clear()
                 self._directories[parent] = self._writer.directory_id(parent)

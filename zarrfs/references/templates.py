@@ -182,7 +182,8 @@ class Templates:
     def callee(self, name: str) -> nodes.Template | None:
         """Return the parsed template that {{name(...)}} renders.
 
-        Return None if `name` is not a template. Raises any error if the template is invalid.
+        Return None if `name` is no template, or one without "{{", which cannot be called. Raises any error if the
+        template is invalid.
         """
         value = self.find(name)
         if isinstance(value, _Text):
@@ -300,7 +301,7 @@ class Templates:
         return self._chunks(self._rows_apart(gen, done))
 
     def _rows_together(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
-        """Yield rows from one compiled template for all fields. Raise an error if a field has a statement."""
+        """Yield rows from one compiled template for all fields. Raise an error for statements and non-ASCII names."""
         outputs: list[nodes.Node] = []
         for source in gen.fields.values():
             body = self.parse(source).body
@@ -457,7 +458,7 @@ def _limited_time() -> float:
 
 
 def _address_space() -> int:
-    """Return the bytes of address space in use now, to which RLIMIT_AS adds."""
+    """Return the bytes of address space in use now; 1 << 62, which is no limit in effect, if that is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * resource.getpagesize()

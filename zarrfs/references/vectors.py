@@ -76,7 +76,7 @@ class NamedTemplates(Protocol):
         ...
 
     def callee(self, name: str) -> nodes.Template | None:
-        """Return the parsed template that a call of `name` renders; None if `name` is not a template.
+        """Return the parsed template that a call of `name` renders; None if `name` cannot be called.
 
         Raises any error if the template is invalid.
         """

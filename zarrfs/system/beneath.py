@@ -1,8 +1,8 @@
 """Lookups with openat2(2): some cannot escape a directory through a symbolic link, some never wait for a disk.
 
 BaseDirectory confines lookups to a directory and to allowed directories outside it. A single openat2(2) does that in
-the kernel. If it is not available (Linux < 5.6, some containers), and for absolute links that point back into the base
-directory, the path is walked component by component with O_NOFOLLOW.
+the kernel. If it is not available (Linux < 5.6, some containers), and for links that are absolute or lead out of the
+base directory, the path is walked component by component with O_NOFOLLOW.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
 def open_cached(path: str, flags: int, directory: int) -> int:
     """Open `path` in `directory` if the dentry cache has all components. Follow no symbolic link, cross no mount.
 
-    Raise OSError as open(2); BlockingIOError if the lookup would have to wait for a disk or a server, or if the kernel
-    cannot tell (before Linux 5.12, NFS).
+    Raise OSError as open(2) for ENOENT, ENOTDIR, ELOOP and EACCES, and BlockingIOError for any other failure: if the
+    lookup would have to wait for a disk or a server, if the kernel cannot tell (before Linux 5.12, NFS), at a mount
+    point, or without free descriptors. Raise ValueError if `flags` lacks O_CLOEXEC.
     """
     if not flags & os.O_CLOEXEC:
         raise ValueError("a descriptor that programs would inherit")
@@ -74,7 +75,10 @@ def open_cached(path: str, flags: int, directory: int) -> int:
 
 
 def is_local(descriptor: int) -> bool:
-    """Return whether an open file is on a file system that needs no server. The call itself may block."""
+    """Return whether an open file is on a file system known to need no server and to support RWF_NOWAIT.
+
+    The call itself may block.
+    """
     return _file_system(descriptor) in _LOCAL_FILE_SYSTEMS
 
 
@@ -86,7 +90,8 @@ def is_shared(descriptor: int) -> bool:
 def keeps_ctime(descriptor: int) -> bool:
     """Return whether every change of an open file changes its ctime. The call itself may block.
 
-    It may not if the ctime comes from an image or a server, because another one may be mounted in the same place.
+    A file system whose ctime equals the mtime, or comes from an image or a server, may keep it over a change: for
+    example, another image may be mounted in the same place.
     """
     found = _file_system(descriptor)
     if found == _OVERLAYFS:  # passes on the ctime of the lower file system, which in an image equals the mtime
@@ -207,7 +212,7 @@ class BaseDirectory:
             raise OSError(errno.EXDEV, f"leads to {real}, which is out of the store (-o allow_path=DIR)")
 
     def directory(self, path: bytes) -> int:
-        """Return an O_PATH descriptor of the directory `path`. Raise OSError; ENOTDIR if it has a symbolic link."""
+        """Return an O_PATH descriptor of the directory `path`. Raise OSError; ENOTDIR if a component is a link."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         while self._kernel_walks and len(path) < _PATH_MAX:
             try:
@@ -321,8 +326,8 @@ def real_path(descriptor: int) -> str:
 def reopen(descriptor: int, flags: int, wait: bool = False) -> int:
     """Open the regular file of an O_PATH descriptor, even if its name has changed. Raise OSError; EIO without /proc.
 
-    Raise BlockingIOError if another process holds a lease on the file (fcntl_locking(2)). With `wait`, block instead
-    until the lease holder has released or downgraded it.
+    Raise BlockingIOError if another process holds a conflicting lease on the file (fcntl_locking(2)). With `wait`,
+    block instead until the lease holder, or after lease-break-time the kernel, has released or downgraded it.
     """
     try:
         return os.open(f"/proc/self/fd/{descriptor}", flags | (_BASIC & ~os.O_NONBLOCK if wait else _BASIC))

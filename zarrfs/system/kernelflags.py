@@ -28,7 +28,7 @@ def bits(flags: Iterable[str]) -> int:
 
 
 def flags_of(mount: mounts.Mount) -> set[str]:
-    """Return the flags of a mount, as names. If it has no flag about atime, strictatime is added."""
+    """Return the flags of a mount, as names. With neither noatime nor relatime, strictatime is added."""
     found = {flag for flag in mount.flags if flag in _BITS}
     return found if found & {*_ATIME} else {*found, "strictatime"}
 
@@ -37,7 +37,7 @@ def combined(now: set[str], words: Iterable[str], whole: bool) -> set[str]:
     """Return the flags after a remount, of a mount with the flags `now`, with the options `words`. Later words win.
 
     With `whole`, `words` is the complete list, as mount(8) gives it to its helpers: flags that are not named are
-    cleared, except ro, nosuid, nodev, dirsync and those about atime, which only an explicit option clears. Raise
+    cleared, except ro, nosuid, nodev, dirsync and those about atime, which stay unless an option clears them. Raise
     UsageError for an option that no remount can change.
     """
     flags = now & {"ro", "nosuid", "nodev", "nodiratime", "dirsync", *_ATIME} if whole else {*now}

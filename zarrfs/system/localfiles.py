@@ -41,7 +41,8 @@ async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
 def read_cached(descriptor: int, offset: int, length: int) -> bytearray:
     """Read the part of [offset, offset + length) that the page cache has, from its start. Never block on the disk.
 
-    Raise OSError for errors other than missing support of RWF_NOWAIT.
+    The result is empty if nothing is cached or the file system does not support RWF_NOWAIT. Raise OSError for any
+    other failure.
     """
     buffer = unfilled(length)
     try:
@@ -207,13 +208,15 @@ class LocalFiles:
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _open_checked(self, path: str, flags: int, wait: bool = False) -> int:
-        """Open a file. Raise Loop if it is in the mount being served, AccessDenied if it is below none of the roots.
+        """Open a file. Raise Loop if its mount is the one being served or reads from it.
 
-        With `wait`, if a regular file has a lease, block until the lease holder releases or downgrades it.
+        Raise AccessDenied if the file is below none of the roots. With `wait`, if a regular file has a lease, block
+        until the lease holder releases or downgrades it.
         """
         # Check the file that was found, not its name, so that links and concurrent renames do not matter. O_PATH looks
-        # up a file without opening it: files outside the roots are not touched, and our own mount gets no request.
-        # open(2) and fstat(2) would request attributes from it, perhaps while it is answering that very request.
+        # up a file without opening it: files outside the roots are not touched, and our own mount only gets lookups,
+        # which need no size. open(2) and fstat(2) would request attributes, perhaps while it is answering that very
+        # request.
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if self._forbidden is not None:

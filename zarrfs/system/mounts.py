@@ -222,7 +222,11 @@ def unmount_own(mountpoint: str, device: int | None, lazy: bool = False) -> None
 
 
 def unmount_and_wait(mountpoint: str, lazy: bool = False) -> None:
-    """Unmount the zarrfs mount at `mountpoint` and wait until its daemon has ended. Raise MountError."""
+    """Unmount the zarrfs mount at `mountpoint` and wait until its daemon has ended.
+
+    Raise MountError, also if the daemon has not ended after 10 s. Do not wait with `lazy`, or if the daemon did not
+    answer before the unmount.
+    """
     mountpoint = canonical(mountpoint)
     mount = mount_at(mountpoint)
     if mount is None or mount.fstype != FSTYPE:

@@ -60,7 +60,10 @@ class OtherMounts:
                 raise Loop(path, _RULE)
 
     def note(self, path: str) -> None:
-        """Register the mount that `path` is in, without asking it. Call this before our mount exists."""
+        """Register the zarrfs mount that `path` is in, if any, without asking it.
+
+        Call this before our mount exists, because until then no mount can read from it.
+        """
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             device = self.device_of(descriptor)

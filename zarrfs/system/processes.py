@@ -49,8 +49,8 @@ def shown(pid: int) -> str:
 def python(module: str) -> list[str]:
     """Return a command that runs `module` in a new interpreter with the packages of this one. Arguments may follow it.
 
-    The new interpreter ignores the environment and the working directory. zarrfs may be installed in PYTHONPATH or in
-    the user's site-packages, so the command sets sys.path to the absolute paths in this process's sys.path.
+    The new interpreter (-I) ignores PYTHON* variables, the user's site-packages and the working directory. zarrfs may
+    be installed in one of these places, so the command sets sys.path to the absolute paths in this process's sys.path.
     """
     places = [place for place in sys.path if os.path.isabs(place)]
     run = f"import runpy, sys; sys.path = {places!a}; runpy.run_module({module!r}, None, '__main__', True)"

@@ -19,7 +19,7 @@ from zarrfs.system import mounts
 
 DEVICE = "/dev/fuse"
 CONFIGURATION = "/etc/fuse.conf"
-MOUNT_MAX = 1000  # FUSE mounts that fusermount3 allows in total, unless fuse.conf sets another number
+MOUNT_MAX = 1000  # FUSE mounts in total up to which users may mount, unless fuse.conf sets another number
 _SYS_ADMIN = 21  # CAP_SYS_ADMIN, linux/capability.h
 _CONTAINER = "start the container with --device /dev/fuse --cap-add SYS_ADMIN (docs/containers.md)"
 _USER = "a user mounts only where he may write"
@@ -156,7 +156,7 @@ def in_container() -> bool:
 
 
 def why_refused(said: str) -> str:
-    """Return one line, with what to do, for an error of mount(2) or the output of fusermount3."""
+    """Return one line, with what to do if that is known, for an error of mount(2) or the output of fusermount3."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     # the last line is the reason; warnings about fuse.conf come before it
     text = lines[-1] if lines else "fusermount3 gave no reason"

@@ -1,6 +1,6 @@
 """A pool of forked worker processes, for work on many small files.
 
-Threads would spend most of their time waiting for the interpreter lock (docs/archives.md).
+Two threads are slower than one, because they wait for the interpreter lock (docs/archives.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zarrfs.system.processes import end_with_parent
 
 _AHEAD = 4  # tasks per process that may be sent before the caller takes their results
 _PATIENCE = 500  # ms
-_USUAL = 8 << 20  # bytes of memory per task; if tasks need more, a process is sent one task at a time
+_USUAL = 8 << 20  # bytes of memory per task; if tasks may need more, _AHEAD is reduced to 1
 _KILLED = "a process that reads or writes files was killed"
 
 
