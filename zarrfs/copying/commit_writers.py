@@ -45,7 +45,6 @@ class ReferenceOptions(NamedTuple):
 
     inline: int = 1024  # bytes: values up to this size are stored in the set itself
     in_place: bool = False  # larger values in the upper directory stay there
-    relative: bool = False  # URLs of the data file are relative to the set, not absolute
 
 
 async def references_of(

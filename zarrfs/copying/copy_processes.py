@@ -157,7 +157,7 @@ class CopyProcesses:
                 else:
                     entries.append(self._ordinary(entry))
                 room -= held
-            if len(entries) + len(left) >= ENTRIES or room < 0 or seen == _SEEN:
+            if len(entries) + len(left) >= ENTRIES or room < 0 or seen >= _SEEN:
                 return entry, picked
         return None, False
 

@@ -167,8 +167,8 @@ def owned_by_a_share(staging: int, mark: str) -> bool:
     """Return whether another share has created the destination, or found it empty."""
     for name in os.listdir(f"/proc/self/fd/{staging}"):
         with contextlib.suppress(OSError, *DAMAGED):
-            if name.startswith("note-") and (said := _of_share(staging, mark, os.fsencode(name))):
-                return bool(said.get("own"))
+            if name.startswith("note-") and _of_share(staging, mark, os.fsencode(name)).get("own"):
+                return True
     return False
 
 
