@@ -23,7 +23,7 @@ from zarrfs.config import urls
 from zarrfs.config.options import parse
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.icechunk import files
-from zarrfs.icechunk.flatbuffers import Damaged
+from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.repository import virtual_url
 from zarrfs.sources import open_source
 from zarrfs.sources.icechunk import local_refs
@@ -373,7 +373,7 @@ def test_damaged_buffers_raise_nothing_but_damaged(shared: Repository) -> None:
                 else:
                     for _, references in files.manifest(bytes(buffer)):
                         assert sum(1 for _ in references) < 1 << 20
-            except Damaged:
+            except DamagedBuffer:
                 pass
 
 

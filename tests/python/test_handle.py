@@ -349,13 +349,13 @@ def test_calls_made_while_the_loop_stops_return_or_fail() -> None:
     async def call() -> None:
         return
 
-    def calls(loop: background.Loop) -> None:
+    def calls(loop: background.LoopThread) -> None:
         with contextlib.suppress(zarrfs.UsageError):
             while True:
                 loop.call(call)
 
     for _ in range(20):
-        loop = background.Loop()
+        loop = background.LoopThread()
         threads = [threading.Thread(target=calls, args=(loop,), daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()

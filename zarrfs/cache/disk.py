@@ -53,7 +53,7 @@ _WRONG = "wrong checksum"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Damaged(Exception):
+class DamagedBlock(Exception):
     """The bytes of a row are not those that were written; str() is the reason."""
 
 
@@ -133,7 +133,7 @@ class DiskCache:
             return None
         try:
             return parse_record(data)[0]
-        except Damaged:
+        except DamagedBlock:
             return None
 
     def remember(self, target: str, version: TargetVersion) -> None:
@@ -176,7 +176,7 @@ class DiskCache:
         try:
             with _opened(self._layout, row, now=True) as (fd, due):
                 data = read_cached(fd, row.offset + at, length)
-        except (OSError, Damaged):
+        except (OSError, DamagedBlock):
             return None
         if due:
             self._enqueue(row.segment)
@@ -275,7 +275,7 @@ class DiskCache:
             raise
         except FileNotFoundError:  # evicted
             return None
-        except Damaged:
+        except DamagedBlock:
             self._count("errors")
             self._enqueue(row)
             return None
@@ -619,7 +619,7 @@ class DiskCache:
 
 
 def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool]:
-    """Return (the verified bytes of a row, whether to mark its segment as used). Raise OSError or Damaged.
+    """Return (the verified bytes of a row, whether to mark its segment as used). Raise OSError or DamagedBlock.
 
     `now`: raise BlockingIOError instead of waiting for the disk.
     """
@@ -628,12 +628,12 @@ def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool
     if now and len(data) < row.length:
         raise BlockingIOError(errno.EAGAIN, "not in memory")
     if xxhash.xxh3_64_intdigest(data) != row.check:
-        raise Damaged(_WRONG)
+        raise DamagedBlock(_WRONG)
     return data, due
 
 
 def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
-    """Verify the bytes of a row; return (their number, whether to mark its segment as used). Raise OSError or Damaged.
+    """Verify the bytes of a row; return (their number, whether to mark its segment as used). Raise OSError or DamagedBlock.
 
     Raise BlockingIOError if the segment cannot be opened without waiting. Reading its bytes may wait.
     """
@@ -643,40 +643,40 @@ def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
         while at < row.length:
             count = os.preadv(fd, [buffer[: row.length - at]], row.offset + at)
             if not count:
-                raise Damaged("cut short")
+                raise DamagedBlock("cut short")
             digest.update(buffer[:count])
             at += count
     if digest.intdigest() != row.check:
-        raise Damaged(_WRONG)
+        raise DamagedBlock(_WRONG)
     return at, due
 
 
 @contextlib.contextmanager
 def _opened(layout: Layout, row: IndexRow, now: bool = False) -> Iterator[tuple[int, bool]]:
-    """Open the segment of a row; yield (descriptor, whether to mark it as used). Raise OSError or Damaged."""
+    """Open the segment of a row; yield (descriptor, whether to mark it as used). Raise OSError or DamagedBlock."""
     name = segment_name(row.segment)
     try:
         fd = layout.open_now(name) if now else layout.open("", name, os.O_RDONLY)
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENXIO):
-            raise Damaged("a symbolic link or a socket") from None
+            raise DamagedBlock("a symbolic link or a socket") from None
         raise
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or row.offset + row.length > status.st_size:
-            raise Damaged("cut short, or not a file")
+            raise DamagedBlock("cut short, or not a file")
         yield fd, time.time() - status.st_mtime > TOUCH
     finally:
         os.close(fd)
 
 
 def parse_record(text: bytes) -> tuple[TargetVersion, str]:
-    """Return (version, target without secrets) of a version record. Raise Damaged if it is not one."""
+    """Return (version, target without secrets) of a version record. Raise DamagedBlock if it is not one."""
     try:
         about = json.loads(text)
         return TargetVersion(about["tag"], about["size"]), about["target"]
     except (ValueError, KeyError, TypeError):
-        raise Damaged("no version record") from None
+        raise DamagedBlock("no version record") from None
 
 
 def _block_key(target: str, version: TargetVersion, start: int, stop: int) -> bytes:

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 
-from zarrfs.cache.disk import Damaged, load, parse_record
+from zarrfs.cache.disk import DamagedBlock, load, parse_record
 from zarrfs.cache.diskfiles import BLOBS, Layout, segment_name
 from zarrfs.cache.diskindex import Index, IndexRow
 from zarrfs.cache.diskspace import Busy, Space, size_of
@@ -93,7 +93,7 @@ def verify(directory: str, found: Verified | None = None) -> Verified:
                 found.bytes += _verified(layout, row)
             except FileNotFoundError:
                 continue  # evicted
-            except Damaged:
+            except DamagedBlock:
                 found.bad += 1
                 _drop(layout, row)
             except OSError as exc:
@@ -106,7 +106,7 @@ def verify(directory: str, found: Verified | None = None) -> Verified:
                 found.bytes += _blob(layout, name)
             except FileNotFoundError:
                 continue
-            except Damaged:
+            except DamagedBlock:
                 found.bad += 1
                 layout.remove(BLOBS, name)
             except OSError as exc:
@@ -140,9 +140,9 @@ def _rows(layout: Layout) -> Iterator[IndexRow | bytes]:
 
 
 def _verified(layout: Layout, row: IndexRow | bytes) -> int:
-    """Verify the block of a row, and return its length. Raise OSError or Damaged."""
+    """Verify the block of a row, and return its length. Raise OSError or DamagedBlock."""
     if isinstance(row, bytes):
-        raise Damaged("wrong checksum")
+        raise DamagedBlock("wrong checksum")
     data, _ = load(layout, row)
     if row.is_record:
         parse_record(bytes(data))
@@ -172,7 +172,7 @@ def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = F
             one.blocks += not row.is_record
             one.used = max(one.used, file[0])
     for target, one in found.items():
-        with contextlib.suppress(OSError, Damaged, KeyError):
+        with contextlib.suppress(OSError, DamagedBlock, KeyError):
             one.source = parse_record(bytes(load(layout, records[target])[0]))[1]
             one.seen = records[target].start / 1e9
     kept = 0
@@ -211,15 +211,15 @@ def _old(layout: Layout) -> list[Target]:
 
 
 def _blob(layout: Layout, name: str) -> int:
-    """Compare the hash of a blob with its name, and return its size. Raise OSError or Damaged."""
+    """Compare the hash of a blob with its name, and return its size. Raise OSError or DamagedBlock."""
     try:
         fd = layout.open(BLOBS, name, os.O_RDONLY)
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENXIO):
-            raise Damaged("a symbolic link or a socket") from None
+            raise DamagedBlock("a symbolic link or a socket") from None
         raise
     with open(fd, "rb") as file:
         algorithm, _, digest = name.partition("-")
         if hashlib.file_digest(file, algorithm).hexdigest() != digest:
-            raise Damaged("wrong hash")
+            raise DamagedBlock("wrong hash")
         return file.tell()

@@ -36,7 +36,7 @@ class PartOf:
 
 
 @dataclasses.dataclass
-class Merged:
+class MergedReport:
     """The merged report of all parts."""
 
     report: CheckReport
@@ -75,13 +75,13 @@ class _Part:
     arrays: list[ArrayCheck]
 
 
-def merge(paths: Iterable[str], keep: int) -> Merged:
+def merge(paths: Iterable[str], keep: int) -> MergedReport:
     """Merge the reports of parts in the files `paths`; name at most `keep` bad entries.
 
     Only one part is read at a time. Raises SourceError for a damaged part, and for parts that do not belong together,
     and UsageError if there are no paths.
     """
-    merged: Merged | None = None
+    merged: MergedReport | None = None
     first: _Part | None = None
     seen: dict[int, str] = {}
     common: dict[str, int] = {}
@@ -90,7 +90,7 @@ def merge(paths: Iterable[str], keep: int) -> Merged:
     for path in paths:
         part = _read(path)
         if merged is None or first is None:
-            first, merged = part, Merged(CheckReport(keep=keep), [], part.share.count, [])
+            first, merged = part, MergedReport(CheckReport(keep=keep), [], part.share.count, [])
         _fits(part, first, seen)
         seen[part.share.index] = path
         report = merged.report

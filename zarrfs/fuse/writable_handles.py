@@ -19,7 +19,7 @@ from zarrfs.errors import NotDirectory, NotFound, Refused
 from zarrfs.fuse.operations import OpenFile, handler, is_settled
 from zarrfs.fuse.writable_attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.store.api import Info, Kind, join_key, split_key
-from zarrfs.store.overlay import Merged, Overlay, OverlayEntry
+from zarrfs.store.overlay import MergedEntry, Overlay, OverlayEntry
 from zarrfs.system.beneath import file_version
 from zarrfs.system.localfiles import read_file
 
@@ -29,7 +29,7 @@ class WritableDirectoryHandle:
     """An open directory, with the entries that it had when it was last read from offset 0."""
 
     inode: int
-    entries: list[Merged] | None = None
+    entries: list[MergedEntry] | None = None
     changes: int = -1  # AttributeOperations.changes at that time
 
 
@@ -225,7 +225,7 @@ class HandleOperations(AttributeOperations):
 
     # -- parts
 
-    async def _entries(self, inode: int) -> list[Merged]:
+    async def _entries(self, inode: int) -> list[MergedEntry]:
         while True:
             key = self.inodes.key(inode)
             try:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from zarrfs.icechunk.flatbuffers import I32, U8, U32, U64, Damaged, Table, cut, layout, vector_at
+from zarrfs.icechunk.flatbuffers import I32, U8, U32, U64, DamagedBuffer, Table, cut, layout, vector_at
 
 MAGIC = "ICE🧊CHUNK".encode()
 NEWEST = 2  # the newest format that this module can read
@@ -31,7 +31,7 @@ ChunkReference = tuple[
 Extents = tuple[tuple[int, int], ...]  # [from, to) in each dimension; () means all chunks
 
 
-class Node(NamedTuple):
+class SnapshotNode(NamedTuple):
     """A group or array of a snapshot."""
 
     path: str  # absolute
@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
     ident: str
     message: str
     flushed_at: int  # microseconds since 1970
-    nodes: tuple[Node, ...]
+    nodes: tuple[SnapshotNode, ...]
 
 
 class Repository(NamedTuple):
@@ -69,25 +69,25 @@ def _checked() -> Iterator[None]:
     try:
         yield
     except (struct.error, UnicodeDecodeError, IndexError, OverflowError) as exc:
-        raise Damaged(f"damaged: {exc}") from exc
+        raise DamagedBuffer(f"damaged: {exc}") from exc
 
 
 def payload(data: bytes, kind: int, limit: int) -> bytes:
     """Return the FlatBuffer in a file of type `kind`.
 
-    Raises Damaged if the file is of another type, of a newer format, or damaged, or if decompression would exceed
+    Raises DamagedBuffer if the file is of another type, of a newer format, or damaged, or if decompression would exceed
     `limit` bytes.
     """
     import zstandard
 
     name = _KINDS[kind]
     if len(data) < _HEADER or not data.startswith(MAGIC):
-        raise Damaged(f"is no {name} of Icechunk")
+        raise DamagedBuffer(f"is no {name} of Icechunk")
     version, found, compression = data[36], data[37], data[38]
     if version > NEWEST:
-        raise Damaged(f"has format {version} of Icechunk; this zarrfs reads up to {NEWEST}: take a newer one")
+        raise DamagedBuffer(f"has format {version} of Icechunk; this zarrfs reads up to {NEWEST}: take a newer one")
     if found != kind or compression > 1 or not version:
-        raise Damaged(f"is no {name} of Icechunk: type {found}, compression {compression}, format {version}")
+        raise DamagedBuffer(f"is no {name} of Icechunk: type {found}, compression {compression}, format {version}")
     if not compression:
         return data[_HEADER:]
     try:
@@ -97,14 +97,14 @@ def payload(data: bytes, kind: int, limit: int) -> bytes:
                 parts.append(part)
                 left -= len(part)
     except zstandard.ZstdError as exc:
-        raise Damaged(f"damaged: {exc}") from exc
+        raise DamagedBuffer(f"damaged: {exc}") from exc
     if left <= 0:
-        raise Damaged(f"more than {limit} bytes (-o document_limit=)")
+        raise DamagedBuffer(f"more than {limit} bytes (-o document_limit=)")
     return b"".join(parts)
 
 
 def repository(buffer: bytes) -> Repository:
-    """Parse the payload of a repository file. Raises Damaged."""
+    """Parse the payload of a repository file. Raises DamagedBuffer."""
     with _checked():
         table = Table.root(buffer)
         idents = [name_of(_ident(one, 12)) for one in table.tables(4)]
@@ -116,7 +116,7 @@ def repository(buffer: bytes) -> Repository:
 
 
 def snapshot(buffer: bytes, limit: int) -> Snapshot:
-    """Parse the payload of a snapshot. Raises Damaged, also if documents and paths together exceed `limit` bytes."""
+    """Parse the payload of a snapshot. Raises DamagedBuffer, also if documents and paths together exceed `limit` bytes."""
     with _checked():
         table = Table.root(buffer)
         nodes = []
@@ -124,24 +124,24 @@ def snapshot(buffer: bytes, limit: int) -> Snapshot:
             node = _node(one)
             limit -= len(node.document) + len(node.path) + 1
             if limit < 0:
-                raise Damaged("more metadata than document_limit=")
+                raise DamagedBuffer("more metadata than document_limit=")
             nodes.append(node)
         ident = name_of(_ident(table, 12))
         flushed_at = table.number(3, U64)
         if flushed_at > _LATEST:
-            raise Damaged("damaged: a time after the year 2262")
+            raise DamagedBuffer("damaged: a time after the year 2262")
         return Snapshot(ident, table.text(4) or "", flushed_at, tuple(nodes))
 
 
-def _node(table: Table) -> Node:
+def _node(table: Table) -> SnapshotNode:
     path, document = table.text(1), table.data(2)
     if path is None or document is None:
-        raise Damaged("damaged: a node without path or metadata")
+        raise DamagedBuffer("damaged: a node without path or metadata")
     kind, content = table.number(3, U8), table.table(4)
     if kind not in (1, 2) or content is None:
-        raise Damaged(f"a node of unknown type {kind}")
+        raise DamagedBuffer(f"a node of unknown type {kind}")
     if kind == 2:
-        return Node(path, _ident(table, 8), document, None, ())
+        return SnapshotNode(path, _ident(table, 8), document, None, ())
     rank = content.vector(3, 4)[1] or content.vector(0, 16)[1]
     manifests = []
     for one in content.tables(2):
@@ -150,11 +150,11 @@ def _node(table: Table) -> Node:
             (U32(one.buffer, at)[0], U32(one.buffer, at + 4)[0]) for at in range(start, start + 8 * count, 8)
         )
         manifests.append((_ident(one, 12), extents))
-    return Node(path, _ident(table, 8), document, rank, tuple(manifests))
+    return SnapshotNode(path, _ident(table, 8), document, rank, tuple(manifests))
 
 
 def manifest(buffer: bytes) -> Iterator[tuple[bytes, Iterator[ChunkReference]]]:
-    """Parse the payload of a manifest: yield (id, chunk references) of each array. Raises Damaged."""
+    """Parse the payload of a manifest: yield (id, chunk references) of each array. Raises DamagedBuffer."""
     with _checked():
         table = Table.root(buffer)
         locations = _Locations(table.data(2))
@@ -173,17 +173,17 @@ class _Locations:
         import zstandard
 
         if not self._dictionary:
-            raise Damaged("damaged: compressed URLs without a dictionary")
+            raise DamagedBuffer("damaged: compressed URLs without a dictionary")
         try:
             if self._decoder is None:
                 dictionary = zstandard.ZstdCompressionDict(self._dictionary)
                 self._decoder = zstandard.ZstdDecompressor(dict_data=dictionary)
             size = zstandard.frame_content_size(data)
             if size > _LOCATION_MAX:
-                raise Damaged(f"damaged: a URL of {size} bytes")
+                raise DamagedBuffer(f"damaged: a URL of {size} bytes")
             found: bytes = self._decoder.decompress(data, max_output_size=_LOCATION_MAX)
         except zstandard.ZstdError as exc:
-            raise Damaged(f"damaged: {exc}") from exc
+            raise DamagedBuffer(f"damaged: {exc}") from exc
         return found.decode()
 
 
@@ -200,7 +200,7 @@ def _references(buffer: bytes, start: int, count: int, locations: _Locations) ->
                 fields = layouts[vtable] = layout(buffer, vtable, 9)
             index, inline, offset, length, chunk, location, etag, changed, packed = fields
             if not index:
-                raise Damaged("damaged: a chunk without coordinates")
+                raise DamagedBuffer("damaged: a chunk without coordinates")
             first, rank = vector_at(buffer, at + index, 4)
             shape = shapes.get(rank)
             if shape is None:
@@ -222,12 +222,12 @@ def _references(buffer: bytes, start: int, count: int, locations: _Locations) ->
                     tag = buffer[begin : begin + size].decode()
                 yield coordinates, None, None, url, tag, U32(buffer, at + changed)[0] if changed else 0, *where
             else:
-                raise Damaged("damaged: a chunk without a place")
+                raise DamagedBuffer("damaged: a chunk without a place")
 
 
 def _ident(table: Table, size: int) -> bytes:
-    """Return the id in the first field of a table. Raises Damaged if it is absent."""
+    """Return the id in the first field of a table. Raises DamagedBuffer if it is absent."""
     found = table.fixed(0, size)
     if found is None:
-        raise Damaged("damaged: an id is missing")
+        raise DamagedBuffer("damaged: an id is missing")
     return found

@@ -17,14 +17,14 @@ I32 = struct.Struct("<i").unpack_from
 U64 = struct.Struct("<Q").unpack_from
 
 
-class Damaged(Exception):
+class DamagedBuffer(Exception):
     """A buffer that breaks the format."""
 
 
 def layout(buffer: bytes, vtable: int, count: int) -> tuple[int, ...]:
     """Return the offsets of the first `count` fields, relative to their table; 0 for an absent field."""
     if vtable < 0:
-        raise Damaged("a vtable outside the file")
+        raise DamagedBuffer("a vtable outside the file")
     (size,) = U16(buffer, vtable)
     return tuple(U16(buffer, vtable + 4 + 2 * slot)[0] if 6 + 2 * slot <= size else 0 for slot in range(count))
 
@@ -93,13 +93,13 @@ def vector_at(buffer: bytes, at: int, width: int) -> tuple[int, int]:
     start = at + U32(buffer, at)[0]
     (count,) = U32(buffer, start)
     if start + 4 + count * width > len(buffer):
-        raise Damaged("a vector that ends outside the file")
+        raise DamagedBuffer("a vector that ends outside the file")
     return start + 4, count
 
 
 def cut(buffer: bytes, at: int, size: int) -> bytes:
-    """Return `size` bytes from `at` on. Raises Damaged if the buffer ends earlier."""
+    """Return `size` bytes from `at` on. Raises DamagedBuffer if the buffer ends earlier."""
     found = buffer[at : at + size]
     if len(found) != size:
-        raise Damaged("a field outside the file")
+        raise DamagedBuffer("a field outside the file")
     return found

@@ -13,7 +13,7 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import split_chain
 from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.icechunk import files
-from zarrfs.icechunk.flatbuffers import Damaged
+from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.targets import target
 from zarrfs.store.api import key_rule
 from zarrfs.store.indexfile import IndexWriter
@@ -134,7 +134,7 @@ async def compile_snapshot(
     Raises SourceError if the repository is damaged or incomplete.
     """
     nodes = selected.snapshot.nodes
-    wanted: dict[bytes, dict[bytes, list[tuple[files.Node, files.Extents]]]] = {}
+    wanted: dict[bytes, dict[bytes, list[tuple[files.SnapshotNode, files.Extents]]]] = {}
     mtime_ns = selected.snapshot.flushed_at * 1000
     for node in nodes:
         key = f"{node.path.strip('/')}/zarr.json".lstrip("/")
@@ -169,22 +169,24 @@ class _Chunks:
         self._source, self._writer = source, writer
         self._left = options.document_limit  # bytes of inline chunks and URLs; a manifest may repeat the same ones
 
-    def add(self, buffer: bytes, wanted: dict[bytes, list[tuple[files.Node, files.Extents]]]) -> None:
+    def add(self, buffer: bytes, wanted: dict[bytes, list[tuple[files.SnapshotNode, files.Extents]]]) -> None:
         """Add the chunks of one manifest that belong to the `wanted` arrays (by id) and are within the extents.
 
-        Raises Damaged.
+        Raises DamagedBuffer.
         """
         for ident, references in files.manifest(buffer):
             for node, extents in wanted.get(ident, ()):
                 self._array(node, extents, references)
                 break  # an id belongs to one node
 
-    def _array(self, node: files.Node, extents: files.Extents, references: Iterable[files.ChunkReference]) -> None:
+    def _array(
+        self, node: files.SnapshotNode, extents: files.Extents, references: Iterable[files.ChunkReference]
+    ) -> None:  # fmt: skip
         writer = self._writer
         prefix = f"{node.path.strip('/')}/c".lstrip("/")
         for index, inline, chunk, url, tag, changed, offset, length in references:
             if len(index) != node.rank:
-                raise Damaged(f"damaged: a chunk of {node.path} with {len(index)} coordinates")
+                raise DamagedBuffer(f"damaged: a chunk of {node.path} with {len(index)} coordinates")
             if extents and not all(low <= at < high for at, (low, high) in zip(index, extents, strict=False)):
                 continue
             key = "/".join((prefix, *map(str, index)))
@@ -193,7 +195,7 @@ class _Chunks:
                 writer.inline(key, inline)
                 continue
             if offset + length > _END_MAX:
-                raise Damaged(f"damaged: {key}: offset + length is over 2^63 - 1")
+                raise DamagedBuffer(f"damaged: {key}: offset + length is over 2^63 - 1")
             if chunk is not None:
                 place = f"chunks/{files.name_of(chunk)}"
             else:
@@ -204,7 +206,7 @@ class _Chunks:
     def _spend(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise Damaged("inline chunks and URLs of more than document_limit= bytes")
+            raise DamagedBuffer("inline chunks and URLs of more than document_limit= bytes")
 
 
 def virtual_url(location: str) -> str:
@@ -213,12 +215,12 @@ def virtual_url(location: str) -> str:
     The percent-encoded path of a file: URL, or key in a bucket, is decoded unless the index could not hold the result:
     bytes that are not UTF-8, a line break, which would end the URL of a target, or in a key "::", which would make the
     URL a chain. Then it stays encoded: a reader decodes a file: URL itself, and refuses a key. URLs of other protocols
-    stay encoded, too, and a "::" in them is encoded. Raises Damaged for a location that is no URL.
+    stay encoded, too, and a "::" in them is encoded. Raises DamagedBuffer for a location that is no URL.
     """
     scheme, mark, rest = location.partition("://")
     scheme = scheme.lower()
     if not mark or "\n" in location or "\0" in location:
-        raise Damaged(f"damaged: a virtual chunk at {location[:80]!r}, which is no URL")
+        raise DamagedBuffer(f"damaged: a virtual chunk at {location[:80]!r}, which is no URL")
     if scheme == "file":
         encoded = "/" + re.split("[?#]", rest)[0].partition("/")[2]
         path = _decoded(encoded)
@@ -251,7 +253,7 @@ def _payload(data: bytes, kind: int, options: Options) -> bytes:
 def _parsed(source: str, path: str, parse: Callable[[], T]) -> T:
     try:
         return parse()
-    except Damaged as exc:
+    except DamagedBuffer as exc:
         raise SourceError(source, str(exc), path) from exc
 
 

@@ -20,7 +20,7 @@ from zarrfs.errors import UsageError, first_cause
 T = TypeVar("T")
 
 
-class Loop:
+class LoopThread:
     """A thread that runs trio until stop()."""
 
     def __init__(self) -> None:
@@ -114,17 +114,17 @@ def _ended() -> UsageError:
 
 
 _lock = threading.RLock()  # reentrant: a finaliser may run while this thread holds it
-_loop: Loop | None = None
+_loop: LoopThread | None = None
 _users = 0
 _generation = 0  # number of forks between the first process and this one
 
 
-def acquire() -> Loop:
+def acquire() -> LoopThread:
     """Return the loop of this process; start it if there is none. Each call needs a release()."""
     global _loop, _users
     with _lock:
         if _loop is None:
-            _loop = Loop()
+            _loop = LoopThread()
         _users += 1
         return _loop
 

@@ -315,7 +315,7 @@ class _Opened:
             background.release()
 
 
-def _end(loop: background.Loop, store: Store) -> None:
+def _end(loop: background.LoopThread, store: Store) -> None:
     """Close a store without waiting for it."""
     loop.submit(store.aclose).add_done_callback(lambda _future: background.release())
 

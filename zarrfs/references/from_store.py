@@ -74,12 +74,12 @@ async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_t
     """
     try:
         where = await store.locate(key, shown=False)
+        if not where.keys() & {"url", "decoded_from"}:
+            return Reference(key, bytes(await store.get(key)))
     except ReadError as exc:
         raise SourceError(plan.source, exc.reason, key) from exc
     if "decoded_from" in where:
         raise SourceError(plan.source, "is decoded by the view, so that no reference can name its bytes", key)
-    if "url" not in where:
-        return Reference(key, bytes(await store.get(key)))
     url: str = where["url"]
     if plan.kind == "icechunk" and url.startswith((CONTAINER, UNDECODED)):
         location = without_secrets(url.removeprefix(UNDECODED))

@@ -17,7 +17,7 @@ from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError, reason_of
 from zarrfs.icechunk import files
 from zarrfs.icechunk.files import MAGIC
-from zarrfs.icechunk.flatbuffers import Damaged
+from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
 from zarrfs.net.responses import System
 from zarrfs.sources.fetching import run
@@ -82,7 +82,7 @@ def local_refs(path: str, kind: str) -> list[str]:
         whole = _read(os.path.join(path, "repo"), _COMPLETED)
         known = files.repository(files.payload(whole, files.REPOSITORY, _COMPLETED))
         return sorted(known.branches if kind == "branch" else known.tags)
-    except Damaged:
+    except DamagedBuffer:
         return []
     except OSError:
         pass

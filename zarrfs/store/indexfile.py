@@ -243,7 +243,7 @@ def read_notes(path: str) -> dict[str, str]:
         texts = all(isinstance(value, str) for value in (*notes.values(), *warnings))
         if not isinstance(warnings, list) or not texts or notes["kind"] not in _KINDS:
             raise SourceError(path, "not a usable index: its notes are not those of zarrfs")
-    except (sqlite3.Error, KeyError, ValueError, TypeError) as exc:
+    except (sqlite3.Error, KeyError, ValueError, TypeError, RecursionError) as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc
     return notes
 

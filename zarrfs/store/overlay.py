@@ -61,7 +61,7 @@ class OverlayEntry(NamedTuple):
         return self.info is not None and self.info.kind is Kind.DIRECTORY
 
 
-class Merged(NamedTuple):
+class MergedEntry(NamedTuple):
     """An entry of a merged directory; as OverlayEntry."""
 
     name: str
@@ -158,7 +158,7 @@ class Overlay(WritableStore):
             await self.make_parents(key)
             self.upper.write_whiteout(key)
 
-    async def entries(self, key: str) -> list[Merged]:
+    async def entries(self, key: str) -> list[MergedEntry]:
         """Return the merged entries of a directory, by name. Raise NotFound or NotDirectory."""
         self._check_shown(key)
         listing = self.upper.listing(key)
@@ -166,7 +166,7 @@ class Overlay(WritableStore):
         if listing is None and not found.is_directory:
             raise NotDirectory(key)
         statuses, hidden, opaque = listing or ({}, set(), False)
-        merged = {name: Merged(name, status, None) for name, status in statuses.items()}
+        merged = {name: MergedEntry(name, status, None) for name, status in statuses.items()}
         if found.is_directory and not opaque and self.lower is not None:
             async for info in self.lower.list_dir(key):
                 name = info.name
@@ -174,9 +174,9 @@ class Overlay(WritableStore):
                 if name in hidden or reserved(name):
                     continue
                 if above is None:
-                    merged[name] = Merged(name, None, _shown(info))
+                    merged[name] = MergedEntry(name, None, _shown(info))
                 elif info.kind is Kind.DIRECTORY and above.status is not None and stat.S_ISDIR(above.status.st_mode):
-                    merged[name] = Merged(name, above.status, _shown(info))
+                    merged[name] = MergedEntry(name, above.status, _shown(info))
         return [merged[name] for name in sorted(merged)]
 
     def _check_shown(self, key: str) -> None:

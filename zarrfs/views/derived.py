@@ -15,7 +15,7 @@ from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.model import ArrayMetadata
-from zarrfs.zarr.translation import Form, Translation, convert
+from zarrfs.zarr.translation import ChunkForm, Translation, convert
 
 _INDEXES = 32  # most indexes of shards to read concurrently
 _INDEX_BYTES = 32 << 20  # most bytes of these indexes
@@ -33,7 +33,7 @@ class DerivedChunks:
         the cache of an array whose chunks are ranges of shards.
         """
         self._store, self._grid = store, translation.array.grid
-        self._decodes = translation.form is Form.DECODED
+        self._decodes = translation.form is ChunkForm.DECODED
         self._size = translation.array.chunk_bytes if translation.array.dtype.itemsize else None
         cache = decoded if self._decodes else indexes
         finish = _conversion(node, translation.array.dtype)

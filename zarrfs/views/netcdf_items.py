@@ -29,7 +29,7 @@ _TIME = re.compile(r"[<>][mM]8(?:\[([0-9]*)([A-Za-z]+)\])?")
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class VariableForm:
     """The form of the items in one variable. An array of complex numbers has two variables."""
 
     dtype: str  # numpy's typestr of an element, S1 for NC_CHAR
@@ -45,42 +45,43 @@ class Form:
         return np.dtype(self.dtype).itemsize * (self.width or 1)
 
 
-def forms_of(dtype: DataType) -> tuple[Form, ...]:
+def forms_of(dtype: DataType) -> tuple[VariableForm, ...]:
     """Return the form of each variable that shows an array of `dtype`. Raises MetadataError if NetCDF has none."""
     kind, size, text = dtype.kind, dtype.itemsize, dtype.text
     if dtype.name:
         return (_small_number(dtype.name),)
     if kind in "iu" or (kind == "f" and size in (4, 8)):
         assert isinstance(text, str)
-        return (Form(text),)
+        return (VariableForm(text),)
     if kind == "b":
-        return (Form("|i1", attributes=(("dtype", "bool"),), has_fill_value=False),)
+        return (VariableForm("|i1", attributes=(("dtype", "bool"),), has_fill_value=False),)
     if kind == "f" and size == 2:
-        return (Form("<f4", convert=lambda items: items.astype("<f4")),)
+        return (VariableForm("<f4", convert=lambda items: items.astype("<f4")),)
     if kind == "c" and size in (8, 16):
         real = f"{'>' if dtype.endian == 'big' else '<'}f{size // 2}"
         return (
-            Form(real, 0, "_real", lambda items: np.ascontiguousarray(items.real), has_fill_value=False),
-            Form(real, 0, "_imag", lambda items: np.ascontiguousarray(items.imag), has_fill_value=False),
+            VariableForm(real, 0, "_real", lambda items: np.ascontiguousarray(items.real), has_fill_value=False),
+            VariableForm(real, 0, "_imag", lambda items: np.ascontiguousarray(items.imag), has_fill_value=False),
         )
     if kind in "mM":
         return (_time(dtype),)
     if kind == "S":
-        return (Form("|S1", size if size > 1 else 0, has_fill_value=False),)  # one byte is an NC_CHAR already
+        return (VariableForm("|S1", size if size > 1 else 0, has_fill_value=False),)  # one byte is an NC_CHAR already
     if kind == "U":
         convert = _utf8(f"S{size}")  # an item of UTF-32 has room for its UTF-8
-        return (Form("|S1", size, convert=convert, attributes=(("_Encoding", "utf-8"),), has_fill_value=False),)
+        encoding = ("_Encoding", "utf-8")
+        return (VariableForm("|S1", size, convert=convert, attributes=(encoding,), has_fill_value=False),)
     raise MetadataError(f"dtype {_short(text)}: NetCDF-4 has no such type")
 
 
-def _small_number(name: str) -> Form:
+def _small_number(name: str) -> VariableForm:
     """Return the form of a number type that numpy lacks, which is converted from its bits."""
     if name == "bfloat16":  # the upper half of a float32
         convert: Convert = lambda items: (items[name].astype("<u4") << 16).view("<f4")  # noqa: E731
-        return Form("<f4", convert=convert)
+        return VariableForm("<f4", convert=convert)
     if name in ("int2", "int4"):
         unused = 8 - int(name[3:])  # bits before the sign
-        return Form("|i1", convert=lambda items: (items[name] << unused).view("|i1") >> unused)
+        return VariableForm("|i1", convert=lambda items: (items[name] << unused).view("|i1") >> unused)
     raise MetadataError(f"dtype {name}: NetCDF-4 has no such type")
 
 
@@ -88,7 +89,7 @@ def _short(text: Any) -> str:
     return text if isinstance(text, str) else "with fields"
 
 
-def _time(dtype: DataType) -> Form:
+def _time(dtype: DataType) -> VariableForm:
     """Return the form of datetime64 or timedelta64: int64 with units of the CF conventions."""
     text = str(dtype.text)
     match = _TIME.fullmatch(text)
@@ -107,7 +108,7 @@ def _time(dtype: DataType) -> Form:
     attributes = ("units", f"{name} since 1970-01-01"), ("calendar", "proleptic_gregorian")
     if dtype.kind == "m":
         attributes = ("units", name), ("dtype", f"timedelta64[{unit if unit in _SMALL else 's'}]")
-    return Form(element, convert=convert, attributes=attributes)
+    return VariableForm(element, convert=convert, attributes=attributes)
 
 
 def _missing(numbers: Array, most: int) -> Array:

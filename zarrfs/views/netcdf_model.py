@@ -22,7 +22,7 @@ from zarrfs.errors import ReadError
 from zarrfs.store.api import split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.netcdf_items import NOT_A_TIME, Form, forms_of
+from zarrfs.views.netcdf_items import NOT_A_TIME, VariableForm, forms_of
 from zarrfs.views.netcdf_texts import Texts
 from zarrfs.zarr import fillvalues
 from zarrfs.zarr.codecs import check_codecs
@@ -54,7 +54,7 @@ class Variable:
     """A variable of the file, and the array whose items it shows."""
 
     node: Node
-    form: Form
+    form: VariableForm
     nbytes: int
     texts: Texts | None = None  # the items in memory, if they are not decoded when they are read
 
@@ -167,7 +167,7 @@ class _Group:
         texts: Mapping[str, Texts | str],
     ) -> list[tuple[Variable, int]]:
         """Add the variables of `arrays`; return each with its size. Fills `left_out`."""
-        sound: list[tuple[str, ArrayMetadata, Node, tuple[Form, ...]]] = []
+        sound: list[tuple[str, ArrayMetadata, Node, tuple[VariableForm, ...]]] = []
         for node in arrays:
             array = node.metadata
             assert isinstance(array, ArrayMetadata)
@@ -249,7 +249,7 @@ class _Group:
         }  # fmt: skip
 
 
-def _variable(array: ArrayMetadata, form: Form, name: str, shown: str, dims: Sequence[str]) -> dict[str, JSON]:
+def _variable(array: ArrayMetadata, form: VariableForm, name: str, shown: str, dims: Sequence[str]) -> dict[str, JSON]:
     """Return a variable for netcdf_header.build(): the array `name` under the name `shown`."""
     old = dimension_names(array)
     fixed: list[Attribute] = [(key, "text", value) for key, value in form.attributes]
@@ -283,7 +283,7 @@ def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
 # -- fill values
 
 
-def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
+def fill_of(array: ArrayMetadata, form: VariableForm) -> bytes | None:
     """Return `_FillValue` by xarray's rules, as one element; None if the variable has none.
 
     For arrays of v2, of earlier generations and of the draft of v3, this is `fill_value`, or else the attribute; for
@@ -308,7 +308,7 @@ def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
     return _none(form) if dtype.kind in "mM" else None
 
 
-def _none(form: Form) -> bytes:
+def _none(form: VariableForm) -> bytes:
     """Return the bytes of NaT as an int64."""
     return NOT_A_TIME.to_bytes(8, "big" if form.dtype[0] == ">" else "little", signed=True)
 

@@ -17,7 +17,7 @@ from zarrfs.views.boxes import Box
 from zarrfs.views.chunks import Array, Chunks
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.netcdf_items import Form
+from zarrfs.views.netcdf_items import VariableForm
 from zarrfs.views.reading import read_box
 from zarrfs.zarr.errors import MetadataError
 
@@ -29,7 +29,7 @@ _BYTES_MAX = 32 << 20  # of an array, with all items as wide as the longest
 class Texts(NamedTuple):
     """The items of an array of text."""
 
-    form: Form
+    form: VariableForm
     data: bytes = b""  # each item padded with NUL to the width of the form
     damage: ReadError | None = None  # the error of a chunk, in place of the items, whose width is then unknown
 
@@ -89,5 +89,5 @@ def _texts(items: Array, raw: bool) -> Texts:
     return Texts(_form(width, raw), np.array(found, f"S{width}").tobytes())
 
 
-def _form(width: int, raw: bool) -> Form:
-    return Form("|S1", width, attributes=() if raw else (("_Encoding", "utf-8"),), has_fill_value=False)
+def _form(width: int, raw: bool) -> VariableForm:
+    return VariableForm("|S1", width, attributes=() if raw else (("_Encoding", "utf-8"),), has_fill_value=False)

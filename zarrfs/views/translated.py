@@ -34,7 +34,7 @@ from zarrfs.zarr.documents import parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
-from zarrfs.zarr.translation import Form, Translation, translate, translate_stored
+from zarrfs.zarr.translation import ChunkForm, Translation, translate, translate_stored
 
 if TYPE_CHECKING:
     from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
@@ -64,7 +64,7 @@ class _TranslatedNode(NamedTuple):
     @property
     def derived(self) -> bool:
         """Whether chunks are not files of the source, but decoded chunks or ranges of shards."""
-        return self.translation is not None and self.translation.form in (Form.DECODED, Form.RANGES)
+        return self.translation is not None and self.translation.form in (ChunkForm.DECODED, ChunkForm.RANGES)
 
 
 class _Resolved(NamedTuple):
@@ -426,7 +426,7 @@ class TranslatedView(WrappingStore):
             where = {"url": where["url"]} if "url" in where else {"shard": source}
             where |= {"offset": start, "length": at.length}
         translation = resolved.translated.translation
-        return {"decoded_from": where} if translation and translation.form is Form.DECODED else where
+        return {"decoded_from": where} if translation and translation.form is ChunkForm.DECODED else where
 
     # -- listings
 

@@ -26,7 +26,7 @@ LAYOUT = "zarrfs.dtype"  # the attribute with the dtype, in the notation of v2, 
 _ANY_LENGTH = {"T": "vlen-utf8", "B": "vlen-bytes"}  # the codec of text and bytes of any length
 
 
-class Form(enum.StrEnum):
+class ChunkForm(enum.StrEnum):
     """The form in which a view shows the chunks of an array."""
 
     STORED = "as stored"  # the array already has the version of the view
@@ -41,7 +41,7 @@ class Translation(NamedTuple):
     array: ArrayMetadata  # as the view shows it
     document: dict[str, JSON]  # the members of its document, `.zarray` or `zarr.json`
     keys: KeyTemplate  # of its chunks
-    form: Form
+    form: ChunkForm
     inner: bool = False  # its chunks are the inner chunks of shards
     reason: str = ""  # why it is decoded
 
@@ -75,11 +75,11 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
     inner = _inner(array)
     if version == 2 and inner is not None and not unsupported_codec(inner, version):
         try:
-            return _translation(inner, version, Form.RANGES, inner=True)
+            return _translation(inner, version, ChunkForm.RANGES, inner=True)
         except MetadataError:
             pass
     try:
-        decoded = _translation(plain(inner or array, version), version, Form.DECODED, inner is not None, problem)
+        decoded = _translation(plain(inner or array, version), version, ChunkForm.DECODED, inner is not None, problem)
         _check_decoder(inner or array)
     except MetadataError as exc:
         if stored is not None:  # a reader that has the package of the codec can decode the stored chunks
@@ -122,12 +122,12 @@ def convert(items: Any, target: DataType) -> Any:
 
 def _stored(array: ArrayMetadata, version: Version) -> Translation:
     """Translate an array whose chunks are shown as stored. Raises MetadataError if the version cannot express it."""
-    form = Form.STORED if array.generation == f"v{version}" else Form.REWRITTEN
+    form = ChunkForm.STORED if array.generation == f"v{version}" else ChunkForm.REWRITTEN
     return _translation(_opaque(array) if version == 3 else array, version, form)
 
 
 def _translation(
-    array: ArrayMetadata, version: Version, form: Form, inner: bool = False, reason: str = ""
+    array: ArrayMetadata, version: Version, form: ChunkForm, inner: bool = False, reason: str = ""
 ) -> Translation:
     module = v3 if version == 3 else v2
     return Translation(array, module.array_json(array), module.chunk_keys(array), form, inner, reason)
