@@ -312,7 +312,7 @@ class Store(abc.ABC):
         """Cache an entry that export_entry() returned in another process."""
 
     def share_latest_versions(self, latest: LatestVersions) -> None:  # noqa: B027
-        """Use a cached version only while, by `looks`, it is the one that any process of the mount saw last."""
+        """Use a cached version only while, by `latest`, it is the one that any process of the mount saw last."""
 
     def hide_document_time(self) -> None:  # noqa: B027
         """Report no mtime for entries that have none of their own, instead of the mtime of their document."""
