@@ -62,8 +62,8 @@ class Slice(NamedTuple):
 class JsonDocument:
     """A JSON document, parsed in slices.
 
-    Every method raises SourceError if the text is not JSON or is larger than `limit` bytes. The reader calls
-    `progress` with its position in the document (bytes, as fetched) after every slice.
+    Every method raises SourceError if the text is not JSON, or is compressed and expands to more than `limit` bytes.
+    The reader calls `progress` with its position in the document (bytes, as fetched) after every slice.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class JsonDocument:
     def slices(self, apart: Collection[str] = ()) -> Iterator[Slice]:
         """Yield the whole document in slices, in the order of the text.
 
-        A member of the root that `apart` names comes in separate slices, unless it is small. The first slice of such a
-        member, or of an array, may be empty.
+        A member of the root that `apart` names comes in separate slices if it does not fit in one slice. The first
+        slice of such a member, or of an array, may be empty.
         """
         self._heads.clear()  # to free memory: a head may be large
         with self._document.open() as raw:

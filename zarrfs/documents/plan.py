@@ -17,7 +17,7 @@ class Plan:
     path: str | None = None  # a local directory
     url: str | None = None  # an fsspec URL
     index: str | None = None  # an index file
-    temporary: bool = False  # the index is for this process only, which unlinks it after opening it
+    temporary: bool = False  # the index is for one command or mount: open_plan() unlinks it
     origin: str = ""  # URL of a document from the network, which limits the targets it may reach; "" for a local one
     private: bool = False  # whether the server of `origin` has an address that is not public
     base: str = ""  # the base of relative target URLs, with a trailing "/"

@@ -175,7 +175,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 def open_plan(plan: Plan, options: Options) -> Store:
     """Open a plan as a Store, with the changes in -o upperdir= on top. Makes no network requests.
 
-    Raises UsageError if options do not fit the plan.
+    Raises UsageError if options do not fit the plan, SourceError if an index or directory cannot be used.
     """
     if options.storage:
         from zarrfs.net.weboptions import check_web_options

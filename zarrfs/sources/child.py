@@ -29,7 +29,7 @@ def start(request: bytes, forks: bool, environment: dict[str, str]) -> subproces
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     child: subprocess.Popen[bytes] | Fork | None = None
     try:
-        # Blocked until the child has its own handlers and this process knows the child.
+        # Signals stay blocked until the child has its own handlers and this process knows the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
         # A fork would ignore `environment` if SQLite has read the variables before.
         child = Fork(request) if forks and alone and not environment else _program(request, environment)

@@ -128,7 +128,7 @@ async def _read_document(
         return None  # plan_remote() then looks for a store, and reports errors
     if entry.directory:
         return None
-    place = system.identity(path)  # with the endpoint, as one URL may name objects at two
+    place = system.identity(path)  # has the endpoint: one URL may name objects at two of them
     stamp, in_tar = _stamp(place, entry), _stamp(f"{place}#{member}", entry)
     for version, dump in (stamp, False), (in_tar, True):
         if version and known(version, dump):

@@ -36,13 +36,13 @@ _HEADER_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.netcdf")  # headers 
 _SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # files that are being written, and lock files
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-index-"  # prefix of a temporary directory with one index
-_FORGOTTEN = 3600.0  # age in seconds of such a directory whose process was killed
+_FORGOTTEN = 3600.0  # seconds: an older one was left by a killed process
 DAMAGED = "damaged"  # CachedFile.problem: the content does not match the name, or others may write the file
 FOREIGN = "of another user"  # the file is sound, but neither ours nor root's; its owner may use it
 UNFINISHED = "unfinished"  # the file is being written, or its writer was killed
 _SMALL = 1 << 20  # bytes: a smaller index is hashed at each use instead of synced to disk once
 _swept = set[str]()  # directories that this process has swept
-_ABANDONED = 86_400.0  # age in seconds of a temporary file whose writer was killed
+_ABANDONED = 86_400.0  # seconds: an older temporary file was left by a killed writer
 
 
 class IndexCache:
@@ -255,8 +255,8 @@ def _directory(options: Options) -> str:
 def usual_directory() -> str:
     """Return the directory of this user's indexes.
 
-    For root it is the system's cache directory, because mount helpers and systemd units have no HOME; but not if root
-    cannot write there, as in a user namespace.
+    For root it is the system's cache directory, because mount helpers and systemd units have no HOME; but not if
+    XDG_CACHE_HOME is set, or if root cannot write there, as in a user namespace.
     """
     if os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ and os.access("/var/cache", os.W_OK):
         return "/var/cache/zarrfs/index"
@@ -267,7 +267,10 @@ def usual_directory() -> str:
 
 
 def unsafe(directory: str) -> str | None:
-    """Return why other users could replace an index between its verification and its use; None if they cannot."""
+    """Return why other users could replace an index between its verification and its use; None if they cannot.
+
+    A group that may write the directory is trusted (docs/security.md).
+    """
     status = os.stat(directory)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}, who could replace its files"

@@ -104,7 +104,7 @@ def _plan_repository(path: str, options: Options) -> Plan:
 
 
 def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:
-    """Return the options for a document from Flux, with `blobs` as the sources of its blobs: it is an archive."""
+    """Return the options for a document from Flux: by default, it is an archive, and its blobs are in `blobs`."""
     if not blobs:
         return options
     return dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or blobs)

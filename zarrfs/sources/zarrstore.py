@@ -96,7 +96,7 @@ def looks_like_repository(path: str) -> bool:
 def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
     """Return (bytes, mtime in ns) of a `.zmetadata` if it may be that of a reference set, else (b"", 0).
 
-    Raise SourceError if it is larger than `limit` bytes or cannot be read.
+    Raise SourceError if it is larger than `limit` bytes, or if it can be opened but not read.
     """
     try:
         # O_NONBLOCK: opening a fifo must not wait for its writer

@@ -37,7 +37,7 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
 
     The result is synced to disk, except that a file or Parquet set is not if `sync` is False. If the block raises an
     exception, the new file or directory is removed. Raise UsageError as check_destination(), SourceError if writing
-    fails.
+    fails, or if other programs added files to the replaced directory meanwhile: those files are kept.
     """
     path = os.path.realpath(shown)
     check_destination(shown, form, replace)
@@ -111,7 +111,7 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
     """Raise UsageError unless `shown` is free, or `replace` is set and `form` may replace the existing entry.
 
     A document or zip file replaces any file, an index only an index, a Parquet set only a directory that holds
-    nothing but a set, and a directory any directory.
+    nothing but a set, and a directory any directory. For the last two, an empty directory counts as free.
     """
     if not shown:
         raise UsageError("an empty name of a file")

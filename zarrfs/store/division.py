@@ -14,7 +14,7 @@ RUN = 8 << 20  # bytes of neighbours that stay together, so that their blocks ar
 
 
 class Listing(NamedTuple):
-    """A summary of the keys that were divided: shares with equal ones are shares of the same keys."""
+    """A summary of the keys that were divided: shares with equal summaries are shares of the same keys."""
 
     entries: int
     bytes: int

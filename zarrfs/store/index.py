@@ -248,7 +248,7 @@ class IndexStore(Store):
 
     async def usage(self) -> Usage:
         if self._usage is None:
-            # scans all rows: only once, at the first statfs, and in a worker thread
+            # scans all rows: only at the first call, and in a worker thread
             self._usage = await trio.to_thread.run_sync(self._count)
         return self._usage
 
@@ -391,7 +391,7 @@ class IndexStore(Store):
                     self._url(target), offset + low - at, high - low, offset, offset + length
                 )
 
-        await for_each(fill, [iter(rows)] * min(len(rows), _AT_ONCE))  # each task takes the next row
+        await for_each(fill, [iter(rows)] * min(len(rows), _AT_ONCE))  # one iterator for all tasks
         return out
 
     def _read_on(self, owner: int, start: int, stop: int) -> None:

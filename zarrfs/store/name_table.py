@@ -28,7 +28,7 @@ _MOST_IN_MEMORY = 64 << 20  # bytes of a table that is only in memory
 _DOCUMENT = 1 << 20  # bytes: a larger document is not stored in the table
 _SPANS = 4096  # spans that are remembered
 _MERGED = 1.0  # seconds: adjacent spans are merged if their times differ by no more
-_AHEAD = 2.0  # seconds by which a valid row may lie in the future, after a clock was set back
+_AHEAD = 2.0  # seconds (or the ttl, if longer) by which a valid row may lie in the future: clocks may be set back
 _ROWS = 1000  # rows per query
 _HIDDEN_ENDS = ("~", "#", ",v", ",t")
 END = b"\xff"  # sorts after every key
@@ -168,7 +168,7 @@ class NameTable:
         return min(start, stop)
 
     def children(self, directory: str, after: str, upto: bytes | None, now: float) -> Iterator[tuple[str, Known]]:
-        """Yield (name, entry) of the valid children of a directory, sorted: those after `after` and before `upto`.
+        """Yield (name, Known) of the valid children of a directory, sorted: those after `after` and before `upto`.
 
         If the directory is listed, these are all its children. Raise Emptied if the table loses names meanwhile.
         """
@@ -268,7 +268,10 @@ class NameTable:
         self._add_span(start, stop, since)
 
     def forget(self, key: str) -> None:
-        """Invalidate the row of `key`, and the complete responses that cover it."""
+        """Invalidate the row of `key`, and the complete responses that cover it.
+
+        If a listing had the name without a size, the name itself stays valid.
+        """
         self.lost += 1
         parent, name = split_key(key)
         self._write("UPDATE names SET seen = 0 WHERE parent = ? AND name = ?", [(encoded(parent), encoded(name))])
@@ -286,7 +289,7 @@ class NameTable:
         return None if row is None else bytes(row[0])
 
     def put_document(self, key: str, data: bytes) -> None:
-        """Store the bytes of a document, unless it is large or the version in its row is not known."""
+        """Store the bytes of a document, unless it is large, or no valid row has this size and a tag."""
         known = self.get(key)
         entry = None if known is None else known.entry
         if entry is not None and entry.tag is not None and entry.size == len(data) <= _DOCUMENT:

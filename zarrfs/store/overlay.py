@@ -211,8 +211,8 @@ class Overlay(WritableStore):
     async def copy_up(self, key: str, size: int | None = None) -> os.stat_result:
         """Copy up `key`, only the first `size` bytes of a file; return the lstat of the upper entry.
 
-        A file appears complete, by an atomic rename. Raise NotFound; ReadError if lower bytes cannot be read; OSError
-        if the upper directory cannot be written.
+        A file appears complete, by an atomic rename. Raise NotFound; Refused (ESTALE) if another lower file has taken
+        the name; ReadError if lower bytes cannot be read; OSError if the upper directory cannot be written.
         """
         async with self._one_copy(key):
             status = self.upper.status(key)

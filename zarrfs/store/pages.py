@@ -34,7 +34,8 @@ _HIGH = "z"  # sorts after most characters that follow a digit in keys
 class _Chain:
     """The state of one sequential listing.
 
-    `at`: where its next page begins; `after`: the key with which that page is requested; `stop`: where it ends.
+    `at`: where its next page begins; `after`: the key with which that page is requested; `stop`: where the listing
+    ends.
     """
 
     __slots__ = ("after", "at", "error", "landed", "pages", "stop")
@@ -42,7 +43,7 @@ class _Chain:
     def __init__(self, at: bytes, after: str, stop: bytes) -> None:
         self.at, self.after, self.stop = at, after, stop
         self.pages = 0
-        self.landed: trio.Event | None = None  # set when the page that is under way has arrived
+        self.landed: trio.Event | None = None  # set when the page that is under way has arrived or failed
         self.error: ReadError | None = None  # the error of the last page, for readers that waited for it
 
 

@@ -56,10 +56,10 @@ _WIDE = 50  # entries: a directory with more in its first page is listed with ev
 class FsspecStore(Store):
     """A store of the values below `url`. Creating it sends nothing over a network.
 
-    A key is NotFound only if the server says "not found"; if the server fails, ReadError is raised. If a value changes
-    while get() reads it, it is read again, so get() never mixes two versions. A name that is both a value and a
-    directory is shown as the value (in a zip file: as the directory). Names and attributes that the server reports are
-    valid for metadata_ttl= (name_table.py).
+    A key is NotFound only if the server reports that it is absent (missing_status= says by which statuses); if the
+    server fails, ReadError is raised. If a value changes while get() reads it, it is read again, so get() never mixes
+    two versions. A name that is both a value and a directory is shown as the value (in a zip file: as the directory).
+    Names and attributes that the server reports are valid for metadata_ttl= (name_table.py).
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class FsspecStore(Store):
         return await self._listed(prefix)
 
     async def _listed(self, prefix: str) -> list[Info] | None:
-        """Return listed(), without a lookup of `prefix` and without listing ahead."""
+        """Return listed(), without looking up `prefix` first and without listing ahead."""
         now = time.time()
         if self.names.listed(prefix, now):
             with contextlib.suppress(Emptied):
@@ -401,7 +401,7 @@ class FsspecStore(Store):
         return self.names.put(key, *self._identified(self.names.last(key), entry))
 
     def _may_look(self, key: str, system: System, path: str) -> bool:
-        """Return whether to look up a value by fetching its beginning: not if the beginning is cached."""
+        """Return whether to look up a value by fetching its beginning: if that has a version, and is not cached."""
         known = self.names.last(key)
         entry = None if known is None else known.entry
         if entry is None or entry.size is None or entry.directory or entry.rough:
@@ -508,8 +508,8 @@ class FsspecStore(Store):
     async def _flat_names(self, prefix: str, after: str, now: float, begun: bool) -> AsyncIterator[Info]:
         """Yield the entries of a directory after a name, as its pages arrive.
 
-        If the table loses names meanwhile, raise Emptied, or skip entries and increase `names.emptied`. `begun`: use
-        pages even if most keys are below few subdirectories.
+        If the table loses names meanwhile, Emptied is raised, or `names.emptied` has increased and entries may be
+        missing. `begun`: use pages even if most keys are below few subdirectories.
         """
         pages = self._pages  # another task may set it to None while this one waits
         if pages is None:

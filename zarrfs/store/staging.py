@@ -179,7 +179,7 @@ class StagedFile:
 def lock(descriptor: int, timeout: float = 0.0) -> bool | None:
     """Try to lock a file for up to `timeout` seconds; block meanwhile.
 
-    Return whether it is locked now, or None if the file system has no locks.
+    Return whether the lock was acquired, or None if the file system has no locks.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -181,7 +181,7 @@ async def walk(
     """Yield (key, entry) of everything below `prefix`, a directory before its children, names in order.
 
     Holds one open listing per level and nothing else. If a directory cannot be listed, raise the error, or pass it to
-    `failed` and skip the directory. Skip keys for which `leave_out` is true, with everything below them.
+    `failed` and skip the rest of the directory. Skip keys for which `leave_out` is true, with everything below them.
     """
     levels = [(prefix, store.list_dir(prefix))]
     while levels:

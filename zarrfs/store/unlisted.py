@@ -1,12 +1,12 @@
 """UnlistedStore: a Zarr store on a server, with as few requests as the rules of Zarr allow.
 
 Below an array, directories are inferred from the keys of its chunks, and there are no metadata documents. Nodes in
-consolidated metadata need no requests. A lookup of a chunk or a document also fetches its beginning. On a server that
-cannot list, a name is considered a directory if there is evidence: a redirect to the name with "/", consolidated
-metadata at the root that names it, Zarr metadata below it, or an array above it whose chunk keys contain it. Listings
-then show metadata documents, the nodes in consolidated metadata, and the chunks in an array's grid. If the listings of
-a server lack only some names (those with a dot, with Apache also README* and others), metadata documents and nodes in
-consolidated metadata with such names are added.
+consolidated metadata need no requests. A lookup of a document, or of a chunk that will be read, also fetches its
+beginning. On a server that cannot list, a name is considered a directory if there is evidence: a redirect to the name
+with "/", consolidated metadata at the root that names it, Zarr metadata below it, or an array above it whose chunk
+keys contain it. Listings then show metadata documents, the nodes in consolidated metadata, and the chunks in an
+array's grid. If the listings of a server lack only some names (those with a dot, with Apache also README* and others),
+metadata documents and nodes in consolidated metadata with such names are added.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NodeLayout(NamedTuple):
     array: bool
     grid: Grid | None = None  # of an array whose metadata is understood
     templates: tuple[KeyTemplate, ...] = ()  # the keys of its chunks follow one of these
-    document: str = ""  # the name of its metadata document
+    document: str = ""  # the name of its metadata document, if that is understood
 
     def leads(self, directory: str) -> bool:
         """Return whether `directory`, relative to the array, contains chunks according to their keys."""
@@ -259,7 +259,7 @@ class UnlistedStore(WrappingStore):
         return not rest or node.leads(rest)
 
     async def _has_document(self, key: str) -> bool:
-        """Return whether `key`, a name in _WORDS, is a group or array in a group of the same generation."""
+        """Return whether `key`, whose name is in _WORDS, is a group or array in a group of the same generation."""
         above = await self._node(split_key(key)[0])
         if above is None or above.array:
             return False
@@ -355,7 +355,7 @@ class UnlistedStore(WrappingStore):
             self._directories.clear()
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
-        """Return the nodes in consolidated metadata at the root, and their documents; cached for metadata_ttl=."""
+        """Return the nodes in consolidated metadata at the root, and their documents; cached up to metadata_ttl=."""
         known = self._valid_names()
         return await self._reading.run(None, self._read_names, self._valid_names) if known is None else known
 

@@ -99,7 +99,8 @@ class Upper:
         """Lock out writers (with `exclusive`, readers too) until close() or the end of the process.
 
         With `exclusive`, also write the record if it is missing. Raise SourceError if another mount holds the lock
-        (the message names its process), or if the directory now belongs to another source, or cannot be written.
+        (the message names its process, if known), or if the directory now belongs to another source, or cannot be
+        written.
         """
         descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._base.descriptor)
         try:
