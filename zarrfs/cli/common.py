@@ -196,7 +196,7 @@ def share(given: str | None) -> Share | None:
 
 @contextlib.contextmanager
 def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
-    """Report an exception as one line on standard error, and exit.
+    """Report an exception as one line on standard error, and exit. Ctrl-C and a closed pipe are not reported.
 
     The exit status is 2 for UsageError, 130 for Ctrl-C, 141 for a closed pipe, else `status`. With `debug`, print a
     traceback as well, except for Ctrl-C.

@@ -27,7 +27,7 @@ class MemoryBudget:
             self.held += count
 
     def take_now(self, count: int) -> bool:
-        """Take `count` bytes and return True, or return False if take() would wait."""
+        """Take `count` bytes and return True; return False if they do not fit, or if other tasks wait in take()."""
         if self._turn.locked() or self.held + count > self._size:
             return False
         self.held += count

@@ -90,7 +90,11 @@ def read_file(path: str, owned: bool) -> ConfigFile:
 
 
 def _check_rights(path: str, status: os.stat_result, owned: bool) -> None:
-    """Raise UsageError if another user may write the file or, with `owned`, owns it: it decides where data goes."""
+    """Raise UsageError if all users may write the file, because it decides where data goes.
+
+    With `owned`, refuse also a file that is neither root's nor the user's, and, for root, one that a group other than
+    root's may write. Only regular files are checked.
+    """
     if not stat.S_ISREG(status.st_mode):
         return
     if owned and status.st_uid not in (0, os.geteuid()):

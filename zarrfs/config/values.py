@@ -162,7 +162,7 @@ def path(value: str) -> str:
 
 
 def directory(value: str) -> str:
-    """Return the path of a local directory, with the present targets of symbolic links."""
+    """Return the absolute path of a local directory, with symbolic links resolved now."""
     return os.path.realpath(local(value))
 
 

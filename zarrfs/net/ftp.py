@@ -36,7 +36,7 @@ class FtpSystem(ThreadSystem):
         return await super()._call(path, self._in_order, path, function, *args)
 
     def _in_order(self, path: str, function: Callable[..., T], *args: Any) -> T:
-        """Run `function` in the only thread; connect again first if the last request failed."""
+        """Run `function` in the only thread; connect again first if a failure may have disturbed the connection."""
         try:
             if self._lost:
                 self._reconnect()

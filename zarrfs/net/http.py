@@ -61,7 +61,7 @@ class HttpSystem(System):
         """Return the entry; a path that the server redirects to itself with "/" at its end is a directory.
 
         Some servers do not support HEAD, or send no length with it: then one byte is requested. If that answer has no
-        length either, the value is fetched to count its bytes, up to -o document_limit=.
+        length either, but contains the whole value, its bytes are counted, up to -o document_limit=.
         """
         return await self._call(self._stat, path)
 
@@ -69,7 +69,7 @@ class HttpSystem(System):
         """Return the entries of the directory `path` from its HTML page (of nginx, Apache, http.server, ...).
 
         Sizes are unknown unless the page has them exactly, as that of nginx does. Many servers do not list names that
-        begin with a dot. Return None if the page is not a listing.
+        begin with a dot. Return None if the page is not a listing, or for status 401 or 403.
         """
         head, mark, query = path.partition("?")
         return await self._call(self._listing, f"{head.rstrip('/')}/{mark}{query}")
@@ -369,7 +369,7 @@ def _coding(response: Response) -> str:
 
 
 def _check_status(response: Response, url: str) -> None:
-    """Raise the error of an answer that lacks the value: a failure, a redirect to no place, or 202 (Accepted)."""
+    """Raise the error of an answer that lacks the value: a failure, a redirect not followed, or 202 (Accepted)."""
     if response.status not in _SERVED:
         raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
 

@@ -42,7 +42,7 @@ _REFUSALS = 8  # refused answers after which fsspec's client serves a bucket, ev
 _SETTLE = 0.1  # seconds after a request within which obstore's threads may still need the GIL
 _KEY = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+/)*(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]+")
 _PLAIN = re.compile(r"[A-Za-z0-9._ =/-]*")  # keys that obstore sends unchanged as the start of a listing
-_SHORT = 100  # keys: a page of this length may be incomplete, as some servers have short pages and omit the token
+_SHORT = 100  # keys: a page from this length on may be incomplete: some servers have short pages and omit the token
 _MARKS = 16  # empty objects in a page that are looked up, because each may be the marker of a directory
 _STATUS = re.compile(r" - Server returned non-2xx status code: (\d{3}) ?([A-Za-z' -]*)")
 _MESSAGES = (
@@ -253,7 +253,7 @@ class FastStore(System):
         return store(config), _signer(self._family, store, config)
 
     async def stat(self, path: str) -> Entry:
-        # a name that obstore does not find may still exist: fsspec's client looks for it
+        # fsspec's client looks for names that exist but that obstore may not find
         try:
             place, key = self._found(path)
             try:
@@ -433,7 +433,10 @@ def tag_of(meta: Any) -> str | None:
 
 
 def _time_of(meta: Any) -> int | None:
-    """Return the modification time of a value; None if the server sends none (1970), or the time of its answer."""
+    """Return the modification time of a value in nanoseconds; None if the server sends none (1970).
+
+    Without an ETag, return None also for the time of the answer, which servers send in place of a modification time.
+    """
     seconds = int(meta["last_modified"].timestamp())
     certain = seconds and (meta["e_tag"] or seconds <= time.time() - 1)
     return seconds * 1_000_000_000 if certain else None

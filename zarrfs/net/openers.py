@@ -76,7 +76,7 @@ class Openers:
         return self._options.client != "fsspec" and obstores.available()
 
     async def get_ready(self, url: str) -> None:
-        """Import what the first request for `url` would import."""
+        """Make the system of `url`, and import and start what its first request needs. Raise the errors of find()."""
         system, _ = await self.find(url)
         if isinstance(system, HttpSystem):
             await system.get_ready(url)
@@ -88,8 +88,8 @@ class Openers:
     async def find(self, url: str) -> tuple[System, str]:
         """Return (the system that serves `url`, the path of `url` in it).
 
-        Raise ReadError if the protocol is unknown or its package is missing, or for a bucket with a password;
-        Transient if the server cannot be reached.
+        Raise ReadError if nothing can serve `url`: an unknown protocol, a missing package, a bucket with a password,
+        options or an environment that cannot be used. Raise Transient if an FTP or SSH server cannot be reached.
         """
         protocols = urls.protocols(url)
         if len(protocols) > 1:

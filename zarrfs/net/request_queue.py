@@ -179,8 +179,8 @@ class RequestQueue:
     async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `connect`, which connects to `where`; retry failures as those of any request.
 
-        Raises ReadError after read_timeout=. The kernel repeats a failed read immediately: the repetition gets only
-        _LAST_ATTEMPT seconds.
+        Raises ReadError after the retries or, if outages are waited for, after read_timeout=. The kernel repeats a
+        failed read immediately: the repetition after read_timeout= gets only _LAST_ATTEMPT seconds.
         """
         attempt, pause, reason = 0, _FIRST_PAUSE, ""
         began = trio.current_time()
@@ -444,7 +444,7 @@ class RequestQueue:
     ) -> Any:
         """Send `request`, which is for [start, start + length), and retry while its failures may be transient.
 
-        A reader has a deadline of its own. A request for which no reader waits is retried until read_timeout=.
+        A reader of a range has a deadline of its own. Read-ahead alone, and requests of call(), end at read_timeout=.
         """
         attempt, counted, pause, began, answers = 0, 0, _FIRST_PAUSE, trio.current_time(), host.answers
         while True:
@@ -500,7 +500,7 @@ class RequestQueue:
                 await trio.sleep(after)
 
     def _limit(self, wants: list[_Want], began: float) -> float:
-        """Return when to abandon a request for which no reader waits; each reader has its own deadline."""
+        """Return when to abandon read-ahead or a request of call(); inf for readers, which have deadlines."""
         alone = wants[0].request is not None or all(want.ahead for want in wants)
         return began + self._options.read_timeout if alone else math.inf
 
@@ -512,7 +512,10 @@ class RequestQueue:
         return error
 
     async def _await_probe(self, host: _Host, wants: list[_Want]) -> Outage | None:
-        """Wait until the outage is over (return None), or it is the turn of `wants` to probe (return the outage)."""
+        """Wait until the outage is over (return None), or it is the turn of `wants` to probe (return the outage).
+
+        Return None also during the outage if the request need not wait: see Outage.turn().
+        """
         host.note_waiting(wants)
         readers = sum(not want.ahead for want in wants)
         while (outage := host.outage) is not None:
@@ -527,7 +530,7 @@ class RequestQueue:
         return None
 
     async def _probe(self, outage: Outage, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Send `request` to a server with an outage. It has a shorter timeout than others, as it may get no answer."""
+        """Send `request` to a server with an outage. Its timeout is short at first, and grows with each probe."""
         try:
             patience = min(outage.probe_timeout, self._options.request_timeout)
             with trio.CancelScope(deadline=trio.current_time() + patience):

@@ -105,7 +105,7 @@ class CoroutineSystem(System):
     async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Return the result of `function(*args)`, a method of this object; first reconnect if the connection was lost.
 
-        A failure to connect is Transient, too, so that the request queue waits for the end of the outage.
+        A server that cannot be reached is Transient, too, so that the request queue waits for the end of the outage.
         """
         if self._lost:
             await self._reconnect(path)
@@ -395,6 +395,8 @@ def entry(info: dict[str, Any]) -> Entry:
 
 def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
     """Convert the result of fsspec's ls() to entries. Raise NotADirectoryError if it lists a file as itself.
+
+    Raise ReadError if it names something that is not directly in `path`.
 
     Names that are neither files nor directories (symbolic links, FIFOs) are listed as files of unknown size. If they
     were left out, a chunk of that name would be absent, and a reader would use the fill value.

@@ -173,7 +173,8 @@ def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) ->
     rule = "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        if "@" in parts.path + parts.query + parts.fragment:  # else taken for a port, or ignored
+        # with such a character in it, a part of the password would be taken for a port, or ignored
+        if "@" in parts.path + parts.query + parts.fragment:
             rule = "/, ? and # in its user and password must be written as %2F, %3F and %23"
         elif parts.scheme in PORTS and parts.hostname:
             user, password = login or (unquote(parts.username or ""), unquote(parts.password or ""))

@@ -77,7 +77,7 @@ class _LinkParser:
         self._title: list[str] = []
         self._in_title = False
         self._link = ""
-        self._text: list[str] | None = None  # that follows the last link
+        self._text: list[str] | None = None  # the text that follows the last link
         at = 0
         while at >= 0:
             begin = text.find("<", at)

@@ -40,7 +40,7 @@ def read_array(
     index of numpy (numpy.s_[0, 10:20]); only the chunks that it touches are read. Options are those of open_store().
     A missing chunk reads as the fill value. Raises SourceError or UsageError if the source cannot be opened, NotFound
     if it has no such array, ReadError if the array's metadata is invalid or a chunk cannot be read or decoded, and
-    IndexError for a selection outside the array.
+    IndexError for a selection that is invalid, or outside the array.
     """
     with StoreHandle(source, options) as handle:
         return handle.read_array(name, selection)

@@ -264,7 +264,7 @@ async def _listed(store: Store, key: str) -> list[dict[str, Any]]:
 
 
 async def _leads_back(store: Store, key: str, at: str) -> bool:
-    """Return whether a parent of `key` also resolves to `at`: a recursive walk into `key` would never end."""
+    """Return whether a directory above `key` is, or leads to, `at`: a recursive walk into `key` would never end."""
     while key and key != at:
         key = split_key(key)[0]
         if await followed(store, key) == at:
