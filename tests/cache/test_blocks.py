@@ -533,3 +533,25 @@ def test_reads_of_a_server_that_is_out_hold_no_memory_from_others(ahead: bool) -
         assert stats["kept"] <= 100
 
     run(check)
+
+
+def test_sizes_on_a_server_that_is_out_do_not_delay_those_on_another() -> None:
+    async def check() -> None:
+        server, blocks = TwoServers(end=60.0), Blocks(Options(wait_for_outages="all"))
+        ended: dict[str, float] = {}
+
+        async def size(path: str) -> None:
+            assert await blocks.begin(BlockRequest(server, path, 0, 50)) == 50
+            ended[path] = trio.current_time()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2 * Options().host_requests):
+                nursery.start_soon(size, f"a{number:04d}")
+            await trio.sleep(1)
+            await size("b0001")
+            assert ended == {"b0001": 1.0}
+            assert blocks.cache.stats()["expected"] == 0
+        assert len(ended) == 2 * Options().host_requests + 1
+        assert blocks.cache.stats()["expected"] == 0
+
+    run(check)

@@ -51,7 +51,7 @@ class Blocks:
         self.cache: BlockCache[Block] = BlockCache(
             memory_limit(options) - self._queue, self._is_paid, self.ranges.is_out
         )
-        self._beginning = trio.CapacityLimiter(options.host_requests)
+        self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, 0)
         self.bound_ahead()
         self._hit_bytes = 0
@@ -146,14 +146,14 @@ class Blocks:
         """
         if self._disk is not None:
             return await self._begin_on_disk(self._disk, wanted)
-        most = wanted.stop
-        async with self._beginning:
-            if not self.cache.reserve(most):
+        most, server, holder = wanted.stop, wanted.system.host(wanted.path), object()
+        async with self._begins(server):
+            if not self.cache.reserve(holder, most, server):
                 return None
             try:
                 found = await self.ranges.fetch(wanted.system, wanted.path, 0, most, True)
             finally:
-                self.cache.release(most)
+                self.cache.release(holder)
         self._pins.check(wanted, found)
         if found.total is not None and found.ranged:
             self.cache.put_ahead(wanted._replace(stop=min(most, found.total)).key, found.data)
@@ -167,12 +167,19 @@ class Blocks:
             return known.size
         if await disk.known(wanted, valid=False) is not None:  # an old version: it may still be valid
             return None
-        async with self._beginning:
+        async with self._begins(wanted.system.host(wanted.path)):
             await self._get(wanted._replace(unordered=True), 0)
         size = self._pins.size(wanted.at)
         if size is not None:
             self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, size)).key)
         return size
+
+    def _begins(self, server: str) -> trio.CapacityLimiter:
+        """Return the limit on concurrent calls of begin() for one server: others do not wait for its outages."""
+        found = self._beginning.get(server)
+        if found is None:
+            found = self._beginning[server] = trio.CapacityLimiter(self._options.host_requests)
+        return found
 
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
         """Fetch blocks into the cache, as far as there is room; return when they have arrived or failed.
@@ -206,7 +213,8 @@ class Blocks:
         self._options = self._pins.options = options
         self.ranges.adjust(options)
         self.cache.resize(memory_limit(options) - self._queue)
-        self._beginning.total_tokens = options.host_requests
+        for limiter in self._beginning.values():
+            limiter.total_tokens = options.host_requests
         self.bound_ahead()
         if self._disk is not None:
             self._disk.adjust(options)

@@ -633,9 +633,10 @@ def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool
 
 
 def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
-    """Verify the bytes of a row; return (their number, whether to mark its segment as used). Raise OSError or DamagedBlock.
+    """Verify the bytes of a row; return (their number, whether to mark its segment as used).
 
-    Raise BlockingIOError if the segment cannot be opened without waiting. Reading its bytes may wait.
+    Raise OSError or DamagedBlock, and BlockingIOError if the segment cannot be opened without waiting. Reading its
+    bytes may wait.
     """
     digest, buffer = xxhash.xxh3_64(), memoryview(unfilled(min(_SCAN, row.length)))
     with _opened(layout, row, now=True) as (fd, due):

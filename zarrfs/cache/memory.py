@@ -28,16 +28,14 @@ _GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the
 class _Fetch(Generic[V]):
     """A fetch in progress, and the number of tasks that wait for it."""
 
-    __slots__ = ("__weakref__", "ahead", "block", "done", "error", "held", "roomy", "scope", "server", "waiters")
+    __slots__ = ("__weakref__", "ahead", "block", "done", "error", "roomy", "scope", "waiters")
 
-    def __init__(self, server: str, ahead: bool) -> None:
-        self.server = server
+    def __init__(self, ahead: bool) -> None:
         self.ahead = ahead  # it began before a reader wanted it, so it may end before the reader's time is up
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiters = 0
-        self.held = 0  # bytes of the budget
-        self.roomy = False  # it does not wait for the budget any more
+        self.roomy = ahead  # it does not wait for the budget any more
         self.block: V | None = None
         self.error: Exception | None = None
 
@@ -86,6 +84,7 @@ class BlockCache(Generic[V]):
         self._unused: dict[Hashable, int] = {}  # bytes of blocks fetched ahead and not read yet
         self._once_bytes = self._kept = self._number = self._unused_bytes = 0
         self._expected = MemoryBudget(max_bytes)
+        self._reserved: dict[object, tuple[str, int]] = {}  # by holder: server and bytes of a fetch
         self._hits = self._misses = self._joins = 0
         self._ahead = self._used = self._dropped = 0
 
@@ -129,7 +128,7 @@ class BlockCache(Generic[V]):
             flight = self._flights.get(key)
         if flight is None:
             self._misses += 1
-            flight = self._start(key, size, fetch, server)
+            flight = self._start(key, size, fetch, server, _Fetch(ahead=False))
         return await self._land(key, flight)
 
     async def join(self, key: Hashable) -> V | None:
@@ -151,12 +150,10 @@ class BlockCache(Generic[V]):
 
         Blocks fetched ahead and not read yet take up to half of the bytes.
         """
-        if not self._may_come(key, size) or not self.reserve(size):
+        flight: _Fetch[V] = _Fetch(ahead=True)
+        if not self._may_come(key, size) or not self.reserve(flight, size, server):
             return None
-        flight = self._start(key, size, fetch, server, ahead=True)
-        flight.held, flight.roomy = size, True
-        if self._is_out(server):
-            self._suspend(flight)
+        self._start(key, size, fetch, server, flight)
         flight.waiters += 1
         self._note_unused(key, size)
         landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
@@ -213,9 +210,8 @@ class BlockCache(Generic[V]):
 
     def suspend(self, server: str) -> None:
         """Give back the bytes of the fetches from `server`, which is out; they go on without a reservation."""
-        for flight in self._flights.values():
-            if flight.server == server:
-                self._suspend(flight)
+        for holder in [holder for holder, (of, _) in self._reserved.items() if of == server]:
+            self.release(holder)
 
     def resize(self, max_bytes: int) -> None:
         """Bound the cache anew."""
@@ -223,19 +219,24 @@ class BlockCache(Generic[V]):
         self._expected.resize(max_bytes)
         self._evict()
 
-    def reserve(self, size: int) -> bool:
-        """Reserve `size` bytes for data that are not a block; release() gives them back.
+    def reserve(self, holder: object, size: int, server: str) -> bool:
+        """Reserve `size` bytes for a fetch from `server`; release() of the same `holder` gives them back.
 
-        Return False, with nothing reserved, if reservations and fetches together would exceed half of the cache.
+        Return False, with nothing reserved, if all fetches together would exceed half of the cache. While the server
+        is out, return True with nothing reserved.
         """
-        if self._expected.held + size > self.max_bytes // 2 or not self._expected.take_now(size):
-            return False
-        self._evict()
+        if not self._is_out(server):
+            if self._expected.held + size > self.max_bytes // 2 or not self._expected.take_now(size):
+                return False
+            self._reserved[holder] = server, size
+            self._evict()
         return True
 
-    def release(self, size: int) -> None:
-        """Give back bytes that reserve() has reserved."""
-        self._expected.give(size)
+    def release(self, holder: object) -> None:
+        """Give back the bytes that are reserved for `holder`, if any."""
+        _, size = self._reserved.pop(holder, ("", 0))
+        if size:
+            self._expected.give(size)
 
     def stats(self) -> dict[str, int]:
         """Counters, for the log."""
@@ -252,22 +253,23 @@ class BlockCache(Generic[V]):
     # -- flights
 
     def _start(
-        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, ahead: bool = False
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, flight: _Fetch[V]
     ) -> _Fetch[V]:
-        flight: _Fetch[V] = _Fetch(server, ahead)
         self._flights[key] = flight
-        in_background(self._fly, key, size, fetch, flight)
+        in_background(self._fly, key, size, fetch, server, flight)
         return flight
 
-    async def _fly(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Fetch[V]) -> None:
+    async def _fly(
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, flight: _Fetch[V]
+    ) -> None:  # fmt: skip
         with flight.scope:
             try:
                 if not flight.roomy:
-                    await self._take(size, flight)
+                    await self._take(size, server, flight)
                 try:
                     block = flight.block = await fetch()
                 finally:
-                    self._suspend(flight)
+                    self.release(flight)
                 self._keep(key, block)
             except Exception as exc:
                 flight.error = exc
@@ -275,20 +277,15 @@ class BlockCache(Generic[V]):
             flight.done.set()
         self._take_off(key, flight)
 
-    async def _take(self, size: int, flight: _Fetch[V]) -> None:
-        """Wait until the bytes of a fetch fit, unless its server is out."""
-        if not self._is_out(flight.server):
+    async def _take(self, size: int, server: str, flight: _Fetch[V]) -> None:
+        """Reserve the bytes of a fetch, when they fit, unless its server is out."""
+        if not self._is_out(server):
             await self._expected.take(size)
-            flight.held = size
-            if self._is_out(flight.server):  # by now
-                self._suspend(flight)
+            self._reserved[flight] = server, size
+            if self._is_out(server):  # by now
+                self.release(flight)
             self._evict()
         flight.roomy = True
-
-    def _suspend(self, flight: _Fetch[V]) -> None:
-        held, flight.held = flight.held, 0
-        if held:
-            self.release(held)
 
     async def _land(self, key: Hashable, flight: _Fetch[V]) -> V:
         """Wait for a fetch and return its block."""

@@ -75,8 +75,8 @@ def _checked() -> Iterator[None]:
 def payload(data: bytes, kind: int, limit: int) -> bytes:
     """Return the FlatBuffer in a file of type `kind`.
 
-    Raises DamagedBuffer if the file is of another type, of a newer format, or damaged, or if decompression would exceed
-    `limit` bytes.
+    Raises DamagedBuffer if the file is of another type, of a newer format, or damaged, or if decompression would
+    exceed `limit` bytes.
     """
     import zstandard
 
@@ -116,7 +116,10 @@ def repository(buffer: bytes) -> Repository:
 
 
 def snapshot(buffer: bytes, limit: int) -> Snapshot:
-    """Parse the payload of a snapshot. Raises DamagedBuffer, also if documents and paths together exceed `limit` bytes."""
+    """Parse the payload of a snapshot.
+
+    Raises DamagedBuffer, also if documents and paths together exceed `limit` bytes.
+    """
     with _checked():
         table = Table.root(buffer)
         nodes = []
