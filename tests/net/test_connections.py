@@ -35,13 +35,13 @@ def test_a_cancelled_request_closes_its_connection(sent: int) -> None:
         await peer.rest()
 
     async def check(system: HttpSystem, server: Scripted) -> None:
-        before = len(open_descriptors())
+        before = open_descriptors()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(get, system, server)
             await silent.wait()
             nursery.cancel_scope.cancel()
         await server.until_ended(1)
-        assert len(open_descriptors()) == before
+        assert open_descriptors() <= before  # a thread of an earlier test may have closed its own meanwhile
 
     run(serve, check)
 
@@ -49,13 +49,13 @@ def test_a_cancelled_request_closes_its_connection(sent: int) -> None:
 def test_a_cancelled_connect_closes_its_socket() -> None:
     async def check(system: HttpSystem, server: Scripted) -> None:
         with _silent("127.0.0.1") as port:
-            before = len(open_descriptors())
+            before = open_descriptors()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(system.fetch, f"http://127.0.0.1:{port}/v", 0, 5)
                 await trio.testing.wait_all_tasks_blocked()
-                assert len(open_descriptors()) == before + 1
+                assert len(open_descriptors() - before) == 1
                 nursery.cancel_scope.cancel()
-            assert len(open_descriptors()) == before
+            assert open_descriptors() <= before
 
     run(well, check)
 
