@@ -1,23 +1,23 @@
--- Stage-in for the Flux job shell: copy to /etc/flux/shell/lua.d/zarrfs.lua, with stage and unstage in /etc/zarrfs/flux.
--- Or for oneself: flux run -o userrc=/path/to/zarrfs.lua ...
+-- Stage-in for the Flux job shell. Copy this file to /etc/flux/shell/lua.d/, and stage and unstage to /etc/zarrfs/flux.
+-- A user can load it for one job: flux run -o userrc=/path/to/zarrfs.lua ...
 --
--- A job asks with ZARRFS_STAGE in its environment: lines of NAME SOURCE [OPTIONS], or comments ("#"). Before its tasks
--- start, each SOURCE is mounted at $ZARRFS_STAGED/NAME on each of its nodes, by the job's user; after they have ended it
--- is unmounted.
+-- A job requests data sets with ZARRFS_STAGE in its environment: lines of NAME SOURCE [OPTIONS], or comments ("#").
+-- Before the tasks start, the job's user mounts each SOURCE at $ZARRFS_STAGED/NAME on each node of the job. After the
+-- tasks have ended, the sources are unmounted.
 
 local here = shell.getenv ("ZARRFS_FLUX_DIR") or "/etc/zarrfs/flux"
-local staged -- where it is, once it is
+local staged -- the directory of the mounts, after stage-in
 
 local function quoted (text)
     return "'" .. text:gsub ("'", "'\\''") .. "'"
 end
 
-local function job () -- its number, in whatever form; the last part of its directory has it where the shell is too old
+local function job () -- the job's id, in any form; older shells set only FLUX_JOB_TMPDIR, whose last part is the id
     return shell.getenv ("FLUX_JOB_ID") or (shell.getenv ("FLUX_JOB_TMPDIR") or ""):match ("[^/]+$") or ""
 end
 
--- Runs a script as the job's user; returns whether it succeeded, and what it writes, without the last newline: of one
--- that has failed never nothing.
+-- Run a script as the job's user. Return whether it succeeded, and its output without the last newline. If it failed
+-- without output, return a message instead, so that every failure has a reason.
 local function run (script, ...)
     local command = "exec 2>&1; export ZARRFS_FLUX_SHELL=$PPID; " .. quoted (here .. "/" .. script)
     for _, argument in ipairs { ... } do
@@ -69,7 +69,7 @@ plugin.register {
             fn = function ()
                 if staged then
                     local good, said = run ("unstage", job ())
-                    if not good then -- the epilog does it, with --lazy
+                    if not good then -- the epilog tries again, with --lazy
                         shell.log_error ("zarrfs: " .. said)
                     end
                 end
