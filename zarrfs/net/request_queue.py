@@ -327,6 +327,7 @@ class RequestQueue:
         host.waiting_ahead.pop(want, None)
         if want.task is not None:
             want.task.wants.remove(want)
+            self.sent_ahead.discard(want.range)
             if not want.task.wants:
                 want.task.scope.cancel()
             elif not want.ahead and all(other.ahead for other in want.task.wants):
