@@ -273,7 +273,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_waits_for_the_lock_of_an_ending_run(tmp_path: Path) -> None:
     """Child processes of a killed run hold its lock for some more milliseconds."""
     ending = DestinationDirectory(str(tmp_path))
-    held = os.dup(ending._note)
+    held = os.dup(ending._journal)
     ending.close()
     timer = threading.Timer(0.3, os.close, [held])
     timer.start()

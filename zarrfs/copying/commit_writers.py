@@ -306,7 +306,7 @@ class _Directory:
         """Set the modes and times of directories, after all writes: a mode may forbid them, and they change times."""
         for path, node in reversed(self._directories):
             _copy_attributes(self._tree, node, path)
-            _dress(path, node)
+            _set_attributes(path, node)
         # commit sets the exact mode of the root after renaming it into place
         os.chmod(self._path, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)
         _set_time(self._path, root.st_mtime_ns)
@@ -332,10 +332,10 @@ class _Directory:
         finally:
             os.close(descriptor)
         _copy_attributes(self._tree, node, path)
-        _dress(path, node)
+        _set_attributes(path, node)
 
 
-def _dress(path: str, node: MergedNode) -> None:
+def _set_attributes(path: str, node: MergedNode) -> None:
     owned = _own(path, node.status)
     # without its own owner, a set-user-ID or set-group-ID file would run with the rights of the current user
     bare = not owned or (node.status is None and node.kind is Kind.FILE)

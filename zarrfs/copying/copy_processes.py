@@ -175,7 +175,7 @@ class CopyProcesses:
             os.close(self._filling.open(folder))
         except (OSError, ZarrfsError):
             return False
-        return not folder.near
+        return not folder.stages_itself
 
     def _ordinary(self, entry: Entry) -> Entry:
         """Return an entry without the mode bits that the copy must not set."""

@@ -35,7 +35,7 @@ from zarrfs.system.renaming import NOREPLACE, rename
 EXISTING = ("refuse", "overwrite", "keep", "update", "differs")
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_OURS = stat.S_IRWXU
+_OWNER_RWX = stat.S_IRWXU
 _TRIES = 100  # retries while another process changes names
 # Errors that every other file would fail with, too.
 _FATAL = frozenset(
@@ -62,7 +62,7 @@ def ends_all(exc: BaseException) -> bool:
 class Folder:
     """A directory of the copy. It is finished when its entries and its listing have dropped their holds."""
 
-    __slots__ = ("fresh", "holds", "info", "key", "made", "near", "parent", "wanted")
+    __slots__ = ("fresh", "holds", "info", "key", "made", "parent", "stages_itself", "wanted")
 
     def __init__(self, key: str, info: Info, parent: Folder | None) -> None:
         self.key, self.info, self.parent = key, info, parent
@@ -70,7 +70,7 @@ class Folder:
         self.wanted = False  # whether to create it, because the directory, or an entry below it, was selected
         self.made = False  # whether this run created it
         self.fresh = False  # whether it contains nothing that existed before this run
-        self.near = False  # on another file system than the staging directory, so it contains staged files itself
+        self.stages_itself = False  # on another file system than the staging directory: it contains staged files
 
     def want(self) -> None:
         """Mark the directory and its parents as wanted, because the directory or an entry in it was selected."""
@@ -120,7 +120,7 @@ class DestinationDirectory:
         self.begun = False  # whether there is an unfinished run with this mark
         self._journal_fields: dict[str, object] = {}  # the journal of this run, without its spans
         self._spans: journal.Spans = []  # the spans of the journal of this run; the last one is its own
-        self._ours: journal.Spans = []  # spans of the runs that this run resumes
+        self._resumed_spans: journal.Spans = []  # spans of the runs that this run resumes
         self._safe: journal.Spans = []  # spans whose entries were synced to disk
         self._doubtful: journal.Spans = []  # spans whose entries a reboot may have lost
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
@@ -128,7 +128,7 @@ class DestinationDirectory:
         self._may_set_root = False  # whether this run may set the mode and time of the root
         self._counter = itertools.count()
         self._lock = threading.Lock()
-        self._run = self._note = self._staging = -1
+        self._run = self._journal = self._staging = -1
         try:
             self._make()
             self._base = BaseDirectory(path)
@@ -151,7 +151,7 @@ class DestinationDirectory:
     def _begin(self) -> None:
         """Lock the directory, read its journal, and create the staging directory of the run."""
         self._status = os.fstat(self._base.descriptor)
-        self._take_note()
+        self._lock_journal()
         if self._share is None:
             journal.remove_abandoned_runs(self._staging)
         elif not self._may_set_root:
@@ -160,7 +160,7 @@ class DestinationDirectory:
         if self._share is not None:
             # the next run of this share removes only this staging directory, because there may be very many shares
             self._journal_fields["run"] = self._run_name.decode()
-            self._write_note()
+            self._write_journal()
         self._device = os.fstat(self._run).st_dev
 
     def _make_run(self) -> None:
@@ -176,27 +176,27 @@ class DestinationDirectory:
             self._run = -1
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
-    def _take_note(self) -> None:
+    def _lock_journal(self) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(STAGING, 0o700, dir_fd=self._base.descriptor)
             try:
                 self._staging = os.open(STAGING, OPEN, dir_fd=self._base.descriptor)
-                fresh = self._open_note()
+                fresh = self._open_journal()
             except FileNotFoundError:  # another run has just ended, and removed the staging directory
                 self._forget()
                 continue
             except NotADirectoryError:
                 raise UsageError(f"{self.path}: {RESERVED} in it, which is reserved, is no directory") from None
-            if not journal.lock_note(self._note):
+            if not journal.lock_note(self._journal):
                 what = "another run" if self._share is None else f"another run of the share {self._share}"
                 raise UsageError(f"{self.path}: {what} is writing to it")
-            if os.fstat(self._note).st_nlink:
+            if os.fstat(self._journal).st_nlink:
                 # after locking, because an earlier run may have written until it released the lock
                 self._may_set_root = self._is_empty()
-                if not fresh and not journal.alone(self._note):
+                if not fresh and not journal.alone(self._journal):
                     raise UsageError(f"{self.path}: its {RESERVED} holds a journal that is not this user's alone")
-                self._read_note(believed=journal.alone(self._staging))
+                self._read_journal(believed=journal.alone(self._staging))
                 return
             self._forget()
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
@@ -208,29 +208,29 @@ class DestinationDirectory:
         finally:
             os.close(look)
 
-    def _open_note(self) -> bool:
+    def _open_journal(self) -> bool:
         """Open the journal; return whether this run created it: then it is ours, even if a server squashes root."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            self._note = os.open(self._note_name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
+            self._journal = os.open(self._note_name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
         except FileExistsError:
-            self._note = os.open(self._note_name, flags, dir_fd=self._staging)
+            self._journal = os.open(self._note_name, flags, dir_fd=self._staging)
             return False
         return True
 
     def _forget(self) -> None:
-        for descriptor in (self._note, self._staging):
+        for descriptor in (self._journal, self._staging):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._note = self._staging = -1
+        self._journal = self._staging = -1
 
-    def _read_note(self, believed: bool) -> None:
+    def _read_journal(self, believed: bool) -> None:
         """Resume the run that left the journal, if it has the mark of this run and is `believed`; write a new journal.
 
         Entries that the earlier run wrote before a reboot, and did not sync, are written again: they may not have
         reached the disk.
         """
-        now, before, spans = boot(), journal.read(self._note) if believed else b"", []
+        now, before, spans = boot(), journal.read(self._journal) if believed else b"", []
         left: str | None = None
         since = now
         try:
@@ -241,7 +241,7 @@ class DestinationDirectory:
                 self._safe = [[int(start), int(stop)] for start, stop in said.get("safe", ())]
                 doubtful = [span for span in spans if span not in self._safe]
                 since = then if doubtful else now  # existing entries may have been written before a reboot
-                self._ours = spans
+                self._resumed_spans = spans
                 self.begun, self._may_set_root, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
@@ -259,11 +259,11 @@ class DestinationDirectory:
             self._journal_fields["safe"] = self._safe
         if left is not None:
             remove_abandoned(self._staging, os.fsencode(left))
-        self._spans = [*spans, [journal.changed_now(self._note, journal.changed_now(self._note)), 0]]
-        self._write_note()
+        self._spans = [*spans, [journal.changed_now(self._journal, journal.changed_now(self._journal)), 0]]
+        self._write_journal()
 
-    def _write_note(self) -> None:
-        journal.write(self._note, json.dumps({**self._journal_fields, "spans": self._spans}).encode())
+    def _write_journal(self) -> None:
+        journal.write(self._journal, json.dumps({**self._journal_fields, "spans": self._spans}).encode())
 
     def forked(self) -> None:
         """Give a forked process its own lock and its own directory for unfinished files. Raises OSError."""
@@ -273,8 +273,8 @@ class DestinationDirectory:
             os.mkdir(name, 0o700, dir_fd=self._run)
         own = os.open(name, OPEN, dir_fd=self._run)
         os.close(self._run)
-        os.close(self._note)
-        self._run, self._note = own, -1
+        os.close(self._journal)
+        self._run, self._journal = own, -1
 
     # -- directories
 
@@ -317,7 +317,7 @@ class DestinationDirectory:
                 # without a mode in the store, the umask decides; otherwise set_attributes() sets the mode at the end
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
-                    folder.near = folder.parent is not None and folder.parent.near
+                    folder.stages_itself = folder.parent is not None and folder.parent.stages_itself
                     folder.made = folder.fresh = True
                     self._changed[0] = 1
             except NotADirectoryError:
@@ -332,16 +332,16 @@ class DestinationDirectory:
         if folder.fresh or folder.parent is None:
             return found
         status = os.fstat(found)
-        closed = status.st_uid == os.geteuid() != 0 and status.st_mode & _OURS != _OURS
+        closed = status.st_uid == os.geteuid() != 0 and status.st_mode & _OWNER_RWX != _OWNER_RWX
         if closed and folder.info.mode is not None and self._existing != "keep":  # writable until set_attributes()
-            os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OURS)
-        near = status.st_dev != self._device
+            os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OWNER_RWX)
+        elsewhere = status.st_dev != self._device
         with self._lock:  # otherwise another thread could remove a new staged file as abandoned
-            if near and not folder.near:  # remove staged files of a killed run
+            if elsewhere and not folder.stages_itself:  # remove staged files of a killed run
                 for entry in os.listdir(f"/proc/self/fd/{found}"):
                     if entry.startswith(RESERVED + "."):
                         remove_abandoned(found, os.fsencode(entry))
-            folder.near = near
+            folder.stages_itself = elsewhere
         return found
 
     # -- entries
@@ -361,9 +361,9 @@ class DestinationDirectory:
         # reference set have the same time. A file that was changed since then was written by one of the runs, or is a
         # copy of such a file, provided that the store has a time for it.
         # Times of change on another file system come from another clock, and are not compared.
-        since = self._ours[0][0] if self._ours and status.st_dev == self._device else 0
+        since = self._resumed_spans[0][0] if self._resumed_spans and status.st_dev == self._device else 0
         timed = info.mtime_ns is not None or info.kind is not Kind.FILE
-        known = _within(status, self._ours) or (timed and status.st_ctime_ns >= since)
+        known = _within(status, self._resumed_spans) or (timed and status.st_ctime_ns >= since)
         if (self.resumed or _within(status, self._safe)) and known and _same(directory, name, status, info):
             return "resumed"
         if self._existing == "keep":
@@ -378,7 +378,7 @@ class DestinationDirectory:
         elif self._existing == "refuse":
             # if its document was touched, an entry without a time of its own has a new time
             timeless = info._replace(mtime_ns=None)
-            older = _within(status, self._ours) and _same(directory, name, status, timeless)
+            older = _within(status, self._resumed_spans) and _same(directory, name, status, timeless)
             if not older and not _within(status, self._doubtful):
                 raise InTheWay("is there already")
             return "replace"
@@ -397,7 +397,7 @@ class DestinationDirectory:
 
     def _temporary(self, folder: Folder, directory: int) -> tuple[int, bytes]:
         """Return (descriptor of the directory, name) for a new staged entry."""
-        if folder.near:
+        if folder.stages_itself:
             return directory, STAGING + b"." + secrets.token_hex(8).encode()
         return self._run, b"%d" % next(self._counter)
 
@@ -415,7 +415,7 @@ class DestinationDirectory:
                 os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         finally:
             os.close(descriptor)  # a network file system may report here that it is full
-        self._name(staged.name, staged.directory, directory, info, new)
+        self._rename_into_place(staged.name, staged.directory, directory, info, new)
 
     def discard(self, staged: Staged, opened: bool = True) -> None:
         """Remove a staged file, and close its descriptor if that is still `opened`."""
@@ -432,13 +432,13 @@ class DestinationDirectory:
         try:
             if info.mtime_ns is not None:
                 os.utime(name, ns=(info.mtime_ns, info.mtime_ns), dir_fd=at, follow_symlinks=False)
-            self._name(name, at, directory, info, new)
+            self._rename_into_place(name, at, directory, info, new)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=at)
             raise
 
-    def _name(self, staged: bytes, at: int, directory: int, info: Info, new: bool) -> None:
+    def _rename_into_place(self, staged: bytes, at: int, directory: int, info: Info, new: bool) -> None:
         name = info.name
         try:
             if new:
@@ -472,18 +472,18 @@ class DestinationDirectory:
             known = folder.info.mode is not None or self._share is not None  # another share may have created it
             ours = folder.made or self.begun or (known and self._existing != "keep")
             if ours:
-                self._dress(handle, folder.info)
+                self._set_mode_and_time(handle, folder.info)
         finally:
             os.close(handle)
         return ours
 
-    def _dress(self, handle: int, info: Info) -> None:
+    def _set_mode_and_time(self, handle: int, info: Info) -> None:
         descriptor = os.open(b".", OPEN, dir_fd=handle)
         try:
             if info.mtime_ns is not None:
                 os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
             if info.mode is not None:
-                shared = 0 if self._share is None else _OURS  # other shares may have files to write here
+                shared = 0 if self._share is None else _OWNER_RWX  # other shares may have files to write here
                 os.fchmod(descriptor, info.mode | shared)
         finally:
             os.close(descriptor)
@@ -508,10 +508,10 @@ class DestinationDirectory:
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
         elif self._made or (self._share is not None and self._may_set_root and (dress or root.mode is not None)):
-            self._dress(self._base.descriptor, root)
+            self._set_mode_and_time(self._base.descriptor, root)
         elif dress and (self._may_set_root or self._existing == "overwrite"):
             with contextlib.suppress(PermissionError):  # the directory belongs to another user
-                self._dress(self._base.descriptor, root)
+                self._set_mode_and_time(self._base.descriptor, root)
         self.close()
 
     def _compare(self, listing: Listing) -> None:
@@ -545,7 +545,7 @@ class DestinationDirectory:
             bare = self._is_empty()
             changed = self._mark and (self.begun or self._changed[0])
             if self._before and not changed and not bare:
-                journal.write(self._note, self._before)
+                journal.write(self._journal, self._before)
                 changed = True
             else:
                 with contextlib.suppress(OSError):  # if syncing fails, the journal says which entries are doubtful
@@ -560,7 +560,7 @@ class DestinationDirectory:
         self._doubtful = [span for span in self._spans if span not in self._safe]
         self._journal_fields["boot"] = ""  # so that the next run assumes a reboot
         with contextlib.suppress(OSError):
-            self._write_note()
+            self._write_journal()
 
     def _end_span(self) -> None:
         """End the span of this run in the journal; for a share, sync entries first. Raise OSError if syncing fails."""
@@ -572,11 +572,11 @@ class DestinationDirectory:
                 self.distrust()
                 raise
         with contextlib.suppress(OSError):  # if the span stays open, fewer entries count as written by this run
-            self._spans[-1][1] = until = journal.changed_now(self._note)
+            self._spans[-1][1] = until = journal.changed_now(self._journal)
             if self._share is not None:
                 self._journal_fields["safe"] = [span for span in self._spans if span not in self._doubtful]
-            self._write_note()
-            journal.changed_now(self._note, until)  # wait: later writes of other processes get a later ctime
+            self._write_journal()
+            journal.changed_now(self._journal, until)  # wait: later writes of other processes get a later ctime
 
     def _clear(self, note: bool) -> None:
         """Remove the staging directory of this run; with `note` also the journal, and .zarrfs-staging if empty."""

@@ -292,7 +292,7 @@ async def _serve(
         operations.begin(operations.current, operations.current.get_ready)
         for generation, opening in held.items():
             try:
-                operations.hold(generation, StoreVersion(_opened(opening, session), opening.options))
+                operations.add_replaced(generation, StoreVersion(_opened(opening, session), opening.options))
             except (ZarrfsError, OSError) as exc:  # for files that are open in it, this process answers ESTALE
                 log.warning("a version from before a refresh cannot be opened any more: %s", exc)
         async with trio.open_nursery() as serving:
@@ -529,7 +529,7 @@ class Team:
         """Drop replaced versions without open files; remove their temporary indexes."""
         assert self._operations is not None
         for generation, opening in list(self._older.items()):
-            if not self._operations.holds(generation):
+            if not self._operations.has_handles(generation):
                 del self._older[generation]
                 discard(opening.plan)
 

@@ -171,7 +171,7 @@ class Operations(pyfuse3.Operations):
         self._filled: tuple[object, ...] = ()  # contents of readdir's entry, except inode and size
         self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # the kernel's negative entries, if recorded
         self.control: Control | None = None
-        self._stats = StatAhead()
+        self._stat_ahead = StatAhead()
         self.started = trio.Event()
         self._options = options
         self._about = about
@@ -256,20 +256,20 @@ class Operations(pyfuse3.Operations):
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             if version is not self.current:
-                return self._fill(self._new_entry(), self._held(inode), inode)
+                return self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
         if inode in self.inodes.unsized:
             await self._ask_size(key)
         try:
             info = await self._info(key)
         except (NotFound, NotDirectory):
             with contextlib.suppress(NotFound):
-                return self._fill(self._new_entry(), self._held(inode), inode)
+                return self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
             raise
         # a refresh has replaced the version meanwhile, or another file has taken the name
         gone = self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode)
         if gone or (self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode)):
             with contextlib.suppress(NotFound):
-                return self._fill(self._new_entry(), self._held(inode), inode)
+                return self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
             raise pyfuse3.FUSEError(errno.ESTALE)  # no client has it open: the kernel repeats the lookup
         return self._fill(self._new_entry(), info, inode)
 
@@ -322,7 +322,7 @@ class Operations(pyfuse3.Operations):
                     self.visible()
                 if info.size is None and not unsized:
                     unsized = True
-                    self._stats.listed(directory.key)
+                    self._stat_ahead.listed(directory.key)
                 entry = self._fill_old(info, inode) if directory.old else self._fill_next(info, inode)
                 start_id += 1
                 if not pyfuse3.readdir_reply(token, name, entry, start_id):
@@ -355,7 +355,7 @@ class Operations(pyfuse3.Operations):
             self._keep_size(inode, file.value.size)
         self.visible()
         if self.inodes.is_old(inode):  # a refresh may have replaced the version meanwhile
-            self._released(file)
+            self._close_file(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
         immutable = version.store.immutable
         keep = pages is not None and (immutable or self._page_versions.get(inode, pages) == pages)
@@ -402,7 +402,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def release(self, fh: FileHandleT) -> None:
         """Close a file."""
-        self._released(self._files.pop(fh))
+        self._close_file(self._files.pop(fh))
 
     # -- statfs and extended attributes
 
@@ -589,7 +589,7 @@ class Operations(pyfuse3.Operations):
         table[number] = value
         return FileHandleT(number)
 
-    def _released(self, file: OpenFile) -> None:
+    def _close_file(self, file: OpenFile) -> None:
         if file.value is not None:
             if file.descriptor == file.value.fileno():
                 file.descriptor = None
@@ -635,7 +635,7 @@ class Operations(pyfuse3.Operations):
         if version.store.immutable:
             return ()
         if self.inodes.is_other(file.inode, value.info.identity):
-            self._released(file)
+            self._close_file(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
         self.inodes.learn(file.inode, value.info.identity)
         return value.version
@@ -657,18 +657,18 @@ class Operations(pyfuse3.Operations):
 
     async def _ask_size(self, key: str) -> None:
         """Find out the size of a value: after a listing with those of its neighbours, else with its first bytes."""
-        if not self._stats.walks(key):
+        if not self._stat_ahead.walks(key):
             await self._bring(self.current, key)
-        elif self._stats.due(key):
+        elif self._stat_ahead.due(key):
             version = self.current
-            self.begin(version, functools.partial(self._stats.advance, version.store, key))
+            self.begin(version, functools.partial(self._stat_ahead.advance, version.store, key))
 
     async def _bring(self, version: StoreVersion, key: str) -> None:
         """Prefetch the beginning of a value of unknown size: the response also contains the size."""
         if (await version.values.info(key, sized=False)).size is None:
             await version.values.prefetch([key])
 
-    def _held(self, inode: int) -> Info:
+    def _stat_by_handle(self, inode: int) -> Info:
         """Stat a file without a name by one of its handles. Raise NotFound if it is not open."""
         for file in self._files.values():
             if file.inode == inode and file.value is not None and file.descriptor is None:

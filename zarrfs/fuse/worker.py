@@ -187,7 +187,7 @@ class WorkerOperations(Operations):
 
     @handler
     async def releasedir(self, fh: FileHandleT) -> None:
-        self._release(fh)
+        self._release_handle(fh)
         directory = self._directories.pop(fh, None)
         if directory is not None:
             await self._close_directory(fh, directory)
@@ -205,10 +205,10 @@ class WorkerOperations(Operations):
 
     @handler
     async def release(self, fh: FileHandleT) -> None:
-        self._release(fh)
+        self._release_handle(fh)
         file = self._files.pop(fh, None)
         if file is not None:
-            self._released(file)
+            self._close_file(file)
             self._handles.free(fh)
 
     # -- versions
@@ -255,28 +255,28 @@ class WorkerOperations(Operations):
         self.inodes.store = version.store
         self._page_versions = pages
         self._generations[generation + 1] = version
-        self.keep(generation, old)
+        self.keep_open(generation, old)
         self.leave(old)
 
-    def keep(self, generation: int, version: StoreVersion) -> None:
+    def keep_open(self, generation: int, version: StoreVersion) -> None:
         """Keep a replaced version open as long as any process has an open handle of it."""
         self._generations[generation] = version
         self.begin(version, functools.partial(self._while_held, generation))
 
-    def hold(self, generation: int, version: StoreVersion) -> None:
+    def add_replaced(self, generation: int, version: StoreVersion) -> None:
         """Add a replaced version of which other processes have open handles, and keep it open."""
         version.store.share_latest_versions(self._latest)
         version.retire()
         self._retired.append(version)
-        self.keep(generation, version)
+        self.keep_open(generation, version)
 
     async def _while_held(self, generation: int) -> None:
         await trio.sleep(_HELD)  # after that no process opens another handle of it: see Operations.open()
-        while self.holds(generation):  # noqa: ASYNC110  (other processes close them)
+        while self.has_handles(generation):  # noqa: ASYNC110  (other processes close them)
             await trio.sleep(_HELD)
         del self._generations[generation]
 
-    def holds(self, generation: int) -> bool:
+    def has_handles(self, generation: int) -> bool:
         """Return whether any process has an open handle of a generation or of an earlier one."""
         return self._handles.holds(generation)
 
@@ -293,7 +293,7 @@ class WorkerOperations(Operations):
         self._opened = 0
         is_open = self._handles.is_open
         for handle in [handle for handle in self._files if not is_open(handle)]:
-            self._released(self._files.pop(handle))
+            self._close_file(self._files.pop(handle))
             self._handles.free(handle)
         for handle in [handle for handle in self._directories if not is_open(handle)]:
             directory = self._directories.pop(handle)
@@ -308,7 +308,7 @@ class WorkerOperations(Operations):
             self._handles.free(handle)
             self.leave(directory.version)
 
-    def _release(self, handle: int) -> None:
+    def _release_handle(self, handle: int) -> None:
         self._shared.add(self.process, RELEASED)
         self._handles.release(handle)
 
@@ -327,7 +327,7 @@ class WorkerOperations(Operations):
             number = self._handles.take(inode, generation, 0, None, True)
         if number is None:
             if isinstance(value, OpenFile):
-                self._released(value)
+                self._close_file(value)
             elif isinstance(value, DirectoryHandle):
                 self.leave(value.version)
             raise pyfuse3.FUSEError(errno.ENFILE)
@@ -404,7 +404,7 @@ class WorkerOperations(Operations):
             if file.descriptor is None:
                 raise ReadError(file.key, "was replaced since it was opened, by a worker that is gone")
         if handle in self._files or not self._handles.is_open(handle):  # opened by another read, or released
-            self._released(file)
+            self._close_file(file)
             return
         version.users += 1
         file.version = version

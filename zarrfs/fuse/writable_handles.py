@@ -143,7 +143,7 @@ class HandleOperations(AttributeOperations):
             handles.discard(fh)
             if not handles:
                 del self._opened[file.inode]
-        self._released(file)
+        self._close_file(file)
 
     @handler
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:

@@ -45,18 +45,18 @@ _SMALL = 1 << 20  # bytes: as long as there are free slots, wants are coalesced 
 
 
 class _Want:
-    """A caller waiting for a byte range, or for a request of another kind, which `request` makes."""
+    """A caller waiting for a byte range, or for a request of another kind, which `call` makes."""
 
-    __slots__ = ("ahead", "done", "error", "found", "outage", "path", "request", "start", "stop", "system", "task")
+    __slots__ = ("ahead", "call", "done", "error", "found", "outage", "path", "sent_in", "start", "stop", "system")
 
     def __init__(self, system: System, path: str, start: int, stop: int, ahead: bool) -> None:
         self.system, self.path, self.start, self.stop, self.ahead = system, path, start, stop, ahead
-        self.request: Callable[[], Awaitable[Any]] | None = None
+        self.call: Callable[[], Awaitable[Any]] | None = None
         self.done = trio.Event()
         self.found: Any = None
         self.error: Exception | None = None
         self.outage: Outage | None = None  # the last outage in which it was counted as waiting
-        self.task: _Request | None = None
+        self.sent_in: _Request | None = None
 
     @property
     def range(self) -> tuple[int, str, int, int]:
@@ -173,7 +173,7 @@ class RequestQueue:
     async def call(self, system: System, path: str, request: Callable[[], Awaitable[Any]]) -> Any:
         """Send a request of another kind, with the bounds and retries of ranges, and return its answer."""
         want = _Want(system, path, 0, 0, False)
-        want.request = request
+        want.call = request
         return await self._wait(self._host(system, path), want)
 
     async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
@@ -325,14 +325,22 @@ class RequestQueue:
     def _leave(self, host: _Host, want: _Want) -> None:
         host.waiting.pop(want, None)
         host.waiting_ahead.pop(want, None)
+<<<<<<< HEAD
         if want.task is not None:
             want.task.wants.remove(want)
             self.sent_ahead.discard(want.range)
             if not want.task.wants:
                 want.task.scope.cancel()
             elif not want.ahead and all(other.ahead for other in want.task.wants):
+=======
+        if want.sent_in is not None:
+            want.sent_in.wants.remove(want)
+            if not want.sent_in.wants:
+                want.sent_in.scope.cancel()
+            elif not want.ahead and all(other.ahead for other in want.sent_in.wants):
+>>>>>>> xb
                 # read-ahead, which alone is left, has no deadline, and _limit() set none because there was a reader
-                want.task.scope.deadline = trio.current_time() + self._options.read_timeout
+                want.sent_in.scope.deadline = trio.current_time() + self._options.read_timeout
 
     def _send(self, host: _Host) -> None:
         """Send requests for waiting wants, as long as the limits of the server admit them."""
@@ -346,7 +354,7 @@ class RequestQueue:
                 host.waiting_ahead.pop(want, None)
             request = _Request(wants)
             for want in wants:
-                want.task = request
+                want.sent_in = request
                 if want.ahead and want.stop - want.start <= _SMALL:
                     self.sent_ahead.add(want.range)
             size = max(want.stop for want in wants) - min(want.start for want in wants)
@@ -356,11 +364,11 @@ class RequestQueue:
 
     def _neighbours(self, host: _Host, first: _Want) -> list[_Want]:
         """Return `first` and the wants coalesced with it, by offset; for read-ahead, begin with the lowest offset."""
-        if first.request is not None or len(host.waiting) + len(host.waiting_ahead) == 1:
+        if first.call is not None or len(host.waiting) + len(host.waiting_ahead) == 1:
             return [first]
         beside = [
             want for queue in (host.waiting, host.waiting_ahead) for want in queue
-            if want.path == first.path and want.system is first.system and want.request is None
+            if want.path == first.path and want.system is first.system and want.call is None
         ]  # fmt: skip
         beside.sort(key=lambda want: (want.start, want.stop))
         if first.ahead:
@@ -389,8 +397,8 @@ class RequestQueue:
         wants = list(request.wants)  # empty if all waiters were cancelled before this started
         with request.scope:
             try:
-                if wants and wants[0].request is not None:
-                    wants[0].found = await self._attempts(host, wants, 0, 0, wants[0].request)
+                if wants and wants[0].call is not None:
+                    wants[0].found = await self._attempts(host, wants, 0, 0, wants[0].call)
                 elif wants:
                     await self._fetch(host, wants)
             except Exception as exc:
@@ -402,7 +410,7 @@ class RequestQueue:
             for want in wants:
                 want.error = error
         for want in wants:
-            want.task = None
+            want.sent_in = None
             self.sent_ahead.discard(want.range)
             want.done.set()
         self._leave_slot(host, size)
@@ -502,7 +510,7 @@ class RequestQueue:
 
     def _limit(self, wants: list[_Want], began: float) -> float:
         """Return when to abandon read-ahead or a request of call(); inf for readers, which have deadlines."""
-        alone = wants[0].request is not None or all(want.ahead for want in wants)
+        alone = wants[0].call is not None or all(want.ahead for want in wants)
         return began + self._options.read_timeout if alone else math.inf
 
     def _final(self, want: _Want, start: int, length: int, attempts: int, reason: str) -> ReadError:

@@ -124,7 +124,7 @@ class Overlay(WritableStore):
         if self.lower is None or self.lacks(key) or self.upper.covers(key):
             return None
         try:
-            return _shown(await self.lower.info(key, sized=False))
+            return _with_mode(await self.lower.info(key, sized=False))
         except (NotFound, NotDirectory):
             if self.immutable:
                 if len(self._absent) >= _ABSENT:
@@ -174,9 +174,9 @@ class Overlay(WritableStore):
                 if name in hidden or reserved(name):
                     continue
                 if above is None:
-                    merged[name] = MergedEntry(name, None, _shown(info))
+                    merged[name] = MergedEntry(name, None, _with_mode(info))
                 elif info.kind is Kind.DIRECTORY and above.status is not None and stat.S_ISDIR(above.status.st_mode):
-                    merged[name] = MergedEntry(name, above.status, _shown(info))
+                    merged[name] = MergedEntry(name, above.status, _with_mode(info))
         return [merged[name] for name in sorted(merged)]
 
     def _check_shown(self, key: str) -> None:
@@ -206,7 +206,7 @@ class Overlay(WritableStore):
             raise NotDirectory(parent)
         with self.upper.at(parent) as (directory, name), keep_times(directory):
             os.mkdir(name, 0o700, dir_fd=directory)
-            self._dress(directory, name, info)
+            self._set_attributes(directory, name, info)
 
     async def copy_up(self, key: str, size: int | None = None) -> os.stat_result:
         """Copy up `key`, only the first `size` bytes of a file; return the lstat of the upper entry.
@@ -230,7 +230,7 @@ class Overlay(WritableStore):
                     if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
                         with self.upper.at(key) as (directory, name), keep_times(directory):
                             os.symlink(os.fsencode(info.target or ""), name, dir_fd=directory)
-                            self._dress(directory, name, info)
+                            self._set_attributes(directory, name, info)
             status = self.upper.status(key)
             if status is None:  # removed meanwhile
                 raise NotFound(key)
@@ -250,7 +250,7 @@ class Overlay(WritableStore):
                     if value.fileno() is not None:  # a local file, which may have changed since the lookup
                         if None not in (info.identity, value.info.identity) and info.identity != value.info.identity:
                             raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
-                        info = _shown(value.info)
+                        info = _with_mode(value.info)
                         size = value.size if most is None else min(value.size, most)
                     await self._copy_data(staged.descriptor, value, key, info._replace(size=size))
             await trio.to_thread.run_sync(self._finish, staged, info, size)
@@ -292,7 +292,7 @@ class Overlay(WritableStore):
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         os.fsync(descriptor)  # otherwise, after a power failure, an empty file might hide the lower one
 
-    def _dress(self, directory: int, name: bytes, info: Info) -> None:
+    def _set_attributes(self, directory: int, name: bytes, info: Info) -> None:
         """Set owner, mode and time of a directory or link that was copied up."""
         if self.owner is not None:
             os.chown(name, *self.owner, dir_fd=directory, follow_symlinks=False)
@@ -322,7 +322,7 @@ class Overlay(WritableStore):
             if found.status is not None:
                 return self._info_of(key, found.status)
         if sized and found.info is not None and found.info.size is None and self.lower is not None:
-            return _shown(await self.lower.info(key))
+            return _with_mode(await self.lower.info(key))
         assert found.info is not None
         return found.info
 
@@ -497,7 +497,7 @@ class Overlay(WritableStore):
     async def _lower_names(self, prefix: str) -> dict[str, Info]:
         assert self.lower is not None
         try:
-            return {info.name: _shown(info) async for info in self.lower.list_dir(prefix)}
+            return {info.name: _with_mode(info) async for info in self.lower.list_dir(prefix)}
         except (NotFound, NotDirectory):
             return {}
 
@@ -513,7 +513,7 @@ def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _shown(info: Info) -> Info:
+def _with_mode(info: Info) -> Info:
     """Return a lower entry with permission bits: those of _MODES if the lower store has none."""
     return info if info.mode is not None else info._replace(mode=_mode(info))
 

@@ -345,7 +345,7 @@ class FsspecStore(Store):
             return known
         tagged = entry.tag is not None and self._found is not None and self._found[0].sends_versions
         if (entry.rough and entry.tag is None) or not (tagged or known.seen + _FRESH > time.time()):
-            known = await self._once(key, look=True)
+            known = await self._request_entry(key, look=True)
             if known.entry is None:  # the request of another task found that it is absent
                 raise NotFound(key)
         return known
@@ -358,12 +358,12 @@ class FsspecStore(Store):
             await self.find()
         known = self.names.get(key)
         if known is None or (sized and _lacks_size(known)):
-            known = await self._once(key, look)
+            known = await self._request_entry(key, look)
         if known.entry is None:
             raise NotFound(key)
         return known
 
-    async def _once(self, key: str, look: bool) -> Known:
+    async def _request_entry(self, key: str, look: bool) -> Known:
         """Request the entry of a key. Concurrent callers share one request."""
 
         async def ask() -> Known:
@@ -530,7 +530,7 @@ class FsspecStore(Store):
                     await self.listed(prefix)  # many keys below few names: list this directory alone
                 break
             begun = True
-            for info in self._so_far(prefix, after, _safe(prefix, at), now):
+            for info in self._so_far(prefix, after, _known_before(prefix, at), now):
                 after = info.name
                 yield info
         for info in self._so_far(prefix, after, None, now):
@@ -622,7 +622,7 @@ def _broken_off(begun: bool) -> Iterator[None]:
         raise ReadError(exc.where, f"its listing broke off: {exc.reason}", exc.status) from exc
 
 
-def _safe(prefix: str, at: bytes) -> bytes:
+def _known_before(prefix: str, at: bytes) -> bytes:
     """Return the name in a directory before which all names are known, if all keys before `at` are.
 
     Names and keys sort differently: in a listing the directory "a" comes before the value "a-b", but its keys, which

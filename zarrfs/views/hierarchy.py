@@ -87,8 +87,8 @@ class Hierarchy:
         self.store = store
         self._nodes: LRU[str, _Known] = LRU(_KNOWN)
         self._remote = store.remote
-        self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents of a remote store, by path and name
-        self._named_by: NodeDocument | None = None  # the document that holds them
+        self._consolidated: dict[str, dict[str, JSON]] = {}  # documents of a remote store, by path and name
+        self._consolidated_by: NodeDocument | None = None  # the document that holds them
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
         self.latest: LatestVersions | None = None  # shared by the processes of the mount, if there are several
@@ -224,11 +224,11 @@ class Hierarchy:
     async def _look(self, path: str, known: _Known | None) -> _Known:
         """Look up the node at `path` in the store. Raises NotFound or NotDirectory if there is none."""
         until = trio.current_time() + _FRESH
-        documents, by = self._named.get(path), self._named_by
+        documents, by = self._consolidated.get(path), self._consolidated_by
         if documents is not None and by is not None:
             if known is not None and known.settled and known.seen == (by,):
                 return known._replace(until=until)
-            node, settled = await self._named_node(path, documents)
+            node, settled = await self._consolidated_node(path, documents)
             if not path:
                 node = node._replace(consolidated=by.key, mtime_ns=by.info.mtime_ns)
             return _Known(until, (by,), node, settled)
@@ -379,12 +379,12 @@ class Hierarchy:
         other = nested(metadata)
         if other is None:
             return metadata, True
-        seen = await self._seen(metadata, other, directory)
+        seen = await self._template_in_use(metadata, other, directory)
         if seen is None:
             return metadata, False
         return dataclasses.replace(metadata, keys=seen), True
 
-    async def _seen(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
+    async def _template_in_use(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
         """Return the template of the stored chunks; the array's own is tried first. None if no chunk was found."""
         last = array.grid.size - 1
         for number in dict.fromkeys(last * part // (_LOOKS - 1) for part in range(_LOOKS if last >= 0 else 0)):
@@ -417,9 +417,9 @@ class Hierarchy:
         """Load the consolidated metadata of the store, if it has any."""
         async with self._lock:
             found = await self.consolidated_document()
-            if found != self._named_by:
-                self._named = {} if found is None else await self._parsed(found.key)
-                self._named_by = found
+            if found != self._consolidated_by:
+                self._consolidated = {} if found is None else await self._parsed(found.key)
+                self._consolidated_by = found
 
     async def consolidated_document(self) -> NodeDocument | None:
         """Return the root document that may have consolidated metadata, or None."""
@@ -431,8 +431,8 @@ class Hierarchy:
 
     async def consolidated(self, key: str) -> dict[str, dict[str, JSON]]:
         """Return the documents in the consolidated metadata at `key`, by path and name; {} if missing or invalid."""
-        if self._named_by is not None and key == self._named_by.key:
-            return self._named
+        if self._consolidated_by is not None and key == self._consolidated_by.key:
+            return self._consolidated
         return await self._parsed(key)
 
     async def _parsed(self, key: str) -> dict[str, dict[str, JSON]]:
@@ -445,7 +445,7 @@ class Hierarchy:
         except (NotFound, IsDirectory, MetadataError):
             return {}
 
-    async def _named_node(self, path: str, documents: dict[str, JSON]) -> tuple[Node, bool]:
+    async def _consolidated_node(self, path: str, documents: dict[str, JSON]) -> tuple[Node, bool]:
         name = next((name for name in NODE_DOCUMENTS if name in documents), None)
         if name is None:
             return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path), True
