@@ -325,20 +325,12 @@ class RequestQueue:
     def _leave(self, host: _Host, want: _Want) -> None:
         host.waiting.pop(want, None)
         host.waiting_ahead.pop(want, None)
-<<<<<<< HEAD
-        if want.task is not None:
-            want.task.wants.remove(want)
-            self.sent_ahead.discard(want.range)
-            if not want.task.wants:
-                want.task.scope.cancel()
-            elif not want.ahead and all(other.ahead for other in want.task.wants):
-=======
         if want.sent_in is not None:
             want.sent_in.wants.remove(want)
+            self.sent_ahead.discard(want.range)
             if not want.sent_in.wants:
                 want.sent_in.scope.cancel()
             elif not want.ahead and all(other.ahead for other in want.sent_in.wants):
->>>>>>> xb
                 # read-ahead, which alone is left, has no deadline, and _limit() set none because there was a reader
                 want.sent_in.scope.deadline = trio.current_time() + self._options.read_timeout
 
