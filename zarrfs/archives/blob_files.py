@@ -73,7 +73,7 @@ class BlobFiles:
     def examine(self, location: BlobLocation, blobref: str, declared: int | None) -> OpenBlob:
         """Open the blob at a location and verify its length and hash. Must run in a worker thread of trio.
 
-        Raises the errors that BlobReader documents.
+        Raise the errors that BlobReader documents.
         """
         shown = location.shown(blobref)
         with _about(shown):
@@ -87,7 +87,7 @@ class BlobFiles:
                 raise
 
     def whole(self, location: BlobLocation, blobref: str, declared: int | None) -> memoryview | None:
-        """Return all bytes of a blob, verified; None if it is larger than WHOLE_MAX. Raises as examine()."""
+        """Return all bytes of a blob, verified; None if it is larger than WHOLE_MAX. Raise as examine()."""
         shown = location.shown(blobref)
         try:
             fd = _opened(location.path) if location.file is None else location.file
@@ -113,7 +113,7 @@ class BlobFiles:
             self.hashed_bytes += size
 
     def _status(self, fd: int, location: BlobLocation, shown: str, declared: int | None) -> tuple[os.stat_result, int]:
-        """Return the result of fstat(2) and the blob's length. Raises OutOfRange if that is not the declared one."""
+        """Return the result of fstat(2) and the blob's length. Raise OutOfRange if that is not the declared one."""
         status = os.fstat(fd)
         if status.st_dev == self.forbidden_device:
             raise Loop(shown, "lies in the mount that refers to it")
@@ -146,7 +146,7 @@ class BlobFiles:
 
 
 async def read(blob: OpenBlob, offset: int, length: int) -> Buffer | None:
-    """Read `length` bytes of a blob in a file; return None if the file has changed. Raises the errors of examine()."""
+    """Read `length` bytes of a blob in a file; return None if the file has changed. Raise the errors of examine()."""
     with _about(blob.shown):
         data, version = await _pread(blob.fd, blob.start + offset, length)
     if version != blob.version:

@@ -131,7 +131,7 @@ class BlobReader(TargetReader):
             if data is not None:
                 self._reads += 1
                 return data
-            self._retire(blobref, blob)
+            self._retire(blobref, blob)  # its file has changed: verify it again
         raise TargetChanged(blob.shown, "keeps changing")
 
     async def get_ready(self, url: str) -> None:
@@ -194,7 +194,10 @@ class BlobReader(TargetReader):
         return None
 
     def _locate(self, source: str | BlobSource, blobref: str) -> BlobLocation | None:
-        """Return where a local source has a blob, if it has it at all; None if that is unknown. Blocks."""
+        """Return where a local source has a blob, if at all; None if unknown. Blocks.
+
+        In the disk cache, this counts as a use of the blob.
+        """
         if isinstance(source, str):
             if self._disk is not None and source == self._disk.directory:
                 self._disk.touch(blobref)
@@ -327,6 +330,7 @@ class BlobReader(TargetReader):
         raise TargetMissing(blobref, f"no such blob: in none of {shown}" if shown else "no such blob: no blobs= given")
 
     async def _look(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob:
+        """Return the verified blob from one source, mostly read in place if that is local. Raise ReadError."""
         if _is_local(source):
             if isinstance(source, DumpSource):
                 with self._in_time(source, blobref):

@@ -48,7 +48,7 @@ class BlobSource(abc.ABC):
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
         """Return the bytes of a blob, not verified. `declared` is its length in bytes in the archive, or None.
 
-        Raises TargetMissing if there is no such blob, OutOfRange if it has another length, or another ReadError.
+        Raise TargetMissing if there is no such blob, OutOfRange if it has another length, or another ReadError.
         """
 
     @abc.abstractmethod
@@ -108,7 +108,7 @@ class BlobSources:
     async def bytes_of(self, url: str, start: int, stop: int, shown: str, total: int | None = None) -> Buffer:
         """Fetch the bytes [start, stop) of `url` in parts of part_size=, uncached.
 
-        Raises OutOfRange if the file ends earlier, or if the server reports another size than `total`.
+        Raise OutOfRange if the file ends earlier, or if the server reports another size than `total`.
         """
         files = self.files()
         system, path = await files.find(url)
@@ -258,7 +258,7 @@ class DumpSource(BlobSource):
         return None if file is None or found is None else BlobLocation(self._name, found.offset, found.size, file)
 
     async def get_ready(self) -> DumpIndex:
-        """Return the index; make it on the first call. Raises ReadError if the tar cannot be read."""
+        """Return the index; make it on the first call. Raise ReadError if the tar cannot be read."""
         async with self._reading:
             if self._index is None:
                 self._index = await self._indexed()
@@ -320,7 +320,7 @@ class DumpSource(BlobSource):
         return index if laid_out else await self._complete()
 
     async def _complete(self) -> DumpIndex:
-        """Return an index of all headers. Raises ReadError if the tar cannot be read."""
+        """Return an index of all headers. Raise ReadError if the tar cannot be read."""
         if self.local:
             return await in_thread(self._sources.slots, self._complete_local)
         index = DumpIndex()

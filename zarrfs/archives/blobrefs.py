@@ -39,7 +39,7 @@ def hash_of(data: Buffer, blobref: str) -> str:
 def hash_of_file(descriptor: int, blobref: str, size: int, start: int = 0) -> str:
     """Return the blobref of `size` bytes of a file from `start` on, with the same hash algorithm as `blobref`.
 
-    Must run in a worker thread of trio. Raises trio.Cancelled there if the caller is cancelled.
+    Must run in a worker thread of trio. Raise trio.Cancelled there if the caller is cancelled.
     """
     import trio  # not at the top, because creating an archive needs no event loop
 

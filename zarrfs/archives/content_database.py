@@ -25,7 +25,7 @@ _RATIO = 255  # bytes that one byte of LZ4 expands to at most (LZ4 block format,
 
 
 def fault_of(path: str) -> str:
-    """Return why an SQLite file is no usable source of blobs, or "". Raises OSError if it cannot be opened."""
+    """Return why an SQLite file is no usable source of blobs, or "". Raise OSError if it cannot be opened."""
     path = os.path.realpath(path)  # SQLite keeps its journal beside the real file
     for suffix in ("-wal", "-journal"):
         with contextlib.suppress(FileNotFoundError):
@@ -52,7 +52,7 @@ class ContentDatabase:
     def load(self, blobref: str, declared: int | None) -> bytes:
         """Return the bytes of a blob, without verifying its hash.
 
-        Raises TargetMissing, OutOfRange if the blob has another length than `declared` or is larger than any blob may
+        Raise TargetMissing, OutOfRange if the blob has another length than `declared` or is larger than any blob may
         be, WrongHash if its LZ4 data are damaged, or another ReadError.
         """
         digest, where = bytes.fromhex(blobref.partition("-")[2]), f"{self.shown}: {blobref}"

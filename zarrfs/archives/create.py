@@ -56,7 +56,7 @@ def create(
     last fork, and may start threads: a child forked while a thread holds a lock would inherit that lock and never see
     it released. `warn` is called with each warning.
 
-    Raises SourceError, which names the entry and the rule, for an entry that cannot be read or archived; UsageError
+    Raise SourceError, which names the entry and the rule, for an entry that cannot be read or archived; UsageError
     for invalid paths or options, and for a file that needs a blob if neither options.blobs nor options.dump is set;
     OSError if `out` cannot be written.
     """

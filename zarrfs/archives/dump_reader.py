@@ -128,12 +128,12 @@ def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
 
 
 def run_local(steps: Steps[T], fd: int) -> T:
-    """Drive a generator with reads of the descriptor of a tar. Blocks. Raises OSError."""
+    """Drive a generator with reads of the descriptor of a tar. Blocks. Raise OSError."""
     return run(steps, lambda offset, length: read_all(fd, length, offset))
 
 
 async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -> T:
-    """Drive a generator with reads of a tar of `size` bytes behind a URL. Raises ReadError."""
+    """Drive a generator with reads of a tar of `size` bytes behind a URL. Raise ReadError."""
     try:
         offset, length = next(steps)
         while True:
@@ -148,7 +148,7 @@ async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -
 def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
     """Read the document of the archive `wanted`.
 
-    Raises the SourceErrors of choose_archive(), and SourceError if the document has more than `limit` bytes.
+    Raise the SourceErrors of choose_archive(), and SourceError if the document has more than `limit` bytes.
     """
     last, index = (yield from _last_document(size)), DumpIndex()
     if last is not None and last[1].size <= limit:
@@ -311,7 +311,7 @@ def _plain(block: bytes) -> tuple[str, int] | None:
 def choose_archive(index: DumpIndex, wanted: str, source: str) -> str:
     """Return the name of the archive `wanted`, or of the only archive in the tar if `wanted` is "".
 
-    Raises SourceError if there is no such archive, or if `wanted` is "" and there are several.
+    Raise SourceError if there is no such archive, or if `wanted` is "" and there are several.
     """
     names = sorted(index.documents)
     shown = ", ".join(name.replace("/", ".") for name in names[:10]) + (", ..." if len(names) > 10 else "")

@@ -24,7 +24,7 @@ class FluxFailure(Exception):
 def document(source: str, timeout: float) -> bytes:
     """Fetch the archive "flux:NAME" or the jobspec "flux:job/ID". Blocks.
 
-    Raises SourceError for a malformed name, and with the message of the command if that fails.
+    Raise SourceError for a malformed name, and with the message of the command if that fails.
     """
     name = source.removeprefix(FLUX)
     job = name.removeprefix("job/") if name.startswith("job/") else None
@@ -38,7 +38,7 @@ def document(source: str, timeout: float) -> bytes:
 
 
 def run(arguments: list[str], timeout: float) -> bytes:
-    """Run `flux ARGUMENTS` for at most `timeout` seconds and return its output. Raises FluxFailure."""
+    """Run `flux ARGUMENTS` for at most `timeout` seconds and return its output. Raise FluxFailure."""
     shown = "flux " + shlex.join(arguments)
     try:
         process = subprocess.Popen(

@@ -48,7 +48,7 @@ class FluxBlobs:
         self._closed = False
 
     async def load(self, blobref: str, timeout: float) -> Buffer:
-        """Load a blob, without verifying its hash. Raises TargetMissing or ReadError.
+        """Load a blob, without verifying its hash. Raise TargetMissing or ReadError.
 
         A request has `timeout` seconds, in addition to the start of a helper, if there is none. If the helper dies
         while the blob is in flight, request it once more from the next helper.
@@ -77,7 +77,7 @@ class FluxBlobs:
             await self._helper.aclose()
 
     async def _running(self) -> _Helper:
-        """Return a running helper; concurrent callers share one start. Raises _Ended if that fails, or if closed."""
+        """Return a running helper; concurrent callers share one start. Raise _Ended if that fails, or if closed."""
         if self._closed:
             raise _Ended("the reader is closed")
         if self._helper is not None and not self._helper.ended:
@@ -146,7 +146,7 @@ class _Helper:
 
     @classmethod
     async def started(cls) -> _Helper:
-        """Start a process, and wait for its greeting or its end. Raises OSError if it cannot be started."""
+        """Start a process, and wait for its greeting or its end. Raise OSError if it cannot be started."""
         helper = cls(*await trio.to_thread.run_sync(_spawn))
         in_background(helper._receive)
         with trio.move_on_after(_START) as waiting:
@@ -157,7 +157,7 @@ class _Helper:
         return helper
 
     async def load(self, digest: bytes, timeout: float) -> tuple[int, Buffer]:
-        """Return (0, blob) or (errno, reason). Raises _Ended, or trio.TooSlowError after `timeout` seconds."""
+        """Return (0, blob) or (errno, reason). Raise _Ended, or trio.TooSlowError after `timeout` seconds."""
         if self.ended:
             await self._gone.wait()  # the full reason is known only with the exit status
             raise _Ended(self.ended)
@@ -327,7 +327,7 @@ class _Helper:
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], int]:
-    """Start a helper; return its process and a descriptor of its standard error. Blocks. Raises OSError."""
+    """Start a helper; return its process and a descriptor of its standard error. Blocks. Raise OSError."""
     errors = os.memfd_create("zarrfs-flux-helper")
     try:
         process = subprocess.Popen(

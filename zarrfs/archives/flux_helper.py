@@ -85,7 +85,7 @@ class _Broker:
             lib.flux_msg_decref(message)
 
     def answer(self) -> None:
-        """Write answers for all responses that have arrived. Raises OSError if the connection is lost."""
+        """Write answers for all responses that have arrived. Raise OSError if the connection is lost."""
         ffi, lib = self._ffi, self._lib
         events = lib.flux_pollevents(self._handle)  # also re-arms the descriptor, which is edge-triggered
         if events < 0 or events & lib.FLUX_POLLERR:

@@ -112,7 +112,7 @@ class EntryReader:
         return self.entries(value) if kind == "parts" else self._regions(*value)
 
     def entries(self, parts: list[DirectoryPart]) -> Result:
-        """Read and encode the entries of some directories. Raises SourceError, which names the unreadable entry."""
+        """Read and encode the entries of some directories. Raise SourceError, which names the unreadable entry."""
         self._found, self._entries, self._warnings, self._files, self._bytes = [], [], [], 0, 0
         for own, directory, identity, files, others in parts:
             if own is not None:
@@ -134,7 +134,7 @@ class EntryReader:
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _FILE, follow: bool = False) -> Iterator[int]:
-        """Open a path below the base directory. Raises SourceError if that fails."""
+        """Open a path below the base directory. Raise SourceError if that fails."""
         flags |= os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
         with reading(self._base, path):
             descriptor = os.open(path or ".", flags, dir_fd=self._descriptor)
@@ -303,7 +303,7 @@ def _is_dense(descriptor: int, size: int) -> bool:
 
 
 def named(paths: Iterable[str]) -> list[str]:
-    """Normalise paths and drop duplicates. Raises UsageError if one is empty, absolute, or has ".." or NUL."""
+    """Normalise paths and drop duplicates. Raise UsageError if one is empty, absolute, or has ".." or NUL."""
     found: dict[str, None] = {}
     for path in paths:
         if not path or "\0" in path:
@@ -339,7 +339,7 @@ class TreeWalk:
     def tasks(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[tuple[str, list[DirectoryPart]]]:
         """Yield tasks for EntryReader.run(), in an order that depends only on names.
 
-        `warn` is called with each warning. Raises SourceError for an entry that cannot be read or archived, UsageError
+        `warn` is called with each warning. Raise SourceError for an entry that cannot be read or archived, UsageError
         for a path that is an output of this command.
         """
         batch: list[DirectoryPart] = []
@@ -354,7 +354,7 @@ class TreeWalk:
             yield "parts", batch
 
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
-        """Yield parts of directories, of up to BATCH names each. Raises the errors of tasks()."""
+        """Yield parts of directories, of up to BATCH names each. Raise the errors of tasks()."""
         kept = dict.fromkeys(path for path in paths if not self._left_out(path))
         links: dict[str, bool] = {}
         tops = [path for path in kept if not self._is_below(path, kept, links)]

@@ -50,7 +50,7 @@ def detect(document: Any) -> bool:
 def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile an archive into `compilation.writer`.
 
-    Raises SourceError, which names the entry and the rule that it breaks, or UsageError for an unusable -o blobs=.
+    Raise SourceError, which names the entry and the rule that it breaks, or UsageError for an unusable -o blobs=.
     """
     check_sources(compilation.options.blobs)
     archive = _Archive(compilation)

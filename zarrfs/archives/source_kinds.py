@@ -53,7 +53,7 @@ def absolute(source: str) -> str:
 def source_kind(source: str) -> BlobSourceKind:
     """Return the kind of a blob source, by its name and, for a local file, its first bytes. No server is contacted.
 
-    Raises UsageError for a name that is no blob source, or a file that cannot be read.
+    Raise UsageError for a name that is no blob source, or a file that cannot be read.
     """
     if source == FLUX:
         if fault := helper_fault():

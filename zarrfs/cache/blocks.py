@@ -100,7 +100,7 @@ class Blocks:
             found = self._disk.at_once(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
             if found is not None:
                 return found
-        # what fail_after() does, at a third of its cost
+        # as move_on_after(), at a third of its cost; the lines after the block run only if the time is over
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
             server = wanted.system.host(wanted.path)
             return await self.cache.get(
@@ -117,7 +117,7 @@ class Blocks:
         """
         if self._disk is not None and await self._disk.known(wanted, valid=False) is not None:
             return None  # the block may be on disk
-        self._pins.pop(wanted.at)
+        self._pins.pop(wanted.at)  # so that the pin below is that of this response
         await self._get(wanted._replace(unordered=True), 0)
         pin = self._pins.pop(wanted.at)
         head = None if pin is None else pin.head
@@ -227,6 +227,7 @@ class Blocks:
     def _is_paid(self, key: Hashable) -> bool:
         """Return whether the request of a small block that is fetched ahead was sent: then keep it."""
         assert isinstance(key, tuple)
+        # the key without the version
         return (*key[:2], *key[3:]) in self.ranges.sent_ahead
 
     def stats(self) -> dict[str, Any]:
@@ -243,12 +244,17 @@ class Blocks:
     # -- a block from the nearest place
 
     def _given(self, wanted: BlockRequest, data: Block | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
+        """Return the function for BlockCache.ahead(): it returns `data` from the disk, or fetches the block."""
         async def give() -> Block:
             return await self._in_turn(wanted, True, leases.pop(wanted.key, None)) if data is None else data
 
         return give
 
     async def _obtain(self, wanted: BlockRequest, ahead: bool = False, whole: bool = False) -> Block:
+        """Return a block: cut out of runs, from the disk, or from its server.
+
+        `ahead`, `whole`: as in ahead() and _get().
+        """
         in_order = not ahead and wanted.expected is None and not wanted.unordered
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
         if covering == [(wanted.start, wanted.stop)]:
@@ -268,6 +274,7 @@ class Blocks:
         return await self._in_turn(wanted, ahead, lease)
 
     def _run(self, wanted: BlockRequest, low: int, high: int) -> tuple[int, Ahead] | None:
+        """Start fetching the run [low, high), cut at the end of the target; return (its end, the run), or None."""
         size = self._pins.size(wanted.at)
         if size is not None:
             high = min(high, size)
@@ -304,6 +311,7 @@ class Blocks:
             shown = found.tag is not None or wanted.expected is not None
             if shown or pin is None or pins.get(wanted.at) is pin:
                 break  # otherwise another version was pinned meanwhile (stale=reread), perhaps not that of these bytes
+        # a small part of a merged range is written with the whole of it, by _keep_run()
         alone = not (found.part and found.data) or pins.is_blind(wanted, found)
         if self._disk is not None and alone and await pins.is_still(wanted, found):
             self._disk.write(wanted, found, version, wanted.run)

@@ -22,7 +22,8 @@ from zarrfs.concurrency.tasks import in_background
 V = TypeVar("V", bound=Sized)
 
 _QUEUE = 32 << 20  # bytes of blocks that were read once
-_GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the queue: eight for each block kept
+# eight for each block kept, within these bounds
+_GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # most and least keys remembered of blocks that left the queue
 
 
 class _Fetch(Generic[V]):
@@ -31,7 +32,7 @@ class _Fetch(Generic[V]):
     __slots__ = ("__weakref__", "ahead", "block", "done", "error", "roomy", "scope", "waiters")
 
     def __init__(self, ahead: bool) -> None:
-        self.ahead = ahead  # it began before a reader wanted it, so it may end before the reader's time is up
+        self.ahead = ahead  # begun by ahead(): it may time out before a reader that joins it, so get() fetches again
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiters = 0
@@ -60,8 +61,8 @@ class BlockCache(Generic[V]):
 
     A fetch runs in a task of its own: cancelling a reader does not affect the others, and the fetch is cancelled when
     no reader waits any more. A fetch waits until its bytes fit beside those of other fetches; one that is larger than
-    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached; but readers that joined a
-    fetch ahead of its readers share another fetch when it fails.
+    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached; but if a fetch that ahead()
+    has begun fails, the readers that joined it share another one.
 
     While a server is out, fetches from it reserve no bytes, so that they do not delay reads from other servers. When
     it answers again, up to host_bytes= of them may arrive beyond `max_bytes`.
@@ -111,7 +112,7 @@ class BlockCache(Generic[V]):
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str = "") -> V:
         """Return the block `key`: cached, being fetched, or fetched now by `fetch`, which returns about `size` bytes.
 
-        `server`: the server that `fetch` reads from. The block is shared: nobody may change it. Raises what `fetch`
+        `server`: the server that `fetch` reads from. The block is shared: nobody may change it. Raise what `fetch`
         raises.
         """
         block = self.peek(key)
@@ -132,7 +133,7 @@ class BlockCache(Generic[V]):
         return await self._land(key, flight)
 
     async def join(self, key: Hashable) -> V | None:
-        """Return the block `key` if it is cached or being fetched, else None. Raises what its fetch raises.
+        """Return the block `key` if it is cached or being fetched, else None. Raise what its fetch raises.
 
         Call it within another fetch: a fetch that waits for room is not joined, because it may wait until the calling
         one ends.
@@ -171,7 +172,7 @@ class BlockCache(Generic[V]):
             self._keep(key, block)
 
     def rename(self, old: Hashable, new: Hashable) -> None:
-        """Rename the block `old`, if it is cached, to `new`, and count it as not read yet."""
+        """Rename the block `old`, if it is cached and was read, to `new`, and count it as not read yet."""
         found = self._once.get(old)
         block = found[0] if found is not None else self._often.get(old)
         if block is None:
@@ -278,11 +279,11 @@ class BlockCache(Generic[V]):
         self._take_off(key, flight)
 
     async def _take(self, size: int, server: str, flight: _Fetch[V]) -> None:
-        """Reserve the bytes of a fetch, when they fit, unless its server is out."""
+        """Wait until the bytes of a fetch fit, and reserve them; if its server is out, do neither."""
         if not self._is_out(server):
             await self._expected.take(size)
             self._reserved[flight] = server, size
-            if self._is_out(server):  # by now
+            if self._is_out(server):  # it has gone out during the wait
                 self.release(flight)
             self._evict()
         flight.roomy = True

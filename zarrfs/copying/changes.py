@@ -35,7 +35,7 @@ def as_json(change: Change) -> dict[str, Any]:
 def discard(path: str, agreed: Callable[[int], bool]) -> bool:
     """Delete everything in the upper directory `path` if `agreed(entries)`; return whether it was deleted.
 
-    Raises SourceError if a mount uses the directory, if it has no record of being an upper directory, or if an entry
+    Raise SourceError if a mount uses the directory, if it has no record of being an upper directory, or if an entry
     cannot be deleted. The record is deleted last, so that an interrupted discard can be repeated.
     """
     upper = Upper(path)

@@ -78,7 +78,7 @@ class _Part:
 def merge(paths: Iterable[str], keep: int) -> MergedReport:
     """Merge the reports of parts in the files `paths`; name at most `keep` bad entries.
 
-    Only one part is read at a time. Raises SourceError for a damaged part, and for parts that do not belong together,
+    Only one part is read at a time. Raise SourceError for a damaged part, and for parts that do not belong together,
     and UsageError if there are no paths.
     """
     merged: MergedReport | None = None

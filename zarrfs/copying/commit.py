@@ -47,7 +47,7 @@ def new_format(path: str, said: str | None, kind: str) -> str:
     """Return the format of a new source `path`: `said` (--format), or if that is None the format its name implies.
 
     `kind` is the kind of the old source: a JSON document becomes an archive if the old source is one, else a reference
-    set. Raises UsageError if the name implies no format.
+    set. Raise UsageError if the name implies no format.
     """
     if path == STDOUT:
         raise UsageError("--output -: standard output cannot hold what is committed; name a file or directory")

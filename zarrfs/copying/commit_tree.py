@@ -102,7 +102,7 @@ class MergedTree:
         return node.size
 
     async def extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of the data extents of a file of `size` bytes, in order. Raises SourceError."""
+        """Return (start, stop) of the data extents of a file of `size` bytes, in order. Raise SourceError."""
         if not size:
             if node.status is not None or not self.overlay.remote:
                 await self.read(node, 0, 0)  # raises SourceError if the file is not empty any more
@@ -128,7 +128,7 @@ class MergedTree:
             return [(0, size)] if descriptor is None else data_extents(descriptor, size)
 
     async def pieces(self, node: MergedNode, start: int, stop: int) -> AsyncIterator[Buffer]:
-        """Yield exactly the bytes [start, stop) of a file, in pieces. Raises SourceError if they cannot be read."""
+        """Yield exactly the bytes [start, stop) of a file, in pieces. Raise SourceError if they cannot be read."""
         size = await self.size(node)
         with _reading(self.place(node), node.key):
             value = await open_sized(self.overlay, node.key, size)
@@ -145,11 +145,11 @@ class MergedTree:
                 self.bytes += len(piece)
 
     async def read(self, node: MergedNode, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop) of a file. Raises SourceError."""
+        """Return the bytes [start, stop) of a file. Raise SourceError."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
 
     def open(self, node: MergedNode) -> int:
-        """Open a file or directory of the upper directory for reading; return the descriptor. Raises SourceError."""
+        """Open a file or directory of the upper directory for reading; return the descriptor. Raise SourceError."""
         with _reading(self.place(node), node.key):
             return self.overlay.upper.open(node.key, os.O_RDONLY | os.O_NONBLOCK)
 

@@ -215,7 +215,7 @@ _REGION = 1 << 20  # maximum size of a blob, in bytes
 async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory | None, inline: int) -> None:
     """Write `tree` to `file` as a file archive; files of more than `inline` bytes go to `blobs`.
 
-    Raises UsageError if a file needs a blob and `blobs` is None; SourceError for an entry that no archive can hold.
+    Raise UsageError if a file needs a blob and `blobs` is None; SourceError for an entry that no archive can hold.
     """
     writer = DocumentWriter(file)
     async for node in tree.with_values_ahead(tree.nodes(_archive_rule)):
@@ -270,7 +270,7 @@ async def write_directory(tree: MergedTree, path: str) -> None:
     """Write `tree` to the new directory `path`, with modes, times, and holes.
 
     Entries of the upper directory keep their owners (as far as permitted), hard links, and extended attributes user.*.
-    Raises OSError if the directory cannot be written.
+    Raise OSError if the directory cannot be written.
     """
     writer = _Directory(tree, path)
     os.mkdir(path, 0o700)
@@ -376,7 +376,7 @@ def _copy_attributes(tree: MergedTree, node: MergedNode, path: str) -> None:
 async def write_zip(tree: MergedTree, path: str) -> None:
     """Write `tree` to the new zip file `path`, uncompressed, so that byte ranges of its files can be read.
 
-    Modes and times are stored as Info-ZIP stores them. Raises SourceError for an entry that a zip source cannot hold.
+    Modes and times are stored as Info-ZIP stores them. Raise SourceError for an entry that a zip source cannot hold.
     """
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as file:
         async for node in tree.with_values_ahead(tree.nodes(_zip_rule)):

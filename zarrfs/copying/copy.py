@@ -73,7 +73,7 @@ async def copy_store(
     Every file appears whole or not at all, and nothing is written outside of `destination`. `done` is called for every
     entry that is in place; `link(key, info)` returns the target of a symbolic link to make instead of a copy, or None.
 
-    Raises UsageError if the destination cannot be used, and SourceError, naming the entry, if an entry cannot be read
+    Raise UsageError if the destination cannot be used, and SourceError, naming the entry, if an entry cannot be read
     or written: finished files stay, and a run with the same mark resumes the copy. With `choice.keep_going`, failures
     of single entries are added to `report` instead.
     """

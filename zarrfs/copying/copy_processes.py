@@ -66,7 +66,7 @@ class CopyProcesses:
         )
 
     def start(self) -> None:
-        """Fork the processes, which end when the calling thread ends. Raises OSError."""
+        """Fork the processes, which end when the calling thread ends. Raise OSError."""
         self._workers.start()
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class BatchWriter:
     def write(self, items: Sequence[Item], go_on: bool) -> tuple[list[Outcome], float]:
         """Write items in order, up to the first failure unless `go_on`. Blocks.
 
-        Returns the outcomes, and the fraction of the time that was spent waiting or without a processor.
+        Return the outcomes, and the fraction of the time that was spent waiting or without a processor.
         """
         began, used = time.monotonic(), time.thread_time()
         outcomes = self._write(items, go_on)
@@ -236,7 +236,7 @@ class BatchWriter:
     def fill(self, writing: Writing, parts: Sequence[Part]) -> int:
         """Write parts up to the first part that must be fetched; return the number of parts written.
 
-        Blocks. Raises OSError, ReadError.
+        Blocks. Raise OSError, ReadError.
         """
         for count, part in enumerate(parts):
             contents = self._contents([part])
@@ -246,7 +246,7 @@ class BatchWriter:
         return len(parts)
 
     def summed(self, writing: Writing) -> str | None:
-        """Set the final size of a file; return its SHA-256 if sums are requested. Blocks. Raises OSError."""
+        """Set the final size of a file; return its SHA-256 if sums are requested. Blocks. Raise OSError."""
         os.ftruncate(writing.staged.descriptor, writing.item.info.size or 0)
         return self._digest(writing.staged.descriptor, writing.item.key) if self._sums else None
 

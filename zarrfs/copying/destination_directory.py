@@ -177,6 +177,7 @@ class DestinationDirectory:
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def _lock_journal(self) -> None:
+        """Open, lock and read the journal; create the staging directory first if needed. Raise UsageError, OSError."""
         for _ in range(_TRIES):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(STAGING, 0o700, dir_fd=self._base.descriptor)
@@ -225,8 +226,9 @@ class DestinationDirectory:
         self._journal = self._staging = -1
 
     def _read_journal(self, believed: bool) -> None:
-        """Resume the run that left the journal, if it has the mark of this run and is `believed`; write a new journal.
+        """Resume the run that left the journal if it has the mark of this run, and write a new journal.
 
+        Unless it is `believed`, because other users may write to the staging directory, the old journal is ignored.
         Entries that the earlier run wrote before a reboot, and did not sync, are written again: they may not have
         reached the disk.
         """
@@ -240,7 +242,7 @@ class DestinationDirectory:
                 own, then, spans = bool(said["own"]), said["boot"], journal.spans_of(said, self._staging)
                 self._safe = [[int(start), int(stop)] for start, stop in said.get("safe", ())]
                 doubtful = [span for span in spans if span not in self._safe]
-                since = then if doubtful else now  # existing entries may have been written before a reboot
+                since = then if doubtful else now  # a boot id: the earlier run's, unless all of its entries are synced
                 self._resumed_spans = spans
                 self.begun, self._may_set_root, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
@@ -259,6 +261,7 @@ class DestinationDirectory:
             self._journal_fields["safe"] = self._safe
         if left is not None:
             remove_abandoned(self._staging, os.fsencode(left))
+        # begin the span in a new tick of the file system's clock, after every earlier change
         self._spans = [*spans, [journal.changed_now(self._journal, journal.changed_now(self._journal)), 0]]
         self._write_journal()
 
@@ -357,9 +360,9 @@ class DestinationDirectory:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return "new"
-        # A file from before the first run may have the same size and time but other bytes, because all files of a
-        # reference set have the same time. A file that was changed since then was written by one of the runs, or is a
-        # copy of such a file, provided that the store has a time for it.
+        # An entry of the right size and time may have other bytes if it is older than the first of the resumed runs,
+        # because all files of a reference set have the same time. So it must have changed during one of the runs, or,
+        # if the store has a time for it, since the first one began: then it may also be a copy of what they wrote.
         # Times of change on another file system come from another clock, and are not compared.
         since = self._resumed_spans[0][0] if self._resumed_spans and status.st_dev == self._device else 0
         timed = info.mtime_ns is not None or info.kind is not Kind.FILE

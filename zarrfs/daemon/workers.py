@@ -201,6 +201,7 @@ class Starter:
 
 
 def _take_orders(orders: socket.socket, session: Session) -> NoReturn:
+    """Fork a worker for each order, as the main function of the starter."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     for number in _IGNORED:
         signal.signal(number, _nothing)  # not SIG_IGN, which programs that a worker starts would inherit
@@ -391,7 +392,7 @@ class Team:
         self._count = count  # processes, including the first one
         self._members: dict[int, _Member] = {}
         self._ended, self._errors = CounterTotals(), dict[str, Any]()  # counters of workers that have ended
-        self._closing = self._alone = False
+        self._closing = self._alone = False  # _alone: the starter has died, so no worker can be started
         self._operations: WorkerOperations | None = None
 
     @property
@@ -495,6 +496,7 @@ class Team:
             busy = busy + 1 if wanted - before >= _BUSY else 0
             free = next((process for process in range(1, self._count) if process not in self._members), None)
             if busy >= _BUSY_FOR and free is not None and not self._alone:
+                # 1: this second also counts for the next worker
                 busy, used[free] = 1, (shared.cell(free, WOKEN), now)
                 log.info("worker %d is started", free)
                 nursery.start_soon(self._keep, free)
@@ -654,5 +656,3 @@ class Team:
     def kill(self) -> None:
         """Kill all workers immediately. Needs no event loop."""
         self._starter.close()
-
-

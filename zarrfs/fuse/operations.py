@@ -265,7 +265,7 @@ class Operations(pyfuse3.Operations):
             with contextlib.suppress(NotFound):
                 return self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
             raise
-        # a refresh has replaced the version meanwhile, or another file has taken the name
+        # gone: a refresh has replaced the version meanwhile, or an entry of another kind has taken the name
         gone = self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode)
         if gone or (self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode)):
             with contextlib.suppress(NotFound):
@@ -315,18 +315,18 @@ class Operations(pyfuse3.Operations):
                 return
             start_id += 1
         while piece := await directory.entries(start_id - 2, start_id > first):
-            self.visible()  # a refresh may have replaced the version meanwhile
+            self.visible()  # with workers, this switches to a version that a refresh has made visible meanwhile
             for name, info, inode in piece:
                 if self._forgot_size(info, inode) and not directory.old:
                     await self._recall_size(self.store, join_key(directory.key, info.name), inode)
-                    self.visible()
+                    self.visible()  # as above
                 if info.size is None and not unsized:
                     unsized = True
                     self._stat_ahead.listed(directory.key)
                 entry = self._fill_old(info, inode) if directory.old else self._fill_next(info, inode)
                 start_id += 1
                 if not pyfuse3.readdir_reply(token, name, entry, start_id):
-                    directory.sent(start_id - 3)
+                    directory.sent(start_id - 3)  # the position of the entry that did not fit
                     if self.background is not None and directory.wants_more:
                         self.background.start_soon(directory.prepare)
                     return
@@ -353,7 +353,7 @@ class Operations(pyfuse3.Operations):
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
         if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
             self._keep_size(inode, file.value.size)
-        self.visible()
+        self.visible()  # with workers, this switches to a version that a refresh has made visible meanwhile
         if self.inodes.is_old(inode):  # a refresh may have replaced the version meanwhile
             self._close_file(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -389,6 +389,7 @@ class Operations(pyfuse3.Operations):
                     await self._grown(version, file.key, file.inode, file.value)
         except NotFound:  # the file existed when it was opened; for ENOENT a Zarr reader would return fill values
             raise ReadError(file.key, "removed while open") from None
+        # the beginning of a file was read: if the file is small, push the rest of it into the page cache
         if version.pusher is not None and off == 0 and size >= READ_AHEAD:
             info = await version.store.info(file.key)
             if size < (info.size or 0) <= PUSHED:
@@ -473,7 +474,7 @@ class Operations(pyfuse3.Operations):
         return [self.current, *self._retired]
 
     def visible(self) -> StoreVersion:
-        """Return the version that answers a request that begins now."""
+        """Return the version that answers requests now. With workers, first switch to it (worker.py)."""
         return self.current
 
     def note_change(self, version: StoreVersion) -> None:
@@ -592,7 +593,7 @@ class Operations(pyfuse3.Operations):
     def _close_file(self, file: OpenFile) -> None:
         if file.value is not None:
             if file.descriptor == file.value.fileno():
-                file.descriptor = None
+                file.descriptor = None  # closed with the value
             file.value.close()
         if file.descriptor is not None:
             os.close(file.descriptor)
@@ -728,7 +729,7 @@ class Operations(pyfuse3.Operations):
             pyfuse3.notify_store(InodeT(inode), size, b"")
 
     def _forgot_size(self, info: Info, inode: int) -> bool:
-        """Return whether the kernel may have a size for an unsized entry that the inode table does not know."""
+        """Return whether the kernel may have a size for an inode that is listed without one, and `sizes` lacks it."""
         return info.size is None and inode not in self.inodes.sizes and self.inodes.may_be_sized(inode)
 
     async def _recall_size(self, store: Store, key: str, inode: int) -> None:

@@ -54,10 +54,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _SWEEP = 0.5  # seconds between checks for handles that other processes have released
-_OPENED = 256  # the least number of handles that must be opened before such a check is made earlier
+_OPENED = 256  # after more new handles than this, and than half of the open files, such a check is made earlier
 _HELD = 1.0  # seconds between checks for open handles of a replaced version
 _FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
 
+# without @handler: the methods that override them have it themselves
 _getattr, _read, _readdir, _getxattr = (
     cast(Any, method).__wrapped__
     for method in (Operations.getattr, Operations.read, Operations.readdir, Operations.getxattr)
@@ -89,6 +90,7 @@ class WorkerOperations(Operations):
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
         self.entered: Callable[[], Awaitable[dict[int, str] | None]] | None = None
+        # adds the counters of the workers to those of the first process, which sets it
         self.totals: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own
         self.brief_absences = False  # limit negative entries to 1 s, because a refresh cannot invalidate them
 
@@ -250,10 +252,10 @@ class WorkerOperations(Operations):
 
     def show(self, version: StoreVersion) -> None:
         old, generation, pages = self.current, self.inodes.generation, self._page_versions
-        old.users += 1
+        old.users += 1  # until keep() uses it: otherwise super().show() would begin to close it
         super().show(version)
         self.inodes.store = version.store
-        self._page_versions = pages
+        self._page_versions = pages  # shared by all processes; super().show() has replaced it
         self._generations[generation + 1] = version
         self.keep_open(generation, old)
         self.leave(old)

@@ -140,7 +140,8 @@ def _join(other: Record, owners: list[Process]) -> bool:
 def _replace(other: Record, record: Record, notify: Callable[[str], None], timeout: float) -> None:
     """Unstage the source at the DEST of a new record. Raises MountError if it may still be needed."""
     same = (other.manager, other.job, other.owners) == (record.manager, record.job, record.owners)
-    # not for a node-local copy, which would be removed although the job may be reading it
+    # whether the same copy is made again over its own files; not if it is node-local: unstage() would remove it,
+    # although the job may be reading it
     again = (other.how, other.source) == (record.how, record.source) and not other.mounted and not other.local
     # a dead mount of another job stays, so that its readers get an error
     if reason := why_stale(other) or (why_dead(other) if same else ""):

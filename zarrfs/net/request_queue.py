@@ -192,6 +192,7 @@ class RequestQueue:
                 except Transient as exc:
                     failure, reason = exc, f": {exc.reason}"
                 attempt += 1
+                # a new _Host, as if no server had answered: only wait_for_outages=all waits
                 if attempt > self._options.retries and not self._waits_for_server(_Host(where), failure):
                     times = f" ({attempt} attempts)" if attempt > 1 else ""
                     raise ReadError(where, failure.reason + times) from failure
@@ -323,6 +324,7 @@ class RequestQueue:
         self._send(host)
 
     def _leave(self, host: _Host, want: _Want) -> None:
+        """Remove a want whose caller was cancelled; cancel its request if nobody else waits for it."""
         host.waiting.pop(want, None)
         host.waiting_ahead.pop(want, None)
         if want.sent_in is not None:
@@ -479,6 +481,7 @@ class RequestQueue:
                     host.answered()
                 return found
             after, waits = 0.0, self._waits_for_server(host, failure)
+            # only this request failed, or outages are not waited for: retry after a pause; otherwise it is an outage
             if not waits or failure.of_value or host.answers != answers:
                 counted += not (waits and failure.asks_for_patience)
                 most = _LONGEST_PAUSE if self._options.wait_for_outages == "none" else math.inf
@@ -548,7 +551,7 @@ class RequestQueue:
             host.note_waiting(host.waiting)
             self._on_outage(host.name)
         elif host.outage.fail(failure.reason, failure.after, path, probed is host.outage):
-            self._outages += 1
+            self._outages += 1  # an outage is counted when it is logged, so very short ones are not
 
     def _waits_for_server(self, host: _Host, failure: Transient) -> bool:
         """Return whether requests wait for the end of an outage of this server, rather than retry `retries=` times."""

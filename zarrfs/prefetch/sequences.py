@@ -19,10 +19,10 @@ Index = tuple[int, ...]  # the position of a chunk in its grid
 KeySize = tuple[str, int | None]  # a key that exists, and its size in bytes if known
 Ask = Callable[[Sequence[str]], Awaitable[list[KeySize | None]]]  # looks keys up; None for those that do not exist
 
-REACH = 64  # positions by which a read may be early or late, because of as many concurrent readers
+REACH = 64  # positions by which reads may be out of order: as many as there may be concurrent readers
 _HOLES = 4  # consecutive absent chunks that end a line
 _AXES = 8  # grids with more are not predicted
-_FOUND_NEAR = 16  # latest reads within which a short run counts; a longer one counts within all remembered reads
+_FOUND_NEAR = 16  # latest reads that count for a stride or a run of the least length; for longer runs, all count
 _STRIDES = 4  # latest reads whose distance may be a stride
 _DIRECTORIES = 64  # directories without files that one call of take() passes at most
 
@@ -89,7 +89,7 @@ def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | Non
 
 
 def _run_along(recent: Mapping[Index, int], index: Index, axis: int, step: int, late: int) -> list[Index]:
-    """Return the chunks around `index` that were read after number `late`, in grid order."""
+    """Return the unbroken run through `index` of chunks that were read after number `late`, in grid order."""
     before, at, after = index[:axis], index[axis], index[axis + 1 :]
     low = high = at
     while recent.get((*before, low - step, *after), late) > late:
@@ -169,7 +169,7 @@ class GridOrder:
         self._read = run.last  # the latest read
         self._position = list(run.last)  # the next prediction
         self._position[run.axis] += run.step
-        self._level = 0  # the slowest axis (in the order of _axes) of the latest change of line
+        self._level = 0  # index in _axes of the axis that the latest change of line advanced; 0: no change so far
         self._on_line = False  # a chunk of the current line exists
         self._absent = 0  # consecutive absent chunks
         self._version = 0  # incremented when a read moves the position
@@ -205,7 +205,7 @@ class GridOrder:
 
     def _distance(self, index: Index) -> int | None:
         """Return the number of chunks from the position to `index`; None if it is not in this order, or unknown."""
-        chunks, off = 1, 0
+        chunks, off = 1, 0  # chunks: how many the faster axes hold together; 0: not known
         for axis in self._axes:
             turns, rest = divmod(index[axis] - self._position[axis], self._steps[axis])
             if rest or (turns and not chunks):
@@ -259,7 +259,7 @@ class GridOrder:
     def _misses(self, index: Index) -> bool:
         """Record that a chunk does not exist. Return True if that ends the line."""
         self._absent += 1
-        fast, begun = self._axes[0], self._on_line or not self._level
+        fast, begun = self._axes[0], self._on_line or not self._level  # the first line began with a read
         if self._absent < _HOLES or (begun and self._ends[fast] is not None):
             return False
         if begun:

@@ -34,7 +34,7 @@ _RENDERINGS_MAX = 8  # expressions of a field rendered separately; with more, th
 _OBJECT = 64  # bytes of a str without its characters, plus the pointer to it
 _INT64 = np.iinfo(np.int64)
 _LOWEST, _HIGHEST = int(_INT64.min), int(_INT64.max)
-_HALF = 1 << 62
+_HALF = 1 << 62  # differences of two numbers below it fit 64 bits
 _FLOAT_EXACT = 1 << 53  # 64-bit floats represent whole numbers up to here exactly
 
 # one conversion of '...' % values, without * and (name), and with width and precision below 1000
@@ -166,6 +166,7 @@ class Evaluator:
         """Return str() of every element."""
         if isinstance(value, tuple):
             return value
+        # no number has more than 24 characters
         self._space.take(value.size, _OBJECT + 24)
         return (self._space.part(list(map(str, value.ravel().tolist())), value.shape),)
 
@@ -320,6 +321,7 @@ class Evaluator:
         """Apply `function`, which formats by `spec`, to every element."""
         if spec in _PLAIN or (spec in _PLAIN_INT and _are_ints(value)):
             return self.text(value)
+        # approximate bytes of one result: the width and precision of `spec`, and 128 more characters
         bound = _OBJECT + 128 + sum(map(int, re.findall("[0-9]+", spec)))
         if isinstance(value, tuple):
             part = self.merged(value)
@@ -332,7 +334,7 @@ class Evaluator:
 
     def _int(self, text: Text) -> Ints:
         part = self.merged(text)
-        if part.longest > 18:
+        if part.longest > 18:  # up to 18 digits fit 64 bits
             raise NotEvaluated
         self._space.take(part.values.size, 8 + 32)
         return _int64([do_int(item) for item in part.values.ravel().tolist()]).reshape(part.values.shape)

@@ -62,7 +62,7 @@ class OverlayEntry(NamedTuple):
 
 
 class MergedEntry(NamedTuple):
-    """An entry of a merged directory; as OverlayEntry."""
+    """An entry of a merged directory: its name, and the fields of an OverlayEntry."""
 
     name: str
     status: os.stat_result | None
@@ -226,6 +226,7 @@ class Overlay(WritableStore):
                     raise NotFound(key)
             else:
                 async with self.lock:
+                    # to copy up the directory itself, make the parents of a name in it
                     await self.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
                     if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
                         with self.upper.at(key) as (directory, name), keep_times(directory):
@@ -418,6 +419,7 @@ class Overlay(WritableStore):
                 continue
             if not found.is_directory:
                 raise NotDirectory(at)
+        # to copy up the directory itself, make the parents of a name in it
         await self.make_parents(join_key(prefix, "x"))
 
     def _info_of(self, key: str, status: os.stat_result) -> Info:

@@ -141,7 +141,8 @@ class FsspecStore(Store):
         known = await self._exact_known(key)
         same = known.entry is not None and _same(entry, known.entry)
         identity, now = opened.identity, known.identity
-        # without a version in `entry`, _same() is True; identities differ if a version became known and then changed
+        # _same() compares only sizes if `entry` has no version; identities differ if one became known since, and then
+        # changed
         if not same or (identity != now and None not in (identity, now)):
             raise TargetChanged(key, "has changed since it was opened")
         try:
@@ -329,10 +330,10 @@ class FsspecStore(Store):
         return entry
 
     async def _exact_known(self, key: str, look: bool = False) -> Known:
-        """Return _known() of a key that is about to be read.
+        """Return _known() of a key that is about to be read, requested anew if its entry is not exact enough for that.
 
-        If the server sends bytes without their version, the entry is at most _FRESH seconds old. `look`: the key is
-        likely a value.
+        That is so if it has no tag and comes from an HTML listing, or if it is older than _FRESH seconds and has no
+        tag or a server that sends bytes without their version. `look`: the key is likely a value.
         """
         if self._found is None:
             await self.find()
@@ -385,6 +386,7 @@ class FsspecStore(Store):
         except NotADirectoryError:
             raise NotDirectory(key) from None
         except ReadError as exc:
+            # missing_status= says which statuses mean absence; without a status, TargetMissing means it
             if isinstance(exc, TargetMissing) if exc.status is None else exc.status in self._missing:
                 self.names.put(key, None)
                 raise NotFound(key) from None
@@ -401,7 +403,7 @@ class FsspecStore(Store):
         return self.names.put(key, *self._identified(self.names.last(key), entry))
 
     def _may_look(self, key: str, system: System, path: str) -> bool:
-        """Return whether to look up a value by fetching its beginning: if that has a version, and is not cached."""
+        """Return whether to stat a value by fetching its beginning: that comes with a version, and is not cached."""
         known = self.names.last(key)
         entry = None if known is None else known.entry
         if entry is None or entry.size is None or entry.directory or entry.rough:
@@ -410,7 +412,10 @@ class FsspecStore(Store):
         return system.sends_versions and not self.files.blocks.cache.has(block.key)
 
     def _identified(self, known: Known | None, entry: Entry) -> tuple[Entry, int | None]:
-        """Return (entry, identity); if `known` is of the same value, its tag and time complete the entry."""
+        """Return (entry, identity).
+
+        If `known` may be of the same version, its tag and time complete the entry, and its identity is kept.
+        """
         if entry.directory or entry.size is None or self.immutable or self._reread:
             return entry, None
         was = None if known is None else known.entry
@@ -500,6 +505,7 @@ class FsspecStore(Store):
                         yield info
                 break
             begun = True
+        # the root has no entries: stat it, to raise the error if it does not exist or is a value
         if not (found or after or prefix):
             system, path = await self._path_of_key("")
             if not (await self.files.stat_at(system, path)).directory:
@@ -524,6 +530,7 @@ class FsspecStore(Store):
                 at = await pages.ensure_listed(at, stop, now)
             if self.names.lost != lost:
                 raise Emptied
+            # narrow: the first page had at most _WIDE names of this directory, so most keys are below few names
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
             if at < stop and narrow and not pages.walking:
                 with _broken_off(True):
@@ -537,6 +544,7 @@ class FsspecStore(Store):
             yield info
 
     def _so_far(self, prefix: str, after: str, upto: bytes | None, now: float) -> Iterator[Info]:
+        """Yield the known entries of a directory after the name `after` and before `upto`."""
         return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
 
     async def _in_page(self, key: str) -> Known | None:

@@ -57,7 +57,8 @@ class NodeDocument(NamedTuple):
 
 class _Known(NamedTuple):
     until: float  # trio time of the next check
-    seen: tuple[NodeDocument, ...]  # its documents, and at the root the consolidated one; or only the latter
+    # its documents, at the root also the consolidated one; only the latter if the node is read from it
+    seen: tuple[NodeDocument, ...]
     node: Node | None
     settled: bool  # the chunk naming scheme is known
 
@@ -224,6 +225,7 @@ class Hierarchy:
     async def _look(self, path: str, known: _Known | None) -> _Known:
         """Look up the node at `path` in the store. Raises NotFound or NotDirectory if there is none."""
         until = trio.current_time() + _FRESH
+        # a node in consolidated metadata
         documents, by = self._consolidated.get(path), self._consolidated_by
         if documents is not None and by is not None:
             if known is not None and known.settled and known.seen == (by,):
@@ -232,6 +234,7 @@ class Hierarchy:
             if not path:
                 node = node._replace(consolidated=by.key, mtime_ns=by.info.mtime_ns)
             return _Known(until, (by,), node, settled)
+        # a node with a directory, which may be the root of an experimental store
         experimental = self._draft_of(path)
         if experimental is None or experimental.path == path:
             above, name = split_key(path)
@@ -249,6 +252,7 @@ class Hierarchy:
             if experimental is not None and found[:1] != (experimental.seen,):  # another store has replaced it
                 self._drafts.pop(path, None)
                 experimental = None
+        # a node of an experimental store
         if experimental is not None:
             directory = join_key(experimental.directory, draft.data_directory(experimental.below(path)))
             info = Info("", Kind.DIRECTORY)
@@ -260,6 +264,7 @@ class Hierarchy:
             return _Known(until, seen, Node(path, group, None, (), directory, info.mtime_ns), True)
         if known is not None and known.settled and known.seen == seen and found[0].info.mtime_ns is not None:
             return known._replace(until=until)
+        # parse its documents
         try:
             metadata, problem, leaf, settled = await self._read(found, directory, experimental is not None)
         except Experimental:
@@ -300,7 +305,7 @@ class Hierarchy:
         return key, link._replace(kind=Kind.FILE, target=None, unreadable=NOWHERE)
 
     async def _leads_back(self, path: str, directory: str) -> bool:
-        """Return whether `directory`, the target of the link at `path`, is above it: an endless chain of groups."""
+        """Return whether `directory`, to which the link at `path` leads, is a group above it: an endless walk."""
         while path:
             path = split_key(path)[0]
             above = await self._at(path)
@@ -446,6 +451,7 @@ class Hierarchy:
             return {}
 
     async def _consolidated_node(self, path: str, documents: dict[str, JSON]) -> tuple[Node, bool]:
+        """Return (the node that consolidated documents describe, whether its chunk names are settled)."""
         name = next((name for name in NODE_DOCUMENTS if name in documents), None)
         if name is None:
             return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path), True
@@ -514,6 +520,7 @@ def _may_be_a_node(info: Info) -> bool:
 
 
 def _check_sizes(found: tuple[NodeDocument, ...]) -> None:
+    """Raise MetadataError if a document is unreadable or too large."""
     for each in found:
         if each.info.unreadable:
             raise MetadataError(f"{each.name}: {each.info.unreadable}")
