@@ -269,7 +269,7 @@ class DestinationDirectory:
         journal.write(self._journal, json.dumps({**self._journal_fields, "spans": self._spans}).encode())
 
     def forked(self) -> None:
-        """Give a forked process its own lock and its own directory for unfinished files. Raises OSError."""
+        """Give a forked process its own lock and its own directory for unfinished files. Raise OSError."""
         self._lock = threading.Lock()
         name = b"p%d" % os.getpid()
         with contextlib.suppress(FileExistsError):
@@ -290,7 +290,7 @@ class DestinationDirectory:
         return folder
 
     def open(self, folder: Folder) -> int:
-        """Open `folder` with O_PATH; create it and its parents if they are missing. Raises OSError, InTheWay."""
+        """Open `folder` with O_PATH; create it and its parents if they are missing. Raise OSError, InTheWay."""
         try:
             return self._entered(folder, self._base.directory(os.fsencode(folder.key)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -353,7 +353,7 @@ class DestinationDirectory:
         """Decide what to do about an entry that is not a directory: "new", "replace", "kept" or "resumed".
 
         An entry that is "kept" or "resumed" need not be written. Removes an empty directory that is to be replaced.
-        Raises InTheWay if the existing entry may not be replaced, and OSError.
+        Raise InTheWay if the existing entry may not be replaced, and OSError.
         """
         name = info.name
         try:
@@ -394,7 +394,7 @@ class DestinationDirectory:
         return self._existing == "update" and (info.mtime_ns is None or status.st_mtime_ns >= info.mtime_ns)
 
     def create(self, folder: Folder, directory: int, mode: int | None) -> Staged:
-        """Create a staged file on the file system of `folder`, whose descriptor is `directory`. Raises OSError."""
+        """Create a staged file on the file system of `folder`, whose descriptor is `directory`. Raise OSError."""
         at, name = self._temporary(folder, directory)
         return Staged(os.open(name, _NEW, 0o666 if mode is None else 0o600, dir_fd=at), name, at)
 
@@ -407,7 +407,7 @@ class DestinationDirectory:
     def place(self, staged: Staged, directory: int, info: Info, new: bool) -> None:
         """Set the mode and time of a staged file, close it, and rename it into place; a `new` file replaces nothing.
 
-        Raises OSError, and InTheWay if a `new` file would replace an entry. On a file system with neither
+        Raise OSError, and InTheWay if a `new` file would replace an entry. On a file system with neither
         RENAME_NOREPLACE nor hard links, a `new` file may replace an entry that appeared meanwhile.
         """
         descriptor = staged.descriptor
@@ -498,7 +498,7 @@ class DestinationDirectory:
 
         `listing` is the listing that was divided into shares. The destination gets the mode and time of `root` if this
         run, or the run that it resumed, has created it; with `dress` also if it was empty, or existing="overwrite", as
-        far as permitted. Raises OSError, and SourceError if a share next to this one has divided another listing.
+        far as permitted. Raise OSError, and SourceError if a share next to this one has divided another listing.
         """
         if listing is not None:
             self._journal_fields["listing"] = list(listing)

@@ -47,7 +47,7 @@ def read(note: int) -> bytes:
 
 
 def write(note: int, text: bytes) -> None:
-    """Overwrite the content of an open journal. Raises OSError."""
+    """Overwrite the content of an open journal. Raise OSError."""
     os.pwrite(note, text, 0)  # before truncating, because overwriting works even on a full disk
     os.ftruncate(note, len(text))
 
@@ -87,7 +87,7 @@ def alone(descriptor: int) -> bool:
 def spans_of(said: dict[str, Any], staging: int) -> Spans:
     """Return the spans of the run that wrote a journal, and of the runs that it resumed; none is open.
 
-    Raises ValueError, TypeError, OverflowError if the journal is damaged.
+    Raise ValueError, TypeError, OverflowError if the journal is damaged.
     """
     spans = [[int(since), int(until)] for since, until in said.get("spans", ())]
     if spans and not spans[-1][1]:
@@ -119,7 +119,7 @@ def _last_change(staging: int, only: str | None) -> int:
 def kept(path: str, mark: str, share: Share | None = None) -> dict[str, Any] | None:
     """Return the journal that runs with `mark` left in the directory `path`, with all spans closed; {} without one.
 
-    Returns None while a run (of this share) is writing there, whatever its mark.
+    Return None while a run (of this share) is writing there, whatever its mark.
     """
     try:
         with _opened(path, share) as (staging, note):
@@ -138,7 +138,7 @@ def remove_abandoned_runs(staging: int) -> None:
 def put(path: str, said: dict[str, Any]) -> None:
     """Write back a journal that was read by kept() and removed by forget().
 
-    Raises OSError; FileExistsError if there is another journal.
+    Raise OSError; FileExistsError if there is another journal.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(os.path.join(path, RESERVED), 0o700)
@@ -156,7 +156,7 @@ def put(path: str, said: dict[str, Any]) -> None:
 def complete_listing(staging: int, mark: str, share: Share) -> list[Any] | None:
     """Return the Listing, as a list, that a complete run of another share has divided; None without such a run.
 
-    `staging` is the descriptor of the staging directory. Raises OSError, or one of DAMAGED, if the journal of that
+    `staging` is the descriptor of the staging directory. Raise OSError, or one of DAMAGED, if the journal of that
     share cannot be read.
     """
     found = _of_share(staging, mark, name_of(share)).get("listing")
@@ -173,7 +173,7 @@ def owned_by_a_share(staging: int, mark: str) -> bool:
 
 
 def _of_share(staging: int, mark: str, name: bytes) -> dict[str, Any]:
-    """Return the journal of a share; {} if there is none yet, or it has another mark. Raises OSError, DAMAGED.
+    """Return the journal of a share; {} if there is none yet, or it has another mark. Raise OSError, DAMAGED.
 
     The share may just be writing its journal, so a damaged journal is read again until _CHANGING seconds have passed.
     """
@@ -211,7 +211,7 @@ def forget(path: str, mark: str, share: Share | None = None) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: str, share: Share | None) -> Iterator[tuple[int, int]]:
-    """Open (staging directory, journal) of the directory `path`. Raises OSError, also if they are not ours alone."""
+    """Open (staging directory, journal) of the directory `path`. Raise OSError, also if they are not ours alone."""
     staging = os.open(os.path.join(path, RESERVED), OPEN)
     try:
         note = os.open(name_of(share), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)

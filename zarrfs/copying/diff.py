@@ -30,7 +30,7 @@ async def differences(one: Store, other: Store) -> AsyncIterator[Difference]:
     """Yield the differences from `one` to `other`, in the order of keys. Both stores must list names in order.
 
     Modes and times are compared only if both stores have them. Times are compared in whole seconds, and not for
-    directories. The entries of a deleted directory are not listed. Raises ReadError if bytes cannot be read.
+    directories. The entries of a deleted directory are not listed. Raise ReadError if bytes cannot be read.
     """
     levels = [("", _pairs(one, other, ""))]
     while levels:

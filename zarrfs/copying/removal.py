@@ -22,7 +22,7 @@ def remove_written(path: str, spans: Spans) -> int:
 
     Also delete empty directories that were created then. Return the number of other files, which stay. Symbolic links
     are not followed. On a file system without birth times only ctime counts, and a directory that had entries counts
-    as created then. Raises OSError.
+    as created then. Raise OSError.
     """
     base = BaseDirectory(path)
     try:

@@ -75,7 +75,7 @@ def _checked() -> Iterator[None]:
 def payload(data: bytes, kind: int, limit: int) -> bytes:
     """Return the FlatBuffer in a file of type `kind`.
 
-    Raises DamagedBuffer if the file is of another type, of a newer format, or damaged, or if decompression would
+    Raise DamagedBuffer if the file is of another type, of a newer format, or damaged, or if decompression would
     exceed `limit` bytes.
     """
     import zstandard
@@ -104,7 +104,7 @@ def payload(data: bytes, kind: int, limit: int) -> bytes:
 
 
 def repository(buffer: bytes) -> Repository:
-    """Parse the payload of a repository file. Raises DamagedBuffer."""
+    """Parse the payload of a repository file. Raise DamagedBuffer."""
     with _checked():
         table = Table.root(buffer)
         idents = [name_of(_ident(one, 12)) for one in table.tables(4)]
@@ -118,7 +118,7 @@ def repository(buffer: bytes) -> Repository:
 def snapshot(buffer: bytes, limit: int) -> Snapshot:
     """Parse the payload of a snapshot.
 
-    Raises DamagedBuffer, also if documents and paths together exceed `limit` bytes.
+    Raise DamagedBuffer, also if documents and paths together exceed `limit` bytes.
     """
     with _checked():
         table = Table.root(buffer)
@@ -157,7 +157,7 @@ def _node(table: Table) -> SnapshotNode:
 
 
 def manifest(buffer: bytes) -> Iterator[tuple[bytes, Iterator[ChunkReference]]]:
-    """Parse the payload of a manifest: yield (id, chunk references) of each array. Raises DamagedBuffer."""
+    """Parse the payload of a manifest: yield (id, chunk references) of each array. Raise DamagedBuffer."""
     with _checked():
         table = Table.root(buffer)
         locations = _Locations(table.data(2))
@@ -229,7 +229,7 @@ def _references(buffer: bytes, start: int, count: int, locations: _Locations) ->
 
 
 def _ident(table: Table, size: int) -> bytes:
-    """Return the id in the first field of a table. Raises DamagedBuffer if it is absent."""
+    """Return the id in the first field of a table. Raise DamagedBuffer if it is absent."""
     found = table.fixed(0, size)
     if found is None:
         raise DamagedBuffer("damaged: an id is missing")

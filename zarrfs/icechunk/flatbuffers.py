@@ -98,7 +98,7 @@ def vector_at(buffer: bytes, at: int, width: int) -> tuple[int, int]:
 
 
 def cut(buffer: bytes, at: int, size: int) -> bytes:
-    """Return `size` bytes from `at` on. Raises DamagedBuffer if the buffer ends earlier."""
+    """Return `size` bytes from `at` on. Raise DamagedBuffer if the buffer ends earlier."""
     found = buffer[at : at + size]
     if len(found) != size:
         raise DamagedBuffer("a field outside the file")

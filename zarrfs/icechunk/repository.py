@@ -50,7 +50,7 @@ class Selected(NamedTuple):
 async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Selected:
     """Return the snapshot that the options name; without such an option, that of the branch main.
 
-    `newer` says whether the repository has the file `repo`, as format 2 and later do. Raises SourceError if the
+    `newer` says whether the repository has the file `repo`, as format 2 and later do. Raise SourceError if the
     options name more than one, if there is no such branch, tag or snapshot, or if a file is damaged or of a format
     that is too new.
     """
@@ -131,7 +131,7 @@ async def compile_snapshot(
 ) -> None:
     """Write all metadata documents and chunk references of a snapshot to an index.
 
-    Raises SourceError if the repository is damaged or incomplete.
+    Raise SourceError if the repository is damaged or incomplete.
     """
     nodes = selected.snapshot.nodes
     wanted: dict[bytes, dict[bytes, list[tuple[files.SnapshotNode, files.Extents]]]] = {}
@@ -172,7 +172,7 @@ class _Chunks:
     def add(self, buffer: bytes, wanted: dict[bytes, list[tuple[files.SnapshotNode, files.Extents]]]) -> None:
         """Add the chunks of one manifest that belong to the `wanted` arrays (by id) and are within the extents.
 
-        Raises DamagedBuffer.
+        Raise DamagedBuffer.
         """
         for ident, references in files.manifest(buffer):
             for node, extents in wanted.get(ident, ()):
@@ -215,7 +215,7 @@ def virtual_url(location: str) -> str:
     The percent-encoded path of a file: URL, or key in a bucket, is decoded unless the index could not hold the result:
     bytes that are not UTF-8, a line break, which would end the URL of a target, or in a key "::", which would make the
     URL a chain. Then it stays encoded: a reader decodes a file: URL itself, and refuses a key. URLs of other protocols
-    stay encoded, too, and a "::" in them is encoded. Raises DamagedBuffer for a location that is no URL.
+    stay encoded, too, and a "::" in them is encoded. Raise DamagedBuffer for a location that is no URL.
     """
     scheme, mark, rest = location.partition("://")
     scheme = scheme.lower()

@@ -106,7 +106,7 @@ class RepositoryTargets(Targets):
     async def _compare(self, url: str) -> Entry | None:
         """Return the version of a target; None for a local file.
 
-        Raises TargetChanged if it is not the version that the repository records.
+        Raise TargetChanged if it is not the version that the repository records.
         """
         plain, tag, changed = _parts(url)
         path, remote = await self._find(plain)

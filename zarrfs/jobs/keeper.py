@@ -70,7 +70,7 @@ def add_owner(stream: IO[bytes] | None, owner: Process) -> None:
 
 
 def open_root(mountpoint: str) -> int:
-    """Open the root of a mount, which keeps the mount busy, without a request to the daemon. Raises MountError."""
+    """Open the root of a mount, which keeps the mount busy, without a request to the daemon. Raise MountError."""
     try:
         return os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:

@@ -23,7 +23,7 @@ def directory(parent: str, name: str, mount: bool, writable: bool) -> str:
     """Return the path for a new directory `name` on this node, in `parent` or, if that is "", in a directory it finds.
 
     That is the first of SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts), TMPDIR, /tmp, /var/tmp and XDG_RUNTIME_DIR
-    that is a writable directory of a local file system. Raises UsageError if `parent`, or every one of these, is not.
+    that is a writable directory of a local file system. Raise UsageError if `parent`, or every one of these, is not.
     """
     if parent:
         reason = _why_not(parent, mount and writable)

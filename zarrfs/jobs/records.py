@@ -82,7 +82,7 @@ class Record:
     def save(self) -> None:
         """Write the record file atomically; if that fails, as on a full disk, overwrite the old one in place.
 
-        Raises MountError if neither succeeds.
+        Raise MountError if neither succeeds.
         """
         shown = {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
         path, text = self._path(), json.dumps({"zarrfs_staged": _VERSION, **shown}, ensure_ascii=False)
@@ -98,7 +98,7 @@ class Record:
                 raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
 
     def update(self) -> bool:
-        """Write the record file unless it was removed meanwhile; return whether it existed. Raises MountError."""
+        """Write the record file unless it was removed meanwhile; return whether it existed. Raise MountError."""
         if not self.exists():  # otherwise locked() would create the directory
             return False
         with locked():
@@ -159,7 +159,7 @@ def _overwrite(path: str, data: bytes) -> bool:
 def home() -> str:
     """Return the directory of records of this user, and create it if it is missing.
 
-    Raises MountError if it cannot be created, or if other users can write to it.
+    Raise MountError if it cannot be created, or if other users can write to it.
     """
     last: MountError | None = None
     for path in places():
@@ -191,7 +191,7 @@ def _make(path: str) -> None:
 def found(damaged: list[MountError] | None = None) -> list[Record]:
     """Return all records of this user on this node, oldest first.
 
-    Raises MountError for a damaged record, or adds the error to `damaged`. Directories of other users are ignored,
+    Raise MountError for a damaged record, or adds the error to `damaged`. Directories of other users are ignored,
     because any user can create one of this name in /tmp.
     """
     records: dict[str, Record] = {}
@@ -323,7 +323,7 @@ def process_here() -> Process:
 def places() -> list[str]:
     """Return the possible directories of records of this user, in order of preference.
 
-    Raises UsageError if ZARRFS_STATE_DIR is not an absolute path.
+    Raise UsageError if ZARRFS_STATE_DIR is not an absolute path.
     """
     user = os.geteuid()
     if said := os.environ.get(VARIABLE):
@@ -359,7 +359,7 @@ def _check_owned(path: str) -> None:
 
 
 def _read(directory: str, name: str) -> Record | None:
-    """Read a record; return None if it does not exist. Raises MountError if it is damaged."""
+    """Read a record; return None if it does not exist. Raise MountError if it is damaged."""
     path = os.path.join(directory, name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -391,7 +391,7 @@ def _from_json(values: dict[str, Any], directory: str) -> Record:
 
 
 def owner_of(pid: int) -> Process:
-    """Return the process `pid`, for which a source is staged. Raises UsageError if there is no such process."""
+    """Return the process `pid`, for which a source is staged. Raise UsageError if there is no such process."""
     who = processes.process(pid)
     if who is None:
         raise UsageError(f"--for {pid}: there is no such process")

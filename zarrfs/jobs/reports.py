@@ -11,7 +11,7 @@ from zarrfs.errors import UsageError, ZarrfsError, reason_of
 
 
 def place(path: str | None) -> str | None:
-    """Return the absolute path of a report; None and "-" unchanged. Raises UsageError if it cannot be written."""
+    """Return the absolute path of a report; None and "-" unchanged. Raise UsageError if it cannot be written."""
     if path is None or path == "-":
         return path
     parent = os.path.dirname(os.path.abspath(path))
@@ -25,7 +25,7 @@ def place(path: str | None) -> str | None:
 
 
 def write(path: str | None, report: dict[str, Any]) -> None:
-    """Write a report to a file, or for "-" to standard output; do nothing for None. Raises UsageError.
+    """Write a report to a file, or for "-" to standard output; do nothing for None. Raise UsageError.
 
     A regular file appears whole or not at all.
     """

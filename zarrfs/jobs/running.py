@@ -40,8 +40,8 @@ class Command(NamedTuple):
 def run(command: Command, parsed: Parsed, notify: Callable[[str], None]) -> int:
     """Mount, run the command, unmount; return the exit status of the command, or 128 + N if signal N ended it.
 
-    Returns 126 or 127 if it cannot be executed, and 125 instead of 0 if it leaves processes behind, or the mount busy;
-    the mount then stays as long as it is in use. Raises UsageError, SourceError, MountError if mounting fails.
+    Return 126 or 127 if it cannot be executed, and 125 instead of 0 if it leaves processes behind, or the mount busy;
+    the mount then stays as long as it is in use. Raise UsageError, SourceError, MountError if mounting fails.
     """
     dest = command.at
     if dest is None:
@@ -104,7 +104,7 @@ def _run(
 def _start(
     words: Sequence[str], environment: dict[str, str], mask: set[int], add_owner: Callable[[Process], None]
 ) -> int:
-    """Fork a process, call `add_owner` with it, and let it execute a command. Return its pid. Raises OSError."""
+    """Fork a process, call `add_owner` with it, and let it execute a command. Return its pid. Raise OSError."""
     go, let_go = os.pipe()
     failed, fail = os.pipe()
     pid = os.fork()

@@ -85,7 +85,7 @@ async def write(
 ) -> int:  # fmt: skip
     """Copy the entries of `store` that `copying` selects to the path of a record.
 
-    Return the number of files that became symbolic links. Raises UsageError and SourceError as copy_store() does,
+    Return the number of files that became symbolic links. Raise UsageError and SourceError as copy_store() does,
     UsageError if the copy or its manifest would be in the source directory, and MountError if the manifest cannot be
     written.
     """
@@ -147,7 +147,7 @@ class _Linking:
 def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntry], None]]:
     """Yield a function that adds an entry to the manifest, which appears, complete, after the block.
 
-    Raises UsageError if the manifest cannot be at `path`, and MountError if it cannot be written.
+    Raise UsageError if the manifest cannot be at `path`, and MountError if it cannot be written.
     """
     if path is None:
         yield lambda done: None

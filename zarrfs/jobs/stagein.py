@@ -49,7 +49,7 @@ class StageRequest:
 def begin(request: StageRequest, parsed: Parsed, notify: Callable[[str], None]) -> Record:
     """Create a record for a request, after unstaging a stale source at the same DEST.
 
-    A request with `join` may get the record of another process instead, in the state READY. Raises UsageError or
+    A request with `join` may get the record of another process instead, in the state READY. Raise UsageError or
     MountError if DEST cannot be used, MountError if a source that may still be needed is staged there.
     """
     dest = mounts.resolved(request.dest)
@@ -119,7 +119,7 @@ def _joinable(other: Record, record: Record) -> bool:
 def _join(other: Record, owners: list[Process]) -> bool:
     """Add owners to a record and start a keeper that waits for all of them.
 
-    Return False if a process is staging or unstaging it, or has unstaged it. Raises MountError.
+    Return False if a process is staging or unstaging it, or has unstaged it. Raise MountError.
     """
     with records.locked():
         now = records.current(other)
@@ -138,7 +138,7 @@ def _join(other: Record, owners: list[Process]) -> bool:
 
 
 def _replace(other: Record, record: Record, notify: Callable[[str], None], timeout: float) -> None:
-    """Unstage the source at the DEST of a new record. Raises MountError if it may still be needed."""
+    """Unstage the source at the DEST of a new record. Raise MountError if it may still be needed."""
     same = (other.manager, other.job, other.owners) == (record.manager, record.job, record.owners)
     # whether the same copy is made again over its own files; not if it is node-local: unstage() would remove it,
     # although the job may be reading it
@@ -159,7 +159,7 @@ def mount(
 ) -> tuple[Record, IO[bytes] | None]:
     """Mount a source and start its keeper; return its record when the source can be read.
 
-    With `pipe`, also return the stream for keeper.add_owner(). Raises UsageError, SourceError, MountError as
+    With `pipe`, also return the stream for keeper.add_owner(). Raise UsageError, SourceError, MountError as
     daemon.session.mount() does; after an error nothing is left behind.
     """
     if parsed.options.foreground:
@@ -263,7 +263,7 @@ def about(record: Record) -> dict[str, object]:
 
 
 def link(record: Record) -> None:
-    """Create the link at `dest`, replacing an empty directory. Raises MountError if something else is at `dest`."""
+    """Create the link at `dest`, replacing an empty directory. Raise MountError if something else is at `dest`."""
     if not record.link:
         return
     try:
@@ -326,7 +326,7 @@ def _record_directories(record: Record, made: list[str]) -> None:
 
 
 def make_directories(record: Record) -> None:
-    """Create the recorded directories. Raises MountError.
+    """Create the recorded directories. Raise MountError.
 
     A node-local directory is private, except one of root, which the user of the job must be able to read.
     """

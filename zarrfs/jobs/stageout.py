@@ -64,7 +64,7 @@ class StageOutReport:
 def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
     """Open the tree of the source staged at `dest`, or of the directory `upper`, locked against other writers.
 
-    The mount of the source may keep writing to it; its dirty data is flushed first. Raises MountError if nothing is
+    The mount of the source may keep writing to it; its dirty data is flushed first. Raise MountError if nothing is
     staged at `dest`, UsageError without an upper directory or, with `merged`, without a mount, and SourceError if
     another mount writes to the upper directory.
     """
@@ -96,7 +96,7 @@ def archive(
 ) -> None:  # fmt: skip
     """Write a tree as the archive `output`, which appears when it is complete. For `begun` and errors see create().
 
-    Raises UsageError if the archive or its blobs would be in the tree.
+    Raise UsageError if the archive or its blobs would be in the tree.
     """
     for name, path in (("--output", output), ("--blobs", options.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
@@ -112,7 +112,7 @@ def archive(
 def files(tree: Tree, report: StageOutReport, links: bool, keep_going: bool = False) -> Iterator[TreeFile]:
     """Yield the files of a tree, sorted by name; add empty directories and other entries to the report.
 
-    Symbolic links count as other entries unless `links` is set. Raises SourceError for an entry that cannot be read;
+    Symbolic links count as other entries unless `links` is set. Raise SourceError for an entry that cannot be read;
     with `keep_going` it is added to `report.failed` instead.
     """
     pending = [""]
@@ -142,7 +142,7 @@ def deleted(upper: str, keep_going: bool = False) -> list[str]:
     """Return the keys of the source that an upper directory hides, sorted; "DIR/" for everything that was in DIR.
 
     "DIR/" is also returned for a file DIR that was replaced by a directory, because only the source knows whether DIR
-    was a file. Raises SourceError for a directory that cannot be read; with `keep_going` such a directory is left out,
+    was a file. Raise SourceError for a directory that cannot be read; with `keep_going` such a directory is left out,
     because files() reports it.
     """
 
@@ -172,7 +172,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _record(dest: str | None, upper: str | None) -> Record | None:
-    """Return the record at `dest`, or of an upper directory, if any. Raises MountError if there is none at `dest`."""
+    """Return the record at `dest`, or of an upper directory, if any. Raise MountError if there is none at `dest`."""
     found = records.found()
     if dest is None:
         return next((record for record in found if record.upper and record.upper == upper), None)

@@ -43,7 +43,7 @@ class UnstageOptions(NamedTuple):
 def unstage(record: Record, options: UnstageOptions) -> bool:
     """Remove everything that a record describes, and the record; return False if it stays for other owners.
 
-    It stays for other owners only with `unless_owned`. Raises MountError, which names the processes, if the mount is
+    It stays for other owners only with `unless_owned`. Raise MountError, which names the processes, if the mount is
     busy; then everything stays, and so does the keeper.
     """
     try:
@@ -71,7 +71,7 @@ def unstage(record: Record, options: UnstageOptions) -> bool:
 def mount_of(record: Record) -> mounts.Mount | None:
     """Return the mount of a record, even if a directory above it was renamed; None if it is not mounted.
 
-    Raises MountError if it may be in another mount namespace, such as that of a job with a private /tmp.
+    Raise MountError if it may be in another mount namespace, such as that of a job with a private /tmp.
     """
     found = mounts.mount_at(record.place)
     if found is not None and found.fstype == mounts.FSTYPE and record.device in ("", found.device):
@@ -142,7 +142,7 @@ def why_dead(record: Record) -> str:
 
 
 def ensure_keeper(record: Record) -> None:
-    """Start a keeper if a mount has none; the mount is busy when this returns. Raises MountError."""
+    """Start a keeper if a mount has none; the mount is busy when this returns. Raise MountError."""
     if not record.mounted or processes.alive(record.keeper):
         return
     mount = mount_of(record)
@@ -156,7 +156,7 @@ def ensure_keeper(record: Record) -> None:
 def _claimed(record: Record, options: UnstageOptions) -> bool:
     """Claim a record, and wait if another process has claimed it; return False if that process has unstaged it.
 
-    Raises MountError after a timeout, and StillOwned.
+    Raise MountError after a timeout, and StillOwned.
     """
     deadline = time.monotonic() + options.timeout
     while not records.claim(record, options.unless_owned, options.leaving):
@@ -251,7 +251,7 @@ def _set_mode(directory: str, mode: int) -> None:
 def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:
     """Remove a node-local directory; from another directory, the files that the copy wrote, if unchanged since.
 
-    Also remove its manifest. Raises MountError.
+    Also remove its manifest. Raise MountError.
     """
     from zarrfs.store.destination import remove_tree
 
@@ -307,7 +307,7 @@ def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -
 
 
 def unstage_stale(options: UnstageOptions) -> list[dict[str, Any]]:
-    """Unstage sources that are not needed any more, as root those of all users. Returns objects as unstage_all().
+    """Unstage sources that are not needed any more, as root those of all users. Return objects as unstage_all().
 
     If ZARRFS_STATE_DIR is set, root unstages only those recorded there.
     """

@@ -57,7 +57,7 @@ def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport)
 
     Files that an earlier run sent, and that still exist at the destination, are skipped.
 
-    Raises UsageError for a URL that cannot be written to, SourceError for an entry that cannot be stored at a URL, and
+    Raise UsageError for a URL that cannot be written to, SourceError for an entry that cannot be stored at a URL, and
     for the first file that cannot be sent; with `keep_going` such files are added to `done` instead.
     """
     destination = _destination(how.url, options)
@@ -97,7 +97,7 @@ def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport)
 def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: StageOutReport) -> None:
     """Copy a tree to a directory with modes, times, symbolic links, holes, and empty directories.
 
-    It is copied as by `zarrfs archive extract`. Raises UsageError, SourceError.
+    It is copied as by `zarrfs archive extract`. Raise UsageError, SourceError.
     """
     import trio
 
@@ -211,7 +211,7 @@ def _destination(url: str, options: Options) -> _Destination:
 
 
 def _send_one(tree: Tree, destination: _Destination, file: TreeFile, options: Options, journal: _Journal) -> bool:
-    """Send a file unless an earlier run has sent it; return whether it was sent now. Raises ReadError, SourceError."""
+    """Send a file unless an earlier run has sent it; return whether it was sent now. Raise ReadError, SourceError."""
     path = f"{destination.path}/{file.key}"
     source = os.path.join(tree.base, file.key)
     pause = _PAUSE

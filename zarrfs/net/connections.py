@@ -56,7 +56,7 @@ class Server:
     async def connect(self, where: str, patience: float) -> Connection:
         """Make a new connection. `where` is for messages, `patience` the timeout of the request in seconds.
 
-        Raises AccessDenied, ReadError, Transient, OSError.
+        Raise AccessDenied, ReadError, Transient, OSError.
         """
         connection = Connection(await self._socket(where, patience), False)
         try:

@@ -163,7 +163,7 @@ class HttpSystem(System):
         return Fetched(data, tag(response), total if len(data) == want else seen, ranged=False)
 
     async def _resumed(self, response: Response, url: str, start: int, stop: int | None, cut: Cut) -> Fetched:
-        """Return a range whose answer was cut off, after requests for the rest. Raises `cut` if that is not possible.
+        """Return a range whose answer was cut off, after requests for the rest. Raise `cut` if that is not possible.
 
         If the server has another version of the value by now, If-Range makes it send all of that instead of a 206.
         """

@@ -54,7 +54,7 @@ class Head(NamedTuple):
 def end_of_head(data: bytes, seen: int = 0) -> int:
     """Return the number of bytes of the head with which `data` begins; 0 if the head is not complete yet.
 
-    The first `seen` bytes were examined by an earlier call. Raises BadAnswer if `data` cannot become a head.
+    The first `seen` bytes were examined by an earlier call. Raise BadAnswer if `data` cannot become a head.
     """
     end = data.find(_END, max(0, seen - 3))
     if end >= 0:
@@ -67,7 +67,7 @@ def end_of_head(data: bytes, seen: int = 0) -> int:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parse a complete head, including its empty line. Raises BadAnswer."""
+    """Parse a complete head, including its empty line. Raise BadAnswer."""
     status, *lines = data[: -len(_END)].split(b"\r\n")
     match = _STATUS.fullmatch(status)
     if match is None:
@@ -93,7 +93,7 @@ def parse_head(data: bytes) -> Head:
 def body_length(head: Head, method: str) -> int:
     """Return the length of the body in bytes, or CHUNKED or TO_THE_END.
 
-    Raises BadAnswer. Source: RFC 9112, section 6.3.
+    Raise BadAnswer. Source: RFC 9112, section 6.3.
     """
     if method == "HEAD" or head.status in (204, 304):
         return 0
@@ -113,7 +113,7 @@ def body_length(head: Head, method: str) -> int:
 def chunk_length(line: bytes) -> int:
     """Return the length in bytes that the first line of a chunk states.
 
-    Raises BadAnswer. Source: RFC 9112, section 7.1.
+    Raise BadAnswer. Source: RFC 9112, section 7.1.
     """
     match = _CHUNK.fullmatch(line)
     if match is None:

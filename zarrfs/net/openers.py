@@ -241,7 +241,7 @@ def _kept_anonymous(family: str, options: dict[str, Any], url: str) -> dict[str,
     """Return `options`, with an addition that makes adlfs anonymous if they have anon=True.
 
     adlfs takes keys from the environment even with anon=True, unless there is a connection string among the options.
-    Raises ReadError if no account is named.
+    Raise ReadError if no account is named.
     """
     granted = family == "abfs" and any(map(os.environ.get, _AZURE_VARIABLES))
     if not granted or not options.get("anon") or any(map(options.get, _AZURE_OPTIONS)):

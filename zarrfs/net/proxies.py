@@ -53,7 +53,7 @@ async def tunnel(
     """Make the proxy at the other end of `connection` connect to a server; all later bytes are sent to the server.
 
     `guarded`: refuse a server whose address is not public, if the address is looked up here (socks5://). `where` is
-    for messages. Raises AccessDenied, ReadError, Transient, BadAnswer, OSError.
+    for messages. Raise AccessDenied, ReadError, Transient, BadAnswer, OSError.
     """
     if proxy.is_socks:
         await _socks(connection, proxy, name, port, where, guarded)

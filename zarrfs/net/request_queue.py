@@ -179,7 +179,7 @@ class RequestQueue:
     async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `connect`, which connects to `where`; retry failures as those of any request.
 
-        Raises ReadError after the retries or, if outages are waited for, after read_timeout=. The kernel repeats a
+        Raise ReadError after the retries or, if outages are waited for, after read_timeout=. The kernel repeats a
         failed read immediately: the repetition after read_timeout= gets only _LAST_ATTEMPT seconds.
         """
         attempt, pause, reason = 0, _FIRST_PAUSE, ""

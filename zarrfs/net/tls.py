@@ -115,7 +115,7 @@ async def encrypted(
     """Return a TLS connection to the server `name` over `sock`, which is closed with it, or if this fails.
 
     `sock` may have one layer of TLS, but not two. The `earlier` session is resumed unless certificates have been read
-    again since. Raises ReadError and OSError, which includes ssl.SSLError.
+    again since. Raise ReadError and OSError, which includes ssl.SSLError.
     """
     with contextlib.ExitStack() as closing:
         closing.callback(sock.close)

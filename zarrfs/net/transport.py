@@ -83,7 +83,7 @@ class Connection:
             await trio.lowlevel.checkpoint()
 
     async def receive_of_body(self, most: int) -> bytes:
-        """Wait for bytes of a body and return them, as receive() does. Raises Cut if the connection fails."""
+        """Wait for bytes of a body and return them, as receive() does. Raise Cut if the connection fails."""
         try:
             return await self.receive(most)
         except OSError as exc:
@@ -92,7 +92,7 @@ class Connection:
     async def head(self) -> Head | None:
         """Receive the head of an answer; return None if the connection ends before any byte of it.
 
-        Raises BadAnswer, Transient, OSError. Interim answers (RFC 9110, 15.2) are skipped.
+        Raise BadAnswer, Transient, OSError. Interim answers (RFC 9110, 15.2) are skipped.
         """
         while True:
             data = await self._head()
@@ -129,7 +129,7 @@ class Connection:
         return data[:length]
 
     async def read(self, size: int) -> Buffer:
-        """Receive exactly `size` bytes. Raises Cut."""
+        """Receive exactly `size` bytes. Raise Cut."""
         begun, self.ahead = self.ahead[:size], self.ahead[size:]
         got: int = len(begun)
         if got == size:
@@ -221,7 +221,7 @@ class Body:
         self._chunk = 0  # bytes left of the present chunk
 
     async def read(self, most: int) -> Buffer:
-        """Return the next `most` bytes; fewer only at the end of the body. Raises Cut."""
+        """Return the next `most` bytes; fewer only at the end of the body. Raise Cut."""
         if self.left >= 0:
             size = min(most, self.left)
             data = await self._connection.read(size)
@@ -237,7 +237,7 @@ class Body:
         return pieces
 
     async def piece(self, most: int = _LOW) -> bytes:
-        """Wait for bytes and return them, up to `most`; b"" at the end of the body. Raises Cut, BadAnswer."""
+        """Wait for bytes and return them, up to `most`; b"" at the end of the body. Raise Cut, BadAnswer."""
         if self.left == CHUNKED:
             most = min(most, self._chunk or await self._next_chunk())
         elif self.left >= 0:

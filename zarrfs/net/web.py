@@ -140,7 +140,7 @@ class Web:
         """Send a request, follow redirects, and return the last answer; `more` has further headers with line ends.
 
         `slash`: do not follow a redirect to the same name with "/", which means that the name is a directory. Its
-        destination is then the last hop of the answer. Raises ReadError, Transient, OSError.
+        destination is then the last hop of the answer. Raise ReadError, Transient, OSError.
         """
         where = without_secrets(url)
         first = self._hop(url, None, where)

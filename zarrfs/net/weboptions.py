@@ -66,7 +66,7 @@ def check_web_options(options: Options) -> None:
 
 
 def web_options(options: Mapping[str, Any], authorities: str, where: str) -> WebOptions:
-    """Translate the storage options of a place. Raises ReadError for what is not understood."""
+    """Translate the storage options of a place. Raise ReadError for what is not understood."""
     try:
         return _translated(options, authorities)
     except (ValueError, TypeError, AttributeError) as exc:
@@ -146,7 +146,7 @@ def _path(value: object) -> str:
 def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy | None:
     """Return the proxy for a server, from options or else the environment; None if there is none.
 
-    Raises ReadError if the proxy cannot be used.
+    Raise ReadError if the proxy cannot be used.
     """
     url, named = options.proxy, "http.proxy="
     if url is None:
@@ -168,7 +168,7 @@ def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy |
 def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) -> Proxy:
     """Parse the URL of a proxy, with the user and password in it or those of `login`.
 
-    Raises ValueError, whose text does not show the password; `named` is the option or variable with the URL.
+    Raise ValueError, whose text does not show the password; `named` is the option or variable with the URL.
     """
     rule = "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT"
     try:

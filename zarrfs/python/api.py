@@ -26,7 +26,7 @@ def open_store(source: str | os.PathLike[str], **options: Any) -> StoreHandle:
     Options are those of `-o`, with the same defaults, files and variables (docs/configuration.md). A value is text as
     on the command line, or a number, a boolean or a list; dotted options are written as
     storage_options={"s3": {"anon": True}}. The returned handle is a context manager that closes the source at the end
-    of the block. Raises SourceError or UsageError.
+    of the block. Raise SourceError or UsageError.
     """
     return StoreHandle(source, options)
 
@@ -38,7 +38,7 @@ def read_array(
 
     `name` is the path of the array in the source, or "" if the source itself is the array. `selection` is a basic
     index of numpy (numpy.s_[0, 10:20]); only the chunks that it touches are read. Options are those of open_store().
-    A missing chunk reads as the fill value. Raises SourceError or UsageError if the source cannot be opened, NotFound
+    A missing chunk reads as the fill value. Raise SourceError or UsageError if the source cannot be opened, NotFound
     if it has no such array, ReadError if the array's metadata is invalid or a chunk cannot be read or decoded, and
     IndexError for a selection that is invalid, or outside the array.
     """

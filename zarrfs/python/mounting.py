@@ -37,7 +37,7 @@ def mounted(
     allow_other=True), and which is removed at the end. Options are those of `zarrfs mount`, given as for open_store().
     Lines of the mount's log, such as the reason of a failed read, go to the logger "zarrfs.python.mounting".
 
-    Raises UsageError, SourceError or MountError before the block if mounting fails. Files that are still open at the
+    Raise UsageError, SourceError or MountError before the block if mounting fails. Files that are still open at the
     end of the block stay readable until they are closed, but the mount is removed from the directory tree. Using a
     path in it afterwards raises an OSError with ELOOP rather than FileNotFoundError, for which a Zarr reader would
     return fill values. That protection needs a directory made here: with `mountpoint` it is FileNotFoundError, or

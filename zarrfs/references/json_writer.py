@@ -60,7 +60,7 @@ class JsonWriter:
             self._flush()
 
     def commit(self) -> None:
-        """Write the rest of the document. Raises InvalidKey as add() does."""
+        """Write the rest of the document. Raise InvalidKey as add() does."""
         self._flush()
         if not self._began:
             self._begin()

@@ -67,7 +67,7 @@ class Directory:
     async def absent(self, key: str, failure: TargetMissing) -> bool:
         """Return whether read() raised `failure` because the file does not exist although the set still does.
 
-        Return False for a dangling link, as in git-annex: its target is unavailable, not absent. Raises TargetChanged
+        Return False for a dangling link, as in git-annex: its target is unavailable, not absent. Raise TargetChanged
         as check() does.
         """
         found = await trio.to_thread.run_sync(_is_absent, self._path, key)
@@ -77,7 +77,7 @@ class Directory:
     async def records(self, array: str) -> list[int] | None:
         """Return the sorted numbers of an array's record files; None if no reliable listing is available.
 
-        Raises TargetChanged as check() does.
+        Raise TargetChanged as check() does.
         """
         names = await trio.to_thread.run_sync(_names, self._path, array)
         if names is None:

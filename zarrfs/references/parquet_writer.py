@@ -135,7 +135,7 @@ class ParquetWriter:
                 self._write(*next(iter(self._open)))
 
     def commit(self) -> None:
-        """Write the rest and rename the directory to its final name. Raises as add() does."""
+        """Write the rest and rename the directory to its final name. Raise as add() does."""
         for prefix, references in self._waiting.items():
             raise self._refusal(references[0].key, f"neither metadata nor a chunk: no {join_key(prefix, '.zarray')}")
         while self._open:

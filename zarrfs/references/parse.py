@@ -116,7 +116,7 @@ class _Version1:
             self._check_templates()
 
     def _generate(self, gen: Gen) -> None:
-        """Add the entries of one item of gen. Raises TemplateError."""
+        """Add the entries of one item of gen. Raise TemplateError."""
         urls = _Urls(self._compilation.writer, None)  # gen's URLs are rendered already
         for batch in self._templates().batches(gen):
             made: Iterable[Any] = zip(batch.urls, strict=True)
@@ -192,7 +192,7 @@ class _Urls:
         self.known: dict[str, int] = {}  # URL as written -> id of the target
 
     def url(self, raw: Any) -> str:
-        """Return the expanded URL of `raw` and remember its target. Raises _Bad or TemplateError."""
+        """Return the expanded URL of `raw` and remember its target. Raise _Bad or TemplateError."""
         if type(raw) is not str:
             raise _Bad(f"url: expected a string, not {json_type(raw)}")
         url = self._render(raw) if self._render is not None and "{{" in raw else raw
@@ -307,7 +307,7 @@ class _Entries:
             raise _Bad(f"expected [url] or [url, offset, length], not an array of {len(value)}")
 
     def _checked(self, key: str) -> str:
-        """Return `key` without a leading slash. Raises _Bad."""
+        """Return `key` without a leading slash. Raise _Bad."""
         if _size(key) is None:
             raise _Bad("a key with a lone surrogate, which UTF-8 cannot hold")
         if key[:1] == "/":
@@ -334,7 +334,7 @@ def _check_range(offset: Any, length: Any) -> None:
 
 
 def _inline(text: str) -> bytes:
-    """Return the bytes of an inline value. Raises _Bad."""
+    """Return the bytes of an inline value. Raise _Bad."""
     try:
         data = text.encode()
     except UnicodeEncodeError:
@@ -358,7 +358,7 @@ def _size(text: str) -> int | None:
 
 
 def _number(value: int | str) -> int:
-    """Return an offset or length made by gen, which may be rendered text, as an int. Raises _Bad."""
+    """Return an offset or length made by gen, which may be rendered text, as an int. Raise _Bad."""
     if isinstance(value, int):
         return value
     match = _NUMBER.fullmatch(value)

@@ -120,7 +120,7 @@ async def statistics(
     top: int = 10,
     watched: Callable[[AsyncIterator[Reference]], AsyncIterator[Reference]] = lambda references: references,
 ) -> Stats:
-    """Return statistics of a set. `watched` may wrap its references to show progress. Raises as store.references()."""
+    """Return statistics of a set. `watched` may wrap its references to show progress. Raise as store.references()."""
     stats, columns, tree = Stats(), _Columns(), _Tree(store)
     async for key, data, url, offset, length in watched(store.references()):
         parent, _, name = key.rpartition("/")

@@ -100,7 +100,7 @@ class Templates:
         self._environment = _Environment(self)
 
     def text(self, source: str) -> str:
-        """Render `source`, in which no names but those of the templates are defined. Raises TemplateError."""
+        """Render `source`, in which no names but those of the templates are defined. Raise TemplateError."""
         try:
             simple = self._substitute(source)
             if simple is not None:
@@ -121,7 +121,7 @@ class Templates:
             raise TemplateError(_reason(exc)) from None
 
     def batches(self, gen: Gen) -> Iterator[RenderedBatch]:
-        """Yield the rendered fields of all combinations, in order, at most 65536 at a time. Raises TemplateError."""
+        """Yield the rendered fields of all combinations, in order, at most 65536 at a time. Raise TemplateError."""
         self.budget.seconds += gen.count * SECONDS_A_ROW
         done = 0
         fast = [self._rendered_together] if gen.count <= _FEW else [self._evaluated, self._rendered_together]
@@ -173,7 +173,7 @@ class Templates:
             self._active.pop()
 
     def parse(self, source: str) -> nodes.Template:
-        """Parse a template. Raises TemplateError and the errors of jinja2."""
+        """Parse a template. Raise TemplateError and the errors of jinja2."""
         tree = self._environment.parse(source)
         if any(name.name == "self" for name in tree.find_all(nodes.Name)):
             raise TemplateError("'self' is undefined")  # jinja2 would supply its own object
@@ -182,7 +182,7 @@ class Templates:
     def callee(self, name: str) -> nodes.Template | None:
         """Return the parsed template that {{name(...)}} renders.
 
-        Return None if `name` is no template, or one without "{{", which cannot be called. Raises any error if the
+        Return None if `name` is no template, or one without "{{", which cannot be called. Raise any error if the
         template is invalid.
         """
         value = self.find(name)

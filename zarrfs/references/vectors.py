@@ -78,7 +78,7 @@ class NamedTemplates(Protocol):
     def callee(self, name: str) -> nodes.Template | None:
         """Return the parsed template that a call of `name` renders; None if `name` cannot be called.
 
-        Raises any error if the template is invalid.
+        Raise any error if the template is invalid.
         """
         ...
 
@@ -107,7 +107,7 @@ class Combinations:
         self._left = SIZE_MAX
 
     def take(self, count: int, size: int) -> None:
-        """Reserve memory for `count` objects of `size` bytes before they are made. Raises TooLarge."""
+        """Reserve memory for `count` objects of `size` bytes before they are made. Raise TooLarge."""
         self._left -= count * size
         if self._left < 0:
             raise TooLarge
@@ -118,13 +118,13 @@ class Combinations:
         return tuple(size if axis in axes else 1 for axis, size in enumerate(self.shape))
 
     def dimension(self, name: str) -> Ints:
-        """Return the values of a dimension. Raises NotEvaluated beyond 64 bits."""
+        """Return the values of a dimension. Raise NotEvaluated beyond 64 bits."""
         values = self.block[name]
         self.take(len(values), 8)
         return _int64(values).reshape(self.shape_over([name]))
 
     def number(self, value: int) -> Ints:
-        """Return a number that is the same for all combinations. Raises NotEvaluated beyond 64 bits."""
+        """Return a number that is the same for all combinations. Raise NotEvaluated beyond 64 bits."""
         return _int64([value]).reshape(self._ones)
 
     def constant(self, text: str) -> TextPart:

@@ -36,7 +36,7 @@ def plan_source(
     source: str, options: Options, child: bool = True, meanwhile: Callable[[], object] = lambda: None,
     forks: bool = False,
 ) -> Plan:  # fmt: skip
-    """Detect the kind of `source`, check it and compile it. Raises SourceError or UsageError.
+    """Detect the kind of `source`, check it and compile it. Raise SourceError or UsageError.
 
     The base of the plan is -o base= if that is given. With `child=False`, this process makes the plan instead of a
     child; it always does for `memory:` URLs, because they exist only in this process. `meanwhile` is called while the
@@ -175,7 +175,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 def open_plan(plan: Plan, options: Options) -> Store:
     """Open a plan as a Store, with the changes in -o upperdir= on top. Makes no network requests.
 
-    Raises UsageError if options do not fit the plan, SourceError if an index or directory cannot be used.
+    Raise UsageError if options do not fit the plan, SourceError if an index or directory cannot be used.
     """
     if options.storage:
         from zarrfs.net.weboptions import check_web_options

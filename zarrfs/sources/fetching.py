@@ -50,7 +50,7 @@ class FetchedDocument(NamedTuple):
 def read_document(
     url: str, options: Options, directory: str | None = None, known: Known = lambda stamp, dump: False
 ) -> FetchedDocument | None:
-    """Fetch the document at `url`. Return None if there is a store or no document. Raises SourceError.
+    """Fetch the document at `url`. Return None if there is a store or no document. Raise SourceError.
 
     A document is a file whose name ends in ".json" or whose first character is "{" or "[", an index, a compressed
     file, or the archive in a tar of flux dump. A large document is written to a file in `directory` (None: the

@@ -50,7 +50,7 @@ def check_options(plan: Plan, options: Options) -> None:
 
 
 def plan_local(path: str, options: Options) -> Plan:
-    """Plan the repository in the local directory `path` (absolute). Raises SourceError."""
+    """Plan the repository in the local directory `path` (absolute). Raise SourceError."""
     if not is_repository(path):
         raise SourceError(path, NO_REPOSITORY)
 
@@ -101,7 +101,7 @@ def _read(path: str, most: int) -> bytes:
 async def plan_remote(
     remote: RemoteFiles, system: System, path: str, url: str, options: Options
 ) -> Plan | None:
-    """Plan the repository at `url`; return None if there is none. Raises SourceError or ReadError."""
+    """Plan the repository at `url`; return None if there is none. Raise SourceError or ReadError."""
 
     async def fetch(name: str) -> bytes:
         where = path

@@ -168,7 +168,7 @@ class IndexCache:
         return os.path.join(self.directory, f".zarrfs-{name}.tmp")
 
     def keep(self, scratch: str, digest: str) -> str:
-        """Rename a finished index to its final name; return its path. Raises OSError or sqlite3.Error."""
+        """Rename a finished index to its final name; return its path. Raise OSError or sqlite3.Error."""
         try:
             return self._rename(scratch, digest)
         except PermissionError:

@@ -50,7 +50,7 @@ DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.refe
 
 
 def prepare(source: str, options: Options) -> Plan:
-    """Make the plan of `source` in this process. Raises SourceError or UsageError.
+    """Make the plan of `source` in this process. Raise SourceError or UsageError.
 
     sources.plan_source() calls it, usually in a child.
     """

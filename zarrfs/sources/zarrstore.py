@@ -60,7 +60,7 @@ def open_directory(path: str, options: Options) -> FileSystemStore:
 
     Zarr stores and views follow links, because a reader of a chunk needs its bytes. Other directories show links as
     links, and so does the lower directory of `upperdir=`, except for links that lead out of it: they would point
-    elsewhere in the mount. Raises SourceError.
+    elsewhere in the mount. Raise SourceError.
     """
     from zarrfs.store.directory import FileSystemStore, Links
 
@@ -129,7 +129,7 @@ def _holds(file: IO[bytes], wanted: bytes) -> bool:
 
 
 def plan_remote(url: str, options: Options) -> Plan:
-    """Plan the store at `url`: find out what it is and whether its server can list. Raises SourceError."""
+    """Plan the store at `url`: find out what it is and whether its server can list. Raise SourceError."""
     return run(urls.without_fragment(url), options, _plan_remote)
 
 

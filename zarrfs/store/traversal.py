@@ -32,7 +32,7 @@ class Dangling(NotFound):
 async def follow(store: Store, key: str) -> str | None:
     """Resolve symbolic links in `key`; return the final key, or None if a link leaves the tree or loops.
 
-    Raises NotFound or NotDirectory if there is no such key: Dangling if that is because of a link.
+    Raise NotFound or NotDirectory if there is no such key: Dangling if that is because of a link.
     """
     done: list[str] = []
     rest, links = key.split("/"), 0
@@ -88,7 +88,7 @@ async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info
 async def open_followed(store: Store, key: str) -> Value:
     """Open the value that `key` resolves to, following links in every part of it.
 
-    Raises what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
+    Raise what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
     """
     if store.links_cross_layers:
         return await store.open(await followed(store, key))

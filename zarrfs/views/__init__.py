@@ -24,7 +24,7 @@ MODULES = {  # modules that are imported when a file of a view is read
 def open_view(store: Store, options: Options, source: str = "", kept: KeptHeaders | None = None) -> Store:
     """Return the view of `store` that options.view names; closing the view closes the store.
 
-    With view=netcdf, `source` determines the names of files, and headers are kept in `kept`. Raises UsageError if a
+    With view=netcdf, `source` determines the names of files, and headers are kept in `kept`. Raise UsageError if a
     package is missing.
     """
     several = options.workers != 1

@@ -128,7 +128,7 @@ class ArraysView(DecodedView):
         return await self._read(key, await self._find(key), start, length)
 
     async def read_opened(self, key: str, opened: _ViewEntry, start: int, length: int) -> Buffer:
-        """Return bytes of a file that was opened as `opened`. Raises TargetChanged if its layout has changed."""
+        """Return bytes of a file that was opened as `opened`. Raise TargetChanged if its layout has changed."""
         entry = await self._find(key)
         if entry.node is not opened.node and entry.layout != opened.layout:
             raise TargetChanged(key, "has changed since it was opened")
@@ -166,7 +166,7 @@ class ArraysView(DecodedView):
     # -- keys
 
     async def _find(self, key: str) -> _ViewEntry:
-        """Return the entry of `key`. Raises NotFound."""
+        """Return the entry of `key`. Raise NotFound."""
         known = self._entries.get(key)
         now = trio.current_time()
         if known is not None and (
@@ -178,7 +178,7 @@ class ArraysView(DecodedView):
         return entry
 
     async def _checked(self, key: str) -> _ViewEntry:
-        """Return the entry of `key`, after checking its chunks for changes. Raises NotFound."""
+        """Return the entry of `key`, after checking its chunks for changes. Raise NotFound."""
         entry = await self._find(key)
         if entry.items and not self.immutable:
             await self._arrays.look_at_chunks(entry.node)

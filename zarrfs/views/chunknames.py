@@ -69,7 +69,7 @@ class ChunkNames:
     def source_name(self, directory: str, name: str) -> str | None:
         """Return the source name of the view's `name` in `directory`; None if no chunk or directory has that name.
 
-        Returns `name` unchanged and unchecked if the view has the keys of the source, or if it is "", with which a
+        Return `name` unchanged and unchecked if the view has the keys of the source, or if it is "", with which a
         listing begins.
         """
         if self._same or not name:

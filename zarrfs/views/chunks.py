@@ -142,7 +142,7 @@ class Chunks:
         return self._cache.coming(self.id(number))
 
     async def get(self, number: int) -> Array | None:
-        """Return the chunk in full chunk shape; None if missing. Raises ReadError if it cannot be read or decoded."""
+        """Return the chunk in full chunk shape; None if missing. Raise ReadError if it cannot be read or decoded."""
         return (await self.decoded(number)).value  # type: ignore[no-any-return]
 
     async def decoded(self, number: int, version: Hashable = None) -> Decoded:
@@ -168,7 +168,7 @@ class Chunks:
         return found if found is not None and _is_complete(found) else None
 
     async def stored_at(self, number: int) -> StoredAt | None:
-        """Return where an inner chunk is stored, by the index of its shard; None if missing. Raises ReadError."""
+        """Return where an inner chunk is stored, by the index of its shard; None if missing. Raise ReadError."""
         assert self._sharding is not None
         at, place = self._sharding.shard(self._index(number))
         key = self._key(at)
@@ -288,7 +288,7 @@ class Chunks:
         return None if found is None or self._store.immutable else _version_of(found[1])
 
     async def _find(self, key: str, sized: bool = True) -> tuple[str, Info] | None:
-        """Return (key, Info) of a stored value, following links; None if it does not exist. Raises ReadError.
+        """Return (key, Info) of a stored value, following links; None if it does not exist. Raise ReadError.
 
         Its bytes have to be read by the returned key, because a store that shows links returns the target path as the
         bytes of a link.
@@ -297,7 +297,7 @@ class Chunks:
         return found
 
     async def _info(self, key: str) -> Info | None:
-        """Return the Info of a stored value, following links; None if it does not exist. Raises ReadError."""
+        """Return the Info of a stored value, following links; None if it does not exist. Raise ReadError."""
         found = await self._find(key)
         return None if found is None else found[1]
 
@@ -390,7 +390,7 @@ class Chunks:
 
 
 async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `ask` for a chunk; return None if the chunk does not exist. Raises ReadError for any other StoreError."""
+    """Call `ask` for a chunk; return None if the chunk does not exist. Raise ReadError for any other StoreError."""
     try:
         return await ask(*arguments)
     except NotFound:
@@ -400,7 +400,7 @@ async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _run_of(index: Decoded, key: str, place: int) -> tuple[int, int] | None:
-    """Return offset and length of an inner chunk in its shard; None if it is missing. Raises ReadError."""
+    """Return offset and length of an inner chunk in its shard; None if it is missing. Raise ReadError."""
     try:
         return None if index.value is None else index.value[place]
     except MetadataError as exc:

@@ -41,7 +41,7 @@ class DerivedChunks:
         self.indexes_at_once = max(1, min(_INDEXES, _INDEX_BYTES // max(self._chunks.index_length, 1)))
 
     async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
-        """Return where an inner chunk of a shard is stored; None if it is missing. Raises ReadError."""
+        """Return where an inner chunk of a shard is stored; None if it is missing. Raise ReadError."""
         return await self._chunks.stored_at(self._grid.number_at(index))
 
     async def size_of(self, index: tuple[int, ...], key: str) -> int:

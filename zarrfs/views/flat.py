@@ -41,7 +41,7 @@ _AHEAD_MOST = 1024  # chunks
 
 
 def flat_size(array: ArrayMetadata) -> int:
-    """Return the size of all items in bytes. Raises MetadataError if no file or numpy array can hold them."""
+    """Return the size of all items in bytes. Raise MetadataError if no file or numpy array can hold them."""
     if not array.dtype.itemsize:
         raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")
     try:
@@ -57,7 +57,7 @@ def flat_size(array: ArrayMetadata) -> int:
 def npy_header(shape: tuple[int, ...], dtype: DataType, fortran: bool) -> bytes:
     """Return the header of a .npy file: 128 bytes, more for long shapes and data types with many fields.
 
-    Raises MetadataError if the format cannot express the data type.
+    Raise MetadataError if the format cannot express the data type.
     """
     described = np.lib.format.dtype_to_descr(dtype.numpy())
     if np.lib.format.descr_to_dtype(described) != dtype.numpy():
@@ -107,7 +107,7 @@ class FlatArray:
         self._warned = self._scans.fits
 
     async def read(self, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of the items. Raises ReadError if a chunk cannot be read or decoded."""
+        """Return the bytes [start, stop) of the items. Raise ReadError if a chunk cannot be read or decoded."""
         item = self.chunks.itemsize
         first, last = start // item, -(-stop // item)
         chunks = self.chunks.shape_of_chunk

@@ -50,7 +50,7 @@ class FlatArrays:
     async def look_at_chunks(self, node: Node) -> int:
         """Check whether chunks read so far have changed. If so, the array gets a new edition and a new mtime.
 
-        Returns the number of stored values to check; 0 if nothing was read or the last check is under a second old.
+        Return the number of stored values to check; 0 if nothing was read or the last check is under a second old.
         """
         flat, now = self._arrays.get(node.path), trio.current_time()
         if flat is None or now - self.last_look(node) < _FRESH:

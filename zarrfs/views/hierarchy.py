@@ -111,7 +111,7 @@ class Hierarchy:
     # -- nodes
 
     async def node(self, path: str) -> Node | None:
-        """Return the array or group at `path`; None if there is none, or if it is below an array. Raises ReadError."""
+        """Return the array or group at `path`; None if there is none, or if it is below an array. Raise ReadError."""
         found, rest = await self.find(path)
         return None if rest else found
 
@@ -223,7 +223,7 @@ class Hierarchy:
         return None if found is None else found.node
 
     async def _look(self, path: str, known: _Known | None) -> _Known:
-        """Look up the node at `path` in the store. Raises NotFound or NotDirectory if there is none."""
+        """Look up the node at `path` in the store. Raise NotFound or NotDirectory if there is none."""
         until = trio.current_time() + _FRESH
         # a node in consolidated metadata
         documents, by = self._consolidated.get(path), self._consolidated_by
@@ -352,7 +352,7 @@ class Hierarchy:
     async def _read(
         self, found: tuple[NodeDocument, ...], directory: str, experimental: bool
     ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool]:
-        """Return (metadata, problem, is a leaf, chunk names are settled) of documents. Raises Experimental."""
+        """Return (metadata, problem, is a leaf, chunk names are settled) of documents. Raise Experimental."""
         data: Buffer = b""
         try:
             _check_sizes(found)
@@ -475,7 +475,7 @@ class Hierarchy:
         return None
 
     async def _draft_documents(self, path: str, experimental: _Draft) -> tuple[NodeDocument, ...]:
-        """Return the document of a node, or () for an implied group. Raises NotFound if there is neither."""
+        """Return the document of a node, or () for an implied group. Raise NotFound if there is neither."""
         below = experimental.below(path)
         for kind, key in zip(("array", "group"), draft.document_keys(below, experimental.entry), strict=True):
             directory, name = split_key(join_key(experimental.directory, key))

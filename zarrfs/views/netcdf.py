@@ -84,7 +84,7 @@ class _FileTexts:
         self._changed = False
 
     async def read(self, path: str, make: Callable[[], TextArray]) -> None:
-        """Read an array, or record why it cannot be shown. Raises ReadError as TextArray.read() does."""
+        """Read an array, or record why it cannot be shown. Raise ReadError as TextArray.read() does."""
         try:
             array = make()
             self._arrays.append(array)
@@ -374,7 +374,7 @@ class NetCDFView(DecodedView):
         return found
 
     async def _header(self, key: str, digest: str, description: Description) -> Header:
-        """Return the kept header for a description, or make one. Raises ReadError if it cannot be made."""
+        """Return the kept header for a description, or make one. Raise ReadError if it cannot be made."""
         if self._kept is not None:
             data = await trio.to_thread.run_sync(self._kept.header, digest)
             if data is not None:
@@ -455,7 +455,7 @@ class _NetCDFValue(Value):
         return out
 
     async def _items(self, variable: Variable, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of a variable. Raises ReadError, and TargetChanged as _check() does."""
+        """Return the bytes [start, stop) of a variable. Raise ReadError, and TargetChanged as _check() does."""
         if variable.texts is not None:
             if variable.texts.damage is not None:
                 raise ReadError(variable.texts.damage.where, variable.texts.damage.reason)
@@ -485,7 +485,7 @@ class _NetCDFValue(Value):
     async def _check(self, hierarchy: Hierarchy, node: Node) -> None:
         """Look at the document of an array again.
 
-        Raises TargetChanged if its chunks are now found or decoded in another way, or may have been removed.
+        Raise TargetChanged if its chunks are now found or decoded in another way, or may have been removed.
         """
         if self._is_checked(hierarchy, node):
             return

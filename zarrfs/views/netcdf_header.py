@@ -60,7 +60,7 @@ def libraries() -> bytes:
 async def build(description: bytes, key: str) -> bytes:
     """Return the packed header for a description, made by a child process.
 
-    Raises ReadError, with `key` as the name of the file, if the child process fails or takes more than 10 minutes.
+    Raise ReadError, with `key` as the name of the file, if the child process fails or takes more than 10 minutes.
     """
     with trio.move_on_after(_LIMIT):
         done = await trio.run_process(
@@ -80,7 +80,7 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def unpack(data: bytes) -> Header:
-    """Return the header that pack() packed. Raises ValueError, KeyError or TypeError if it is damaged."""
+    """Return the header that pack() packed. Raise ValueError, KeyError or TypeError if it is damaged."""
     head, _, rest = data.partition(b"\n")
     found = json.loads(head)
     parts, at = [], 0

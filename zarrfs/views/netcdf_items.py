@@ -46,7 +46,7 @@ class VariableForm:
 
 
 def forms_of(dtype: DataType) -> tuple[VariableForm, ...]:
-    """Return the form of each variable that shows an array of `dtype`. Raises MetadataError if NetCDF has none."""
+    """Return the form of each variable that shows an array of `dtype`. Raise MetadataError if NetCDF has none."""
     kind, size, text = dtype.kind, dtype.itemsize, dtype.text
     if dtype.name:
         return (_small_number(dtype.name),)
@@ -112,7 +112,7 @@ def _time(dtype: DataType) -> VariableForm:
 
 
 def _missing(numbers: Array, most: int) -> Array:
-    """Return a mask of the times that are NaT. Raises ReadError if another one, times `most`, exceeds int64."""
+    """Return a mask of the times that are NaT. Raise ReadError if another one, times `most`, exceeds int64."""
     none: Array = numbers == NOT_A_TIME
     limit = (2**63 - 1) // most
     if (~none & ((numbers > limit) | (numbers < -limit))).any():

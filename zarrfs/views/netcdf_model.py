@@ -287,7 +287,7 @@ def fill_of(array: ArrayMetadata, form: VariableForm) -> bytes | None:
     """Return `_FillValue` by xarray's rules, as one element; None if the variable has none.
 
     For arrays of v2, of earlier generations and of the draft of v3, this is `fill_value`, or else the attribute; for
-    v3, only the attribute; for times without either, NaT. Raises MetadataError for a date that is out of range.
+    v3, only the attribute; for times without either, NaT. Raise MetadataError for a date that is out of range.
     """
     if not form.has_fill_value:
         return None

@@ -43,9 +43,9 @@ class TextArray:
         self._cache, self._store = cache, store
 
     async def read(self) -> Texts:
-        """Read all items. Raises MetadataError for an array that is too large or has items of other types.
+        """Read all items. Raise MetadataError for an array that is too large or has items of other types.
 
-        Raises ReadError for a chunk that cannot be read, because a later attempt may succeed. The error of a chunk
+        Raise ReadError for a chunk that cannot be read, because a later attempt may succeed. The error of a chunk
         that cannot be decoded is returned as Texts.damage.
         """
         chunks = self._chunks
@@ -68,7 +68,7 @@ class TextArray:
 def _texts(items: Array, raw: bool) -> Texts:
     """Convert items, which are objects, to characters; `raw`: they are bytes, not text.
 
-    Raises MetadataError for items that NetCDF cannot represent, or that are too large.
+    Raise MetadataError for items that NetCDF cannot represent, or that are too large.
     """
     found = []
     for item in items.flat:

@@ -52,7 +52,7 @@ async def read_array(store: Store, path: str = "", selection: Selection = ()) ->
 async def read_box(
     store: Store, chunks: Chunks, cache: DecodedCache, box: Box, steps: tuple[int, ...] = ()
 ) -> np.ndarray[Any, Any]:
-    """Read a box of items, in the order of the flat file, without caching chunks. Raises ReadError.
+    """Read a box of items, in the order of the flat file, without caching chunks. Raise ReadError.
 
     `steps`: for each dimension, a number n that limits the read to every n-th item, beginning with the first; other
     items are undefined.
@@ -97,7 +97,7 @@ def _box(selection: Selection, shape: tuple[int, ...]) -> tuple[Box, tuple[int |
 
 
 def _position(index: int, extent: int, dimension: int) -> int:
-    """Return an index as counted from the beginning. Raises IndexError if it is invalid."""
+    """Return an index as counted from the beginning. Raise IndexError if it is invalid."""
     if not isinstance(index, bool):  # numpy takes a bool for a mask
         with contextlib.suppress(IndexError, TypeError):
             return range(extent)[index]

@@ -199,7 +199,7 @@ class TranslatedView(WrappingStore):
     # -- keys
 
     async def _resolve_key(self, key: str) -> _Resolved:
-        """Resolve a key of the view, without checking that a chunk exists. Raises NotFound for impossible keys."""
+        """Resolve a key of the view, without checking that a chunk exists. Raise NotFound for impossible keys."""
         check_key(key, root=True)
         parent, name = split_key(key)
         if name in self._names:
@@ -220,7 +220,7 @@ class TranslatedView(WrappingStore):
         raise NotFound(key)
 
     async def _chunk(self, key: str, resolved: _Resolved) -> str:
-        """Return the source key of a chunk. Raises IsDirectory for a directory of chunks."""
+        """Return the source key of a chunk. Raise IsDirectory for a directory of chunks."""
         if resolved.directory:
             await self.info(key)  # raises NotFound if it does not exist
             raise IsDirectory(key)
@@ -230,7 +230,7 @@ class TranslatedView(WrappingStore):
         return source
 
     async def _resolve(self, source: str, sized: bool) -> tuple[str, Info]:
-        """Follow links to a chunk or a directory of chunks. Raises ReadError if a file is in place of a directory."""
+        """Follow links to a chunk or a directory of chunks. Raise ReadError if a file is in place of a directory."""
         try:
             return await resolve(self.lower, source, sized)
         except NotDirectory as exc:
@@ -262,14 +262,14 @@ class TranslatedView(WrappingStore):
         self._left_out[path] = str(why)
 
     async def _array_translation(self, array: ArrayMetadata) -> Translation:
-        """Translate an array. Raises MetadataError if the version cannot express it."""
+        """Translate an array. Raise MetadataError if the version cannot express it."""
         found = translate_stored(array, self._version)
         if found is None:
             found = await trio.to_thread.run_sync(translate, array, self._version, self._decode)
         return found
 
     async def _new_translation(self, node: Node) -> _TranslatedNode:
-        """Translate the documents of a node. Raises MetadataError if the version cannot express it."""
+        """Translate the documents of a node. Raise MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
             return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
@@ -296,7 +296,7 @@ class TranslatedView(WrappingStore):
     async def _document(self, translated: _TranslatedNode, name: str) -> bytes:
         """Return a document, which is made if needed.
 
-        Raises ReadError if the document of the source is invalid, and NotFound for a .zmetadata if the source has no
+        Raise ReadError if the document of the source is invalid, and NotFound for a .zmetadata if the source has no
         consolidated metadata.
         """
         data = translated.documents[name]
@@ -391,7 +391,7 @@ class TranslatedView(WrappingStore):
     async def _derived_entry(
         self, key: str, resolved: _Resolved, index: tuple[int, ...], sized: bool = True
     ) -> tuple[Info, StoredAt | None]:
-        """Return (entry of a derived chunk, where it is stored if it is in a shard). Raises NotFound and ReadError."""
+        """Return (entry of a derived chunk, where it is stored if it is in a shard). Raise NotFound and ReadError."""
         chunks, at, name = await self._chunks_of(resolved.translated), None, split_key(key)[1]
         if isinstance(resolved.translated.chunks, InnerNames):
             at = await chunks.stored_at(index)
@@ -586,7 +586,7 @@ def _joined(directory: str, key: str) -> str:
 async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metadata] | None:
     """Return the nodes in the consolidated metadata at `key`, and the groups above them, by path, sorted.
 
-    Returns None if there are none besides the root, or if a document is invalid: without consolidated metadata,
+    Return None if there are none besides the root, or if a document is invalid: without consolidated metadata,
     readers open each node, and get the error only at the invalid one.
     """
     found: dict[str, Metadata] = {}

@@ -61,7 +61,7 @@ class Frame(NamedTuple):
 
     @property
     def compressor(self) -> str:
-        """The name of the inner codec. Raises CodecError if it is unknown."""
+        """The name of the inner codec. Raise CodecError if it is unknown."""
         number = self.flags >> 5
         if number >= len(_COMPRESSORS):
             raise CodecError("blosc", f"inner codec {number} is not known")
@@ -71,7 +71,7 @@ class Frame(NamedTuple):
 def parse_header(data: Buffer, limit: int) -> Frame:
     """Return the header of the frame at the start of `data`.
 
-    Raises CodecError if the header is invalid, the frame is truncated, or it decodes to more than `limit` bytes.
+    Raise CodecError if the header is invalid, the frame is truncated, or it decodes to more than `limit` bytes.
     """
     if len(data) < _HEADER.size:
         raise CodecError("blosc", f"{len(data)} bytes are shorter than a frame's header")
@@ -96,7 +96,7 @@ def parse_header(data: Buffer, limit: int) -> Frame:
 
 
 def decompress(data: Buffer, limit: int) -> Buffer:
-    """Decompress the frame at the start of `data` to at most `limit` bytes. Raises CodecError.
+    """Decompress the frame at the start of `data` to at most `limit` bytes. Raise CodecError.
 
     Inner codecs may need additional memory of four times the size of a block.
     """
@@ -134,7 +134,7 @@ def _library() -> Any:
 
 
 def decode_blocks(frame: Frame, data: memoryview, inner: InnerCodec) -> Buffer:
-    """Decompress a frame block by block with the codec `inner`. Raises CodecError if a block is damaged."""
+    """Decompress a frame block by block with the codec `inner`. Raise CodecError if a block is damaged."""
     import numpy as np
 
     starts = np.frombuffer(data, "<u4", frame.blocks, _HEADER.size).tolist()

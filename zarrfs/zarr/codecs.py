@@ -34,7 +34,7 @@ _CACHED = 1024  # decoders
 def decode_chunk(array: ArrayMetadata, data: Buffer) -> Array:
     """Decode a stored chunk to an array of the full chunk shape.
 
-    The result may be read-only, and may be a view in any memory order. Raises CodecError if the data is damaged or a
+    The result may be read-only, and may be a view in any memory order. Raise CodecError if the data is damaged or a
     codec is not available. Thread-safe.
     """
     chunk: Array = decoder_of(array).decode(data)
@@ -93,7 +93,7 @@ _lock = threading.Lock()
 def decoder_of(array: ArrayMetadata, shape: tuple[int, ...] | None = None) -> Decoder:
     """Return the decoder of chunks of `array`, which have the shape of its grid unless `shape` is given.
 
-    Decoders are cached by array and shape. Raises CodecError if a codec is not available.
+    Decoders are cached by array and shape. Raise CodecError if a codec is not available.
     """
     shape = array.grid.chunks if shape is None else shape
     found = _decoders.get((id(array), shape))
@@ -119,7 +119,7 @@ class Decoder:
     def __init__(self, codecs: Iterable[CodecSpec], decoded: Representation, context: PipelineContext) -> None:
         """Build the pipeline from `codecs` in encoding order and `decoded`, the representation of decoded chunks.
 
-        Raises CodecError if a codec is not available, or cannot be used with its configuration or its input.
+        Raise CodecError if a codec is not available, or cannot be used with its configuration or its input.
         """
         steps = []
         current = decoded
@@ -153,7 +153,7 @@ class Decoder:
             raise CodecError(self._steps[0].name, f"{size} bytes are stored, not{most} {limit}")
 
     def decode(self, data: Any) -> Any:
-        """Decode a stored chunk. Raises CodecError."""
+        """Decode a stored chunk. Raise CodecError."""
         self.check_stored(len(data))
         value = data
         for name, decode, decoded in self._steps:
@@ -352,7 +352,7 @@ class ShardIndex:
     def __getitem__(self, number: int) -> tuple[int, int] | None:
         """Return offset and length in bytes of an inner chunk; None if it is not stored and has only fill values.
 
-        Raises CodecError if the range is not inside the shard.
+        Raise CodecError if the range is not inside the shard.
         """
         offset, length = self._entries[number].tolist()
         if offset == length == _ABSENT:
@@ -378,14 +378,14 @@ class _ShardLayout:
         return self.index_codecs.encoded.limit
 
     def index_range(self, shard_size: int) -> tuple[int, int]:
-        """Return start and stop in bytes of the index in a shard. Raises CodecError if the shard is too short."""
+        """Return start and stop in bytes of the index in a shard. Raise CodecError if the shard is too short."""
         if shard_size < self.index_length:
             raise CodecError(SHARDING, f"a shard of {shard_size} bytes, its index has {self.index_length}")
         start = 0 if self.index_location == "start" else shard_size - self.index_length
         return start, start + self.index_length
 
     def read_index(self, data: Buffer, shard_size: int) -> ShardIndex:
-        """Decode the index (`data` has `index_length` bytes) of a shard of `shard_size` bytes. Raises CodecError."""
+        """Decode the index (`data` has `index_length` bytes) of a shard of `shard_size` bytes. Raise CodecError."""
         return ShardIndex(self.index_codecs.decode(data), shard_size)
 
 
@@ -473,7 +473,7 @@ class Sharding(_ShardLayout):
 def sharding_of(array: ArrayMetadata) -> Sharding | None:
     """Return the sharding of `array`; None if its chunks are not shards or can only be decoded whole.
 
-    Raises CodecError if the configuration of the codec is invalid.
+    Raise CodecError if the configuration of the codec is invalid.
     """
     if len(array.codecs) != 1 or array.codecs[0].name != SHARDING:
         return None
@@ -486,6 +486,6 @@ def sharding_of(array: ArrayMetadata) -> Sharding | None:
 
 
 def inner_array(array: ArrayMetadata) -> ArrayMetadata | None:
-    """Return `array` with its inner chunks as chunks. Returns None and raises CodecError as sharding_of() does."""
+    """Return `array` with its inner chunks as chunks. Return None and raises CodecError as sharding_of() does."""
     sharding = sharding_of(array)
     return None if sharding is None else sharding.inner

@@ -15,7 +15,7 @@ _EXTENT_MAX = (1 << 63) - 1  # items of a dimension, and bytes of a chunk: the a
 
 
 def required(document: Mapping[str, JSON], name: str) -> JSON:
-    """Return a member of a document. Raises MetadataError if it is missing."""
+    """Return a member of a document. Raise MetadataError if it is missing."""
     try:
         return document[name]
     except KeyError:
@@ -30,7 +30,7 @@ def check_format(document: dict[str, JSON], number: int) -> None:
 
 
 def node_attributes(document: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the attributes of a node; null means none, as in zarr-python. Raises MetadataError."""
+    """Return the attributes of a node; null means none, as in zarr-python. Raise MetadataError."""
     found = document.get("attributes")
     if not isinstance(found, dict | None):
         raise MetadataError("attributes: not a JSON object")
@@ -38,7 +38,7 @@ def node_attributes(document: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def is_order_f(value: JSON, name: str) -> bool:
-    """Return True for memory order F, False for C. Raises MetadataError for other values of the member `name`."""
+    """Return True for memory order F, False for C. Raise MetadataError for other values of the member `name`."""
     if value not in ("C", "F"):
         raise MetadataError(f"{name}: neither C nor F")
     return bool(value == "F")
@@ -47,7 +47,7 @@ def is_order_f(value: JSON, name: str) -> bool:
 def data_type(value: JSON, codecs: list[JSON]) -> DataType:
     """Parse a dtype of Zarr v2. `|O` means text if `codecs` include vlen-utf8, and bytes if they include vlen-bytes.
 
-    Raises MetadataError if the dtype is invalid.
+    Raise MetadataError if the dtype is invalid.
     """
     dtype = dtypes.parse_v2(value)
     if dtype.kind == "O":
@@ -62,7 +62,7 @@ def data_type(value: JSON, codecs: list[JSON]) -> DataType:
 def regular_grid(shape: JSON, chunks: JSON, dtype: DataType, empty: bool = True) -> Grid:
     """Make the chunk grid of an array from its members shape and chunks, both in items.
 
-    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1. Raises MetadataError if
+    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1. Raise MetadataError if
     the members are invalid, or chunks have more than 2^63 - 1 bytes, which no process can address (decoding has a
     smaller bound).
     """

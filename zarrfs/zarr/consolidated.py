@@ -16,8 +16,8 @@ def consolidated(name: str, data: Buffer) -> dict[str, dict[str, JSON]] | None:
     """Parse consolidated metadata into documents by node and name: {"a/b": {".zarray": {...}, ".zattrs": {...}}}.
 
     `name` is ".zmetadata" or "zarr.json"; paths of nodes are relative to its directory. With "zarr.json", all returned
-    documents have this name, and the document of the directory itself is at "". Returns None if the document has no
-    consolidated metadata. Raises MetadataError if the document or its consolidated metadata is invalid.
+    documents have this name, and the document of the directory itself is at "". Return None if the document has no
+    consolidated metadata. Raise MetadataError if the document or its consolidated metadata is invalid.
     """
     document = load_json(data)
     if not isinstance(document, dict):
@@ -49,7 +49,7 @@ def _inline(document: dict[str, JSON]) -> dict[str, dict[str, JSON]] | None:
 
 
 def _checked(path: str) -> str:
-    """Return `path` if it can be a key. Raises MetadataError if not, such as for a path that leaves the hierarchy."""
+    """Return `path` if it can be a key. Raise MetadataError if not, such as for a path that leaves the hierarchy."""
     parts = path.split("/")
     if path and ("" in parts or "." in parts or ".." in parts or "\0" in path):
         raise MetadataError(f"metadata: {path[:60]!r} is not the path of a node")

@@ -53,7 +53,7 @@ def is_litter(name: str) -> bool:
 def parse_node(name: str, data: Buffer, attributes: Buffer | None = None) -> Metadata:
     """Parse the document called `name`, one of NODE_DOCUMENTS, to the array or group that it describes.
 
-    `attributes` is the content of the document that ATTRIBUTE_DOCUMENTS names, if that exists. Raises MetadataError,
+    `attributes` is the content of the document that ATTRIBUTE_DOCUMENTS names, if that exists. Raise MetadataError,
     which states the rule that a document breaks, and legacy.OtherFile if a `meta` belongs to another program.
     """
     if name == "__zmeta__" and bytes(data[:1]) != b"{":

@@ -30,7 +30,7 @@ class EntryPoint(NamedTuple):
 
 
 def entry_point(data: Buffer) -> EntryPoint | None:
-    """Parse the entry point of an experimental store; None for a `zarr.json` of Zarr v3. Raises MetadataError."""
+    """Parse the entry point of an experimental store; None for a `zarr.json` of Zarr v3. Raise MetadataError."""
     document = load_json(data)
     version = document.get("zarr_format") if isinstance(document, dict) else None
     if not isinstance(version, str):
@@ -68,7 +68,7 @@ def data_directory(path: str) -> str:
 
 
 def parse(kind: str, data: Buffer) -> ArrayMetadata | GroupMetadata:
-    """Parse the document of a node of `kind` ("array" or "group"). Raises MetadataError."""
+    """Parse the document of a node of `kind` ("array" or "group"). Raise MetadataError."""
     document = load_json(data)
     if not isinstance(document, dict):
         raise MetadataError("not a JSON object")

@@ -55,7 +55,7 @@ class DataType:
     def numpy(self) -> np.dtype[Any]:
         """Return the numpy dtype; object if items have no fixed size.
 
-        Padding becomes a field, so that no byte is lost. Raises MetadataError if numpy has no such type.
+        Padding becomes a field, so that no byte is lost. Raise MetadataError if numpy has no such type.
         """
         return _numpy(self.text)
 
@@ -81,7 +81,7 @@ def _numpy(text: Text) -> np.dtype[Any]:
 
 
 def parse_v2(value: JSON) -> DataType:
-    """Parse the dtype of a document of v2, v1 or v0. Raises MetadataError."""
+    """Parse the dtype of a document of v2, v1 or v0. Raise MetadataError."""
     if isinstance(value, str):
         return _small(value) if value in small_numbers.SIZES else _typestr(value)
     if not isinstance(value, list | tuple):
@@ -90,7 +90,7 @@ def parse_v2(value: JSON) -> DataType:
 
 
 def _text(value: JSON, depth: int) -> Text:
-    """Return the canonical text of a type or of fields. Raises MetadataError."""
+    """Return the canonical text of a type or of fields. Raise MetadataError."""
     if isinstance(value, str):
         return _typestr(value).text
     if not isinstance(value, list | tuple) or not value:
@@ -217,7 +217,7 @@ _LENGTHS = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1), "
 
 
 def parse_v3(value: JSON, endian: Endian = "little") -> DataType:
-    """Parse the data_type of a v3 document; `endian` is the byte order of its codec "bytes". Raises MetadataError."""
+    """Parse the data_type of a v3 document; `endian` is the byte order of its codec "bytes". Raise MetadataError."""
     name = value.get("name") if isinstance(value, dict) else value
     if isinstance(name, str) and name in small_numbers.SIZES:
         return _small(name, endian)
@@ -294,7 +294,7 @@ def _v3_field(field: JSON, endian: Endian, depth: int) -> tuple[str, Text]:
 def as_v3(dtype: DataType) -> JSON:
     """Return the data_type for a v3 document, as zarr-python 3.1 writes it.
 
-    Raises MetadataError with the reason if v3 has no such type.
+    Raise MetadataError with the reason if v3 has no such type.
     """
     if dtype.kind in "TB":
         return "string" if dtype.kind == "T" else "variable_length_bytes"

@@ -42,13 +42,13 @@ class ExternalCodec:
     """A codec that another package registered with numcodecs. Thread-safe."""
 
     def __init__(self, name: str, configuration: Mapping[str, JSON], limit: int) -> None:
-        """`limit` is the size in bytes of a decoded chunk. Raises CodecError if the codec cannot be created."""
+        """`limit` is the size in bytes of a decoded chunk. Raise CodecError if the codec cannot be created."""
         self._name, self._limit = name, limit
         self._codec = {**configuration, "id": name}
         self._request(None)
 
     def decode(self, data: Any) -> Any:
-        """Decode to bytes or an array of at most `limit` bytes. Raises CodecError."""
+        """Decode to bytes or an array of at most `limit` bytes. Raise CodecError."""
         header, body = self._request(data)
         return _from_wire(header, body)
 
@@ -83,7 +83,7 @@ class _CodecProcess:
         )  # fmt: skip
 
     def request(self, header: Header, data: Any, limit: int) -> tuple[Header, bytearray]:
-        """Send a request and return the answer. Raises CodecError if the child ends or does not answer in time."""
+        """Send a request and return the answer. Raise CodecError if the child ends or does not answer in time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer reports that
@@ -160,7 +160,7 @@ def _write(stream: IO[bytes], data: Any) -> None:
 def _received(stream: IO[bytes], limit: int) -> tuple[Header, bytearray] | None:
     """Receive a header and the bytes that follow it; None if the stream ends.
 
-    Raises CodecError for more than `limit` bytes.
+    Raise CodecError for more than `limit` bytes.
     """
     line = stream.readline(1 << 20)
     if not line.endswith(b"\n"):

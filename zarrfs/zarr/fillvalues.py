@@ -32,12 +32,12 @@ _SIGNS = {"little": "<", "big": ">", None: "<"}
 
 
 def from_v0_v1(value: JSON, dtype: DataType) -> Fill:
-    """Cast a fill value of v0 or v1 as numpy 1 did; null means undefined. Raises MetadataError."""
+    """Cast a fill value of v0 or v1 as numpy 1 did; null means undefined. Raise MetadataError."""
     return (None if value is None else _cast(value, dtype)), None
 
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
-    """Parse a fill value of v2; null means undefined. Raises MetadataError."""
+    """Parse a fill value of v2; null means undefined. Raise MetadataError."""
     if value is None:
         return None, None
     if dtype.name:
@@ -52,7 +52,7 @@ def from_v2(value: JSON, dtype: DataType) -> Fill:
 
 
 def from_v3(value: JSON, dtype: DataType) -> Fill:
-    """Parse a fill value of v3, in every form that the specification allows. Raises MetadataError."""
+    """Parse a fill value of v3, in every form that the specification allows. Raise MetadataError."""
     if dtype.name:
         return _small(value, dtype), value
     return (_read_v3(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
@@ -113,7 +113,7 @@ def as_v3(array: ArrayMetadata) -> JSON:
 def float_of(text: str) -> float | str:
     """Decode a float from an attribute of v3, where xarray writes it as base64 of a little-endian double.
 
-    Also decodes "NaN", "Infinity" and "-Infinity". Returns any other text unchanged.
+    Also decodes "NaN", "Infinity" and "-Infinity". Return any other text unchanged.
     """
     if text in _TOKENS:
         return _TOKENS[text]
@@ -175,7 +175,7 @@ def _float(value: JSON, dtype: DataType) -> bytes:
 
 
 def _padded(data: bytes, value: JSON, dtype: DataType) -> bytes:
-    """Pad `data` with zeros to the size of an item. Raises MetadataError if it is longer."""
+    """Pad `data` with zeros to the size of an item. Raise MetadataError if it is longer."""
     if len(data) > dtype.itemsize:
         raise _wrong(value, dtype)
     return data.ljust(dtype.itemsize, b"\0")

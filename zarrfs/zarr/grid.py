@@ -22,7 +22,7 @@ class Grid:
     """
 
     def __init__(self, shape: object, chunks: object) -> None:
-        """`shape` and `chunks` are lists of whole numbers, in items. Raises ValueError if they are invalid."""
+        """`shape` and `chunks` are lists of whole numbers, in items. Raise ValueError if they are invalid."""
         self.shape = _whole_numbers("shape", shape, 0)
         self.chunks = _whole_numbers("chunks", chunks, 1)
         if len(self.shape) != len(self.chunks):

@@ -27,7 +27,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 def load_json(data: Buffer) -> JSON:
     """Parse a JSON document, which may contain bare NaN, Infinity and -Infinity, as old writers left them.
 
-    Raises MetadataError for invalid JSON or UTF-8, repeated member names, and documents that are nested too deeply.
+    Raise MetadataError for invalid JSON or UTF-8, repeated member names, and documents that are nested too deeply.
     """
     try:
         return _DECODER.decode(str(data, "utf-8-sig" if data[:1] == b"\xef" else "utf-8"))
@@ -41,7 +41,7 @@ def strict_json(value: JSON) -> bytes:
     """Serialise `value` as strict JSON, which readers in every language accept, indented as zarr-python does.
 
     Attributes may hold NaN and infinities: they become the strings "NaN", "Infinity" and "-Infinity", as in fill
-    values of Zarr v3. Raises MetadataError for values that are nested too deeply.
+    values of Zarr v3. Raise MetadataError for values that are nested too deeply.
     """
     try:
         return _strict(value)

@@ -85,7 +85,7 @@ class KeyTemplate:
     def children(self, directory: str, grid: Grid, after: str = "") -> Iterator[tuple[str, bool]]:
         """Yield (name, is a directory) of the entries of `directory` in the keys of chunks, sorted, after `after`.
 
-        Entries are generated one by one, so that a million chunks need no memory. Yields nothing if is_directory() is
+        Entries are generated one by one, so that a million chunks need no memory. Yield nothing if is_directory() is
         False for `directory`.
         """
         parts = self._below(directory, grid)

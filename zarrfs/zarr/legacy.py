@@ -28,7 +28,7 @@ class OtherFile(MetadataError):
 def load_meta(data: Buffer) -> dict[str, JSON]:
     """Parse the JSON of a `meta`.
 
-    Raises OtherFile if it has no zarr_format or more than 1 MiB, because other programs use the name, too, and
+    Raise OtherFile if it has no zarr_format or more than 1 MiB, because other programs use the name, too, and
     MetadataError if it has the text "zarr_format" and is invalid JSON.
     """
     if len(data) <= _META_MAX and b'"zarr_format"' in bytes(data):
@@ -39,7 +39,7 @@ def load_meta(data: Buffer) -> dict[str, JSON]:
 
 
 def parse_v0(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    """Parse the members of a `__zmeta__`. Raises MetadataError."""
+    """Parse the members of a `__zmeta__`. Raise MetadataError."""
     dtype, grid = _dtype_and_grid(document)
     opts = {name: required(document, name) for name in ("cname", "clevel", "shuffle")}
     fill, _ = fillvalues.from_v0_v1(required(document, "fill_value"), dtype)
@@ -48,7 +48,7 @@ def parse_v0(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMet
 
 
 def parse_v1(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    """Parse the members of a `meta`. Raises MetadataError.
+    """Parse the members of a `meta`. Raise MetadataError.
 
     Memory order F applies to chunks that Blosc compressed; zarr 1.x passed bytes in order C to other compressors.
     """

@@ -72,7 +72,7 @@ class GroupMetadata:
 def nested(array: ArrayMetadata) -> KeyTemplate | None:
     """Return nested chunk keys ("0/0") if `array` may have them in place of flat keys, as old stores do.
 
-    Returns None if the document determines the keys, or both kinds are the same. The caller has to check which keys
+    Return None if the document determines the keys, or both kinds are the same. The caller has to check which keys
     exist.
     """
     return NESTED if array.keys_assumed and array.ndim > 1 else None

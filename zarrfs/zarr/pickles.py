@@ -51,7 +51,7 @@ class _Type:
         self.shape: tuple[int, ...] = ()  # of a field that is an array
 
     def whole(self) -> Any:
-        """Return the text. Raises ValueError if the dtype has a shape, which only a field can have."""
+        """Return the text. Raise ValueError if the dtype has a shape, which only a field can have."""
         if self.shape:
             raise ValueError("a dtype that is an array")
         return self.text
@@ -74,7 +74,7 @@ class PickledArray:
 
 
 def load_array(data: bytes) -> PickledArray:
-    """Return the array in a pickle, as numpy writes it. Raises MetadataError for all other pickles."""
+    """Return the array in a pickle, as numpy writes it. Raise MetadataError for all other pickles."""
     try:
         found = _ArrayMachine().run(data)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -85,7 +85,7 @@ def load_array(data: bytes) -> PickledArray:
 
 
 def load(data: bytes) -> dict[str, JSON]:
-    """Return the members of a pickled document as in the JSON of zarr 0.4. Raises MetadataError for other pickles."""
+    """Return the members of a pickled document as in the JSON of zarr 0.4. Raise MetadataError for other pickles."""
     if len(data) > _LENGTH_MAX:
         raise MetadataError(f"a pickle of more than {_LENGTH_MAX} bytes")
     try:

@@ -53,7 +53,7 @@ def order_f_codec(ndim: int) -> CodecSpec:
 def blosc_codec(opts: Mapping[str, JSON], itemsize: int, member: str) -> CodecSpec:
     """Parse Blosc options of v0, v1 or v2. Shuffle -1 selects bit shuffle for single bytes, else byte shuffle.
 
-    Raises MetadataError that names `member`, the member with the options.
+    Raise MetadataError that names `member`, the member with the options.
     """
     cname, clevel, shuffle = opts.get("cname", "lz4"), opts.get("clevel", 5), opts.get("shuffle", 1)
     if shuffle == -1:
@@ -96,7 +96,7 @@ def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compr
 
     `transposed` is the number of dimensions of an array in order F, and 0 in order C. The codec "bytes" is inserted
     before the first codec that takes bytes. v2 allows filters of arrays after such codecs; they keep their position,
-    although v3 does not allow such pipelines (see check_v3_order). Raises MetadataError if a codec is invalid.
+    although v3 does not allow such pipelines (see check_v3_order). Raise MetadataError if a codec is invalid.
     """
     found = [order_f_codec(transposed)] if transposed > 1 else []
     steps = [("filters", item) for item in filters]

@@ -31,7 +31,7 @@ class Representation(NamedTuple):
 
     @classmethod
     def array(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Representation:
-        """Make the representation of an array. Raises CodecError if no machine could hold it."""
+        """Make the representation of an array. Raise CodecError if no machine could hold it."""
         size = math.prod(shape) * dtype.itemsize
         if size > _ARRAY_MAX:
             raise CodecError("chunk", f"{size} bytes")
@@ -66,7 +66,7 @@ class Representation(NamedTuple):
         return math.prod(self.shape)
 
     def convert(self, name: str, value: Any, untyped: bool) -> Any:
-        """Return `value`, the output of codec `name`, in this representation. Raises CodecError if it does not fit.
+        """Return `value`, the output of codec `name`, in this representation. Raise CodecError if it does not fit.
 
         With `untyped`, the bytes of arrays are reinterpreted, as in pipelines of Zarr v2. Otherwise the data type has
         to be the same except for the byte order, and values are converted.

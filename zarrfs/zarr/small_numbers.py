@@ -34,7 +34,7 @@ SIZES = {**dict.fromkeys([*_FLOATS, *_INTEGERS], 1), "bfloat16": 2}  # bytes of 
 def bits_of(name: str, value: object) -> int | None:
     """Return the bits of the number `value` (or NaN, Infinity, -Infinity, bits in hexadecimal) as an item of `name`.
 
-    Returns None if the type has no such number.
+    Return None if the type has no such number.
     """
     if name in _INTEGERS:
         half = 1 << (_INTEGERS[name] - 1)

@@ -16,7 +16,7 @@ _NAME = "snappy"
 
 
 def decompress(data: Buffer, size: int) -> bytearray:
-    """Decompress a raw block to `size` bytes. Raises CodecError if it is damaged or has another size."""
+    """Decompress a raw block to `size` bytes. Raise CodecError if it is damaged or has another size."""
     source = bytes(data)
     claimed, at = _varint(source)
     if claimed != size:

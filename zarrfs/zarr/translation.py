@@ -58,7 +58,7 @@ def translate_stored(array: ArrayMetadata, version: Version) -> Translation | No
 
 
 def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Translation:
-    """Translate an array. Raises MetadataError with the reason if the version cannot express it.
+    """Translate an array. Raise MetadataError with the reason if the version cannot express it.
 
     Without `decode`, it is also raised for an array that would have to be decoded. Call it in a thread, because the
     first use of a codec of another package starts a process, which may take long.
@@ -94,7 +94,7 @@ def translate(array: ArrayMetadata, version: Version, decode: bool = True) -> Tr
 def plain(array: ArrayMetadata, version: Version) -> ArrayMetadata:
     """Return `array` with uncompressed chunks in order C, and a data type that `version` has.
 
-    Raises MetadataError for objects that are neither text nor bytes.
+    Raise MetadataError for objects that are neither text nor bytes.
     """
     dtype, fill = array.dtype, array.fill
     if dtype.kind in _ANY_LENGTH:
@@ -121,7 +121,7 @@ def convert(items: Any, target: DataType) -> Any:
 
 
 def _stored(array: ArrayMetadata, version: Version) -> Translation:
-    """Translate an array whose chunks are shown as stored. Raises MetadataError if the version cannot express it."""
+    """Translate an array whose chunks are shown as stored. Raise MetadataError if the version cannot express it."""
     form = ChunkForm.STORED if array.generation == f"v{version}" else ChunkForm.REWRITTEN
     return _translation(_opaque(array) if version == 3 else array, version, form)
 
@@ -161,7 +161,7 @@ def _in_v3(dtype: DataType) -> bool:
 def _labels(array: ArrayMetadata, length: int) -> DataType:
     """Return the fixed-size text type of at least `length` characters that holds every label of a categorised array.
 
-    Raises MetadataError for other objects.
+    Raise MetadataError for other objects.
     """
     for spec in array.codecs:
         labels = spec.configuration.get("labels")

@@ -30,13 +30,13 @@ _ARRAY_COMPRESSORS = (f"{PREFIX}pcodec", f"{PREFIX}zfpy")  # compressors that ta
 
 
 def parse_group(document: dict[str, JSON], attributes: dict[str, JSON]) -> GroupMetadata:
-    """Parse the members of a `.zgroup`. Raises MetadataError."""
+    """Parse the members of a `.zgroup`. Raise MetadataError."""
     check_format(document, 2)
     return GroupMetadata("v2", attributes)
 
 
 def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    """Parse the members of a `.zarray`. Raises MetadataError."""
+    """Parse the members of a `.zarray`. Raise MetadataError."""
     check_format(document, 2)
     filters = document.get("filters") or []
     if not isinstance(filters, list):
@@ -60,7 +60,7 @@ def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Array
 
 
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `.zarray` of an array. Raises MetadataError if v2 cannot express it.
+    """Return the members of the `.zarray` of an array. Raise MetadataError if v2 cannot express it.
 
     Storage transformers are left out, because an ArrayMetadata has only those that need not be understood.
     """
@@ -108,7 +108,7 @@ def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
 def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
     """Return the template of v2 chunk keys for an array of any generation: nested if its own keys are.
 
-    Raises MetadataError if its keys have directories that do not correspond to a dimension.
+    Raise MetadataError if its keys have directories that do not correspond to a dimension.
     """
     keys = array.keys
     if "/" in keys.suffix or ("/" in keys.separator and keys.separator != "/"):
@@ -117,7 +117,7 @@ def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
 
 
 def _fill_value(array: ArrayMetadata) -> JSON:
-    """Return the fill value for v2. Raises MetadataError if readers of v2 would read another value."""
+    """Return the fill value for v2. Raise MetadataError if readers of v2 would read another value."""
     value, dtype = fillvalues.as_v2(array), array.dtype
     if dtype.name:
         if isinstance(value, str) and value.startswith("0x"):
@@ -136,7 +136,7 @@ def _fill_value(array: ArrayMetadata) -> JSON:
 
 
 def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
-    """Return (order, filters, compressor). Raises MetadataError if v2 does not have them."""
+    """Return (order, filters, compressor). Raise MetadataError if v2 does not have them."""
     order, filters, rest = "C", list[JSON](), list(array.codecs)
     if rest and rest[0].name == "transpose":
         axes = rest.pop(0).configuration.get("order")
@@ -176,7 +176,7 @@ def _is_big_endian(spec: CodecSpec) -> bool:
 
 
 def _numcodec(spec: CodecSpec) -> dict[str, JSON]:
-    """Return a codec as a filter or compressor of v2. Raises MetadataError if v2 does not have it."""
+    """Return a codec as a filter or compressor of v2. Raise MetadataError if v2 does not have it."""
     configuration = dict(spec.configuration)
     if spec.name.startswith(PREFIX):
         return {"id": spec.name.removeprefix(PREFIX), **configuration}

@@ -42,7 +42,7 @@ class Experimental(MetadataError):
 def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     """Parse the members of a `zarr.json`.
 
-    Raises MetadataError if the document is invalid or has unknown extensions that must be understood, and Experimental
+    Raise MetadataError if the document is invalid or has unknown extensions that must be understood, and Experimental
     if it is the entry point of the experimental v3.
     """
     if isinstance(document.get("zarr_format"), str):
@@ -199,7 +199,7 @@ def _storage_transformers(value: JSON) -> tuple[JSON, ...]:
 
 
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `zarr.json` of an array. Raises MetadataError if v3 cannot express it."""
+    """Return the members of the `zarr.json` of an array. Raise MetadataError if v3 cannot express it."""
     names, attributes = _dimensions(array)
     document: dict[str, JSON] = {
         "zarr_format": 3,
@@ -226,7 +226,7 @@ def group_json(group: GroupMetadata) -> dict[str, JSON]:
 def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
     """Return the template of v3 chunk keys for an array of any generation: nested if its own keys are.
 
-    Raises MetadataError as v2.chunk_keys() does.
+    Raise MetadataError as v2.chunk_keys() does.
     """
     keys = array.keys
     return keys if keys == _default_keys(keys.separator) else v2.chunk_keys(array)
