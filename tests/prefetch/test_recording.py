@@ -305,14 +305,14 @@ def test_warm_counts_absent_and_failed_keys(store: Watched) -> None:
 
 def test_warm_fetches_the_records_before_a_bad_line(store: Watched, tmp_path: Path) -> None:
     path = tmp_path / "record"
-    path.write_text(HEADER + '["a/1", 0, 1]\n["big", 0, 10]\nnonsense\n')
+    path.write_text(HEADER + '["a/1", 0, 1]\n["big", 0, 10]\n["a/2", 0, 1]\nnonsense\n')
 
     async def main() -> None:
-        with pytest.raises(SourceError, match="line 4: not JSON"):
+        with pytest.raises(SourceError, match="line 5: not JSON"):
             await warm(store, read_record(str(path)))
 
     trio.run(main)
-    assert sorted(store.got) == [("a/1", 0, 1), ("big", 0, 10)]
+    assert sorted(store.got) == [("a/1", 0, 1), ("a/2", 0, 1), ("big", 0, 10)]
 
 
 def test_the_counts_of_warm_grow_with_each_batch(store: Watched) -> None:

@@ -329,7 +329,8 @@ class RequestQueue:
         host.waiting_ahead.pop(want, None)
         if want.sent_in is not None:
             want.sent_in.wants.remove(want)
-            self.sent_ahead.discard(want.range)
+            if want.ahead:
+                self.sent_ahead.discard(want.range)
             if not want.sent_in.wants:
                 want.sent_in.scope.cancel()
             elif not want.ahead and all(other.ahead for other in want.sent_in.wants):
