@@ -35,10 +35,28 @@ def test_generated_pages_are_up_to_date(writer: ModuleType) -> None:
         assert (writer.MAN / name).read_text() == writer.manual(name), "run scripts/write-docs"
 
 
-def test_links_to_other_files_lead_to_existing_ones() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+def test_links_lead_to_existing_files_and_headings() -> None:
+    root = ROOT.resolve()
+    pages = {page: without_code_blocks(page) for page in [*root.glob("*.md"), *(root / "docs").glob("*.md")]}
+    for page, text in pages.items():
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+            to = (page.parent / target).resolve() if target else page
+            assert to.exists(), f"{page.name}: {target}"
+            known = anchors(pages.get(to, "")) if anchor else {""}
+            assert anchor in known, f"{page.name}: {target}#{anchor}"
+
+
+def without_code_blocks(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub makes of the headings of a page."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)  # of a link, only its text
+        found.append(re.sub(r"[^\w -]", "", shown.lower()).replace(" ", "-"))
+    return {f"{one}-{count}" if (count := found[:at].count(one)) else one for at, one in enumerate(found)}
 
 
 @pytest.mark.parametrize("name", ["zarrfs.1", "zarrfs-archive.1", "zarrfs-refs.1", "zarrfs-stage.1"])
