@@ -30,11 +30,16 @@ def test_a_short_soak_finds_no_violation(tmp_path: Path) -> None:
     assert sorted(map(str, tmp_path.rglob("*"))) == [f"{tmp_path}/{name}" for name in ("not", "not/there", "report")]
 
 
-def test_options_on_the_page_exist() -> None:
-    told = subprocess.run([sys.executable, "-m", "tests.soak", "--help"], cwd=ROOT, capture_output=True, text=True,
+@pytest.mark.parametrize(
+    ("module", "call"), [("tests.soak", r"scripts/soak(?! fuzz)"), ("tests.soak.fuzz", r"scripts/soak fuzz")]
+)
+def test_options_on_the_page_exist(module: str, call: str) -> None:
+    told = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True,
                           timeout=60, check=True).stdout  # fmt: skip
-    page = (ROOT / "docs/soak.md").read_text()
-    assert set(re.findall(r"scripts/soak.* (--\w+)", page)) <= set(re.findall(r"--\w+", told))
+    calls = re.findall(f"{call}.*", (ROOT / "docs/soak.md").read_text())
+    named = {option for line in calls for option in re.findall(r"--[\w-]+", line)}
+    assert named
+    assert named <= set(re.findall(r"--[\w-]+", told))
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
