@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import os
 import stat
@@ -19,11 +20,13 @@ from hypothesis import strategies as st
 
 from tests.store.contract import Tree, WritableContract, check_tree
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, Refused, SourceError
-from zarrfs.store.api import Info
+from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
 from zarrfs.store.staging import StagedFile
 from zarrfs.store.upper import Upper
+from zarrfs.store.values import FileValue
+from zarrfs.system.buffers import Buffer
 
 _numbers = itertools.count()
 
@@ -162,8 +165,8 @@ def test_random_changes(
     } == lower
 
 
-def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path) -> None:
-    """Several tasks copy up the same entries at the same time."""
+def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tasks copy up the same entries at the same time: each is copied once. The lower store stays as it is."""
     lower = write(tmp_path / "lower", {"d/e/file": b"value", "d/other": b"other"})
     with open(lower / "d/sparse", "wb") as file:
         file.truncate(8 << 20)
@@ -174,8 +177,16 @@ def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path) -> None:
     os.chmod(lower / "d/e", 0o750)
     for path in ("d/e/file", "d/e", "d/sparse"):
         os.utime(lower / path, ns=(1_000_000_001, 1_234_567_890_123))
+    before, copied = state(lower), []
 
     async def check(store: Overlay) -> None:
+        copy = store._copy_data
+
+        async def noted(descriptor: int, value: Value, key: str, info: Info) -> None:
+            copied.append(key)
+            await copy(descriptor, value, key, info)
+
+        monkeypatch.setattr(store, "_copy_data", noted)
         async with trio.open_nursery() as nursery:
             for key in ["d/e/file", "d/sparse", "d/link"] * 5:
                 nursery.start_soon(store.copy_up, key)
@@ -183,6 +194,8 @@ def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path) -> None:
             await store.copy_up("d/nope")
 
     run(tmp_path, {}, check)
+    assert sorted(copied) == ["d/e/file", "d/sparse"]
+    assert state(lower) == before
     upper = tmp_path / "upper"
     for key in ("d/e/file", "d/e", "d/sparse"):
         found, wanted = os.stat(upper / key), os.stat(lower / key)
@@ -193,6 +206,17 @@ def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path) -> None:
     assert os.readlink(upper / "d/link") == "e/file"
     assert sorted(os.listdir(upper / "d")) == ["e", "link", "sparse"]
     assert sorted(os.listdir(upper)) == ["d"]
+
+
+def state(root: Path) -> dict[str, tuple[object, ...]]:
+    """Return what is stored of `root` and of each entry below it, but for the time of the last access."""
+    found = {}
+    for path in (root, *root.rglob("*")):
+        status = path.lstat()
+        data = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+        times = status.st_mtime_ns, status.st_ctime_ns
+        found[str(path)] = (status.st_ino, status.st_mode, status.st_nlink, *times, data)
+    return found
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -254,16 +278,27 @@ def test_a_file_that_grows_before_it_is_copied_up_is_never_cut(
     run(tmp_path, {"a": before}, check)
 
 
-def test_no_more_than_the_given_bytes_are_copied_up(tmp_path: Path) -> None:
+def test_no_more_than_the_given_bytes_are_copied_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No others are read. For none, the lower file is not even opened."""
+    reads: list[tuple[int, int]] = []
+    read = FileValue.read
+
+    async def noted(self: FileValue, start: int, length: int) -> Buffer:
+        reads.append((start, length))
+        return await read(self, start, length)
+
+    async def refuse(key: str) -> Value:
+        raise AssertionError(f"{key} is opened")
+
     async def check(store: Overlay) -> None:
         assert store.lower is not None
-        os.unlink(tmp_path / "lower/a")
-        os.mkfifo(tmp_path / "lower/z")
-        (tmp_path / "lower/a").write_bytes(b"value")
-        assert (await store.copy_up("a", 0)).st_size == 0
+        monkeypatch.setattr(FileValue, "read", noted)
         assert (await store.copy_up("b", 3)).st_size == 3
+        monkeypatch.setattr(store.lower, "open", refuse)
+        assert (await store.copy_up("a", 0)).st_size == 0
 
     run(tmp_path, {"a": b"value", "b": b"value"}, check)
+    assert reads == [(0, 3)]
     assert (tmp_path / "upper/b").read_bytes() == b"val"
 
 
