@@ -384,7 +384,7 @@ async def send_in_pieces(
     """Answer each request of a connection with the value of its path, sent in pieces of alternating `sizes`."""
     with contextlib.suppress(trio.BrokenResourceError):
         while request := await stream.receive_some():
-            value = values[request.split()[1]]
+            value = values[bytes(request).split()[1]]
             answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
                 len(value) - 1, len(value), value,
             )  # fmt: skip
