@@ -26,18 +26,21 @@ def url(sftp: Sftp) -> str:
 
 
 def test_a_lost_connection_is_replaced(sftp: Sftp, url: str) -> None:
-    """The server drops its connections twice; eight concurrent readers then read correct bytes."""
+    """The server drops its connections twice; eight concurrent readers then read correct bytes by one new one."""
+    sftp.passwords.clear()
 
     async def check(files: RemoteFiles) -> None:
         async def read(low: int) -> None:
             assert bytes(await files.read(url, low, 100, low, low + 100)) == VALUE[low : low + 100]
 
         await read(0)
-        for begin in (1000, 5000):
+        assert len(sftp.passwords) == 1
+        for logins, begin in ((2, 1000), (3, 5000)):
             await trio.to_thread.run_sync(sftp.drop)
             async with trio.open_nursery() as nursery:
                 for number in range(8):
                     nursery.start_soon(read, begin + 200 * number)
+            assert len(sftp.passwords) == logins
 
     using(check, Options(storage={"sftp": sftp.options}, wait_for_outages="all"))
 

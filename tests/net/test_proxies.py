@@ -161,14 +161,14 @@ def test_reads_through_the_proxy_continue_after_a_certificate_is_rewritten(
 def test_tls_in_tls_with_records_of_any_size(
     authority: Authority, secure: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight readers get two long responses each, intact, over reused connections."""
-    value = os.urandom(3_000_000)
+    """Eight readers get two long responses each, every one of another value, intact, over reused connections."""
+    values = {b"/%d" % number: os.urandom(3_000_000) for number in range(16)}
     monkeypatch.setenv("HTTPS_PROXY", f"https://joe:a-b_c@{secure}")
     accepted = []
 
     async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
         accepted.append(stream)
-        await send_in_pieces(stream, value, sizes)
+        await send_in_pieces(stream, values, sizes)
 
     async def main() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -177,15 +177,15 @@ def test_tls_in_tls_with_records_of_any_size(
             listeners = await nursery.start(trio.serve_ssl_over_tcp, serve, 0, context)
             port = listeners[0].transport_listener.socket.getsockname()[1]
 
-            async def reader() -> None:
-                for _ in range(2):
-                    found = await system.fetch(f"https://127.0.0.1:{port}/v", 0, len(value))
-                    assert found.data == value
+            async def reader(number: int) -> None:
+                for path in (b"/%d" % number, b"/%d" % (number + 8)):
+                    found = await system.fetch(f"https://127.0.0.1:{port}{path.decode()}", 0, 3_000_000)
+                    assert found.data == values[path]
 
             with trio.fail_after(120):
                 async with trio.open_nursery() as readers:
-                    for _ in range(8):
-                        readers.start_soon(reader)
+                    for number in range(8):
+                        readers.start_soon(reader, number)
             nursery.cancel_scope.cancel()
 
     trio.run(main)

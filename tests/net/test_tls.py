@@ -379,11 +379,12 @@ def test_a_wrong_certificate_is_refused_despite_earlier_sessions(authority: Auth
 
 
 async def send_in_pieces(
-    stream: trio.SSLStream[trio.SocketStream], value: bytes, sizes: tuple[int, int], pauses: bool = False
+    stream: trio.SSLStream[trio.SocketStream], values: dict[bytes, bytes], sizes: tuple[int, int], pauses: bool = False
 ) -> None:
-    """Answer each request of a connection with `value`, sent in pieces of alternating `sizes`."""
+    """Answer each request of a connection with the value of its path, sent in pieces of alternating `sizes`."""
     with contextlib.suppress(trio.BrokenResourceError):
-        while await stream.receive_some():
+        while request := await stream.receive_some():
+            value = values[bytes(request).split()[1]]
             answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
                 len(value) - 1, len(value), value,
             )  # fmt: skip
@@ -403,7 +404,7 @@ def test_tls_records_of_any_size(authority: Authority, sizes: tuple[int, int]) -
     value = bytes(range(256)) * 8000
 
     async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
-        await send_in_pieces(stream, value, sizes, pauses=True)
+        await send_in_pieces(stream, {b"/v": value}, sizes, pauses=True)
 
     async def main() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.remotereading import using
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net import zipfiles
@@ -73,10 +75,18 @@ def test_directories_in_directories_are_bounded_by_the_memory(tmp_path: Path) ->
 
 
 def test_a_small_index_before_a_long_comment_is_read(tmp_path: Path) -> None:
+    """The member, which takes more bytes than the index may, is then read as a whole."""
+    value = os.urandom(4 << 20)
     with zipfile.ZipFile(tmp_path / "small.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("a/b/c", bytes(4 << 20))
+        file.writestr("a/b/c", value)
         file.comment = b"x" * 65_535
-    assert stat(tmp_path / "small.zip", "a/b/c")[0] == 4 << 20
+    assert stat(tmp_path / "small.zip", "a/b/c")[0] == len(value)
+
+    async def check(files: RemoteFiles) -> None:
+        system, path = await files.find(f"zip://a/b/c::{tmp_path}/small.zip")
+        assert (await system.fetch(path, 0, len(value))).data == value
+
+    using(check, Options(memory_limit=MEMORY))
 
 
 @pytest.mark.parametrize(("raw", "shown"), [("é/0".encode(), "é/0"), (b"\x82/0", "é/0"), (b"a\xff/0", "a\xa0/0")])

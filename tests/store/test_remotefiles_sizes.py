@@ -12,6 +12,8 @@ from tests.servers import S3, Faulty, Nginx
 from tests.store.test_remotefiles import OPTIONS, PART, using
 from zarrfs.config.options import parse
 from zarrfs.errors import OutOfRange, TargetChanged, TargetMissing
+from zarrfs.net.http import HttpSystem
+from zarrfs.net.responses import Fetched
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(10_000)
@@ -133,10 +135,21 @@ def test_a_target_that_has_grown_since_its_block_was_kept_on_disk_is_not_cut(fau
     using(check, options)
 
 
-def test_the_sizes_of_many_targets_take_one_request_each(faulty: Faulty) -> None:
+def test_the_sizes_of_many_targets_take_one_request_each(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many requests as host_requests= admits are under way at a time."""
     import trio
 
     urls = [faulty.put(f"/first{number}", VALUE) for number in range(100)]
+    fetch, under_way, most = HttpSystem.fetch, 0, 0
+
+    async def counted(self: HttpSystem, path: str, start: int, stop: int | None) -> Fetched:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await fetch(self, path, start, stop)
+        finally:
+            under_way -= 1
 
     async def check(files: RemoteFiles) -> None:
         async with trio.open_nursery() as nursery:
@@ -144,8 +157,10 @@ def test_the_sizes_of_many_targets_take_one_request_each(faulty: Faulty) -> None
                 nursery.start_soon(files.size, url, True)
         assert files.blocks.stats()["cache"]["blocks"] == 100
 
+    monkeypatch.setattr(HttpSystem, "fetch", counted)
     using(check, parse(["host_requests=4"]).options)
     assert len(faulty.requests) == 100
+    assert most == 4
 
 
 def test_the_size_of_a_block_on_disk_needs_no_request(faulty: Faulty, tmp_path: Path) -> None:
