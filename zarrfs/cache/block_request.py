@@ -31,6 +31,11 @@ class BlockRequest(NamedTuple):
         return id(self.system), self.path
 
     @property
+    def server(self) -> str:
+        """Return the server or bucket of the target, as System.host()."""
+        return self.system.host(self.path)
+
+    @property
     def target(self) -> str:
         """The identity of the target in the disk cache."""
         return self.system.identity(self.path)

@@ -102,9 +102,8 @@ class Blocks:
                 return found
         # as move_on_after(), at a third of its cost; the lines after the block run only if the time is over
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
-            server = wanted.system.host(wanted.path)
             return await self.cache.get(
-                key, wanted.stop - wanted.start, lambda: self._obtain(wanted, whole=whole), server
+                key, wanted.stop - wanted.start, lambda: self._obtain(wanted, whole=whole), wanted.server
             )
         where = wanted.system.shown(wanted.path)
         raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
@@ -130,9 +129,8 @@ class Blocks:
 
     def ahead(self, wanted: BlockRequest) -> Ahead | None:
         """Fetch a block ahead of its readers, as BlockCache.ahead()."""
-        server = wanted.system.host(wanted.path)
         return self.cache.ahead(
-            wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True), server
+            wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True), wanted.server
         )
 
     def note_size(self, system: System, path: str, size: int) -> None:
@@ -146,7 +144,7 @@ class Blocks:
         """
         if self._disk is not None:
             return await self._begin_on_disk(self._disk, wanted)
-        most, server, holder = wanted.stop, wanted.system.host(wanted.path), object()
+        most, server, holder = wanted.stop, wanted.server, object()
         async with self._begins(server):
             if not self.cache.reserve(holder, most, server):
                 return None
@@ -167,7 +165,7 @@ class Blocks:
             return known.size
         if await disk.known(wanted, valid=False) is not None:  # an old version: it may still be valid
             return None
-        async with self._begins(wanted.system.host(wanted.path)):
+        async with self._begins(wanted.server):
             await self._get(wanted._replace(unordered=True), 0)
         size = self._pins.size(wanted.at)
         if size is not None:
@@ -193,8 +191,8 @@ class Blocks:
             found, leases = await self._disk.all(wanted)
         started = []
         for one in wanted:
-            fetch, server = self._given(one, found.get(one.key), leases), one.system.host(one.path)
-            ahead = self.cache.ahead(one.key, one.stop - one.start, fetch, server)
+            fetch = self._given(one, found.get(one.key), leases)
+            ahead = self.cache.ahead(one.key, one.stop - one.start, fetch, one.server)
             if ahead is not None:
                 started.append(ahead)
             else:

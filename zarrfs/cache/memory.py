@@ -129,7 +129,8 @@ class BlockCache(Generic[V]):
             flight = self._flights.get(key)
         if flight is None:
             self._misses += 1
-            flight = self._start(key, size, fetch, server, _Fetch(ahead=False))
+            flight = _Fetch(ahead=False)
+            self._start(key, size, fetch, server, flight)
         return await self._land(key, flight)
 
     async def join(self, key: Hashable) -> V | None:
@@ -151,8 +152,10 @@ class BlockCache(Generic[V]):
 
         Blocks fetched ahead and not read yet take up to half of the bytes.
         """
+        if not self._may_come(key, size):
+            return None
         flight: _Fetch[V] = _Fetch(ahead=True)
-        if not self._may_come(key, size) or not self.reserve(flight, size, server):
+        if not self.reserve(flight, size, server):
             return None
         self._start(key, size, fetch, server, flight)
         flight.waiters += 1
@@ -255,10 +258,9 @@ class BlockCache(Generic[V]):
 
     def _start(
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, flight: _Fetch[V]
-    ) -> _Fetch[V]:
+    ) -> None:  # fmt: skip
         self._flights[key] = flight
         in_background(self._fly, key, size, fetch, server, flight)
-        return flight
 
     async def _fly(
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, flight: _Fetch[V]

@@ -24,7 +24,7 @@ from zarrfs.system.sharedtable import SharedTable
 _NORESERVE = 0x4000  # MAP_NORESERVE of mmap(2): untouched pages need no memory
 _HINTS = 1 << 17  # cells with the process whose table has the record of an inode
 _PAGES = 1 << 16  # cells with versions of cached pages
-_LOOKS = 1 << 16  # cells with the versions of documents and chunks that were seen last
+_LATEST = 1 << 16  # cells with the versions of documents and chunks that were seen last
 _SIZED = 1 << 22  # cells that say whether a size was sent for an inode; several inodes share a cell
 _HANDLES = 1 << 16  # open handles of one process
 _NAME = 256
@@ -72,7 +72,7 @@ class Shared:
         self.visible[0] = 1
         self.hints = memoryview(_shared(_HINTS * 2)).cast("H")
         self.pages = memoryview(_shared(_PAGES * 8)).cast("Q")
-        self.latest = memoryview(_shared(_LOOKS * 8)).cast("Q")
+        self.latest = memoryview(_shared(_LATEST * 8)).cast("Q")
         self.sized = memoryview(_shared(_SIZED))
         self.slots = _shared(processes * _HANDLES * _SLOT_SIZE)
         self.words = memoryview(self.slots).cast("Q")  # the same memory, _WORDS for each slot
@@ -342,18 +342,18 @@ class SharedVersions:
 
     def begin(self, what: str) -> int:
         """Return a number to pass to ended(). Call it before looking at the document or chunk."""
-        return int(self._cells[_hash(what) % _LOOKS])
+        return int(self._cells[_hash(what) % _LATEST])
 
     def ended(self, what: str, version: Hashable, begun: int) -> None:
         """Note the version that was seen, unless the cell has changed since begin()."""
         number = _hash(what)
-        if self._cells[number % _LOOKS] == begun:
-            self._cells[number % _LOOKS] = digest(version) ^ number
+        if self._cells[number % _LATEST] == begun:
+            self._cells[number % _LATEST] = digest(version) ^ number
 
     def holds(self, what: str, version: Hashable) -> bool:
         """Return whether a version is the one that was seen last; False if that is not known."""
         number = _hash(what)
-        return bool(self._cells[number % _LOOKS] == digest(version) ^ number)
+        return bool(self._cells[number % _LATEST] == digest(version) ^ number)
 
 
 def _hash(text: str) -> int:

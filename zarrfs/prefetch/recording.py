@@ -309,30 +309,26 @@ async def _units(
 ) -> AsyncGenerator[list[RecordedRead], None]:
     """Yield batches: small values to fetch together, or a piece of a large one, cut at the value's end."""
     batch: list[RecordedRead] = []
-    held, reads, failure = 0, iter(records), None
-    while True:
-        try:
-            key, start, stop = next(reads)
-        except StopIteration:
-            break
-        except SourceError as exc:
-            failure = exc
-            break
-        if division is not None and not division.mine(key, await _recorded_bytes(store, key, start, stop)):
-            continue
-        size = await _size(store, key, warmed)
-        if size is None:
-            continue
-        stop = min(stop, size)
-        if size <= BLOCK:
-            batch.append(RecordedRead(key, start, stop))
-            held += size
-        if batch and (len(batch) == _BATCH or held >= _BATCH_BYTES or size > BLOCK):
-            yield batch
-            batch, held = [], 0
-        if size > BLOCK:
-            for at in range(start, stop, BLOCK):
-                yield [RecordedRead(key, at, min(stop, at + BLOCK))]
+    held, failure = 0, None
+    try:
+        for key, start, stop in records:
+            if division is not None and not division.mine(key, await _recorded_bytes(store, key, start, stop)):
+                continue
+            size = await _size(store, key, warmed)
+            if size is None:
+                continue
+            stop = min(stop, size)
+            if size <= BLOCK:
+                batch.append(RecordedRead(key, start, stop))
+                held += size
+            if batch and (len(batch) == _BATCH or held >= _BATCH_BYTES or size > BLOCK):
+                yield batch
+                batch, held = [], 0
+            if size > BLOCK:
+                for at in range(start, stop, BLOCK):
+                    yield [RecordedRead(key, at, min(stop, at + BLOCK))]
+    except SourceError as exc:  # the record is bad from here on
+        failure = exc
     if batch:
         yield batch
     if failure is not None:

@@ -149,7 +149,7 @@ def _make_unusable(place: str) -> None:
 
 
 @atexit.register
-def _remove_left() -> None:
+def _remove_dead_links() -> None:
     for place, owner in _dead_links.items():
         if owner == os.getpid():
             with contextlib.suppress(OSError):
