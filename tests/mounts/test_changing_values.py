@@ -303,7 +303,7 @@ def test_a_server_without_versions_is_logged_once(nginx: Nginx, tmp_path: Path) 
 
 
 def test_check_twice_finds_values_that_change_in_between(changing: Changing) -> None:
-    """Where the server sends no version and the size stays the same, nothing else finds such changes."""
+    """Only a second read finds a change if the server sends no version and the size stays the same."""
     number = itertools.count()
 
     class Another(dict[str, bytes]):

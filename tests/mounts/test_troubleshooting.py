@@ -234,7 +234,7 @@ def test_the_message_to_a_user_is_printed(message: str, machine: Machine) -> Non
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """Start a machine with the user ann, who has refs.json and mnt."""
+    """Start a machine with a user "ann" whose home directory contains refs.json and mnt."""
     with Machine() as made:
         made.user("ann")
         refs = json.dumps({"version": 1, "refs": {"a": "text"}})

@@ -1,4 +1,4 @@
-"""Which targets besides those over HTTP a set may reach: local files, other protocols, buckets; and credentials."""
+"""Access rules for the targets of a set, except over HTTP: local files, other protocols, buckets, credentials."""
 
 from __future__ import annotations
 

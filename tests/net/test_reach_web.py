@@ -1,4 +1,4 @@
-"""Which web servers the targets of a remote set may reach, and which get the user's headers; with real servers."""
+"""Access rules for web servers in remote sets, and which servers get the user's headers; with real servers."""
 
 from __future__ import annotations
 

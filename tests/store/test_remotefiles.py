@@ -546,7 +546,7 @@ def test_no_error_is_its_own_cause(faulty: Faulty) -> None:
 
 
 def test_calls_that_never_end_hold_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a hard-mounted share, or in a library without timeouts, a thread still runs after its caller has given up."""
+    """A call into a hard-mounted share or a library without timeouts keeps its thread after the caller's timeout."""
     fs, go, began = fsspec.filesystem("memory", skip_instance_cache=True), threading.Event(), list[str]()
 
     def info(path: str, **_: Any) -> dict[str, Any]:

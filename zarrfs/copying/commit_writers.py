@@ -41,7 +41,7 @@ _REMEMBERED = 1024  # directories whose hidden names are cached, for neighbourin
 
 
 class ReferenceOptions(NamedTuple):
-    """Where a reference set stores the bytes of values that it does not refer to in the old source."""
+    """The storage options for values of a new reference set whose bytes are not in the old source."""
 
     inline: int = 1024  # bytes: values up to this size are stored in the set itself
     in_place: bool = False  # larger values in the upper directory stay there

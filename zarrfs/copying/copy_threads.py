@@ -41,7 +41,7 @@ class Item:
 
     @property
     def unread(self) -> bool:
-        """Whether the item is a file whose bytes have not been read, and are in no open file."""
+        """Return whether the item is a file whose bytes are neither in memory nor in an open file."""
         return self.info.kind is Kind.FILE and self.content is None and self.descriptor < 0 and self.link is None
 
 

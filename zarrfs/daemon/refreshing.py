@@ -51,7 +51,7 @@ class Refresher:
 
     @property
     def pending(self) -> bool:
-        """Whether a refresh is queued; it will read the present state of the source."""
+        """Return whether a refresh is queued, which will read the present state of the source."""
         return self._lock.statistics().tasks_waiting > 0
 
     @property

@@ -36,7 +36,7 @@ class Document:
 
     @property
     def fetched(self) -> bool:
-        """Whether the data is a private copy, which no other program can change."""
+        """Return whether the data is a private copy that no other program can change."""
         return bool(self.origin) or isinstance(self.data, bytes)
 
     def close(self) -> None:

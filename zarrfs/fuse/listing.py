@@ -79,7 +79,7 @@ class DirectoryHandle:
 
     @property
     def wants_more(self) -> bool:
-        """Whether prepare() would fetch anything."""
+        """Return whether prepare() would fetch anything."""
         return self._prepared is None and self._listing is not None and len(self._piece) == _PIECE
 
     async def prepare(self) -> None:

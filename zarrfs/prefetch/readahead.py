@@ -95,7 +95,7 @@ class _Sequence:
 
     @property
     def wasteful(self) -> bool:
-        """Whether most predicted keys are not read."""
+        """Return whether most predicted keys are not read."""
         return self.dropped > 16 and self.dropped > self.used
 
 

@@ -164,7 +164,7 @@ class Store(abc.ABC):
 
     @property
     def sizes_known(self) -> bool:
-        """Whether the sizes of all files are known without a request to a target."""
+        """Return whether the sizes of all files are known without a request to a target."""
         return False
 
     async def lists_same_sizes(self) -> bool:
@@ -236,7 +236,7 @@ class Store(abc.ABC):
 
     @property
     def remote(self) -> bool:
-        """Whether values are read over a network, as far as is known: then prefetch() is useful."""
+        """Return whether values are known to be read over a network, so that prefetch() is useful."""
         return False
 
     async def get_ready(self) -> None:  # noqa: B027

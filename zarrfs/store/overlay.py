@@ -55,7 +55,7 @@ class OverlayEntry(NamedTuple):
 
     @property
     def is_directory(self) -> bool:
-        """Whether the entry is a directory."""
+        """Return whether the entry is a directory."""
         if self.status is not None:
             return stat.S_ISDIR(self.status.st_mode)
         return self.info is not None and self.info.kind is Kind.DIRECTORY

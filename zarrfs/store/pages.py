@@ -61,7 +61,7 @@ class Pages:
 
     @property
     def walking(self) -> bool:
-        """Whether directories are listed in order, one after the other."""
+        """Return whether a client walks the tree, listing one directory after the other in order."""
         return self._directories >= _WALK
 
     async def ensure_listed(self, start: bytes, stop: bytes, now: float) -> bytes:

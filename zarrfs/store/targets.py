@@ -50,7 +50,7 @@ class TargetReader(abc.ABC):
     @property
     @abc.abstractmethod
     def remote(self) -> bool:
-        """Whether targets are read over a network, as far as is known."""
+        """Return whether any target is known to be read over a network."""
 
     @abc.abstractmethod
     async def get_ready(self, url: str) -> None:

@@ -99,7 +99,7 @@ class Chunks:
 
     @property
     def plain(self) -> bool:
-        """Whether stored chunks are the bytes of their items, uncompressed."""
+        """Return whether stored chunks are the bytes of their items, uncompressed."""
         names = [codec.name for codec in self._stored.codecs[self.fortran :]]
         return names in ([], ["bytes"]) and self._sharding is None
 

@@ -63,7 +63,7 @@ class _TranslatedNode(NamedTuple):
 
     @property
     def derived(self) -> bool:
-        """Whether chunks are not files of the source, but decoded chunks or ranges of shards."""
+        """Return whether the view makes the chunks: it decodes chunks of the source, or cuts ranges out of shards."""
         return self.translation is not None and self.translation.form in (ChunkForm.DECODED, ChunkForm.RANGES)
 
 
