@@ -117,8 +117,11 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
+            from zarrfs.config.removed import removed_command
             from zarrfs.config.values import did_you_mean
 
+            if removed := removed_command(" ".join([*ctx.command_path.split()[1:], args[0]])):
+                raise click.UsageError(removed, ctx) from None
             raise click.UsageError(exc.message.removesuffix(".") + did_you_mean(args[0], self._table), ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Assignments, put
 from zarrfs.config.redaction import is_secret, names_file, without_secrets
+from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage
 from zarrfs.config.values import (
     DEPTH,
@@ -156,6 +157,8 @@ class _Reading:
         for key, value in table.items():
             name, at = key.replace("-", "_"), f"{self._at} {key}"
             if name not in TABLE:
+                if removed := removed_option(name):
+                    raise self._wrong(at, removed)
                 raise self._wrong(at, "unknown option" + did_you_mean(name, TABLE))
             if name in refused:
                 raise self._wrong(at, _REASONS.get(name, "belongs to one source: in a [source] section"))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from zarrfs.config.redaction import redacted_item, without_secrets
+from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage, is_known
 from zarrfs.config.values import (
     ALLOWED,
@@ -632,6 +633,8 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
         elif not (equals or before) and "allow" in given.values and is_known(name):
             put(given, "allow", name)
         elif not sloppy:
+            if removed := removed_option(name):
+                raise UsageError(removed)
             hint = _hint(name)
             if before and not hint:  # the item may be half a password: not shown
                 raise UsageError(f"option {before}: no option after its comma (write a comma in a value as \\,)")

@@ -1,0 +1,23 @@
+"""Options and commands of version 0.2 that no longer exist, and what to do instead.
+
+The error for such a name says so. This table can go in a later version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# the name, with "_", and what to do instead, without a full stop: "set cache_dir= and read the keys once"
+OPTIONS: Mapping[str, str] = {}
+# the command as typed, such as "refs merge"
+COMMANDS: Mapping[str, str] = {}
+
+
+def removed_option(name: str) -> str:
+    """Return the error message for a removed option; "" for any other name."""
+    return f"option {name} was removed: {OPTIONS[name]}" if name in OPTIONS else ""
+
+
+def removed_command(name: str) -> str:
+    """Return the error message for a removed command; "" for any other name."""
+    return f"`zarrfs {name}` was removed: {COMMANDS[name]}" if name in COMMANDS else ""
