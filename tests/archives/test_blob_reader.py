@@ -21,6 +21,7 @@ from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import canonical, sized
 from zarrfs.archives.source_kinds import check_sources
 from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
+from zarrfs.system.own_mount import OWN_MOUNT
 
 # -- reading
 
@@ -179,11 +180,11 @@ def test_a_directory_or_fifo_in_place_of_a_blob(tmp_path: Path) -> None:
     fails(tmp_path, ReadError, "not a regular file")
 
 
-def test_a_blob_in_the_mount_that_reads_it(tmp_path: Path) -> None:
+def test_a_blob_in_the_mount_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:
-        reader.forbidden_device = os.stat(tmp_path).st_dev
+        monkeypatch.setattr(OWN_MOUNT, "device", os.stat(tmp_path).st_dev)
         with pytest.raises(Loop):
             await whole(reader)
 
@@ -302,7 +303,7 @@ def test_blobs_that_whole_does_not_return(tmp_path: Path, monkeypatch: pytest.Mo
     assert reader.whole(URL) is None
     with pytest.raises(ReadError, match="not a regular file"):
         reader.whole(blobref(b"fifo"))
-    reader.forbidden_device = os.stat(tmp_path).st_dev
+    monkeypatch.setattr(OWN_MOUNT, "device", os.stat(tmp_path).st_dev)
     with pytest.raises(Loop):
         reader.whole(URL)
 

@@ -20,7 +20,6 @@ from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.othermounts import XATTR
 
 ROOT = InodeT(1)
 
@@ -159,31 +158,6 @@ def test_a_listing_without_sizes_requests_only_sizes_that_some_process_has_sent(
         assert (await other.getattr(InodeT(sent["b"][1]), CONTEXT)).st_size == 5
         assert (await sizes(), store.asked) == ([0, 5, 0], ["b"])
         assert (await sizes(), store.asked) == ([0, 5, 0], [])
-        for operations in one, other:
-            await operations.aclose()
-
-    trio.run(body)
-
-
-@pytest.mark.parametrize(("entered", "answer"), [({}, b"0"), ({77: "/nowhere"}, b"1"), (None, b"1")])
-def test_a_mount_waits_for_mounts_that_any_of_its_processes_reads_from(
-    entered: dict[int, str] | None, answer: bytes, tmp_path: Path
-) -> None:
-    """A process that does not answer (None) may read from any mount."""
-
-    async def body() -> None:
-        one, other = pair(tmp_path)
-
-        async def of_others() -> dict[int, str] | None:
-            return entered
-
-        async def ask(name: str, uid: int) -> bytes:
-            return await one.control_answer(name, uid)
-
-        one.entered, other.ask = of_others, ask
-        name = pyfuse3.XAttrNameT(f"{XATTR}77:3".encode())
-        context = cast(pyfuse3.RequestContext, type("Context", (), {"uid": 0}))
-        assert [await each.getxattr(ROOT, name, context) for each in (one, other)] == [answer, answer]
         for operations in one, other:
             await operations.aclose()
 

@@ -21,6 +21,7 @@ from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChang
 from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.system import localfiles as local
 from zarrfs.system.localfiles import LocalFiles
+from zarrfs.system.own_mount import OWN_MOUNT
 
 DATA = bytes(range(256)) * 100
 
@@ -338,16 +339,16 @@ def test_a_file_that_is_replaced_while_it_is_open_is_still_read(base: Path) -> N
     trio.run(main)
 
 
-def test_a_target_in_the_mount_that_refers_to_it_is_a_loop(base: Path) -> None:
-    targets = Targets(Options())
-    targets.forbidden_device = os.stat(base).st_dev
-    assert targets.forbidden_device == os.stat(base).st_dev
+def test_a_target_in_the_mount_that_refers_to_it_is_a_loop(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OWN_MOUNT, "device", os.stat(base).st_dev)
     with pytest.raises(Loop):
-        read(targets, str(base / "f"))
+        read(Targets(Options()), str(base / "f"))
 
 
 @pytest.mark.parametrize("archive", ["{base}/t.zip", "file://{base}/t.zip", "zip://inner.zip::{base}/outer.zip"])
-def test_an_archive_in_the_mount_that_refers_to_it_is_a_loop(base: Path, archive: str) -> None:
+def test_an_archive_in_the_mount_that_refers_to_it_is_a_loop(
+    base: Path, archive: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("t.zip", "inner.zip"):
         with zipfile.ZipFile(base / name, "w") as file:
             file.writestr("a", DATA)
@@ -362,7 +363,7 @@ def test_an_archive_in_the_mount_that_refers_to_it_is_a_loop(base: Path, archive
         await targets.aclose()
         assert open_descriptors() <= descriptors
         targets = Targets(Options())
-        targets.forbidden_device = os.stat(base).st_dev
+        monkeypatch.setattr(OWN_MOUNT, "device", os.stat(base).st_dev)
         for call in (targets.read(url, 3, 5, 0, len(DATA)), targets.size(url)):
             with pytest.raises(Loop, match=r"\.zip: lies in the mount that refers to it"):
                 await call

@@ -23,7 +23,7 @@ from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChang
 from zarrfs.system.beneath import FileVersion, file_version
 from zarrfs.system.buffers import Buffer, read_all
 from zarrfs.system.localfiles import read_cached
-from zarrfs.system.othermounts import OTHER_MOUNTS
+from zarrfs.system.own_mount import OWN_MOUNT, RULE
 
 MAX_VERDICTS = 65_536  # results of verification that are remembered, for open and closed blobs
 WHOLE_MAX = 4 << 20  # bytes of a blob that whole() returns
@@ -65,7 +65,6 @@ class BlobFiles:
     """An opener and verifier of blobs in local files. Methods block and are thread-safe."""
 
     def __init__(self) -> None:
-        self.forbidden_device: int | None = None  # st_dev of the mount being served, in which no blob may be
         self.hashed = self.hashed_bytes = 0
         self._verdicts: LRU[tuple[str, int, FileVersion], bool] = LRU(MAX_VERDICTS)
         self._lock = threading.Lock()
@@ -115,8 +114,8 @@ class BlobFiles:
     def _status(self, fd: int, location: BlobLocation, shown: str, declared: int | None) -> tuple[os.stat_result, int]:
         """Return the result of fstat(2) and the blob's length. Raise OutOfRange if that is not the declared one."""
         status = os.fstat(fd)
-        if status.st_dev == self.forbidden_device:
-            raise Loop(shown, "lies in the mount that refers to it")
+        if status.st_dev == OWN_MOUNT.device:
+            raise Loop(shown, RULE)
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(shown, "not a regular file")
         size = status.st_size if location.size is None else location.size
@@ -179,11 +178,12 @@ def _read_error(shown: str, exc: OSError) -> ReadError:
 def _opened(path: str) -> int:
     # O_NONBLOCK: opening a FIFO must not block. Symlinks are followed, because the blob is verified by its hash.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    if not OTHER_MOUNTS.present():
+    if OWN_MOUNT.device is None:
         return os.open(path, flags)
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        OTHER_MOUNTS.enter(found, path)
+        if OWN_MOUNT.has(found):
+            raise Loop(path, RULE)
         return os.open(f"/proc/self/fd/{found}", flags)
     finally:
         os.close(found)

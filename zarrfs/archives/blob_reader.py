@@ -95,18 +95,6 @@ class BlobReader(TargetReader):
     def remote(self) -> bool:
         return self._remote
 
-    @property
-    def forbidden_device(self) -> int | None:
-        """The st_dev of the mount being served, in which no blob may be."""
-        return self._files.forbidden_device
-
-    @forbidden_device.setter
-    def forbidden_device(self, device: int | None) -> None:
-        self._files.forbidden_device = device
-        for source in self._sources:
-            if isinstance(source, DumpSource):
-                source.forbidden_device = device
-
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         blobref, declared = _split(url)
         try:

@@ -29,6 +29,7 @@ from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.store.uri import path_of_uri
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
+from zarrfs.system.own_mount import OWN_MOUNT, RULE
 
 if TYPE_CHECKING:
     from zarrfs.archives.content_database import ContentDatabase
@@ -242,7 +243,6 @@ class DumpSource(BlobSource):
         self._whole: DumpIndex | None = None  # the index of all headers of a local tar
         self._completing = threading.Lock()
         self._reading, self._searching = trio.Lock(), trio.Lock()
-        self.forbidden_device: int | None = None  # st_dev of the mount being served
         # opened early, before a mount may hide the path; abandoned threads may still use it after aclose()
         self._file: Handle | None = None
         self._failure = "is closed"
@@ -348,8 +348,8 @@ class DumpSource(BlobSource):
             status = os.fstat(file)
         except OSError as exc:
             raise ReadError(self.shown, reason_of(exc)) from exc
-        if status.st_dev == self.forbidden_device:
-            raise Loop(self.shown, "lies in the mount that refers to it")
+        if status.st_dev == OWN_MOUNT.device:
+            raise Loop(self.shown, RULE)
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(self.shown, "not a regular file")
         return run(steps(status.st_size, index), lambda offset, length: self._pread(file, offset, length))

@@ -104,8 +104,6 @@ class Refresher:
                 raise SourceError(plan.source, rule)
             for warning in plan.warnings:
                 log.warning("%s: %s", plan.source, warning)
-            if self.device is not None:
-                store.forbid_device(self.device)
             version = StoreVersion(store, options)
             version.pusher = Pusher(store) if old.pusher is not None else None
             version.adjust(self.options)  # options may have changed meanwhile

@@ -34,7 +34,7 @@ from zarrfs.sources import check_view, open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
-from zarrfs.system.othermounts import OTHER_MOUNTS
+from zarrfs.system.own_mount import OWN_MOUNT
 from zarrfs.system.processes import allow_descriptors, end_with_parent
 
 if TYPE_CHECKING:
@@ -80,10 +80,6 @@ def serve(
         store = open_plan(plan, of_store)
         served = operations = _operations(store, options, about, announce)
     watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
-    read_later = plan.source if os.path.isdir(plan.source) or plan.source.lower().endswith(".tar") else None
-    for place in (read_later, options.upperdir, options.cache_dir, *options.blobs):
-        if place is not None:
-            OTHER_MOUNTS.note(place)
     others = invalidation.devices()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
@@ -101,7 +97,7 @@ def serve(
     try:
         mount = mounts.mount_at(mountpoint)
         device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
-        OTHER_MOUNTS.device = device
+        OWN_MOUNT.serve(device)
         if detach:
             os.setsid()  # only after the mount: autofs lets accesses of the mounting process group pass
         if several:
@@ -116,8 +112,6 @@ def serve(
             else:
                 operations, waiting = team.first(store, announce)
             served.operations = operations
-        if device is not None:
-            store.forbid_device(device)
         operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
         kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
         refresher = Refresher(operations, plan, of_store, kernel_names, device, team)

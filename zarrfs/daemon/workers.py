@@ -43,7 +43,6 @@ from zarrfs.store.api import Store
 from zarrfs.system import fusemount, requirements
 from zarrfs.system.cpus import usable
 from zarrfs.system.memory import freeze_garbage_collector, memory_limit
-from zarrfs.system.othermounts import OTHER_MOUNTS
 from zarrfs.system.processes import close_descriptors, end_with_parent
 from zarrfs.views import MODULES
 
@@ -139,7 +138,7 @@ def start(session: Session) -> Starter:
         try:
             end_with_parent(first, signal.SIGKILL)
             os.environ.pop("NOTIFY_SOCKET", None)  # the first process notifies the service manager
-            kept = {theirs.fileno(), session.device, *session.shared.descriptors(), *OTHER_MOUNTS.descriptors()}
+            kept = {theirs.fileno(), session.device, *session.shared.descriptors()}
             kept |= fusemount.descriptors()
             close_descriptors(kept | ({2} if session.options.foreground else set()))
             if not session.options.foreground:
@@ -242,7 +241,6 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
     logs.configure(options, options.foreground, session.mountpoint, visible.plan.source)
     try:
         announce(sock, "forked", os.getpid())
-        OTHER_MOUNTS.forked()
         clone(session.device)
         store = _opened(visible, session)
         operations = WorkerOperations(
@@ -264,10 +262,7 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
 
 
 def _opened(opening: Opening, session: Session) -> Store:
-    store = open_plan(dataclasses.replace(opening.plan, temporary=False), opening.options)
-    if session.st_dev is not None:
-        store.forbid_device(session.st_dev)
-    return store
+    return open_plan(dataclasses.replace(opening.plan, temporary=False), opening.options)
 
 
 async def _serve(
@@ -325,9 +320,6 @@ class _Worker:
 
     async def _stats(self) -> dict[str, Any]:
         return self._operations.own_stats()
-
-    async def _entered(self) -> dict[int, str]:
-        return OTHER_MOUNTS.entered(str(os.getpid()))
 
     async def _prepare(self, opening: Opening) -> None:
         self._operations.prepare(StoreVersion(_opened(opening, self._session), opening.options))
@@ -431,7 +423,7 @@ class Team:
         """Return the handlers of the first process, and its way of waiting for requests."""
         session = self._session
         operations = WorkerOperations(store, self.options, session.about, on_ready, session.shared, 0)
-        operations.gather, operations.totals, operations.entered = self.gather, self._totals, self.entered
+        operations.gather, operations.totals = self.gather, self._totals
         waiting = SharedWaiting(session.shared, 0, session.front)
         session.shared.put(0, RUNS, 1)
         self._operations, self._waiting = operations, waiting
@@ -567,21 +559,6 @@ class Team:
     def _keep_counters(self, counters: dict[str, Any]) -> None:
         self._ended.add(counters)
         self._errors = summed([self._errors, counters.get("errors", {})])
-
-    async def entered(self) -> dict[int, str] | None:
-        """Return a path in each mount that the workers read from, by st_dev; None if one of them does not answer."""
-        found, silent = dict[int, str](), False
-
-        async def ask(member: _Member) -> None:
-            nonlocal silent
-            with trio.move_on_after(_ANSWER) as scope, contextlib.suppress(MountError):  # the worker has ended
-                found.update(await member.channel.ask("entered"))
-            silent |= scope.cancelled_caught
-
-        async with trio.open_nursery() as nursery:
-            for member in list(self._members.values()):
-                nursery.start_soon(ask, member)
-        return None if silent else found
 
     # -- orders to all
 

@@ -56,11 +56,8 @@ from zarrfs.fuse.xattrs import (
 from zarrfs.metrics import process
 from zarrfs.prefetch.recording import Recorder
 from zarrfs.store.api import FILE_TYPES, Info, Kind, Store, Value, check_key, join_key, split_key
-from zarrfs.system import othermounts
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
-from zarrfs.system.othermounts import OTHER_MOUNTS
-from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,8 +68,6 @@ _CACHING = 4  # replaced versions that may cache blocks in memory: the most rece
 _MONITORING = ("statfs", "getxattr", "listxattr")  # sent by monitoring tools: do not count as use of the mount
 _NEGATIVE_MAX = 65_536  # negative entries to remember
 _DAY = 86_400.0
-_ASKING = 8  # threads that ask other mounts whether they wait for a given one
-_WAITS_XATTR = os.fsencode(WAITS_XATTR)
 _BLOCK = 512  # the unit of st_blocks
 _SETTLED_NS = 2 * 10**9  # ns; some file systems record times in whole seconds
 
@@ -186,7 +181,6 @@ class Operations(pyfuse3.Operations):
         self._negative_timeout = (
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
-        self._asking = trio.CapacityLimiter(_ASKING)
         self.recorder: Recorder | None = None  # set if reads are recorded
         self._entry = self._new_entry()  # reused by readdir, because pyfuse3 immediately copies it into the reply
 
@@ -426,8 +420,6 @@ class Operations(pyfuse3.Operations):
 
         Only files have source; only the root has mount and stats.
         """
-        if name.startswith(_WAITS_XATTR):
-            return await self._waits_for(os.fsdecode(name[len(_WAITS_XATTR) :]))
         if not name.startswith(b"user."):
             # EOPNOTSUPP, not ENODATA: after EOPNOTSUPP, ls requests no more attributes in this mount; after ENODATA,
             # it would request two for each file
@@ -601,20 +593,6 @@ class Operations(pyfuse3.Operations):
             self.leave(file.version)
 
     # -- parts
-
-    async def _waits_for(self, question: str) -> bytes:
-        """Answer a mount that is about to read from this one and asks whether this one waits for it in turn."""
-        entered = await self._entered_mounts()
-        if entered is None:
-            return othermounts.YES  # may refuse one read for nothing, but no two mounts wait for each other
-        answer = othermounts.answer(question, entered)
-        if answer is None:  # with its own limiter, because reads may occupy all threads of the default one
-            answer = await trio.to_thread.run_sync(othermounts.ask, question, entered, limiter=self._asking)
-        return answer
-
-    async def _entered_mounts(self) -> dict[int, str] | None:
-        """Return a path in each mount that this mount reads from, by st_dev; None if these are not known."""
-        return OTHER_MOUNTS.entered()
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         """Return the timeout (seconds) of a negative entry; record it if a refresh must invalidate it by name."""

@@ -47,7 +47,6 @@ from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR, STATS_XATTR
 from zarrfs.metrics import logs
 from zarrfs.store.api import Store, Value
-from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 
 T = TypeVar("T")
 
@@ -56,7 +55,7 @@ log = logging.getLogger(__name__)
 _SWEEP = 0.5  # seconds between checks for handles that other processes have released
 _OPENED = 256  # after more new handles than this, and than half of the open files, such a check is made earlier
 _HELD = 1.0  # seconds between checks for open handles of a replaced version
-_FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR, os.fsencode(WAITS_XATTR))
+_FORWARDED = (REFRESH_XATTR, SET_XATTR, STATS_XATTR)
 
 # without @handler: the methods that override them have it themselves
 _getattr, _read, _readdir, _getxattr = (
@@ -69,7 +68,7 @@ class WorkerOperations(Operations):
     """The request handlers of one process of a read-only mount. The first process has the number 0.
 
     `ask` forwards a request for a control attribute to the first process; it is None there. `gather` updates the
-    counters of the workers and `entered` returns the mounts that they read from; both are None in workers.
+    counters of the workers; both are None in workers.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class WorkerOperations(Operations):
         store.share_latest_versions(self._latest)
         self.ask: Callable[[str, int], Awaitable[bytes]] | None = None
         self.gather: Callable[[], Awaitable[None]] | None = None
-        self.entered: Callable[[], Awaitable[dict[int, str] | None]] | None = None
         # adds the counters of the workers to those of the first process, which sets it
         self.totals: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own
         self.brief_absences = False  # limit negative entries to 1 s, because a refresh cannot invalidate them
@@ -168,7 +166,7 @@ class WorkerOperations(Operations):
             if uid not in (0, os.getuid()):
                 raise pyfuse3.FUSEError(errno.EPERM)
             return self.control.answer(name)
-        return await self._waits_for(name.removeprefix(WAITS_XATTR))
+        raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
 
     # -- directories
 
@@ -367,11 +365,6 @@ class WorkerOperations(Operations):
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         found = super()._absent_for(parent_inode, name)
         return min(1.0, found) if self.brief_absences else found
-
-    async def _entered_mounts(self) -> dict[int, str] | None:
-        own = await super()._entered_mounts()
-        others = {} if self.entered is None else await self.entered()
-        return None if own is None or others is None else {**others, **own}
 
     async def _fetch_handles(self, inode: int) -> bool:
         """Open the files of an inode that other processes have open; return whether there were any."""

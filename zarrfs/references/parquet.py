@@ -197,9 +197,6 @@ class ParquetStore(Store):
             absent, total = absent + count - there, total + count
         return Absences(absent, total, first)
 
-    def forbid_device(self, device: int) -> None:
-        self._targets.forbidden_device = self._place.local.forbidden_device = device
-
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:

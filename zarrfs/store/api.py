@@ -317,9 +317,6 @@ class Store(abc.ABC):
     def hide_document_time(self) -> None:  # noqa: B027
         """Report no mtime for entries that have none of their own, instead of the mtime of their document."""
 
-    def forbid_device(self, device: int) -> None:  # noqa: B027
-        """Refuse targets on the file system `device` (st_dev), the mount of this store: reads could deadlock."""
-
     def adjust(self, options: Options) -> None:  # noqa: B027
         """Apply new bounds on memory, disk and requests (daemon/live_options.py lists the options that may change)."""
 
@@ -405,7 +402,7 @@ class BlockingReader(abc.ABC):
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 
-    It passes on lists(), usage(), remote, get_ready(), forbid_device(), adjust(), stats() and aclose(). A subclass
+    It passes on lists(), usage(), remote, get_ready(), adjust(), stats() and aclose(). A subclass
     implements the other methods, or inherits the defaults of Store.
     """
 
@@ -425,9 +422,6 @@ class WrappingStore(Store):
 
     async def get_ready(self) -> None:
         await self.lower.get_ready()
-
-    def forbid_device(self, device: int) -> None:
-        self.lower.forbid_device(device)
 
     def adjust(self, options: Options) -> None:
         self.lower.adjust(options)

@@ -136,9 +136,6 @@ class IndexStore(Store):
     def hide_document_time(self) -> None:
         self.mtime_ns = None
 
-    def forbid_device(self, device: int) -> None:
-        self._targets.forbidden_device = device
-
     # -- the Store interface
 
     async def info(self, key: str, sized: bool = True) -> Info:

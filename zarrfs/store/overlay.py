@@ -449,10 +449,6 @@ class Overlay(WritableStore):
     async def chunk_form(self, key: str) -> tuple[str, str] | None:
         return None if self.lower is None else await self.lower.chunk_form(key)
 
-    def forbid_device(self, device: int) -> None:
-        if self.lower is not None:
-            self.lower.forbid_device(device)
-
     def adjust(self, options: Options) -> None:
         if self.lower is not None:
             self.lower.adjust(options)

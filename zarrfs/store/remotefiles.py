@@ -35,7 +35,7 @@ class RemoteFiles:
 
     Methods raise ReadError and its subclasses (TargetMissing, AccessDenied, OutOfRange, ...).
 
-    `local` reads archives that are local files, except on its forbidden_device; the caller closes it. `trust` decides
+    `local` reads archives that are local files; the caller closes it. `trust` decides
     which URLs may be requested: by default all, as for URLs that the user names.
     """
 

@@ -37,7 +37,6 @@ _SHOWN = 80  # characters of a data: URL in messages
 class TargetReader(abc.ABC):
     """A reader of ranges of targets: files, URLs, or blobs."""
 
-    forbidden_device: int | None  # st_dev of this process's own mount: reading a target there would deadlock
     has_whole: bool = False  # whether whole() can return small targets
 
     @abc.abstractmethod
@@ -111,15 +110,6 @@ class Targets(TargetReader):
         self._remote: RemoteFiles | None = None
         self._paths: LRU[str, str] = LRU(_KNOWN)
         self._remotes: LRU[str, str] = LRU(_KNOWN)  # targets that are not local, as absolute URLs
-
-    @property
-    def forbidden_device(self) -> int | None:
-        """st_dev of this process's own mount: a read there would deadlock, so it raises Loop instead."""
-        return self.local.forbidden_device
-
-    @forbidden_device.setter
-    def forbidden_device(self, device: int | None) -> None:
-        self.local.forbidden_device = device
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         try:

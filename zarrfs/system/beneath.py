@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from zarrfs.system.othermounts import OTHER_MOUNTS
+from zarrfs.system.own_mount import OWN_MOUNT, RULE
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
 # f_type of statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. Not overlayfs, which may be mounted over any file
@@ -172,8 +172,8 @@ class BaseDirectory:
 
         A file outside must have a real path below one of `allowed`, the real paths of directories. With `nofollow`, a
         link as the last component is not followed; `cached` is as in open(). Raise OSError as open(2): EXDEV, with a
-        reason that names the real path, if that is not allowed; ELOOP if the path leads through a zarrfs mount,
-        because its daemon might be waiting for the result of this call.
+        reason that names the real path, if that is not allowed; ELOOP if the path leads through our own mount,
+        which would wait for the result of this call.
         """
         flags = os.O_PATH | (os.O_NOFOLLOW if nofollow else 0)
         try:
@@ -279,16 +279,16 @@ class BaseDirectory:
                 os.close(descriptor)
 
     def _walk_out(self, path: bytes, nofollow: bool) -> int:
-        """Find `path` component by component, follow links to any place, but look up nothing in a zarrfs mount."""
+        """Find `path` component by component, follow links to any place, but look up nothing in our own mount."""
         found = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
-        own, todo, links = OTHER_MOUNTS.device_of(found), _parts(path), 0
+        todo, links = _parts(path), 0
         try:
             while todo:
                 above, name = found, todo.pop(0)
                 found = _open_part(name, above, bool(todo))
-                if OTHER_MOUNTS.device_of(found) not in (None, own):  # before fstat(2), which its daemon would answer
+                if OWN_MOUNT.has(found):  # before fstat(2), which this process would have to answer
                     os.close(above)
-                    raise OSError(errno.ELOOP, "leads into a mount of zarrfs", os.fsdecode(path))  # noqa: TRY301
+                    raise OSError(errno.ELOOP, RULE, os.fsdecode(path))  # noqa: TRY301
                 status = os.fstat(found)
                 if stat.S_ISLNK(status.st_mode) and (todo or not nofollow):
                     links += 1

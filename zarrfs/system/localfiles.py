@@ -13,13 +13,11 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, reason_of
 from zarrfs.system.buffers import Buffer, read_all, unfilled
-from zarrfs.system.othermounts import OTHER_MOUNTS, mount_id
+from zarrfs.system.own_mount import OWN_MOUNT, RULE
 
 _DESCRIPTORS = 1024  # open at most, or a quarter of the process's limit if that is lower
 _PINS = 65_536  # files whose identity is remembered
 _NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
-
-_LOOP = "lies in the mount that refers to it"
 
 Identity = tuple[int, int, int, int]  # device, inode, size, mtime in ns
 _TICK = 0.012  # seconds; the kernel's file times may lag behind the clock by one tick
@@ -80,8 +78,7 @@ class LocalFiles:
 
     A file is pinned when it is first opened, by device, inode, size and mtime. If one of these differs later, reads
     raise TargetChanged. Other errors are TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (the
-    file is on `forbidden_device`, the st_dev of the mount being served, or in another zarrfs mount that reads from
-    this one), and ReadError.
+    file is in the mount that this process serves), and ReadError.
 
     `roots` are the real paths of directories; reading a file that is below none of them raises AccessDenied with the
     reason `rule`. None allows every file. If `since` is not 0 (seconds since 1970), opening a file whose ctime is
@@ -93,19 +90,9 @@ class LocalFiles:
         self._since_ns = int((since - _TICK) * 1e9) if since else None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
-        self._forbidden: tuple[int, frozenset[bytes]] | None = None  # device, and the ids of its mounts
         self._open: LRU[str, _File] = LRU(capacity, _evict)  # evicts in order of opening: a read updates nothing
         self._pins: LRU[str, Identity] = LRU(_PINS)
         self._opens = self._reads = self._waits = 0
-
-    @property
-    def forbidden_device(self) -> int | None:
-        """The st_dev of the mount being served, in which no file may be."""
-        return self._forbidden and self._forbidden[0]
-
-    @forbidden_device.setter
-    def forbidden_device(self, device: int | None) -> None:
-        self._forbidden = None if device is None else (device, _mounts_of(device))
 
     async def read(self, path: str, offset: int, length: int) -> Buffer:
         """Read exactly the bytes [offset, offset + length) of the file `path`, which is absolute."""
@@ -131,7 +118,7 @@ class LocalFiles:
                 )
                 data = bytes(data) + rest if data else rest
         except OSError as exc:
-            raise _read_error(path, exc, opened=True) from exc
+            raise _read_error(path, exc) from exc
         finally:
             self._leave(file)
         # Compared after the read, because a write updates the mtime before the bytes.
@@ -185,7 +172,7 @@ class LocalFiles:
         """Open a regular file and return (descriptor, identity). Raise OSError or ReadError. Blocks."""
         # O_NONBLOCK: opening a FIFO must not block the thread until a writer opens it
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        checked = self._forbidden is not None or self._roots is not None
+        checked = OWN_MOUNT.device is not None or self._roots is not None
         try:
             descriptor = self._open_checked(path, flags) if checked else os.open(path, flags)
         except BlockingIOError:  # another process holds a lease on it (fcntl_locking(2))
@@ -199,8 +186,8 @@ class LocalFiles:
     def _identity(self, path: str, descriptor: int) -> Identity:
         """Return the identity of an open file. Raise ReadError if it is not regular or must not be read."""
         status = os.fstat(descriptor)
-        if status.st_dev == self.forbidden_device:  # reached through a bind mount of the mount being served
-            raise Loop(path, _LOOP)
+        if status.st_dev == OWN_MOUNT.device:  # reached through a bind mount of the mount being served
+            raise Loop(path, RULE)
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(path, "is not a regular file")
         if self._since_ns is not None and status.st_ctime_ns > self._since_ns:
@@ -208,7 +195,7 @@ class LocalFiles:
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _open_checked(self, path: str, flags: int, wait: bool = False) -> int:
-        """Open a file. Raise Loop if its mount is the one being served or reads from it.
+        """Open a file. Raise Loop if it is in the mount being served.
 
         Raise AccessDenied if the file is below none of the roots. With `wait`, if a regular file has a lease, block
         until the lease holder releases or downgrades it.
@@ -219,11 +206,8 @@ class LocalFiles:
         # request.
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            if self._forbidden is not None:
-                if mount_id(found) in self._forbidden[1]:
-                    raise Loop(path, _LOOP)
-                if OTHER_MOUNTS.present():
-                    OTHER_MOUNTS.enter(found, path)
+            if OWN_MOUNT.has(found):
+                raise Loop(path, RULE)
             link = f"/proc/self/fd/{found}"
             if self._roots is not None:
                 real = os.readlink(link)
@@ -248,28 +232,16 @@ def _evict(file: _File) -> None:
         os.close(file.descriptor)
 
 
-def _mounts_of(device: int) -> frozenset[bytes]:
-    """Return the mount ids of all mounts of a device; an empty set without /proc."""
-    number = b"%d:%d" % (os.major(device), os.minor(device))
-    try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            return frozenset(fields[0] for fields in map(bytes.split, file) if fields[2] == number)
-    except OSError:
-        return frozenset()
-
-
 def _read_and_stat(descriptor: int, offset: int, length: int) -> tuple[bytes, os.stat_result]:
     return read_all(descriptor, length, offset), os.fstat(descriptor)
 
 
-def _read_error(path: str, exc: OSError, opened: bool = False) -> ReadError:
+def _read_error(path: str, exc: OSError) -> ReadError:
     reason = reason_of(exc)
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return TargetMissing(path, reason)
     if exc.errno in (errno.EACCES, errno.EPERM):
         return AccessDenied(path, reason)
-    if exc.errno == errno.ELOOP and opened:
-        return Loop(path, "is refused by the zarrfs mount that it lies in, which would have to read from this one")
     if exc.errno == errno.ESTALE:
         return TargetChanged(path, reason)
     return ReadError(path, reason)
