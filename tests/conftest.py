@@ -42,31 +42,7 @@ hypothesis.settings.load_profile("zarrfs")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(number): the promise of docs/semantics.md that a test proves")
-
-
-# The files that take longest. They begin first, so that no worker still runs one while the others are idle
-LONGEST = (
-    "mounts/test_nfs.py", "mounts/test_every_line.py", "cli/test_stage_notes.py", "mounts/test_names.py",
-    "mounts/test_workers_views.py", "slurm/test_examples.py",
-    "slurm/test_slurm.py", "slurm/test_prologs.py", "mounts/test_outages.py", "project/test_debian_package.py",
-    "mounts/test_refresh.py", "mounts/test_troubleshooting.py", "mounts/test_parquet_mount.py",
-    "mounts/test_requests.py", "copying/test_commit.py", "mounts/test_users.py", "mounts/test_big_bucket.py",
-    "store/test_unlisted.py", "cli/test_stage_copy.py", "mounts/test_workers.py", "soak/test_soak.py",
-    "mounts/test_secrets.py", "mounts/test_hard_endings.py", "mounts/test_changing_values.py",
-    "mounts/test_limits.py", "mounts/test_stage.py", "mounts/test_helper.py", "archives/test_dump_writer.py",
-    "flux/test_flux.py", "mounts/test_ownership.py", "mounts/test_links.py", "references/test_templates_escapes.py",
-    "copying/test_copy_processes.py", "archives/test_blob_sources.py", "mounts/test_writes_tools.py",
-    "copying/test_copy.py", "mounts/test_systemd.py", "references/test_output.py", "references/test_merge.py",
-    "references/test_parquet_bad.py", "prefetch/test_readahead.py", "flux/test_scripts.py", "cli/test_cli.py",
-    "archives/test_flux.py", "mounts/test_doctor.py", "sources/test_index_sources.py",
-    "mounts/test_install_page.py", "mounts/test_logs.py", "project/test_packaging.py",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files of LONGEST first; scripts/test has xdist keep that order."""
-    ranks = {str(Path(__file__).parent / name): rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+    config.addinivalue_line("markers", "nightly: a long test, which only scripts/test nightly runs")
 
 
 def pytest_collection_finish() -> None:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
-import shutil
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import archives
 import arrays
-import blosc_frames
-import clients
-import flux_archives
-import many
 import measures
 import netcdf
-import nodes
 import remote
 import sets
-import stores
-import workers
-import writes
 from data import Data
 from measures import Result
 from remote_data import Tree
@@ -36,23 +26,10 @@ SUITES: dict[str, dict[str, Any]] = {
     "basics": measures.MEASURES,
     "references": sets.MEASURES,
     "remote": remote.MEASURES,
-    "clients": clients.MEASURES,
-    "writes": writes.MEASURES,
-    "archives": archives.MEASURES,
-    "many": many.MEASURES,
-    "stores": stores.MEASURES,
     "arrays": arrays.MEASURES,
     "netcdf": netcdf.MEASURES,
-    "nodes": nodes.MEASURES,
-    "blosc": blosc_frames.MEASURES,
-    "flux": flux_archives.MEASURES,
-    "workers": workers.MEASURES,
 }
-NOTES = {
-    "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
-    "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES,
-    "blosc": blosc_frames.NOTES, "flux": flux_archives.NOTES, "workers": workers.NOTES, "nodes": nodes.NOTES,
-}  # fmt: skip
+NOTES = {"remote": remote.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES}
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 
@@ -90,8 +67,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
-        ("--entries", None, "N", "references (default 100,000; references, many: a million); files (10,000)"),
-        ("--size", None, "MIB", "size of the large file (default 512; writes, archives: 1024; arrays, netcdf: 2048)"),
+        ("--entries", None, "N", "references (default 100,000; references: a million)"),
+        ("--size", None, "MIB", "size of the large file (default 512; arrays, netcdf: 2048)"),
         ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
         ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
     ):
@@ -111,25 +88,9 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
         return Data(directory, chosen.entries or 100_000, (chosen.size or 512) << 20)
     if chosen.suite == "references":
         return sets.Sets(directory, chosen.entries or 1_000_000, chosen.large, chosen.parquet)
-    if chosen.suite == "writes":
-        return writes.Writes(directory, (chosen.size or 1024) << 20, chosen.entries or 10_000)
-    if chosen.suite == "archives":
-        return archives.Archives(directory, chosen.entries or 10_000, (chosen.size or 1024) << 20)
-    if chosen.suite == "flux":
-        return flux_archives.Instances(directory, chosen.entries or 2000)
     if chosen.suite in ("arrays", "netcdf"):
         return arrays.Arrays(directory, (chosen.size or 2048) << 20)
-    if chosen.suite == "blosc":
-        return None
-    size = (chosen.size or 512) << 20
-    if chosen.suite == "stores":
-        tree: Tree = stores.Stores(directory, 1 << 20)
-    elif chosen.suite == "nodes":
-        tree = many.Many(directory, 1 << 20, 0)
-    elif chosen.suite == "many":
-        tree = many.Many(directory, size, chosen.entries or 1_000_000)
-    else:
-        tree = Tree(directory, size)
+    tree = Tree(directory, (chosen.size or 512) << 20)
     tree.peers = chosen.peers
     cleanup.callback(tree.stop)
     tree.start()
@@ -152,9 +113,6 @@ def measure(chosen: argparse.Namespace, data: Any) -> int:
 
 def main() -> int:
     chosen = arguments()
-    if chosen.suite == "flux" and shutil.which("flux") is None:
-        print("bench: flux: skipped: no flux on PATH")
-        return 0
     # an installed program is compiled; with PYTHONDONTWRITEBYTECODE, the modules of a checkout would never be
     compileall.compile_dir(Path(zarrfs.__file__).parent, quiet=1)
     with contextlib.ExitStack() as cleanup:

@@ -15,7 +15,6 @@ from tests.conftest import PROGRAM, run
 from tests.icechunk.repositories import NUMBERS, VALUES, Repository, commit, contents, write
 from tests.mounts.mounting import log_of, mount_lines, mounted
 from tests.mounts.test_semantics import error_of
-from tests.pages import DOCS, check_transcript
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +93,3 @@ def test_branches_and_tags_are_completed(repository: Repository) -> None:
         environment = {"_ZARRFS_COMPLETE": "fish_complete", "COMP_WORDS": words, "COMP_CWORD": typed}
         done = run(env=os.environ | environment, program=("env", PROGRAM))
         assert [line.partition(",")[2] for line in done.stdout.splitlines()] == found.split()
-
-
-def test_the_transcript_shows_the_real_output(repository: Repository, tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    shutil.copytree(repository.path, tmp_path / "rain.icechunk")
-    names = {"VY76P925PRY57WFEK410": repository.first, "R7H1XKTKBVCNX1VAT6A0": repository.second}
-    masks = (r"index: +\S+", r"[0-9A-HJKMNP-TV-Z]{20}")
-    check_transcript(tmp_path, DOCS / "icechunk.md", names=names, masks=masks, least=6)

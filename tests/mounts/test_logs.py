@@ -25,7 +25,6 @@ from tests.machine import Machine
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted
 from tests.mounts.remotevalues import cut, document, publish, wait_for
 from tests.mounts.test_semantics import error_of
-from tests.pages import DOCS, blocks
 from tests.servers import Nginx, nginx
 from zarrfs.failures import BURST
 
@@ -348,22 +347,6 @@ def test_a_daemon_logs_to_the_journal(form: str, machine: Machine) -> None:
         "_TRANSPORT": "journal",
     }  # fmt: skip
     assert {key: one[key] for key in wanted} == wanted
-
-
-def test_the_journalctl_commands_of_the_page_find_a_failure(machine: Machine) -> None:
-    """The page is docs/monitoring.md."""
-    [text] = [block.text for block in blocks(DOCS / "monitoring.md") if block.text.startswith("journalctl")]
-    found = []
-
-    def look(point: str) -> None:
-        wait_for(lambda: bool(entries(machine, f"ZARRFS_MOUNTPOINT={point}", "PRIORITY=3")))
-        found.extend(machine.root(line.replace("/mnt/data", point)) for line in text.splitlines())
-
-    in_machine(machine, "page", "", look)
-    assert "read a/0.0: /none.bin [5, +10]: no such file or directory [EIO]" in found[0]
-    assert {one["ZARRFS_MOUNTPOINT"] for one in objects(found[1])} == {"/run/page"}
-    assert objects(found[2])[-1]["ZARRFS_KEY"] == "a/0.0"
-    assert len(found) == 3
 
 
 def test_logging_resumes_after_a_restart_of_the_journal(machine: Machine) -> None:

@@ -15,9 +15,8 @@ from urllib.parse import quote_from_bytes
 
 import pytest
 
-from tests.machine import Machine
+from tests.machine import ROOT, Machine
 from tests.mounts.mounting import until
-from tests.pages import ROOT
 
 # One name for each cause of failure: characters that fail for the same reason share a name
 NAMES = {

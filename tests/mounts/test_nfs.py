@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import PROGRAM
 
+pytestmark = pytest.mark.nightly
 MODULES = Path("/usr/lib/uml/modules")  # where Debian installs them
 SBIN = "/usr/sbin:/usr/bin:/sbin:/bin"
 NEEDED = {

@@ -12,6 +12,7 @@ import pytest
 
 from tests.machine import without_others
 
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 # Lists the upper layer, which has the files that differ from this machine's system, and also their directories: of
 # these only the ones named after zarrfs are listed

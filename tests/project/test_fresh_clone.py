@@ -10,24 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# the scripts, and the arguments with which each runs scripts/setup
-SCRIPTS = {
-    "audit": "", "bench": "--test", "build": "--test", "build-deb": "--test", "build-docs": "--test",
-    "coverage": "--test", "demo": "", "draw-map": "--test", "draw-profile": "--test",
-    "install-helper": "", "licences": "", "soak": "--test", "test": "--test", "write-docs": "",
-}  # fmt: skip
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and os.access(path, os.X_OK))
 SETUP = """#!/bin/sh
 echo "setup $*" >>"$(dirname "$0")/asked"
 exit 77
 """
 
 
-def test_every_script_is_listed_here() -> None:
-    found = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and os.access(path, os.X_OK)}
-    assert found == {*SCRIPTS, "setup", "messages"}  # messages needs only Python
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "setup"])
 def test_a_script_runs_setup_first_and_fails_if_it_fails(name: str, tmp_path: Path) -> None:
     if name == "install-helper" and os.geteuid() != 0:
         pytest.skip("install-helper is run as root")
@@ -35,11 +25,10 @@ def test_a_script_runs_setup_first_and_fails_if_it_fails(name: str, tmp_path: Pa
     shutil.copytree(ROOT / "scripts", clone / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "zarrfs", clone / "zarrfs", ignore=shutil.ignore_patterns("__pycache__"))
     (clone / "scripts/setup").write_text(SETUP)
-    command = [str(clone / "scripts" / name)]
     # only the system's interpreter, which has none of our packages
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    asked = clone / "scripts/asked"
-    assert asked.exists(), done.stdout + done.stderr
-    assert asked.read_text().split("\n")[0].strip() == f"setup {SCRIPTS[name]}".strip()
+    done = subprocess.run(
+        [clone / "scripts" / name], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (clone / "scripts/asked").exists(), done.stdout + done.stderr
     assert done.returncode != 0

@@ -20,6 +20,7 @@ from tests.slurm.test_slurm import started as started
 
 REASON = unavailable()
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
     pytest.mark.timeout(600),  # a cluster starts, and jobs of half a minute run
 ]

@@ -35,6 +35,7 @@ from tests.slurm.cluster import (
 
 REASON = unavailable()
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}"),
     pytest.mark.timeout(600),  # a cluster starts, and jobs of half a minute run
 ]
@@ -249,7 +250,8 @@ def test_a_node_where_the_program_is_missing_is_drained() -> None:
 @pytest.mark.parametrize("number", [0, 1], ids=["mount", "copy"])
 def test_the_job_scripts_of_the_page(slurm: Cluster, number: int) -> None:
     """With the scripts in docs/howto-hpc.md both nodes read, the model's status is returned, and nothing is left."""
-    scripts = [one.text for one in blocks(ROOT / "docs/howto-hpc.md") if one.text.startswith("#!/bin/sh\n#SBATCH")]
+    page = (ROOT / "docs/howto-hpc.md").read_text()
+    scripts = [text for text in blocks(page) if text.startswith("#!/bin/sh\n#SBATCH")]
     assert len(scripts) == 2
     refs = slurm.home / "combined.json"
     refs.write_text(json.dumps({"version": 1, "refs": {"rain/0": "some rain"}}))
