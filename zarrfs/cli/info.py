@@ -144,7 +144,7 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
 
 def _show(name: str, value: Any) -> None:
     """Write one line for a value; for a list, write also a line for each of the first _SHOWN items."""
-    if value is None or value == [] or (name.startswith("links_") and not value):
+    if value is None or value == [] or ((name.startswith("links_") or name == "broken") and not value):
         return
     if name in ("bytes", "size", "allocated", "inline", "hole"):
         text = f"{value:,} ({human(value)})"

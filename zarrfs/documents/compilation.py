@@ -42,13 +42,14 @@ class Compilation:
         return key
 
     def skip(self, entry: str, rule: str) -> None:
-        """Leave `entry` out because of `rule`; with -o strict refuse the document."""
-        if self.options.strict:
-            raise self.refuse(rule, entry)
-        self.problems += 1
+        """Leave `entry` out, whose key cannot be a path because of `rule`."""
         self.writer.problem(entry, rule)
-        if self.problems <= _REPORTED_MAX:
-            self.warnings.append(f"{entry}: {rule}: left out")
+        self._report(f"{entry}: {rule}: left out")
+
+    def broken(self, key: str, entry: str, rule: str) -> None:
+        """Add `entry`, whose key is valid, as a file that cannot be read because of `rule`."""
+        self.writer.broken(key, rule)
+        self._report(f"{entry}: {rule}: it cannot be read")
 
     def warn(self, text: str) -> None:
         """Add a warning about something that leaves nothing out."""
@@ -57,8 +58,13 @@ class Compilation:
     def reported_warnings(self) -> tuple[str, ...]:
         """Return the warnings, with a count of the problems that are not listed."""
         if self.problems > _REPORTED_MAX:
-            return (*self.warnings, f"{self.problems - _REPORTED_MAX} more entries left out: see zarrfs check")
+            return (*self.warnings, f"{self.problems - _REPORTED_MAX} more bad entries: see zarrfs check")
         return tuple(self.warnings)
+
+    def _report(self, text: str) -> None:
+        self.problems += 1
+        if self.problems <= _REPORTED_MAX:
+            self.warnings.append(text)
 
 
 class Validation(Compilation):
@@ -77,6 +83,11 @@ class Validation(Compilation):
 
     def skip(self, entry: str, rule: str) -> None:
         """Record the problem and return."""
+        self.writer.problem(entry, rule)
+
+    def broken(self, key: str, entry: str, rule: str) -> None:
+        """Record the problem and return."""
+        self.writer.broken(key, rule)
         self.writer.problem(entry, rule)
 
 

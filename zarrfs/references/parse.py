@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from zarrfs.config.urls import data_in, is_data
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
@@ -35,7 +36,7 @@ Pairs = Iterable[tuple[str, Any]]  # (key, value) as in a set of version 0
 
 
 class _Bad(Exception):
-    """The rule that a key or its value breaks; the key is left out."""
+    """The rule that a key or its value breaks."""
 
 
 def detect(document: object) -> bool:
@@ -55,9 +56,9 @@ def detect(document: object) -> bool:
 def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile a reference set into `compilation.writer`.
 
-    An invalid entry is left out, with a warning. Raise SourceError for a fault in the rest of the document or in a
-    template, for a conflict with conflict=error, and with -o strict for any invalid entry. A Validation records these
-    faults and entries, and does not raise for them.
+    An entry whose reference breaks a rule is listed, and reading it fails; one whose key cannot be a path is left out.
+    Each causes a warning. Raise SourceError for a fault in the rest of the document or in a template, and for a
+    conflict with conflict=error. A Validation records these faults, and does not raise for them.
     """
     head = document.head(SLICED_MEMBERS)
     if not isinstance(head, dict):
@@ -192,7 +193,7 @@ class _Urls:
         self.known: dict[str, int] = {}  # URL as written -> id of the target
 
     def url(self, raw: Any) -> str:
-        """Return the expanded URL of `raw` and remember its target. Raise _Bad or TemplateError."""
+        """Return the expanded URL of `raw`; remember its target, except of a data: URL. Raise _Bad or TemplateError."""
         if type(raw) is not str:
             raise _Bad(f"url: expected a string, not {json_type(raw)}")
         url = self._render(raw) if self._render is not None and "{{" in raw else raw
@@ -200,10 +201,12 @@ class _Urls:
             raise _Bad("url: empty")
         if "\0" in url:
             raise _Bad("url: a NUL character")
-        if len(url) > RENDERED_MAX:
-            raise _Bad(f"url: over {RENDERED_MAX} characters")
         if _size(url) is None:
             raise _Bad("url: a lone surrogate, which UTF-8 cannot hold")
+        if is_data(url):
+            return url
+        if len(url) > RENDERED_MAX:
+            raise _Bad(f"url: over {RENDERED_MAX} characters")
         if len(self.known) > _REMEMBERED:
             self.known.clear()
         self.known[raw] = self._writer.target_id(url)
@@ -285,8 +288,7 @@ class _Entries:
                     self._directories.clear()
                 self._directories[parent] = self._writer.directory_id(parent)
         except _Bad as bad:
-            compilation.skip(entry, f"{bad}{suffix}")
-            self._writer.discard(key)  # an earlier entry of the key, which this one would have replaced
+            compilation.broken(key, entry, f"{bad}{suffix}")
         except TemplateError as exc:
             compilation.fault(f"url {value[0]!r:.80}: {exc.rule}", entry)
 
@@ -300,9 +302,15 @@ class _Entries:
         elif len(value) == 3:
             offset, length = map(_number, value[1:]) if generated else value[1:]
             _check_range(offset, length)
-            self._writer.range(key, urls.url(value[0]), offset, length)
+            if is_data(url := urls.url(value[0])):
+                self._writer.inline(key, _part(_data(url), offset, length))
+            else:
+                self._writer.range(key, url, offset, length)
         elif len(value) == 1:
-            self._writer.whole(key, urls.url(value[0]))
+            if is_data(url := urls.url(value[0])):
+                self._writer.inline(key, _data(url))
+            else:
+                self._writer.whole(key, url)
         else:
             raise _Bad(f"expected [url] or [url, offset, length], not an array of {len(value)}")
 
@@ -345,6 +353,20 @@ def _inline(text: str) -> bytes:
         return decode_base64(data)
     except binascii.Error as exc:
         raise _Bad(f"malformed base64: {str(exc).lower()}") from None
+
+
+def _data(url: str) -> bytes:
+    """Return the bytes in a data: URL, which may have any length. Raise _Bad."""
+    try:
+        return data_in(url)
+    except ValueError as exc:
+        raise _Bad(f"malformed data: URL: {str(exc).lower()}") from None
+
+
+def _part(data: bytes, offset: int, length: int) -> bytes:
+    if offset + length > len(data):
+        raise _Bad(f"bytes [{offset}, {offset + length}) of a data: URL with {len(data)} bytes")
+    return data[offset : offset + length]
 
 
 def _size(text: str) -> int | None:

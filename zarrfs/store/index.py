@@ -111,7 +111,8 @@ class IndexStore(Store):
     async def about(self) -> dict[str, Any]:
         usage = await self.usage()
         problems = [f"{entry}: {rule}" for entry, rule in await self.problems()]
-        return {"files": usage.files, "bytes": usage.bytes, "problems": problems}
+        (broken,) = self._db.execute("SELECT count(*) FROM entry WHERE place=?", (ContentKind.BROKEN,)).fetchone()
+        return {"files": usage.files, "bytes": usage.bytes, "broken": broken, "problems": problems}
 
     async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
         # "validated": the compiler collected all faults as problems; any other index is checked row by row
@@ -171,6 +172,8 @@ class IndexStore(Store):
         row = self._row_of_key(key)
         if row.kind == Kind.DIRECTORY:
             raise IsDirectory(key)
+        if row.place == ContentKind.BROKEN:
+            raise ReadError(key, self._reason(row.ref))
         info = self._info(row)
         if row.size is None:
             info = info._replace(size=await self._whole_size(row.ref, begin=True))
@@ -233,6 +236,8 @@ class IndexStore(Store):
             }
         if row.place == ContentKind.HOLE:
             return {"hole": row.size}
+        if row.place == ContentKind.BROKEN:
+            return {"broken": self._reason(row.ref)}
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
     async def references(self) -> AsyncIterator[Reference]:
@@ -281,6 +286,8 @@ class IndexStore(Store):
                     yield make((prefix + name, None, url(ref), 0, None))
                 elif place == inline:
                     yield make((prefix + name, self._whole_value(prefix + name, ref, size), "", 0, None))
+                elif place == ContentKind.BROKEN:
+                    raise ReadError(prefix + name, self._reason(ref))
                 else:
                     what = "a symbolic link" if kind == Kind.SYMLINK else "a file made of regions"
                     raise ReadError(prefix + name, f"{what}, which no reference set can hold")
@@ -358,6 +365,11 @@ class IndexStore(Store):
             if len(blob) != size:
                 raise ReadError(key, f"the index is damaged: {len(blob)} bytes inline, and a size of {size}")
             return blob.read()
+
+    def _reason(self, ref: int) -> str:
+        """Return the rule that a BROKEN entry breaks."""
+        with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
+            return blob.read().decode()
 
     def _inline(self, ref: int, start: int, length: int) -> bytes:
         with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:

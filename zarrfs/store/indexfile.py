@@ -132,7 +132,7 @@ class Directories:
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
-INDEX_VERSION = 1  # part of every cache key, so that a new layout never opens an old file
+INDEX_VERSION = 2  # part of every cache key, so that a new layout never opens an old file
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -144,7 +144,7 @@ CREATE TABLE entry (
     mode INTEGER,              -- permission bits, or NULL
     mtime_ns INTEGER,          -- or NULL
     place INTEGER,             -- ContentKind of a file; NULL for a directory
-    ref INTEGER,               -- directory: id; INLINE, symlink: value; RANGE, WHOLE: target; REGIONS: owner
+    ref INTEGER,               -- directory: id; INLINE, BROKEN, symlink: value; RANGE, WHOLE: target; REGIONS: owner
     start INTEGER,             -- RANGE: offset in the target
     held INTEGER,              -- bytes allocated where that is less than size
     PRIMARY KEY (parent, name)
@@ -175,7 +175,8 @@ _KINDS = ("references", "archive", "icechunk")  # of sources
 class ContentKind(enum.IntEnum):
     """The location of a file's bytes; the values are stored in indexes.
 
-    The bytes are in the index, a range of a target, all of a target, regions of targets, or only zeros.
+    The bytes are in the index, a range of a target, all of a target, regions of targets, or only zeros. A BROKEN file
+    has none, because its entry breaks a rule: reading it fails, and its value in the index is the reason.
     """
 
     INLINE = 0
@@ -183,6 +184,7 @@ class ContentKind(enum.IntEnum):
     WHOLE = 2
     REGIONS = 3
     HOLE = 4
+    BROKEN = 5
 
 
 class Region(NamedTuple):
@@ -336,6 +338,13 @@ class IndexWriter:
             self._add(key, Kind.FILE, held, mode, mtime_ns, ContentKind.INLINE, ref)
         else:
             self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.INLINE, ref, held)
+
+    def broken(
+        self, key: str, reason: str, mode: int | None = None, mtime_ns: int | None = None, size: int = 0
+    ) -> None:
+        """Add a file whose entry breaks a rule: it is listed and has attributes, and reading it fails with `reason`."""
+        ref = self._value(reason.encode("utf-8", "backslashreplace"))
+        self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.BROKEN, ref, held=0)
 
     def symlink(self, key: str, target: str, mtime_ns: int | None = None) -> None:
         """Add a symbolic link to `target`."""

@@ -1,0 +1,66 @@
+"""Entries that break a rule: they are listed, stat works, and reading them fails with EIO and one line in the log."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import run
+from tests.mounts.mounting import log_of, mounted
+
+BAD: dict[str, Any] = {
+    "text offset": ["f.nc", "100", 50],
+    "negative offset": ["f.nc", -1, 50],
+    "negative length": ["f.nc", 0, -50],
+    "float length": ["f.nc", 0, 50.5],
+    "huge offset": ["f.nc", 2**63, 1],
+    "four items": ["f.nc", 1, 2, 3],
+    "no items": [],
+    "no length": ["f.nc", 5],
+    "null": None,
+    "null url": [None, 0, 1],
+    "empty url": ["", 0, 1],
+    "number": 17,
+    "base64": "base64:!!!",
+    "data url": ["data:;base64,!!!"],
+    "data range": ["data:,hello", 2, 9],
+}
+
+
+def _unreadable(path: Path) -> None:
+    """Check that a file has attributes and that neither open(2) nor a read gives bytes."""
+    assert path.stat().st_size == 0
+    with pytest.raises(OSError) as caught:
+        path.read_bytes()
+    assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.promise("S57")
+def test_a_bad_reference_is_an_error_for_its_reader_alone(tmp_path: Path) -> None:
+    refs = {f"t/{name}": value for name, value in BAD.items()} | {"t/good": "fine", "t/../x": "no path"}
+    (source := tmp_path / "set.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with mounted(source, tmp_path / "mnt") as root:
+        assert sorted(os.listdir(root / "t")) == sorted([*BAD, "good"])
+        assert (root / "t/good").read_text() == "fine"
+        for name in BAD:
+            _unreadable(root / "t" / name)
+            assert sum(f"t/{name}: " in line and "ERROR" in line for line in log_of(root).splitlines()) == 1, name
+    checked = run("check", source)
+    assert checked.returncode == 1
+    assert all(f"t/{name}: " in checked.stdout for name in [*BAD, "../x"]), checked.stdout
+    assert json.loads(run("info", "--json", source).stdout)["broken"] == len(BAD)
+
+
+def test_a_data_url_may_have_any_length(tmp_path: Path) -> None:
+    data = os.urandom(300_000)
+    url = f"data:;base64,{base64.b64encode(data).decode()}"
+    (source := tmp_path / "set.json").write_text(json.dumps({"a": [url], "b": [url, 1000, 250_000]}))
+    with mounted(source, tmp_path / "mnt") as root:
+        assert (root / "a").read_bytes() == data
+        assert (root / "b").read_bytes() == data[1000:251_000]
