@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -84,7 +85,18 @@ class Compiled:
         return self.get(key) if "inline" in place else list(place.values())
 
     def tree(self) -> dict[str, Any]:
-        return {key: self.value(key) for key in self.keys()}
+        """Return the values of all entries that can be read."""
+        return {key: self.value(key) for key in self.keys() if key not in self.broken}
+
+    @functools.cached_property
+    def broken(self) -> dict[str, str]:
+        """The entries that break a rule, and the rules."""
+
+        async def find() -> dict[str, str]:
+            places = {key: await self.store.locate(key) async for key in self.store.list_prefix("")}
+            return {key: place["broken"] for key, place in places.items() if "broken" in place}
+
+        return trio.run(find)
 
 
 @contextmanager
