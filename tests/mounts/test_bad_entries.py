@@ -36,7 +36,7 @@ BAD: dict[str, Any] = {
 def _unreadable(path: Path) -> None:
     """Check that a file has attributes and that neither open(2) nor a read gives bytes."""
     assert path.stat().st_size == 0
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match="Input/output") as caught:
         path.read_bytes()
     assert caught.value.errno == errno.EIO
 

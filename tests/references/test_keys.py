@@ -51,7 +51,6 @@ def test_a_bad_key_is_left_out_and_no_other(key: str, rule: str, value: Any) -> 
         assert made.keys() == ["before", "n/after", "x/after"]
         ((_entry, told),) = made.problems
         assert told == rule
-    assert refusal({key: value}, strict=True)[1] == rule
 
 
 @pytest.mark.parametrize("key", GOOD_KEYS, ids=range(len(GOOD_KEYS)))

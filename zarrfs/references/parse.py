@@ -193,7 +193,7 @@ class _Urls:
         self.known: dict[str, int] = {}  # URL as written -> id of the target
 
     def url(self, raw: Any) -> str:
-        """Return the expanded URL of `raw`; remember its target, except of a data: URL. Raise _Bad or TemplateError."""
+        """Expand `raw`, and remember its target unless it is a data: URL. Raise _Bad or TemplateError."""
         if type(raw) is not str:
             raise _Bad(f"url: expected a string, not {json_type(raw)}")
         url = self._render(raw) if self._render is not None and "{{" in raw else raw

@@ -342,7 +342,7 @@ class IndexWriter:
     def broken(
         self, key: str, reason: str, mode: int | None = None, mtime_ns: int | None = None, size: int = 0
     ) -> None:
-        """Add a file whose entry breaks a rule: it is listed and has attributes, and reading it fails with `reason`."""
+        """Add a file whose entry breaks a rule: it is listed, and reading it fails with `reason`."""
         ref = self._value(reason.encode("utf-8", "backslashreplace"))
         self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.BROKEN, ref, held=0)
 
