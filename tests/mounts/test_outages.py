@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +21,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import run
-from tests.faultproxy import FaultProxy, proxy
-from tests.machine import without_others
+from tests.faultproxy import proxy
 from tests.mounts.mounting import counters_of, log_of, mounted
 from tests.mounts.remotevalues import Outcome, Value, cut, document, publish, read_all, wait_for, whole
 from tests.mounts.test_hard_endings import AT_ONCE, ended
-from tests.servers import Faulty, Nginx, free_port, nginx_at
+from tests.servers import Faulty, free_port, nginx_at
 from tests.servers import faulty as faulty
 from tests.servers import nginx as nginx
 
@@ -213,61 +210,6 @@ def restartable(directory: Path) -> Iterator[Restartable]:
         yield Restartable(directory, stack)
 
 
-@pytest.mark.promise("S2")
-def test_readers_wait_while_a_server_answers_503(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    source, values = values_at(nginx.plain.root, proxy.url, "busy.bin")
-    name = proxy.url.removeprefix("http://")
-    with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB") as root:
-        with reading(root, values, 8) as outcome:
-            wait_for(lambda: outcome.right > 50)
-            proxy.faults, busy = {"503": 1}, Clock()
-            waiting = all_wait(root, name, 8)
-            before = proxy.counts["GET"]
-            time.sleep(AWAY)
-            least = waiting.seconds
-            assert proxy.counts["GET"] - before <= 8 + least / 3
-            right, proxy.faults = outcome.right, {}
-            wait_for(lambda: outcome.right > right + 50)
-        assert outcome.failed == {}
-        reason, waited = check_log(root, name, least, busy.seconds)
-        assert (reason, waited) == ("HTTP status 503 Busy", 8)
-
-
-@pytest.mark.promise("S2")
-def test_readers_wait_while_a_server_stalls_in_its_responses(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """A response that stalls never completes; requests sent after the outage are answered."""
-    source, values = values_at(nginx.plain.root, proxy.url, "silent.bin")
-    name = proxy.url.removeprefix("http://")
-    with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB,request_timeout=1s") as root:
-        with reading(root, values, 4) as outcome:
-            wait_for(lambda: outcome.right > 50)
-            proxy.faults, silent = {"stall": 1}, Clock()
-            waiting = all_wait(root, name, 4)
-            time.sleep(AWAY)
-            least, right, proxy.faults = waiting.seconds, outcome.right, {}
-            wait_for(lambda: outcome.right > right + 50)
-        assert outcome.failed == {}
-        wanted, most = (name, "no answer within 1 s", 4), silent.seconds
-        # on a busy machine a good response can take more than a second too: another outage, before or after this one
-        wait_for(lambda: any(one[:3] == wanted and one.took(least, most) for one in logged(root)))
-
-
-@pytest.mark.promise("S2")
-def test_readers_wait_while_no_name_server_answers(tmp_path: Path) -> None:
-    script = without_others() + 'exec "$@"'
-    nameless = [sys.executable, "-m", "tests.mounts.nameless", tmp_path, str(AWAY)]
-    command = ["unshare", "-mn", "sh", "-c", script, "sh", *nameless]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["right"]
-    assert AWAY <= said["seconds"] <= AWAY + 20
-    assert said["outage"]["waiting"] == 1
-    begins, ends = [line for line in said["log"].splitlines() if " WARNING: " in line]
-    assert re.fullmatch(BEGINS, begins)[1].startswith("data.test:")  # type: ignore[index]
-    assert re.fullmatch(ENDS, ends)
-
-
 # -- kills, timeouts and other kinds of source
 
 
@@ -354,44 +296,3 @@ def test_mounting_a_document_fails_soon_if_its_server_is_down(tmp_path: Path) ->
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert name in done.stderr
     assert began.seconds < 60
-
-
-def test_blobs_are_read_from_the_next_source_if_one_is_out(faulty: Faulty, tmp_path: Path) -> None:
-    """Blob sources are tried in order; trying the next source is better than waiting for one that is out."""
-    data = b"of a blob\n" * 1000
-    ref = f"sha1-{hashlib.sha1(data).hexdigest()}"
-    faulty.put(f"/blobs/{ref}", data)
-    entry = {"path": "file", "mode": 0o100644, "size": len(data), "data": [[0, len(data), ref]],
-             "encoding": "blobvec"}  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps([entry]))
-    places = f"blobs=http://127.0.0.1:{free_port()}/blobs", f"blobs={faulty.url}/blobs"
-    with mounted(tmp_path / "a.json", tmp_path / "mnt", *places, "type=archive") as root:
-        began = Clock()
-        assert (root / "file").read_bytes() == data
-        assert began.seconds < 60
-
-
-@pytest.mark.promise("S2")
-def test_readers_of_a_zip_file_wait_for_its_server(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """With a short read_timeout= a read fails instead, and the log says why."""
-    with zipfile.ZipFile(nginx.plain.root / "out.zip", "w") as file:
-        for number in range(40):
-            file.writestr(f"a/{number}", bytes([number]) * 300_000)
-    name = proxy.url.removeprefix("http://")
-    refs = {f"v{number}": [f"zip://a/{number}::{proxy.url}/out.zip", 0, 300_000] for number in range(40)}
-    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    with mounted(tmp_path / "refs.json", tmp_path / "mnt", "cache=none,prefetch=0B,memory_limit=4MiB") as root:
-        assert (root / "v0").read_bytes() == bytes(300_000)
-        proxy.stop()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            reading = pool.submit((root / "v30").read_bytes)
-            all_wait(root, name, 1)
-            assert outage(root, name)["reason"] == "Connection refused"
-            proxy.start()
-            assert reading.result() == bytes([30]) * 300_000
-        assert run("refresh", "--set", "read_timeout=1500ms", root).returncode == 0
-        proxy.stop()
-        with pytest.raises(OSError, match="Input/output"):
-            (root / "v20").read_bytes()
-        proxy.start()
-        assert f"not read within 1.5 s (-o read_timeout=): {name} has been out for" in log_of(root)

@@ -201,11 +201,3 @@ time.sleep(0.1)
     status, said = run(program)
     assert status == 0
     assert "ValueError: of no signal" in said
-
-
-def test_these_tests_pass_where_the_signals_are_ignored() -> None:
-    """A background job of a shell starts with some of them ignored; tests/conftest.py restores them."""
-    one = f"{__file__}::test_ctrl_c_while_mount_zarrfs_starts"
-    command = ["sh", "-c", "trap '' INT QUIT HUP; exec \"$@\"", "sh", sys.executable, "-m", "pytest", "-q", one]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=6 * LIMIT, check=False)
-    assert done.returncode == 0, done.stdout
