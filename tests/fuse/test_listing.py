@@ -161,15 +161,16 @@ class Touched(list[Any]):
 
 def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes some twenty entries per reply; a reply must not go through all remaining entries."""
-    names, sent, room = [f"{number:04}" for number in range(1000)], list[str](), 0
+    names, sent, room, offset = [f"{number:04}" for number in range(1000)], list[str](), 0, 0
     for name in names:
         (tmp_path / name).touch()
 
     def reply(token: object, name: bytes, entry: object, next_id: int) -> bool:
-        nonlocal room
+        nonlocal room, offset
         room -= 1
         if room >= 0:
             sent.append(name.decode())
+            offset = next_id
         return room >= 0
 
     async def body() -> Touched:
@@ -180,7 +181,7 @@ def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypat
         known, before = Touched(), -1
         while len(sent) > before:
             before, room = len(sent), 20
-            await mount.readdir(handle, before, cast(pyfuse3.ReaddirToken, None))
+            await mount.readdir(handle, offset, cast(pyfuse3.ReaddirToken, None))
             directory = mount._listings[handle]
             if directory.entries is not known:
                 directory.entries = known = Touched(directory.entries or ())

@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run
-from tests.mounts.mounting import alive, log_of, mounted
+from tests.mounts.mounting import alive, counters_of, log_of, mounted, until
 
 LOWER = {"v/.zgroup": '{"zarr_format": 2}', "v/a/0": "zero", "v/a/1": "one", "v/b/0": "bee", "top": "top"}
 NOREPLACE, EXCHANGE = 1, 2
@@ -381,6 +382,60 @@ def test_a_listing_is_complete_while_its_entries_are_deleted(root: Path) -> None
                 os.unlink(root / entry.name)
     assert seen == names
     assert sorted(os.listdir(root)) == ["top", "v"]
+
+
+def test_a_listing_that_resumes_in_another_handle_after_removals_is_complete(root: Path) -> None:
+    """The NFS server does so: it opens the directory for each READDIR, and seeks to the last offset it returned."""
+    names = {f"n{number}" for number in range(300)} | {"top", "v"}
+    for name in names - {"top", "v"}:
+        (root / name).touch()
+    seen: list[str] = []
+    place = 0
+    while True:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        os.lseek(descriptor, place, os.SEEK_SET)
+        piece = getdents(descriptor, 1000)
+        os.close(descriptor)
+        if not piece:
+            break
+        place = piece[-1][1]
+        for name, _ in piece:
+            if name not in (".", ".."):
+                seen.append(name)
+                shutil.rmtree(root / name) if name == "v" else os.unlink(root / name)
+    assert len(seen) == len(names)
+    assert set(seen) == names
+
+
+def getdents(descriptor: int, size: int) -> list[tuple[str, int]]:
+    """Return the names in one piece of a listing, and the offset after each, as getdents64(2) does."""
+    buffer = ctypes.create_string_buffer(size)
+    length, entries, at = libc.getdents64(descriptor, buffer, size), [], 0
+    assert length >= 0, os.strerror(ctypes.get_errno())
+    while at < length:
+        _, offset, long, _ = struct.unpack_from("=QqHB", buffer, at)
+        entries.append((os.fsdecode(buffer.raw[at + 19 : at + long].split(b"\0")[0]), offset))
+        at += long
+    return entries
+
+
+def test_creating_a_name_that_appeared_beneath_the_mount_leaves_no_inode(tmp_path: Path) -> None:
+    """The kernel still believes the name to be absent, so it sends a request to create it."""
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    with mounted(plain, tmp_path / "mnt", "rw", "negative_timeout=600") as root:
+        before = counters_of(root)["inodes"]
+        for name in "abc":
+            assert not (root / name).exists()
+            (plain / name).mkdir()
+            assert code_of(os.open, root / name, os.O_WRONLY | os.O_CREAT, 0o644) == errno.EISDIR
+            (root / name).rmdir()
+        until(lambda: counters_of(root)["inodes"] == before)
+        assert not (root / "d").exists()
+        (plain / "d").write_text("there")
+        descriptor = os.open(root / "d", os.O_RDWR | os.O_CREAT, 0o644)
+        assert os.read(descriptor, 10) == b"there"
+        os.close(descriptor)
 
 
 def test_a_listing_does_not_bring_back_old_attributes(root: Path) -> None:

@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -302,6 +303,36 @@ def test_a_copied_up_local_file_is_complete_or_absent_after_a_kill(tmp_path: Pat
         if there:
             shutil.rmtree(tmp_path / "upper/d")
     assert outcomes, "nothing was tried"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("call", ["chmod", "utime"])
+def test_a_copied_up_directory_is_complete_or_absent_after_a_kill(call: str, number: int, tmp_path: Path) -> None:
+    lower, root, options = tmp_path / "lower", tmp_path / "mnt", f"{upper(tmp_path)},attr_timeout=0"
+    (lower / "d/sub").mkdir(parents=True)
+    (lower / "d/link").symlink_to("away")
+    os.utime(lower / "d/link", ns=(2 * 10**18, 10**18), follow_symlinks=False)
+    for directory in ("d/sub", "d"):
+        (lower / directory).chmod(0o715)
+        os.utime(lower / directory, ns=(2 * 10**18, 10**18))
+    names = ("d", "d/sub", "d/link")
+
+    def facts(base: Path) -> list[tuple[int, int]]:
+        return [((base / name).lstat().st_mode, (base / name).lstat().st_mtime_ns) for name in names]
+
+    root.mkdir()
+    daemon = Path(__file__).with_name("killed_daemon.py")
+    subprocess.run([sys.executable, daemon, call, str(number), lower, root, options], check=True, timeout=60)
+    pid = daemon_pid(root)
+    assert error_of((root / "d/sub").chmod, 0o715) in DEAD
+    kill(pid, root)
+    with mounted(lower, root, options):
+        assert facts(root)[number:] == facts(lower)[number:]  # the killed copy changed the time of its parent
+        (root / "d/sub").chmod(0o715)
+        os.chown(root / "d/link", os.getuid(), os.getgid(), follow_symlinks=False)
+        assert facts(root)[number:] == facts(lower)[number:]
+        shutil.rmtree(root / "d")
+        assert os.listdir(root) == []
 
 
 # -- concurrent writers

@@ -21,7 +21,7 @@ from zarrfs.fuse.writable_attributes import changing
 from zarrfs.fuse.writable_handles import HandleOperations
 from zarrfs.store.api import SET_IDS, join_key, split_key
 from zarrfs.store.overlay import OverlayEntry
-from zarrfs.store.upper import OPAQUE, hidden_name
+from zarrfs.store.upper import OPAQUE, hidden_name, remove_unfinished
 from zarrfs.system.renaming import EXCHANGE, rename
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -59,13 +59,10 @@ class WritableOperations(HandleOperations):
                         os.unlink(entry, dir_fd=directory)
                         raise
                 inode = self._looked_up(key, found)
-        except FileExistsError:  # the kernel does not know this file yet
+        except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            key, found = await self._find(parent_inode, name)
-            inode = self._looked_up(key, found)
-            info = await self.open(InodeT(inode), flags, ctx)
-            return info, await self._attributes(inode)
+            raise pyfuse3.FUSEError(errno.ESTALE) from None  # the kernel looks the name up and opens it
         self.metadata_changes(key)
         return self._opened_file(descriptor, inode), self._fill_found(found, inode)
 
@@ -261,11 +258,12 @@ class WritableOperations(HandleOperations):
             raise Refused(key, errno.ENOTEMPTY)
 
     def _remove_whiteouts(self, key: str) -> None:
-        """Delete the whiteouts in a directory of the upper directory, so that it can be removed."""
+        """Delete the reserved names in a directory of the upper directory, so that it can be removed."""
         if self.upper.plain:
             return
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            remove_unfinished(descriptor)
             for name in os.listdir(descriptor):
                 if name == OPAQUE or hidden_name(name) is not None:
                     os.unlink(name, dir_fd=descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import errno
@@ -26,11 +27,20 @@ from zarrfs.system.localfiles import read_file
 
 @dataclasses.dataclass(slots=True)
 class WritableDirectoryHandle:
-    """An open directory, with the entries that it had when it was last read from offset 0."""
+    """An open directory, with the entries that it had when it was last read from offset 0, by _offset()."""
 
     inode: int
     entries: list[MergedEntry] | None = None
     changes: int = -1  # AttributeOperations.changes at that time
+
+
+def _offset(entry: MergedEntry) -> int:
+    """Return the offset of an entry in its directory: a hash of its name.
+
+    An NFS server opens the directory for each READDIR and seeks to the last offset. Counted offsets would then skip
+    entries if others were removed meanwhile. Offsets 1 and 2 are those of "." and "..".
+    """
+    return 3 + (hash(entry.name) & (1 << 62) - 1)
 
 
 class HandleOperations(AttributeOperations):
@@ -73,13 +83,11 @@ class HandleOperations(AttributeOperations):
     # -- open files
 
     @handler
-    @changing
+    @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open a file. Opening for writing copies it up first; with O_TRUNC, without its bytes."""
         if flags & (os.O_ACCMODE | os.O_TRUNC):
-            await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
-            if not self.inodes.is_nameless(inode):
-                self.metadata_changes(self.inodes.key(inode))
+            await self._prepare_writing(inode, flags)
         if not self._in_upper(inode):
             info = await super().open(inode, flags, ctx)
             if not self._in_upper(inode):
@@ -171,12 +179,12 @@ class HandleOperations(AttributeOperations):
 
     @handler
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        """Send entries from offset `start_id` on. Offsets count the entries read when offset 0 was last requested."""
+        """Send entries after offset `start_id`, in the order of their offsets."""
         self.counters["readdir"] += 1
         directory = self._listings[fh]
         if start_id == 0 or directory.entries is None:
             directory.changes = self.changes
-            directory.entries = await self._entries(directory.inode)
+            directory.entries = sorted(await self._entries(directory.inode), key=_offset)
         while start_id < 2:
             key = self.inodes.key(directory.inode)
             # peek(), because the kernel counts no lookup for . and ..
@@ -190,9 +198,11 @@ class HandleOperations(AttributeOperations):
         prefix = self.inodes.key(directory.inode)
         entries, counted = directory.entries, list[tuple[InodeT, int]]()
         try:
-            for position in range(start_id - 2, len(entries)):  # a slice would copy the rest of the list each time
-                name, status, info = entries[position]
-                encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), OverlayEntry(status, info)
+            # a slice would copy the rest of the list each time
+            for position in range(bisect.bisect_right(entries, start_id, key=_offset), len(entries)):
+                listed = entries[position]
+                encoded, key = FileNameT(os.fsencode(listed.name)), join_key(prefix, listed.name)
+                found = OverlayEntry(listed.status, listed.info)
                 if self.under_way or self.changes != directory.changes:  # this entry may have changed
                     try:
                         key, found = await self._find(directory.inode, encoded)
@@ -203,7 +213,7 @@ class HandleOperations(AttributeOperations):
                 if found.status is None and found.info is not None and self._forgot_size(found.info, inode):
                     await self._recall_size(self.overlay, key, inode)
                 entry = self._fill_found(found, inode)
-                if not pyfuse3.readdir_reply(token, encoded, entry, position + 3):
+                if not pyfuse3.readdir_reply(token, encoded, entry, _offset(listed)):
                     await self.forget(counted[-1:])
                     return
         except BaseException:  # an error reply has no entries, so the kernel sends no FORGET for them
@@ -224,6 +234,12 @@ class HandleOperations(AttributeOperations):
             await trio.to_thread.run_sync(self._sync_directories, self.inodes.key(inode))
 
     # -- parts
+
+    @changing
+    async def _prepare_writing(self, inode: int, flags: int) -> None:
+        await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
+        if not self.inodes.is_nameless(inode):
+            self.metadata_changes(self.inodes.key(inode))
 
     async def _entries(self, inode: int) -> list[MergedEntry]:
         while True:

@@ -33,7 +33,7 @@ from zarrfs.store.api import (
 from zarrfs.store.directory import answers, info_of, not_opened
 from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.traversal import extents
-from zarrfs.store.upper import RECORD, NamesLock, Upper, reserved
+from zarrfs.store.upper import RECORD, UNFINISHED, NamesLock, Upper, remove_unfinished, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
 from zarrfs.system.buffers import Buffer
@@ -204,9 +204,7 @@ class Overlay(WritableStore):
             raise NotFound(parent)
         if info.kind is not Kind.DIRECTORY:
             raise NotDirectory(parent)
-        with self.upper.at(parent) as (directory, name), keep_times(directory):
-            os.mkdir(name, 0o700, dir_fd=directory)
-            self._set_attributes(directory, name, info)
+        self._make(parent, info)
 
     async def copy_up(self, key: str, size: int | None = None) -> os.stat_result:
         """Copy up `key`, only the first `size` bytes of a file; return the lstat of the upper entry.
@@ -229,9 +227,7 @@ class Overlay(WritableStore):
                     # to copy up the directory itself, make the parents of a name in it
                     await self.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
                     if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
-                        with self.upper.at(key) as (directory, name), keep_times(directory):
-                            os.symlink(os.fsencode(info.target or ""), name, dir_fd=directory)
-                            self._set_attributes(directory, name, info)
+                        self._make(key, info)
             status = self.upper.status(key)
             if status is None:  # removed meanwhile
                 raise NotFound(key)
@@ -293,15 +289,29 @@ class Overlay(WritableStore):
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         os.fsync(descriptor)  # otherwise, after a power failure, an empty file might hide the lower one
 
-    def _set_attributes(self, directory: int, name: bytes, info: Info) -> None:
-        """Set owner, mode and time of a directory or link that was copied up."""
-        if self.owner is not None:
-            os.chown(name, *self.owner, dir_fd=directory, follow_symlinks=False)
-        if info.kind is Kind.DIRECTORY:
-            os.chmod(name, self.mode_of(info), dir_fd=directory)
-        if info.mtime_ns is not None:
-            times = info.mtime_ns, info.mtime_ns
-            os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
+    def _make(self, key: str, info: Info) -> None:
+        """Copy up a directory, without its entries, or a link. It gets its name when it is complete.
+
+        It is renamed within its directory: to another one, only root can move a directory that is read-only.
+        """
+        with self.upper.at(key) as (directory, name), keep_times(directory):
+            remove_unfinished(directory)  # left by a killed process
+            try:
+                if info.kind is Kind.DIRECTORY:
+                    os.mkdir(UNFINISHED, 0o700, dir_fd=directory)
+                else:
+                    os.symlink(os.fsencode(info.target or ""), UNFINISHED, dir_fd=directory)
+                if self.owner is not None:
+                    os.chown(UNFINISHED, *self.owner, dir_fd=directory, follow_symlinks=False)
+                if info.kind is Kind.DIRECTORY:
+                    os.chmod(UNFINISHED, self.mode_of(info), dir_fd=directory)
+                if info.mtime_ns is not None:
+                    times = info.mtime_ns, info.mtime_ns
+                    os.utime(UNFINISHED, ns=times, dir_fd=directory, follow_symlinks=False)
+                os.rename(UNFINISHED, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError:
+                remove_unfinished(directory)
+                raise
 
     @contextlib.asynccontextmanager
     async def _one_copy(self, key: str) -> AsyncIterator[None]:

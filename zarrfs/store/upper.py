@@ -29,6 +29,7 @@ from zarrfs.system.beneath import BaseDirectory
 
 PREFIX = ".wh."
 OPAQUE = ".wh..wh..opq"
+UNFINISHED = f"{RESERVED}.new"  # a directory or link that is being copied up, before it is renamed
 RECORD = ".zarrfs-upper"  # in the root of an upper directory: a record of the source and view that it belongs to
 
 
@@ -40,6 +41,15 @@ def hidden_name(name: str) -> str | None:
 def reserved(name: str) -> bool:
     """Return whether `name` is reserved in upper directories, and so cannot appear in the merged tree."""
     return name.startswith((PREFIX, RECORD, RESERVED))
+
+
+def remove_unfinished(directory: int) -> None:
+    """Remove the entry UNFINISHED of a directory, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(UNFINISHED, dir_fd=directory)
+        except IsADirectoryError:
+            os.rmdir(UNFINISHED, dir_fd=directory)
 
 
 _VERSION = 1
