@@ -1,4 +1,4 @@
-"""Large reference sets: `scripts/bench references`. The limits are those that docs/large-sets.md promises."""
+"""Large reference sets: `scripts/bench references`."""
 
 from __future__ import annotations
 

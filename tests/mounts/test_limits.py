@@ -1,4 +1,4 @@
-"""Large numbers of open files, readers, mounts and entries, and long names, paths and files (docs/soak.md)."""
+"""Large numbers of open files, readers, mounts and entries, and long names, paths and files."""
 
 from __future__ import annotations
 

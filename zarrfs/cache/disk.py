@@ -1,7 +1,7 @@
 """DiskCache: blocks of targets in a directory that any number of processes and nodes share.
 
 A block is appended to a segment, and a row of the index has its place there. Files: diskfiles.py. Index: diskindex.py.
-Space: diskspace.py. Leases on blocks to fetch: fetchlocks.py. For users: docs/disk-cache.md.
+Space: diskspace.py. Leases on blocks to fetch: fetchlocks.py. For users: docs/remote-data.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Examples:
   zarrfs refresh --set cache_size=20GiB,memory_limit=2GiB /mnt/data
 \b
 Files that are open keep their content; files that are opened later have the new one. With exit status 1 nothing has
-changed, and the last line says why. See docs/running-changes.md."""
+changed, and the last line says why."""
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)

@@ -162,7 +162,7 @@ class Options:
     view: str | None = _option(
         "source", "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
         "Show a Zarr store or a reference set in another form: in the Zarr version v2 or v3 (docs/zarr-views.md), its "
-        "arrays as plain files (arrays, docs/array-views.md), or the whole as NetCDF-4 (netcdf, docs/netcdf.md). "
+        "arrays as plain files (arrays, docs/zarr-views.md), or the whole as NetCDF-4 (netcdf, docs/netcdf.md). "
         "Default: as it is.",
     )
     arrays: str = _option(
@@ -428,7 +428,7 @@ class Options:
     )
     workers: int = _option(
         "mount", "Daemon", 1, processes, "N",
-        "Answer a read-only mount with N processes, or with as many as it needs: auto (docs/many-readers.md).",
+        "Answer a read-only mount with N processes, or with as many as it needs: auto.",
     )
     fsname: str | None = _option(
         "mount", "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."

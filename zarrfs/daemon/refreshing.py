@@ -1,7 +1,7 @@
 """Refresh of a mount: plan the source again, open its present version, and make that the visible one.
 
 Open files keep the version in which they were opened (fuse/operations.py). If the source cannot be opened any more,
-nothing changes. See docs/running-changes.md.
+nothing changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """JSON documents of any size, decompressed and parsed about a megabyte at a time.
 
-Only JsonDocument.whole() holds a whole document in memory. docs/large-sets.md explains why orjson parses slices.
+Only JsonDocument.whole() holds a whole document in memory.
 """
 
 from __future__ import annotations
