@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_WRITE = 256 << 10  # bytes per call; one of 1 MiB takes four times as long as four of 256 KiB (docs/speed.md)
+_WRITE = 256 << 10  # bytes per call; one of 1 MiB takes four times as long as four of 256 KiB
 _PARTS = 1000  # buffers per writev(2); IOV_MAX is 1,024
 _ZEROED = 64 << 10  # bytes; up to this size, filling with zeros takes no extra time
 
