@@ -1,94 +1,103 @@
-"""Archives that break a rule: mount, extract and verify each refuse them with one line, and write nothing.
-
-The cases are the rows of the table "Decisions" in docs/archives.md that end with a refusal or an error for one file.
-"""
+"""Archives with entries that break a rule: these are listed, and reading them fails; nothing is silently absent."""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tests.archives.compiled import D, F, L, blobref, file, put
 from tests.conftest import run
-from tests.mounts.mounting import mount_lines, mounted
-from zarrfs.cli import main
+from tests.mounts.mounting import log_of, mount_lines, mounted
 
 SHA1 = blobref(b"x")
 VEC = {"encoding": "blobvec", "size": 9}
 
 Refusal = tuple[Any, list[str], list[str]]  # document, options, words of the line: the entry and the rule
-REFUSED: dict[str, Refusal] = {
-    "duplicate path, strict": (
-        [{"path": "f", **file("1")}, {"path": "./f", **file("2")}], ["strict"], ["./f", "more than once"],
-    ),
-    "below a file": (
-        [{"path": "f/x", **file("")}, {"path": "f", **file("")}], [], ["f", "a file used as the parent of f/x"],
-    ),
-    "below a symlink": (
-        [{"path": "l", "mode": L, "data": "/etc"}, {"path": "l/x", **file("")}], [], ["l", "a symlink used as"],
-    ),
-    "..": ([{"path": "a/../../f", **file("")}], [], ["a/../../f", "'..'"]),
-    "absolute": ([{"path": "/tmp/f", **file("")}], [], ["/tmp/f", "an absolute path"]),
-    "empty path": ([{"path": "", **file("")}], [], ["[0]", "an empty path"]),
-    "NUL": ([{"path": "a\0b", **file("")}], [], ["a\\x00b", "NUL"]),
-    "trailing slash": ([{"path": "f/", **file("")}], [], ["f/", "a trailing slash"]),
-    "size too small": ([{"path": "f", **file("abc", size=2)}], [], ["f", "smaller than its data"]),
-    "size negative": ([{"path": "f", **file(size=-1)}], [], ["f", "a negative size"]),
-    "size over the cap": ([{"path": "f", **file(size=2**62 + 1)}], [], ["f", "is over"]),
-    "size too large": ([{"path": "f", **file("abc", size=4)}], [], ["f", "larger than its data"]),
-    "base64": ([{"path": "f", **file("gIEAg", encoding="base64")}], [], ["f", "malformed base64"]),
-    "lone surrogate": ([{"path": "f", **file("\ud800")}], [], ["f", "a lone surrogate"]),
-    "garbage behind": (b"[] x", [], ["3"]),
-    "too deep": (b"[" * 100_000, [], ["neste"]),
-    "blobvec that is no list": ([{"path": "f", **file({}, **VEC)}], [], ["f", "a blobvec that is not a list"]),
-    "short region": ([{"path": "f", **file([[0, 1]], **VEC)}], [], ["f", "region 0 is not"]),
-    "region past the size": ([{"path": "f", **file([[9, 1, SHA1]], **VEC)}], [], ["f", "region 0 ends past size 9"]),
-    "negative offset": ([{"path": "f", **file([[-1, 1, SHA1]], **VEC)}], [], ["f", "a negative offset"]),
-    "no blobref": ([{"path": "f", **file([[0, 1, "sha1-../../x"]], **VEC)}], [], ["f", "is not a blobref"]),
-    "fifo": ([{"path": "f", "mode": 0o010644}], [], ["f", "a fifo"]),
-    "device": ([{"path": "f", "mode": 0o060644}], [], ["f", "a block device"]),
-    "no type bits": ([{"path": "f", **file("", mode=0o644)}], [], ["f", "no type bits"]),
-    "no mode": ([{"path": "f", "data": ""}], [], ["f", "no mode"]),
-    "float mode": ([{"path": "f", **file("", mode=33188.0)}], [], ["f", "mode is not an integer"]),
-    "float mtime": ([{"path": "f", **file("", mtime=1.5)}], [], ["f", "mtime is not an integer"]),
-    "path in a dictionary": ({"f": file("", path="f")}, [], ["f", "a path inside"]),
-    "long name": ([{"path": "n" * 256, **file("")}], [], ["nnn", "ENAMETOOLONG"]),
-}  # fmt: skip
+Entry = dict[str, Any]
+BROKEN: dict[str, tuple[Entry, str]] = {  # entries that are listed and cannot be read, and a word of the rule
+    "size too small": (file("abc", size=2), "smaller"),
+    "size negative": (file(size=-1), "size -1"),
+    "size over the cap": (file(size=2**62 + 1), "size"),
+    "size too large": (file("abc", size=4), "larger"),
+    "neither size nor data": (file(), "neither"),
+    "base64": (file("gIEAg", encoding="base64"), "base64"),
+    "base64 of other characters": (file("g!EA", encoding="base64"), "base64"),
+    "encoding": (file("abc", encoding="punycode"), "punycode"),
+    "data of another type": (file(7, encoding="utf-8"), "string"),
+    "lone surrogate": (file("\ud800"), "surrogate"),
+    "NaN": (file([float("nan")]), "NaN"),
+    "blobvec that is no list": (file({}, **VEC), "blobvec"),
+    "short region": (file([[0, 1]], **VEC), "region 0"),
+    "region past the size": (file([[9, 1, SHA1]], **VEC), "region 0"),
+    "negative offset": (file([[-1, 1, SHA1]], **VEC), "region 0"),
+    "no blobref": (file([[0, 1, "sha1-../../x"]], **VEC), "blobref"),
+    "overlapping regions": (file([[0, 2, SHA1], [1, 2, SHA1]], **VEC), "overlap"),
+    "symlink without target": ({"mode": L}, "target"),
+    "fifo": ({"mode": 0o010644}, "fifo"),
+    "device": ({"mode": 0o060644}, "block device"),
+    "no type bits": (file("", mode=0o644), "type bits"),
+    "no mode": ({"data": ""}, "no mode"),
+    "float mode": (file("", mode=33188.0), "mode"),
+}
+NO_PATHS = ["a/../../f", "/tmp/f", "", "a\0b", "n" * 256]
+REFUSED: dict[str, tuple[Any, list[str]]] = {  # document, words of the line: the entry and the rule
+    "below a file": ([{"path": "f/x", **file("")}, {"path": "f", **file("")}], ["f", "the parent of f/x"]),
+    "below a symlink": ([{"path": "l", "mode": L, "data": "/etc"}, {"path": "l/x", **file("")}], ["l", "l/x"]),
+    "garbage behind": (b"[] x", ["3"]),
+    "too deep": (b"[" * 100_000, ["neste"]),
+}
 
 
-def refused(command: list[str], document: Path, options: list[str], words: list[str]) -> None:
-    given = [*command, str(document), *(part for option in options for part in ("--option", option))]
-    if command[0] == "mount":
-        done = run(*given, document.parent / "mnt")
-        status, text = done.returncode, done.stdout + done.stderr
-    else:  # in this process, because starting Python for each command is slow
-        found = CliRunner().invoke(main, given)
-        status, text = found.exit_code, found.output
-    assert status == 1, text
-    assert len(text.splitlines()) == 1, text
-    assert all(word in text for word in words), text
-    assert str(document) in text
+@pytest.mark.parametrize("form", ["list", "dictionary"])
+def test_bad_entries_are_listed_and_fail_to_read(form: str, tmp_path: Path) -> None:
+    entries = {f"d/{name}": entry for name, (entry, _) in BROKEN.items()} | {"good": file("right")}
+    listed = [{"path": path, **entry} for path, entry in entries.items()]
+    listed[1:1] = [{"path": path, **file("x")} for path in NO_PATHS]
+    document = tmp_path / "bad.json"
+    document.write_text(json.dumps(listed if form == "list" else entries | {path: file("x") for path in NO_PATHS}))
+    with mounted(document, tmp_path / "mnt") as root:
+        assert sorted(os.listdir(root)) == ["d", "good"]
+        assert sorted(os.listdir(root / "d")) == sorted(BROKEN)
+        before = len(log_of(root).splitlines())
+        for name in BROKEN:
+            assert stat.S_ISREG(os.stat(root / "d" / name).st_mode)
+            for _ in range(2):
+                with pytest.raises(OSError, match=r"\[Errno 5\]"):
+                    (root / "d" / name).read_bytes()
+        assert (root / "good").read_text() == "right"
+        lines = log_of(root).splitlines()[before:]
+        for name, (_, word) in BROKEN.items():
+            assert len([line for line in lines if f"d/{name}:" in line and word in line]) == 1, lines
+    done = run("check", "--json", "-n", "100", document)
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert {bad["key"] for bad in report["bad"]} == {f"d/{name}" for name in BROKEN}
+    for bad in report["bad"]:
+        assert BROKEN[bad["key"].removeprefix("d/")][1] in bad["reason"]
+    assert (report["ok"], report["left_out"]) == (1, len(NO_PATHS))
+    about = json.loads(run("info", "--json", document).stdout)
+    assert (about["broken"], len(about["problems"])) == (len(BROKEN), len(NO_PATHS))
 
 
-@pytest.mark.parametrize("command", ["mount", "extract", "verify"])
+@pytest.mark.parametrize("command", ["mount", "check"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, command: str, tmp_path: Path) -> None:
-    what, options, words = REFUSED[name]
+    what, words = REFUSED[name]
     document = tmp_path / "bad.json"
     document.write_bytes(what if isinstance(what, bytes) else json.dumps(what).encode())
     (tmp_path / "mnt").mkdir()
-    arguments = {
-        "mount": ["mount"], "extract": ["archive", "extract", "-C", str(tmp_path / "out")],
-        "verify": ["archive", "verify"],
-    }[command]  # fmt: skip
-    refused(arguments, document, [*options, "type=archive"], words)
+    done = run(command, document, *([tmp_path / "mnt"] if command == "mount" else []), "-o", "type=archive")
+    text = done.stdout + done.stderr
+    assert done.returncode == 1, text
+    assert len(text.splitlines()) == 1, text
+    assert all(word in text for word in words), text
+    assert str(document) in text
     assert not mount_lines(tmp_path / "mnt")
-    assert sorted(os.listdir(tmp_path)) == ["bad.json", "mnt"]
 
 
 def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:
@@ -114,20 +123,20 @@ def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert {line.split(": ")[1] for line in done.stderr.splitlines()} == words.keys()
     assert os.listdir(tmp_path / "out") == ["good"]
-    done = run("archive", "verify", document, "--blobs", blobs)
+    done = run("check", document, "-o", f"blobs={blobs}")
     assert done.returncode == 1
     for name, ref in words.items():
         assert any(f": {name}: " in line and ref in line for line in done.stdout.splitlines()), done.stdout
 
 
 def test_oddities_are_reported_once_and_extracted(tmp_path: Path) -> None:
-    """Duplicates, unknown keys, data on a directory; regions that overlap, are out of order, or are empty."""
+    """Duplicates, unknown keys, data on a directory; regions that are out of order, or are empty."""
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     one, two, none = put(blobs, b"1" * 10), put(blobs, b"2" * 4), put(blobs, b"")
     entries = [
         {"path": "f", **file("1")}, {"path": "f", **file("2", owner=7)}, {"path": "d", "mode": D, "data": "x"},
-        {"path": "o", **file([[5, 10, one], [3, 4, two], [1, 0, none]], encoding="blobvec", size=20)},
+        {"path": "o", **file([[7, 10, one], [3, 4, two], [1, 0, none]], encoding="blobvec", size=20)},
         {"path": "h", "mode": F, "size": 2**40},
     ]  # fmt: skip
     document = tmp_path / "a.json"
@@ -137,5 +146,5 @@ def test_oddities_are_reported_once_and_extracted(tmp_path: Path) -> None:
     assert done.stderr.count("warning") == 3
     out = tmp_path / "out"
     assert (out / "f").read_bytes() == b"2"
-    assert (out / "o").read_bytes() == b"\0\0\0" + b"2222" + b"1" * 8 + bytes(5)
+    assert (out / "o").read_bytes() == bytes(3) + b"2222" + b"1" * 10 + bytes(3)
     assert (os.stat(out / "h").st_size, os.stat(out / "h").st_blocks) == (2**40, 0)
