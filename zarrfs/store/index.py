@@ -308,11 +308,12 @@ class IndexStore(Store):
         return Usage(min(int(held), 2**63 - 1), files, counted=True)
 
     def _info(self, row: tuple[Any, ...]) -> Info:
-        name, kind, size, mode, mtime_ns, _place, ref, _start, held = row
+        name, kind, size, mode, mtime_ns, place, ref, _start, held = row
         if mtime_ns is None:
             mtime_ns = self.mtime_ns
         if kind == 0:
-            return Info(name, Kind.FILE, size, mode, mtime_ns, None, held)
+            unreadable = self._reason(ref) if place == ContentKind.BROKEN else ""
+            return Info(name, Kind.FILE, size, mode, mtime_ns, None, held, unreadable=unreadable)
         if kind == 1:
             return Info(name, Kind.DIRECTORY, 0, mode, mtime_ns, None, None, size + 2)
         if size > TARGET_MAX:

@@ -339,12 +339,13 @@ class IndexWriter:
         else:
             self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.INLINE, ref, held)
 
-    def broken(
-        self, key: str, reason: str, mode: int | None = None, mtime_ns: int | None = None, size: int = 0
-    ) -> None:
-        """Add a file whose entry breaks a rule: it is listed, and reading it fails with `reason`."""
+    def broken(self, key: str, reason: str) -> None:
+        """Add a file whose entry breaks a rule: it is listed and has attributes, and reading it fails with `reason`.
+
+        Its size is 1, because tar(1) and other programs do not open an empty file.
+        """
         ref = self._value(reason.encode("utf-8", "backslashreplace"))
-        self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.BROKEN, ref, held=0)
+        self._add(key, Kind.FILE, 1, None, None, ContentKind.BROKEN, ref, held=0)
 
     def symlink(self, key: str, target: str, mtime_ns: int | None = None) -> None:
         """Add a symbolic link to `target`."""
