@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import sys
 from pathlib import Path
 
-from tests.conftest import PROGRAM
-from tests.mounts.mounting import mounted
 from zarrfs.daemon import control_client
 
 Files = dict[str, bytes]
 NAMES = ("a", "b", "c", "d")
-OLD_KERNEL = Path(__file__).parent / "old_kernel.py"
 
 
 def write_set(path: Path, files: Files) -> None:
@@ -62,11 +57,3 @@ def names_in(files: Files, directory: str) -> set[str]:
 def refresh(mountpoint: Path, force: bool = False) -> str:
     """Refresh a mount, and return the result that the daemon reports."""
     return str(control_client.refresh(str(mountpoint), force)["result"])
-
-
-def mounted_on(
-    kernel: str, source: Path | str, mountpoint: Path, *options: str
-) -> contextlib.AbstractContextManager[Path]:
-    """Mount as mounted() does; with `kernel` "old", as on a kernel without dentry epochs."""
-    program = (PROGRAM,) if kernel == "new" else (sys.executable, str(OLD_KERNEL))
-    return mounted(source, mountpoint, *options, program=program)

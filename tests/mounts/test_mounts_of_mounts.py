@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import pytest
 
 from tests.conftest import run
 from tests.mounts.manyworkers import stopped
-from tests.mounts.mounting import daemon_pid, mount_lines
+from tests.mounts.mounting import daemon_pid, log_of, mount_lines, until
 
 _READ = """
 import sys
@@ -120,3 +121,23 @@ def test_a_suspended_mount_delays_only_reads_from_it(tmp_path: Path) -> None:
             assert read(reader / "good") == 1000
             assert waiting.poll() is None
         assert waiting.wait(60) == 0
+
+
+def test_signals_are_handled_while_reads_from_a_dead_file_server_take_all_threads(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x" * 1000)
+    dead, reader = tmp_path / "dead", tmp_path / "reader"
+    names = [f"v{number}" for number in range(60)]
+    with together(
+        (document(tmp_path / "dead.json", {name: [str(tmp_path / "data"), 0, 9] for name in names}), dead, []),
+        (document(tmp_path / "reader.json", {name: [str(dead / name), 0, 9] for name in names}), reader, []),
+    ):
+        pid = daemon_pid(reader)
+        for name in names:
+            (dead / name).stat()
+        with stopped(daemon_pid(dead)):
+            waiting = [subprocess.Popen(["cat", reader / name], stdout=subprocess.DEVNULL) for name in names]
+            time.sleep(2)
+            for number, words in (signal.SIGUSR1, "memory: "), (signal.SIGTERM, "cannot unmount: in use by"):
+                os.kill(pid, number)
+                until(lambda words=words: words in log_of(reader), 30)  # type: ignore[misc]
+        assert [each.wait(60) for each in waiting] == [0] * len(waiting)

@@ -475,3 +475,15 @@ def test_a_service_manager_is_notified_of_a_refresh(tmp_path: Path) -> None:
         daemon.terminate()
         assert daemon.wait(60) == 0
     assert not mount_lines(mountpoint)
+
+
+def test_a_name_that_was_absent_exists_once_the_refresh_has_returned(tmp_path: Path) -> None:
+    """Any number of absent names, on every kernel."""
+    document = tmp_path / "set.json"
+    write_set(document, {"a": b"1"})
+    with mounted(document, tmp_path / "mnt") as root:
+        write_set(document, {"a": b"2", "late": b"3"})
+        assert not any((root / name).exists() for name in [*(f"n{number}" for number in range(2000)), "late"])
+        assert refresh(root) == "refreshed"
+        assert (root / "late").read_text() == "3"
+        assert (root / "a").read_text() == "2"

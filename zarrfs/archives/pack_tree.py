@@ -28,6 +28,7 @@ from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.staging import RESERVED
 from zarrfs.system.beneath import FileVersion, file_version
+from zarrfs.system.cpus import usable
 from zarrfs.system.sparse import each_extent
 
 REGION_MAX = 64 << 20  # bytes of the largest blob; each process holds one in memory
@@ -84,7 +85,7 @@ class CreateOptions:
 
     def processes(self) -> int:
         """Return the number of processes that read and hash."""
-        return self.jobs or min(len(os.sched_getaffinity(0)), _JOBS_MAX)
+        return self.jobs or min(usable(), _JOBS_MAX)
 
 
 class EntryReader:

@@ -12,6 +12,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# The threads for signals, unmounting, refreshes and logs: reads that a dead file server keeps waiting may take all
+# threads of trio's default limiter.
+CONTROL = trio.CapacityLimiter(8)
+
 
 def in_background(function: Callable[..., Awaitable[None]], *args: Any) -> None:
     """Run `function` in a system task. Log its exceptions, because they would otherwise end trio and the mount."""

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from zarrfs.errors import NotDirectory, NotFound, StoreError, ZarrfsError
 from zarrfs.store.api import Store, join_key, split_key
 from zarrfs.store.traversal import check_length, follow
 from zarrfs.system.buffers import Buffer
+from zarrfs.system.cpus import usable
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.consolidated import consolidated
@@ -71,7 +71,7 @@ class ArrayChecks:
         self.arrays: list[ArrayCheck] = []
         self._store, self._decode, self._memory = store, decode, memory
         self._budget = MemoryBudget(memory)
-        self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self._threads = trio.CapacityLimiter(usable())
         self._objects = trio.CapacityLimiter(1)  # one at a time: the memory that objects take is not known in advance
         self.see: Callable[[str, int, Buffer], None] | None = None  # called with every piece that is read
         self._sharding: dict[str, Sharding] = {}  # by path of the array

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from zarrfs.concurrency.tasks import CONTROL
 from zarrfs.config.options import Options
 from zarrfs.daemon import notify
-from zarrfs.daemon.invalidation import Invalidation
+from zarrfs.daemon.invalidation import invalidate_names
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
@@ -34,13 +35,13 @@ class Refresher:
     """The refreshes of one mount, one at a time. `options` are those with which a new version is opened."""
 
     def __init__(
-        self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None,
+        self, operations: Operations, plan: Plan, options: Options, device: int | None,
         team: Team | None = None,
     ) -> None:  # fmt: skip
         """`device` is the st_dev of the mount, `team` its workers, if it has any."""
         self.options = options
         self._operations, self._plan = operations, plan
-        self._kernel, self.device = kernel, device
+        self.device = device
         self._team = team
         self._lock = trio.Lock()
 
@@ -92,7 +93,7 @@ class Refresher:
         options = dataclasses.replace(self.options, asked_since=time.time())
         if self._team is not None:
             options = dataclasses.replace(options, targets_since=options.asked_since)
-        plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True)
+        plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True, limiter=CONTROL)
         shown = False
         try:
             if _same(plan, self._plan) and not (force or operations.changed):
@@ -112,10 +113,11 @@ class Refresher:
                     self.options, asked_since=options.asked_since, targets_since=options.targets_since
                 )
                 await self._team.show(plan, options, version)
-                known = self._known_names()  # only now, as clients looked up names of the old version until then
+                # only now, as clients looked up names of the old version until then
+                known = operations.inodes.known()
                 version.adjust(self.options)
             else:
-                known = self._known_names()
+                known = operations.inodes.known()
                 operations.show(version)
                 operations.begin(version, version.get_ready)
             shown = True
@@ -125,7 +127,7 @@ class Refresher:
         if self._team is None:  # with a team, a new worker may still have to open the old version
             self.discard_plan()
         self._plan = plan
-        await self._kernel.names(known)
+        await invalidate_names(operations, known)
         return True
 
     def discard_plan(self) -> None:
@@ -133,10 +135,6 @@ class Refresher:
         discard(self._plan)
         if self._team is not None:
             self._team.discard_older()
-
-    def _known_names(self) -> dict[str, int]:
-        """Return the inodes that the kernel may know, by key, if each name must be invalidated separately; else {}."""
-        return self._operations.inodes.known() if self._operations.absent is not None else {}
 
     def _check_place(self, plan: Plan) -> None:
         """Raise SourceError if this mount is mounted over its own source, which it then cannot read again."""

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pyfuse3
 import trio
 
+from zarrfs.concurrency.tasks import CONTROL
 from zarrfs.config.options import Options
-from zarrfs.daemon import invalidation, notify
+from zarrfs.daemon import notify
 from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
@@ -80,7 +81,6 @@ def serve(
         store = open_plan(plan, of_store)
         served = operations = _operations(store, options, about, announce)
     watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
-    others = invalidation.devices()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
         with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
@@ -113,8 +113,7 @@ def serve(
                 operations, waiting = team.first(store, announce)
             served.operations = operations
         operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
-        kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
-        refresher = Refresher(operations, plan, of_store, kernel_names, device, team)
+        refresher = Refresher(operations, plan, of_store, device, team)
         gc.collect()
         freeze_garbage_collector()
         arguments = mountpoint, options, records, watch, team, waiting, several
@@ -278,10 +277,10 @@ async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> No
         finally:
             os.close(owner)
     try:
-        await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
+        await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
     except MountError:
         with contextlib.suppress(MountError):
-            await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, True)
+            await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, True, limiter=CONTROL)
 
 
 async def _unmount_when_idle(
@@ -302,7 +301,7 @@ async def _unmount_when_idle(
             uses, since = operations.all_uses, now
         elif limit is not None and now - since >= limit:
             try:
-                await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
+                await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
             except (MountError, RuntimeError) as exc:  # the latter: out of threads
                 log.debug("idle for %g s, but %s", now - since, exc)
                 since = now
@@ -324,7 +323,7 @@ async def _widen(operations: Operations, mountpoint: str, options: Options) -> N
     """Raise the kernel's read-ahead window, for large requests; if that is not permitted, push pages if possible."""
     await operations.started.wait()
     try:
-        await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
+        await trio.to_thread.run_sync(pagecache.raise_background, mountpoint, limiter=CONTROL)
         raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead)
     except (OSError, RuntimeError) as exc:  # out of descriptors or threads: the mount works, but slower
         log.warning("%s: the kernel's read-ahead stays as it is: %s", mountpoint, reason_of(exc))
@@ -356,7 +355,7 @@ async def _signals(
                         operations.background.start_soon(refresher.refresh)
                 elif number == signal.SIGUSR1:
                     log.info("statistics: %s", json.dumps(operations.stats()))
-                    await trio.to_thread.run_sync(trim)
+                    await trio.to_thread.run_sync(trim, limiter=CONTROL)
                     log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
                     for line in process.task_lines():
                         log.info("tasks: %s", line)
@@ -373,7 +372,7 @@ async def _stop(mountpoint: str, options: Options, device: int | None) -> None:
     for a missing chunk: silently wrong data. A dead endpoint is an error for every reader.
     """
     try:
-        await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
+        await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
     except MountError as exc:
         if options.on_exit != "abort":
             log.error("%s (on_exit=abort would leave a dead endpoint)", exc)

@@ -27,7 +27,6 @@ import trio
 
 from zarrfs.config.options import Options
 from zarrfs.config.values import AUTO
-from zarrfs.daemon import invalidation
 from zarrfs.daemon.channel import Channel, announce
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, ZarrfsError
@@ -91,7 +90,6 @@ class Session:
     about: dict[str, Any]
     options: Options  # of the mount
     shared: Shared
-    epochs: bool  # the kernel can invalidate all names with one message
 
 
 @contextlib.contextmanager
@@ -246,7 +244,6 @@ def _work(order: Order, sock: socket.socket, session: Session) -> NoReturn:
         operations = WorkerOperations(
             store, options, session.about, lambda: None, session.shared, order.process, generation
         )
-        operations.brief_absences = not session.epochs
         waiting = SharedWaiting(session.shared, order.process, session.front)
         session.front.operations = operations
         gc.collect()
@@ -415,7 +412,7 @@ class Team:
         if count <= 1:
             return None
         shared = Shared(count)
-        session = Session(front, device, st_dev, mountpoint, about, options, shared, invalidation.has_epochs(device))
+        session = Session(front, device, st_dev, mountpoint, about, options, shared)
         of_store = dataclasses.replace(share(of_store, count), targets_since=time.time())
         return cls(start(session), session, plan, of_store, count)
 

@@ -15,7 +15,6 @@ import logging
 import os
 import stat
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -66,7 +65,7 @@ log = logging.getLogger(__name__)
 
 _CACHING = 4  # replaced versions that may cache blocks in memory: the most recently read
 _MONITORING = ("statfs", "getxattr", "listxattr")  # sent by monitoring tools: do not count as use of the mount
-_NEGATIVE_MAX = 65_536  # negative entries to remember
+NEGATIVE = 1.0  # seconds that the kernel may cache that a name does not exist; a refresh waits as long
 _DAY = 86_400.0
 _BLOCK = 512  # the unit of st_blocks
 _SETTLED_NS = 2 * 10**9  # ns; some file systems record times in whole seconds
@@ -164,7 +163,6 @@ class Operations(pyfuse3.Operations):
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
         self._filled: tuple[object, ...] = ()  # contents of readdir's entry, except inode and size
-        self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # the kernel's negative entries, if recorded
         self.control: Control | None = None
         self._stat_ahead = StatAhead()
         self.started = trio.Event()
@@ -178,9 +176,8 @@ class Operations(pyfuse3.Operations):
         timeout = _DAY if store.immutable else 1.0
         self._attr_timeout = timeout if options.attr_timeout is None else options.attr_timeout
         self._entry_timeout = self._attr_timeout if options.entry_timeout is None else options.entry_timeout
-        self._negative_timeout = (
-            self._entry_timeout if options.negative_timeout is None else options.negative_timeout
-        )
+        negative = self._entry_timeout if options.negative_timeout is None else options.negative_timeout
+        self._negative_timeout = min(NEGATIVE, negative)
         self.recorder: Recorder | None = None  # set if reads are recorded
         self._entry = self._new_entry()  # reused by readdir, because pyfuse3 immediately copies it into the reply
 
@@ -240,7 +237,7 @@ class Operations(pyfuse3.Operations):
         except NotFound:
             entry = EntryAttributes()
             entry.st_ino = InodeT(0)
-            entry.entry_timeout = self._absent_for(parent_inode, name)
+            entry.entry_timeout = self._negative_timeout
             return entry
         return self._fill(self._new_entry(), info, self.inodes.lookup(key, info.kind, info.identity))
 
@@ -593,16 +590,6 @@ class Operations(pyfuse3.Operations):
             self.leave(file.version)
 
     # -- parts
-
-    def _absent_for(self, parent_inode: int, name: bytes) -> float:
-        """Return the timeout (seconds) of a negative entry; record it if a refresh must invalidate it by name."""
-        if self.absent is None:
-            return self._negative_timeout
-        self.absent[parent_inode, name] = None
-        if len(self.absent) > _NEGATIVE_MAX:
-            self.absent.popitem()
-            return min(1.0, self._negative_timeout)
-        return self._negative_timeout
 
     async def _open(self, version: StoreVersion, file: OpenFile) -> Hashable:
         """Open the value of `file`. Return its version, () if the store never changes.

@@ -90,7 +90,6 @@ class WorkerOperations(Operations):
         self.gather: Callable[[], Awaitable[None]] | None = None
         # adds the counters of the workers to those of the first process, which sets it
         self.totals: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own
-        self.brief_absences = False  # limit negative entries to 1 s, because a refresh cannot invalidate them
 
     # -- counters
 
@@ -361,10 +360,6 @@ class WorkerOperations(Operations):
         super()._sent_size(inode, size)
         if size:
             self._shared.sent_size(inode)
-
-    def _absent_for(self, parent_inode: int, name: bytes) -> float:
-        found = super()._absent_for(parent_inode, name)
-        return min(1.0, found) if self.brief_absences else found
 
     async def _fetch_handles(self, inode: int) -> bool:
         """Open the files of an inode that other processes have open; return whether there were any."""

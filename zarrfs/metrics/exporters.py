@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from zarrfs.concurrency.tasks import CONTROL
 from zarrfs.config.values import address
 from zarrfs.errors import MountError, reason_of
 from zarrfs.failures import FAILURES
@@ -134,7 +135,7 @@ class TextfileExporter:
         while True:
             data = text(time.time()).encode()
             try:
-                await trio.to_thread.run_sync(self._write, data)
+                await trio.to_thread.run_sync(self._write, data, limiter=CONTROL)
                 if self._failed:
                     log.info("metrics=%s: is written again", self.where)
                 self._failed = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.store.api import LatestVersions
+from zarrfs.system.cpus import usable
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class DecodedCache:
 
     def __init__(self, budget: int) -> None:
         self.budget = self.largest = budget
-        self.threads = len(os.sched_getaffinity(0)) + 1  # one more than CPUs, because some wait for the event loop
+        self.threads = usable() + 1  # one more than CPUs, because some wait for the event loop
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: SizedLRU[Hashable, Decoded] = SizedLRU(lambda decoded: decoded.size)
         self._flights: dict[Hashable, _Decoding] = {}
