@@ -189,8 +189,9 @@ def test_a_machine_that_does_not_allow_mounts_is_explained(machine: Machine) -> 
                 command=f"{program} -c '{late}' mount {way}{SOURCE} mnt")  # fmt: skip
     machine.fuse_conf(DEFAULT)
     machine.root(f"install -d {HOME}/none")
-    refused(f"{HOME}/none: not writable: a user mounts only where he may write", command=f"zarrfs mount {SOURCE} none")
-    refused("/tmp: belongs to another user (sticky)", command=f"zarrfs mount {SOURCE} /tmp")
+    where = "a user mounts only where he may write"
+    refused("no write access to mountpoint", where, command=f"zarrfs mount {SOURCE} none")
+    refused("not owned by user", where, command=f"zarrfs mount {SOURCE} /tmp")
     machine.root("chmod 600 /dev/fuse")
     refused("no permission to use /dev/fuse (mode 0600, owner 0:0): root can chmod 666 /dev/fuse")
     machine.root("chmod 666 /dev/fuse")
@@ -330,7 +331,7 @@ def test_a_busy_mount_is_refused_and_a_dead_one_is_cleared(machine: Machine) -> 
     daemon = json.loads(ann(machine, "getfattr", "--only-values", "-n", "user.zarrfs.mount", "mnt")[1])["pid"]
     machine.root(f"kill -9 {daemon}")
     assert eventually(lambda: "not connected" in ann(machine, "ls", "mnt")[2])
-    assert mount(machine) == (0, f"zarrfs: {HOME}/mnt: cleared a mount whose daemon had died\n")
+    assert mount(machine) == (0, f"zarrfs: {HOME}/mnt: the daemon of the mount there has died: it will be replaced\n")
 
 
 def test_the_mount_helper_reports_an_error_to_a_user_in_one_line(machine: Machine) -> None:

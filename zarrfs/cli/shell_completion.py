@@ -132,7 +132,7 @@ def _mountpoints(ctx: click.Context, parameter: click.Parameter, incomplete: str
         return [CompletionItem(incomplete, type="dir")]
     from zarrfs.system.mounts import FSTYPE, mounts
 
-    found = [mount.mountpoint for mount in mounts() if mount.fstype == FSTYPE]
+    found = sorted({mount.mountpoint for mount in mounts() if mount.fstype == FSTYPE})
     quoted = os.environ.get(VARIABLE, "").startswith("bash")  # the other shells quote candidates themselves
     kind = "path" if quoted else "plain"
     return [CompletionItem(path, type=kind) for path in found if path.startswith(incomplete) and path.isprintable()]

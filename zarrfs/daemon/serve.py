@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,8 +82,7 @@ def serve(
     watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
-        with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
-            device_file = fusemount.attach(options.fsname or plan.source, mountpoint, options, kernel, writable)
+        device_file = fusemount.attach(options.fsname or plan.source, mountpoint, options, kernel, writable)
         try:
             pyfuse3.init(served, f"/dev/fd/{device_file}", {"allow_root"} if options.allow_root else set())
         except BaseException:
@@ -153,33 +151,6 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     os.umask(0)  # the kernel has already applied the umask of the client that creates a file
     sys.dont_write_bytecode = True  # with this umask, imports would create world-writable directories
     return WritableOperations(store, options, about, ready)
-
-
-@contextlib.contextmanager
-def _guarded(mountpoint: str) -> Iterator[None]:
-    """Leave the directory beneath the mount with mode 000; restore its mode if the mount fails.
-
-    A user can mount only on a directory that he may write to, so the mode 000 of an earlier mount is lifted meanwhile.
-    """
-    descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
-    try:
-        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-        may_mount = os.access(f"/proc/self/fd/{descriptor}", os.W_OK | os.X_OK)
-        _set_mode(descriptor, mode if may_mount else 0o700)  # also fails before the mount if chmod is not permitted
-        try:
-            yield
-            mode = 0
-        finally:
-            _set_mode(descriptor, mode)
-    finally:
-        os.close(descriptor)
-
-
-def _set_mode(directory: int, mode: int) -> None:
-    try:
-        os.chmod(f"/proc/self/fd/{directory}", mode)
-    except OSError as exc:
-        raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
 
 
 def _for_all_to_read(path: str, flags: int) -> int:

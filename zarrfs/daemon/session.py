@@ -27,7 +27,7 @@ from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.metrics import logs
 from zarrfs.sources import absolute_options, absolute_source, discard, one_process, plan_source
-from zarrfs.system import mounts, requirements
+from zarrfs.system import fusemount, mounts, requirements
 from zarrfs.system.processes import close_descriptors, end_with_parent, leave_directory, readable
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,21 @@ def mount(
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until serve() handles it as a refresh
     _check_order(source, mountpoint)
     mountpoint = mounts.canonical(mountpoint)
-    note = mounts.check_mountpoint(mountpoint)
-    if note:
-        tell(note)
+    if mounts.check_mountpoint(mountpoint):
+        if mounts.beneath(mounts.resolved(source), mountpoint):  # planning would read the dead mount
+            mounts.clear_dead(mountpoint)
+        else:
+            tell(f"{mountpoint}: the daemon of the mount there has died: it will be replaced")
+    try:
+        _mount_checked(source, mountpoint, parsed, tell)
+    except BaseException:
+        if options.guard and mounts.mount_at(mountpoint) is None:
+            fusemount.guard(mountpoint)
+        raise
+
+
+def _mount_checked(source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None]) -> None:
+    options = parsed.options
     requirements.check(mountpoint, options)
     _check_files(options)
     for name, path in ("pid_file", options.pid_file), ("record", options.record), ("log_file", options.log_file):
@@ -195,7 +207,7 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
     Before any other exception, as from Ctrl-C, is raised, the daemon and its mount are ended.
     """
     read_end, write_end = os.pipe()
-    parent = os.getpid()
+    parent, there = os.getpid(), mounts.mount_at(mountpoint)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until both processes can handle them
     pid = os.fork()
     if pid == 0:
@@ -206,22 +218,28 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
         with os.fdopen(read_end, "rb", buffering=0) as pipe:
             report = _await_report(pipe.fileno(), options.mount_timeout)
     except BaseException:
-        _end_daemon(pid, mountpoint, _UNMOUNTS)
+        _end_daemon(pid, mountpoint, there, _UNMOUNTS)
         raise
     if report == READY:
         return
     if report is None:
-        _end_daemon(pid, mountpoint, 0)
+        _end_daemon(pid, mountpoint, there, 0)
         report = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
-    with contextlib.suppress(MountError):
-        mounts.clear_dead(mountpoint)  # it may have mounted already
+    _clear(mountpoint, there)
     reason = report.decode(errors="replace").strip() or "the daemon ended before the mount was ready"
     raise MountError(f"{mountpoint}: {reason}")
 
 
-def _end_daemon(pid: int, mountpoint: str, patience: float) -> None:
+def _clear(mountpoint: str, there: mounts.Mount | None) -> None:
+    """Remove the mount of a daemon that has failed, if it has mounted, but not a dead one that was `there` before."""
+    with contextlib.suppress(MountError):
+        if mounts.mount_at(mountpoint) != there:
+            mounts.clear_dead(mountpoint)
+
+
+def _end_daemon(pid: int, mountpoint: str, there: mounts.Mount | None, patience: float) -> None:
     """End a daemon that is not ready, and its mount. After `patience` seconds kill the daemon and unmount lazily."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
@@ -229,11 +247,11 @@ def _end_daemon(pid: int, mountpoint: str, patience: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(MountError):
-            mounts.unmount(mountpoint, lazy=True)
+            if mounts.mount_at(mountpoint) != there:
+                mounts.unmount(mountpoint, lazy=True)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
-    with contextlib.suppress(MountError):
-        mounts.clear_dead(mountpoint)
+    _clear(mountpoint, there)
 
 
 def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
@@ -241,11 +259,11 @@ def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
     from zarrfs.daemon.serve import serve
 
     logs.configure(options, True, mountpoint, plan.source)
+    there = mounts.mount_at(mountpoint)
     try:
         serve(plan, mountpoint, options, kernel, lambda: log.info("mounted on %s; Ctrl-C unmounts", mountpoint))
     except BaseException:
-        with contextlib.suppress(MountError):
-            mounts.clear_dead(mountpoint)  # it may have mounted already
+        _clear(mountpoint, there)
         raise
     finally:
         logs.finish()

@@ -149,7 +149,8 @@ def _replace(other: Record, record: Record, notify: Callable[[str], None], timeo
     elif not (same and again and other.share == record.share):
         what = f"the share {other.share} of {other.source}" if other.share else other.source
         raise MountError(f"{record.dest}: {what} is staged there already (zarrfs unstage takes it away)")
-    unstage(other, UnstageOptions(timeout, again=again, notify=notify))
+    dead = record.mounted and other.mounted and not other.local and bool(why_dead(other))
+    unstage(other, UnstageOptions(timeout, again=again or dead, notify=notify))
     if again:
         record.manifest, record.manifest_written, record.note = other.manifest, other.manifest_written, other.note
 
@@ -192,6 +193,7 @@ class _Refused(MountError):
 def undone_on_failure(record: Record) -> Iterator[None]:
     """Unstage a record if the block fails."""
     others = processes.children()  # children of a shell that was replaced by this process (exec)
+    there = mounts.mount_at(record.place) if record.mounted else None  # a dead mount, which stays in place
     try:
         yield
     except BaseException:
@@ -200,10 +202,11 @@ def undone_on_failure(record: Record) -> Iterator[None]:
                 processes.kill(child)
         record.state = records.ENDING
         with contextlib.suppress(MountError):
-            if record.mounted and (found := mounts.mount_at(record.place)) and found.fstype == mounts.FSTYPE:
+            found = mounts.mount_at(record.place) if record.mounted else None
+            if found is not None and found != there and found.fstype == mounts.FSTYPE:
                 mounts.unmount(record.place, lazy=True)
         with contextlib.suppress(MountError, OSError):
-            unstage(record, UnstageOptions())
+            unstage(record, UnstageOptions(again=there is not None))
         raise
 
 

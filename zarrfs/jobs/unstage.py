@@ -35,7 +35,7 @@ class UnstageOptions(NamedTuple):
     copies: bool = False  # remove copies, too
     upper: bool = False  # remove the upper directory, too
     notify: Callable[[str], None] = lambda text: None
-    again: bool = False  # the same source will be copied again, and the new copy reuses the files
+    again: bool = False  # the source will be staged again: the copy reuses the files, the mount replaces the dead one
     unless_owned: bool = False  # leave a source that was also staged for another process, if that is running
     leaving: int | None = None  # pid of a process that is no longer an owner
 
@@ -175,7 +175,8 @@ def _end_mount(record: Record, options: UnstageOptions) -> None:
         return
     if mounts.is_dead(mount.mountpoint):
         processes.kill(record.keeper)
-        mounts.unmount(mount.mountpoint, lazy=True)
+        if not options.again:  # else the new mount replaces it
+            mounts.unmount(mount.mountpoint, lazy=True)
         return
     root = keeper.open_root(mount.mountpoint)
     processes.kill(record.keeper)
@@ -210,6 +211,8 @@ def _end_mount(record: Record, options: UnstageOptions) -> None:
 
 def _remove(record: Record, options: UnstageOptions) -> None:
     """Remove links, copies and directories that are as the record describes them, but no copy with a mount in it."""
+    if record.mounted and options.again:
+        return
     if record.link and _remove_link(record.dest, record.place) and record.replaced is not None:
         with contextlib.suppress(OSError):
             os.mkdir(record.dest)

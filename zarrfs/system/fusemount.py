@@ -15,7 +15,7 @@ import os
 import socket
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from zarrfs.config.options import Options
 from zarrfs.errors import MountError
@@ -35,10 +35,51 @@ def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str]
     flags = kernelflags.combined({"nosuid", "nodev", *({"dirsync"} & {*kernel})}, kernel, whole=False)
     if not writable:
         flags.add("ro")
+    dead = mounts.check_mountpoint(mountpoint)
     if not options.auto_unmount:  # auto_unmount needs a process that outlives this one, which is fusermount3
         with contextlib.suppress(PermissionError):  # users, and root in a container, need fusermount3
-            return _mount(source, mountpoint, options, flags)
-    return _fusermount(source, mountpoint, options, flags)
+            if dead:  # mount over it, so that no reader sees the directory beneath
+                mounts.thin(mountpoint)
+                return _mount(source, mountpoint, options, flags)
+            with _guarded(mountpoint, options):
+                return _mount(source, mountpoint, options, flags)
+    mounts.clear_dead(mountpoint)  # fusermount3 does not mount over it
+    with _guarded(mountpoint, options):
+        return _fusermount(source, mountpoint, options, flags)
+
+
+@contextlib.contextmanager
+def _guarded(mountpoint: str, options: Options) -> Iterator[None]:
+    """With guard=, leave the directory beneath the mount with mode 000.
+
+    A user can mount only on a directory that he may write to, so the mode 000 of an earlier mount is lifted meanwhile.
+    """
+    if not options.guard:
+        yield
+        return
+    descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
+    try:
+        may_mount = os.access(f"/proc/self/fd/{descriptor}", os.W_OK | os.X_OK)
+        _set_mode(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) if may_mount else 0o300)
+        try:
+            yield
+        finally:
+            _set_mode(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def guard(mountpoint: str) -> None:
+    """Set the mode of a directory on which the mount has failed to 000, so that its readers get EACCES."""
+    with contextlib.suppress(OSError):
+        os.chmod(mountpoint, 0)
+
+
+def _set_mode(directory: int, mode: int) -> None:
+    try:
+        os.chmod(f"/proc/self/fd/{directory}", mode)
+    except OSError as exc:
+        raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
 
 
 def _permissions(options: Options) -> list[str]:
@@ -51,8 +92,7 @@ def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> i
     """Mount by mount(2). Raise PermissionError if this process may not, MountError for any other refusal."""
     device = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
-        mode = stat.S_IFMT(os.stat(mountpoint).st_mode)
-        data = [f"fd={device}", f"rootmode={mode:o}", f"user_id={os.getuid()}", f"group_id={os.getgid()}"]
+        data = [f"fd={device}", f"rootmode={stat.S_IFDIR:o}", f"user_id={os.getuid()}", f"group_id={os.getgid()}"]
         libc = ctypes.CDLL(None, use_errno=True)
         failed = libc.mount(
             os.fsencode(source), os.fsencode(mountpoint), f"fuse.{_SUBTYPE}".encode(),

@@ -22,6 +22,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from zarrfs.errors import MountError, reason_of
@@ -99,12 +100,16 @@ def canonical(mountpoint: str) -> str:
     return path
 
 
-def check_mountpoint(mountpoint: str) -> str | None:
-    """Raise MountError if nothing can be mounted on `mountpoint`. Clear a dead mount there; return a note on that."""
-    note = None
-    if clear_dead(mountpoint):
-        note = f"{mountpoint}: cleared a mount whose daemon had died"
-    elif (mount := mount_at(mountpoint)) is not None:
+def check_mountpoint(mountpoint: str) -> bool:
+    """Raise MountError if nothing can be mounted on `mountpoint`; return whether a dead mount is there.
+
+    A dead mount stays until the new one is attached: its readers get ENOTCONN, but in the directory beneath it they
+    would find nothing, which a Zarr reader takes for fill values.
+    """
+    mount = mount_at(mountpoint)
+    if mount is not None:
+        if mount.fstype == FSTYPE and is_dead(mountpoint):
+            return True
         raise MountError(f"{mountpoint}: {taken(mount)}")
     try:
         status = os.stat(mountpoint)
@@ -115,7 +120,7 @@ def check_mountpoint(mountpoint: str) -> str | None:
         raise MountError(f"{mountpoint}: {reason_of(exc)}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise MountError(f"{mountpoint}: not a directory; a mount point is an existing directory")
-    return note
+    return False
 
 
 def taken(mount: Mount) -> str:
@@ -132,6 +137,18 @@ def clear_dead(mountpoint: str) -> bool:
         return False
     unmount(mountpoint, lazy=True)
     return True
+
+
+def thin(mountpoint: str) -> None:
+    """Of several zarrfs mounts at a mount point whose topmost is dead, detach all but the lowest.
+
+    A dead mount under a new one cannot be detached before the new one is, so each restart leaves one.
+    """
+    at = [mount for mount in mounts() if mount.mountpoint == mountpoint]
+    for below, _ in reversed([*pairwise(at)]):
+        if below.fstype != FSTYPE:
+            return
+        _refusal(mountpoint, lazy=True)
 
 
 def is_dead(mountpoint: str) -> bool:
@@ -170,7 +187,7 @@ def _probe(mountpoints: Sequence[str], pipe: int) -> None:
 
 
 def unmount(mountpoint: str, lazy: bool = False) -> None:
-    """Unmount. Raise MountError with the kernel's reason; for EBUSY, with the processes that use the mount.
+    """Unmount, also dead mounts beneath. Raise MountError with the kernel's reason; for EBUSY, with the users.
 
     A short request, such as one of `zarrfs top` or df, also makes a mount busy, so EBUSY is retried for a second if no
     process is found that uses the mount.
@@ -190,6 +207,7 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
         if busy:
             reason = f"in use by {', '.join(users) or 'a process that cannot be seen from here'}"
         raise MountError(f"{mountpoint}: cannot unmount: {reason}")
+    clear_dead(mountpoint)
 
 
 def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:

@@ -40,7 +40,7 @@ def check(mountpoint: str, options: Options) -> None:
         raise MountError(f"{mountpoint}: {problem}")
     if mounts_itself():
         return
-    problem = fusermount_problem() or _mountpoint_problem(mountpoint, options) or count_problem()
+    problem = fusermount_problem() or count_problem()
     if problem:
         raise MountError(f"{mountpoint}: {problem}")
     for name in ("allow_other", "allow_root"):
@@ -170,17 +170,6 @@ def why_refused(said: str) -> str:
         if words in text:
             return f"{text.partition(';')[0]}: {advice}"
     return text
-
-
-def _mountpoint_problem(mountpoint: str, options: Options) -> str:
-    """Return why fusermount3 would refuse the mount point; "" if it would accept it."""
-    status = os.stat(mountpoint)
-    mine = status.st_uid == os.geteuid()
-    if status.st_mode & stat.S_ISVTX and not mine:
-        return f"belongs to another user (sticky): {_USER}"
-    if not os.access(mountpoint, os.W_OK) and not (mine and options.guard):  # the guard is lifted first
-        return f"not writable: {_USER}"
-    return ""
 
 
 def _check_owner(options: Options) -> None:

@@ -79,7 +79,7 @@ def log(options: Options) -> Iterator[Finding]:
 
 def mounted(options: Options) -> Iterator[Finding]:
     """leftovers: mounts whose daemon has died or is silent, and stale records; then servers that mounts wait for."""
-    ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
+    ours = sorted({one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE})
     dead, silent = mounts.unanswered(ours, _PATIENCE)
     yield from _leftovers(len(ours), dead, silent)
     yield from _servers([path for path in ours if path not in dead and path not in silent])

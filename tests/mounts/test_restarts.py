@@ -1,0 +1,128 @@
+"""A reader in a loop over the end of a daemon and restarts: it sees right bytes and errors, never absence."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
+from tests.mounts.test_units import command
+
+VALUE = b"the value"
+# A program that reads and lists until its standard input ends, and prints how often it saw what
+READER = """
+import collections, errno, json, os, select, sys
+seen = collections.Counter()
+root = sys.argv[1]
+while not select.select([0], [], [], 0)[0]:
+    for use in lambda: os.listdir(root), lambda: open(root + "/a/0.0", "rb").read():
+        try:
+            found = use()
+            seen["right" if found in (["a"], b"the value") else f"wrong: {found}"] += 1
+        except OSError as exc:
+            seen[errno.errorcode[exc.errno]] += 1
+print(json.dumps(seen))
+"""
+# Root without the capabilities to bypass permissions
+PLAIN = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+
+
+@contextlib.contextmanager
+def reading(root: Path) -> Iterator[Callable[[], dict[str, int]]]:
+    """Run the reader; yield a function that ends it and returns what it saw."""
+    reader = subprocess.Popen(
+        [*PLAIN, sys.executable, "-c", READER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield lambda: dict(json.loads(reader.communicate("\n", timeout=60)[0]))
+    finally:
+        reader.kill()
+        reader.wait()
+
+
+def background(source: Path, root: Path) -> bool:
+    return run("mount", source, root).returncode == 0
+
+
+def helper(source: Path, root: Path) -> bool:
+    words = [os.path.join(os.path.dirname(PROGRAM), "mount.zarrfs"), str(source), str(root), "-o", "rw"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def service(source: Path, root: Path) -> bool:
+    """Start the system's unit, as systemd does."""
+    variables = {"SOURCE": str(source), "MOUNTPOINT": str(root), "OPTIONS": "ro"}
+    subprocess.run(command("zarrfs@.service", "ExecStartPre", variables), check=False, capture_output=True)
+    words = command("zarrfs@.service", "ExecStart", variables)
+    daemon = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert daemon.stderr is not None
+    return any("mounted on" in line for line in daemon.stderr)
+
+
+def stage(source: Path, root: Path) -> bool:
+    return run("stage", source, root).returncode == 0
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "set.json"
+    path.write_text(json.dumps({"version": 1, "refs": {"a/0.0": VALUE.decode()}}))
+    return path
+
+
+def kill_daemon(root: Path) -> None:
+    pid = daemon_pid(root)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="fusermount3 does not mount over a dead mount")
+@pytest.mark.parametrize("start", [background, helper, service, stage])
+def test_a_reader_sees_right_bytes_or_errors_over_restarts(
+    start: Callable[[Path, Path], bool], source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "mnt"
+    root.mkdir()
+    assert start(source, root)
+    with reading(root) as seen:
+        for _ in range(3):
+            time.sleep(0.5)
+            kill_daemon(root)
+            source.rename(tmp_path / "away")
+            for _ in range(2):
+                assert not start(source, root)
+            (tmp_path / "away").rename(source)
+            assert start(source, root)
+            assert (root / "a/0.0").read_bytes() == VALUE
+        time.sleep(0.5)
+        found = seen()
+    assert found.keys() <= {"right", "ENOTCONN", "ECONNABORTED", "EIO"}, found
+    assert found["right"]
+    assert found["ENOTCONN"]
+    assert len(mount_lines(root)) <= 2
+    assert run("unstage" if start is stage else "umount", root).returncode == 0
+    assert not mount_lines(root)
+
+
+@pytest.mark.parametrize("foreground", [True, False])
+def test_a_mount_that_fails_is_guarded_too(foreground: bool, tmp_path: Path) -> None:
+    root = tmp_path / "mnt"
+    root.mkdir()
+    options = "guard,foreground" if foreground else "guard"
+    assert run("mount", tmp_path / "missing.json", root, "-o", options).returncode == 1
+    assert root.stat().st_mode & 0o777 == 0
+    words = [*PLAIN, "ls", str(root)]
+    assert os.strerror(errno.EACCES) in subprocess.run(words, capture_output=True, text=True, check=False).stderr
+    shutil.rmtree(root)
