@@ -126,3 +126,28 @@ def test_a_mount_that_fails_is_guarded_too(foreground: bool, tmp_path: Path) -> 
     words = [*PLAIN, "ls", str(root)]
     assert os.strerror(errno.EACCES) in subprocess.run(words, capture_output=True, text=True, check=False).stderr
     shutil.rmtree(root)
+
+
+FAILING = """
+import sys, trio
+from zarrfs.config.options import parse
+from zarrfs.daemon import notify, session
+
+async def fail(*_):
+    await trio.sleep(1)
+    raise RuntimeError("a fault of the test")
+
+notify.report_use = fail
+session.mount(*sys.argv[1:], parse(["foreground"]))
+"""
+
+
+def test_a_daemon_in_the_foreground_that_fails_leaves_an_error(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "mnt"
+    root.mkdir()
+    done = subprocess.run([sys.executable, "-c", FAILING, source, root], capture_output=True, text=True, check=False)
+    assert "a fault of the test" in done.stderr
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
+        os.listdir(root)
+    assert run("umount", root).returncode == 0
+    assert not mount_lines(root)

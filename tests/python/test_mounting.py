@@ -100,6 +100,22 @@ def test_the_mount_ends_when_the_interpreter_is_killed(source: str) -> None:
     assert not path.parent.exists()
 
 
+def test_a_mount_in_use_outlives_a_killed_interpreter(source: str) -> None:
+    """A reader that opens by path would otherwise find an empty directory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(source=source)], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        path = Path(program.stdout.readline().strip())
+        [daemon] = daemons(program.pid)
+        with (path / "a/b").open():
+            program.send_signal(signal.SIGKILL)
+            program.wait()
+            time.sleep(1)
+            assert (path / "a/b").read_text() == "hello"
+    wait_until_gone(path, daemon)
+
+
 def test_a_forked_process_leaves_the_mount_alone(source: str) -> None:
     pid = -1
     try:

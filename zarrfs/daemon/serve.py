@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_BUSY = 1.0  # seconds between attempts to unmount a busy mount whose owner has ended
 _IDLE_LEAST, _IDLE_MOST = 0.05, 5.0  # seconds between checks whether the mount is idle
 # The daemon's niceness, if permitted: with 64 readers on 2 cores, it would otherwise get a thirtieth of the CPU time.
 _NICE = -5
@@ -238,20 +239,22 @@ def _owner(pid: int | None) -> int | None:
 
 
 async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> None:
-    """Unmount when the process `owner` (a pidfd, or -1) ends.
+    """Unmount when the process `owner` (a pidfd, or -1) ends; while the mount is busy, go on trying.
 
-    If the mount is busy, unmount it lazily: open files stay readable until they are closed.
+    Never lazily: processes that still read by path would find an empty directory.
     """
     if owner >= 0:
         try:
             await trio.lowlevel.wait_readable(owner)
         finally:
             os.close(owner)
-    try:
-        await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
-    except MountError:
-        with contextlib.suppress(MountError):
-            await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, True, limiter=CONTROL)
+    while True:
+        try:
+            await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
+        except MountError:
+            await trio.sleep(_BUSY)
+        else:
+            return
 
 
 async def _unmount_when_idle(

@@ -259,11 +259,18 @@ def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
     from zarrfs.daemon.serve import serve
 
     logs.configure(options, True, mountpoint, plan.source)
-    there = mounts.mount_at(mountpoint)
+    there, is_ready = mounts.mount_at(mountpoint), False
+
+    def ready() -> None:
+        nonlocal is_ready
+        is_ready = True
+        log.info("mounted on %s; Ctrl-C unmounts", mountpoint)
+
     try:
-        serve(plan, mountpoint, options, kernel, lambda: log.info("mounted on %s; Ctrl-C unmounts", mountpoint))
+        serve(plan, mountpoint, options, kernel, ready)
     except BaseException:
-        _clear(mountpoint, there)
+        if not is_ready:  # later, a dead mount is an error to its readers, and an empty directory is none
+            _clear(mountpoint, there)
         raise
     finally:
         logs.finish()

@@ -227,14 +227,14 @@ def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
     return reason, "busy" in reason
 
 
-def unmount_own(mountpoint: str, device: int | None, lazy: bool = False) -> None:
+def unmount_own(mountpoint: str, device: int | None) -> None:
     """Unmount the mount whose st_dev is `device`. Raise MountError, also if something is mounted over it."""
     try:
         top = mount_at(mountpoint)
         if device is not None and top is not None and top.device != f"{os.major(device)}:{os.minor(device)}":
             other = f"{top.source}, {top.fstype}"
             raise MountError(f"{mountpoint}: cannot unmount: something else is mounted over it ({other})")
-        unmount(mountpoint, lazy)
+        unmount(mountpoint)
     except OSError as exc:  # such as EMFILE, which must not end the daemon
         raise MountError(f"{mountpoint}: cannot unmount: {reason_of(exc)}") from None
 
