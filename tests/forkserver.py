@@ -1,19 +1,12 @@
 """A server that has imported zarrfs and forks a child for each command of the tests, which saves Python's start-up.
 
 It also forks the children that make plans for commands and stores in the test process itself (zarrfs.sources.child).
-
 Start-up and imports take nine tenths of the processor time of a short command. A forked command is a process of its
-own, with its own streams, environment, working directory and exit status, and so are its daemons. It differs from an
-executed program in what execve(2) resets and in the modules already imported; tests of these differences start
-PROGRAM. So do all tests with other users, systemd units and batch jobs.
+own, with its own streams, environment, working directory and exit status, and so are its daemons. Tests of what a fork
+does not reset start PROGRAM itself; so do tests with other users, systemd units and batch jobs.
 
-A shell with variables() in its environment finds tests/forked/zarrfs in PATH, which has the server run the command in
-the shell's mount, pid and network namespaces. A signal to that process alone does not reach the command; a signal to
-its process group does. A shell's background job ignores signals, so it is the program itself that runs there.
-
-Everything else that a process inherits must be as it was when the server was started, and so must the variables that
-Python, C and SQLite read only once. Otherwise run() returns None, and tests/forked/zarrfs executes the program. This
-is also the case while coverage is measured, and with ZARRFS_TESTS_EXEC=1, which makes every test start programs.
+run() returns None, and the caller executes the program, if a child would inherit another state than a program that
+this process starts, while coverage is measured, and with ZARRFS_TESTS_EXEC=1.
 """
 
 from __future__ import annotations
@@ -31,30 +24,21 @@ import re
 import resource
 import select
 import selectors
-import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-_READ_ONCE = ("LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_")
-_LIKE_C = ("C", "POSIX", "C.UTF-8", "C.utf8")  # equivalent locales: Python uses UTF-8 in all of them
-_INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "CapEff", "NoNewPrivs", "Cpus_allowed")
-_SPACES = {"mnt": 0x20000, "pid": 0x20000000, "net": 0x40000000}  # flags of setns(2)
+_READ_ONCE = ("LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_", "LC_", "LANG")
 _ROOM = 8192  # bytes for a command line
-_SERVE = "from tests import forkserver; forkserver.serve({}, {!r})"
-FORKED = Path(__file__).with_name("forked")  # the directory of the zarrfs that uses the server
-_Named = tuple[tuple[str, str], ...]
 _STARTING = threading.Lock()
 # by process id (a fork inherits the entries of its parents) and the variables that are read only once
-_SERVERS: dict[tuple[int, _Named], _Server] = {}
+_SERVERS: dict[tuple[int, tuple[str, ...]], _Server] = {}
 
 
 def run(
@@ -126,44 +110,60 @@ class Planner:
 
 def plan(request: bytes, environment: Mapping[str, str]) -> Planner | None:
     """Start a child that answers `request` (zarrfs.sources.child); None if it must be a new interpreter instead."""
-    server = None if environment else _usable(os.environ, blocks=True)
+    server = None if environment else _usable(os.environ)
     return None if server is None else Planner(server, request)
-
-
-def variables(path: str, server: Path | None = None) -> dict[str, str]:
-    """Return variables for shells in which the server runs zarrfs and PATH is otherwise `path`.
-
-    `server`: the path of the server's socket as the shell sees it, if it is not address().
-    """
-    return {"PATH": f"{FORKED}:{path}", "TESTS_ZARRFS_SERVER": str(server or address(os.environ))}
-
-
-def address(environment: Mapping[str, str]) -> Path:
-    """Return the path of the socket of a server for shells with this environment."""
-    return _server(environment).address
 
 
 def descriptors() -> set[str]:
     """Return the numbers of the descriptors by which this process is connected to its servers."""
     with _STARTING:
-        return {str(server.fileno()) for (pid, _named), server in _SERVERS.items() if pid == os.getpid()}
+        return {str(server.requests.fileno()) for (pid, _named), server in _SERVERS.items() if pid == os.getpid()}
 
 
-def _usable(environment: Mapping[str, str], blocks: bool = False) -> _Server | None:
-    """Return the server if its children inherit the same as this process' children with this environment would.
-
-    `blocks`: the signals that this thread blocks may differ.
-    """
-    if _excluded(os.environ):
+def _usable(environment: Mapping[str, str]) -> _Server | None:
+    """Return the server if its children inherit the same as this process' children with this environment would."""
+    if any(name == "ZARRFS_TESTS_EXEC" or name.startswith("COVERAGE_") for name in os.environ):
         return None
-    server = _server(os.environ)
-    *others, blocked = _state(environment)
-    *its, its_blocked = server.state
-    return server if others == its and (blocks or blocked == its_blocked) else None
+    with _STARTING:
+        key = os.getpid(), _read_once(os.environ)
+        if key not in _SERVERS or _SERVERS[key].process.poll() is not None:
+            _SERVERS[key] = _Server()
+        server = _SERVERS[key]
+    return server if server.state == _state(environment) else None
 
 
-def _excluded(environment: Mapping[str, str]) -> bool:
-    return any(name == "ZARRFS_TESTS_EXEC" or name.startswith("COVERAGE_") for name in environment)
+class _Server:
+    """The client's side of the server, which exits when this process does."""
+
+    def __init__(self) -> None:
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # callers of plan() have blocked some signals
+        self.state = _state(os.environ)
+        self._lock = threading.Lock()
+        self.requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from tests import forkserver; forkserver.serve()", "-" * _ROOM], stdin=its,
+                stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1],
+            )  # fmt: skip
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def send(self, descriptors: Sequence[int]) -> None:
+        with self._lock:
+            socket.send_fds(self.requests, [b"start"], descriptors)
+
+
+def _read_once(environment: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(sorted(f"{name}={text}" for name, text in environment.items() if name.startswith(_READ_ONCE)))
+
+
+def _state(environment: Mapping[str, str]) -> tuple[object, ...]:
+    """Return what a forked command inherits or reads only once, besides streams and working directory."""
+    with open("/proc/thread-self/status") as file:
+        status = dict(line.split(":") for line in file)
+    limits = [resource.getrlimit(number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
+    spaces = [os.readlink(f"/proc/thread-self/ns/{name}") for name in ("mnt", "net", "user", "cgroup")]
+    found = [status[name] for name in ("Umask", "Uid", "Gid", "Groups", "SigIgn", "CapEff", "Cpus_allowed")]
+    return found, limits, spaces, _read_once(environment), os.getpgrp(), os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _number(link: socket.socket) -> int:
@@ -176,85 +176,12 @@ def _text(said: bytes) -> str:
     return said.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
-class _Server:
-    """The client's side of the server."""
-
-    def __init__(self, named: _Named) -> None:
-        others = {name: text for name, text in os.environ.items() if not name.startswith(_READ_ONCE)}
-        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # callers of plan() have blocked some signals
-        self.state = _state(os.environ)
-        self._lock = threading.Lock()
-        # not in TMPDIR, which may be too long for the address of a socket; the server removes the directory
-        self.address = Path(tempfile.mkdtemp(prefix="zarrfs-tests-", dir="/tmp"), "server")
-        self._requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its, socket.socket(socket.AF_UNIX) as programs:
-            programs.bind(str(self.address))
-            programs.listen(64)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE.format(programs.fileno(), str(self.address)), "-" * _ROOM], stdin=its,
-                stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1], pass_fds=[programs.fileno()],
-                env={**others, **dict(named)},
-            )  # fmt: skip
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-    def fileno(self) -> int:
-        return self._requests.fileno()
-
-    def has_ended(self) -> bool:
-        """Return whether the server process has exited, for instance because it was killed."""
-        return self._process.poll() is not None
-
-    def send(self, descriptors: Sequence[int]) -> None:
-        with self._lock:
-            socket.send_fds(self._requests, [b"start"], descriptors)
-
-
-def _server(environment: Mapping[str, str]) -> _Server:
-    """Return a running server of this process; the server exits when this process does."""
-    with _STARTING:
-        key = os.getpid(), _named(environment)
-        if key not in _SERVERS or _SERVERS[key].has_ended():
-            _SERVERS[key] = _Server(key[1])
-        return _SERVERS[key]
-
-
-def _named(environment: Mapping[str, str]) -> _Named:
-    """Return the variables that are read only once."""
-    return tuple(sorted((name, text) for name, text in environment.items() if name.startswith(_READ_ONCE)))
-
-
-def _state(environment: Mapping[str, str], pid: int = 0, but: Collection[str] = ()) -> tuple[object, ...]:
-    """Return everything that a forked command inherits or reads only once, other than streams and working directory.
-
-    The blocked signals come last. The state is that of process `pid`, or of this thread if it is 0, without the
-    namespaces `but`.
-    """
-    with open(f"/proc/{pid or 'thread-self'}/status") as file:
-        status = dict(line.split(":") for line in file)
-    found = [status[name] for name in _INHERITED]
-    kinds = [name for name in ("mnt", "pid", "net", "user", "cgroup", "uts", "ipc") if name not in but]
-    spaces = [os.readlink(f"/proc/{pid or 'self'}/ns/{name}") for name in kinds]
-    limits = [resource.prlimit(pid, number) for name, number in vars(resource).items() if name.startswith("RLIMIT_")]
-    locale = [_locale(environment, name) for name in ("LC_CTYPE", "LC_MESSAGES")]
-    group = os.getsid(pid), os.getpgid(pid), os.getpriority(os.PRIO_PROCESS, pid)
-    return found, spaces, limits, _named(environment), locale, group, status["SigBlk"]
-
-
-def _locale(environment: Mapping[str, str], category: str) -> str:
-    found = environment.get("LC_ALL") or environment.get(category) or environment.get("LANG") or "C"
-    return "C" if found in _LIKE_C else found
-
-
 # -- the server
 
 
-def serve(number: int, address: str) -> None:
-    """Serve requests from standard input, until it is closed, and connections of tests/forked/zarrfs. Never returns.
-
-    `number` is the descriptor of the socket that listens for these connections, `address` its path.
-    """
-    state = _state(os.environ, but=_SPACES)
-    requests, programs = socket.socket(fileno=os.dup(0)), socket.socket(fileno=number)
+def serve() -> NoReturn:
+    """Serve requests from standard input until it is closed."""
+    requests = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     _import_all()
@@ -263,34 +190,25 @@ def serve(number: int, address: str) -> None:
     gc.freeze()
     poll, links = select.poll(), dict[int, tuple[int, socket.socket]]()  # by the pidfd of the child
     poll.register(requests, select.POLLIN)
-    poll.register(programs, select.POLLIN)
     while True:
         for descriptor, _events in poll.poll():
             if descriptor in links:
                 poll.unregister(descriptor)
                 _tell_end(descriptor, *links.pop(descriptor))
                 continue
-            program, descriptors = descriptor == programs.fileno(), list[int]()
-            if program:
-                link = programs.accept()[0]
-            else:
-                said, descriptors, _flags, _address = socket.recv_fds(requests, 16, 4)
-                if not said:
-                    shutil.rmtree(os.path.dirname(address))
-                    os._exit(0)
-                link = socket.socket(fileno=descriptors.pop(0))
+            said, descriptors, _flags, _address = socket.recv_fds(requests, 16, 4)
+            if not said:
+                os._exit(0)
+            link = socket.socket(fileno=descriptors.pop(0))
             pid = os.fork()
             if not pid:
-                for each in (requests, programs, *(other for _pid, other in links.values())):
+                for each in (requests, *(other for _pid, other in links.values())):
                     each.detach()
-                if program:
-                    _be_like(link, state)
                 _be_asked_for(link, descriptors)
             for stream in descriptors:
                 os.close(stream)
-            if not program:
-                with contextlib.suppress(OSError):
-                    link.sendall(pid.to_bytes(4, "little"))
+            with contextlib.suppress(OSError):
+                link.sendall(pid.to_bytes(4, "little"))
             ended = os.pidfd_open(pid)
             links[ended] = pid, link
             poll.register(ended, select.POLLIN)
@@ -328,53 +246,11 @@ def _tell_end(ended: int, pid: int, link: socket.socket) -> None:
 
 
 def _be_asked_for(link: socket.socket, streams: Sequence[int]) -> NoReturn:
-    """Become the program that a request on `link` describes."""
+    """Become the program that a request on `link` describes: call main() as its script does, and exit."""
     with link:
         asked = json.loads(b"".join(iter(lambda: link.recv(1 << 16), b"")))
     signal.pthread_sigmask(signal.SIG_SETMASK, asked.get("blocked", ()))
     os.chdir(asked["cwd"])
-    _be_program(asked["command"], asked["environment"], streams, asked.get("request"))
-
-
-def _be_like(link: socket.socket, state: tuple[object, ...]) -> NoReturn:
-    """Become the program in place of the process at the other end of `link`, or have that process execute it."""
-    _said, streams, _flags, _address = socket.recv_fds(link, 16, 3)
-    pid = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    its = Path(f"/proc/{pid}")
-    pairs = (os.fsdecode(pair).partition("=") for pair in (its / "environ").read_bytes().split(b"\0") if pair)
-    environment = {name: text for name, _, text in pairs}
-    alike = len(streams) == 3 and not _excluded(environment) and _state(environment, pid, but=_SPACES) == state
-    if not alike or len(os.listdir(its / "fd")) != 4:  # three streams and the link
-        link.sendall(b"n")
-        os._exit(0)
-    _python, _options, _script, *words = (its / "cmdline").read_bytes().split(b"\0")[:-1]
-    command = [os.path.join(os.path.dirname(sys.executable), "zarrfs"), *map(os.fsdecode, words)]
-    spaces = {kind for kind in _SPACES if os.readlink(its / "ns" / kind) != os.readlink(f"/proc/self/ns/{kind}")}
-    directory, process = os.open(its / "cwd", os.O_PATH), os.pidfd_open(pid)
-    if spaces and ctypes.CDLL(None).setns(process, sum(_SPACES[kind] for kind in spaces)):
-        raise OSError("setns")
-    os.fchdir(directory)
-    if "pid" in spaces and (inside := os.fork()):
-        os.closerange(0, os.sysconf("SC_OPEN_MAX"))
-        _end_like(inside)
-    link.sendall(b"y")
-    _be_program(command, environment, streams)
-
-
-def _end_like(pid: int) -> NoReturn:
-    """Wait for the child `pid`, and exit with its status or die by its signal."""
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status < 0:
-        if -status != signal.SIGKILL:
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
-
-
-def _be_program(
-    command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], request: str | None = None
-) -> NoReturn:
-    """Become the program: call main() as its script does, and exit."""
     for number, (stream, name) in enumerate(zip(streams, ("stdin", "stdout", "stderr"), strict=True)):
         os.dup2(stream, number)
         mode, errors = ("w" if number else "r"), getattr(sys, name).errors
@@ -385,14 +261,14 @@ def _be_program(
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(asked["environment"])
     time.tzset()
     with open("/proc/self/comm", "w") as file:
         file.write("zarrfs")
-    sys.argv = [*command]
+    sys.argv = [*asked["command"]]
     _show([sys.executable, *sys.argv])
-    if request is not None:
-        _plan(json.loads(request))
+    if "request" in asked:
+        _plan(json.loads(asked["request"]))
     sys.path[0] = os.path.dirname(sys.argv[0])
     from zarrfs.cli import main
 
