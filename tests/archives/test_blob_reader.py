@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import subprocess
@@ -66,20 +65,7 @@ def test_a_symlink_to_a_blob(tmp_path: Path) -> None:
     assert run(tmp_path, whole) == DATA
 
 
-def test_reads_that_miss_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, DATA)
-    for most in (0, 10):
-        cut = functools.partial(lambda most, fd, at, n: bytearray(os.pread(fd, min(most, n), at)), most)
-        monkeypatch.setattr(blob_files, "read_cached", cut)
-        assert run(tmp_path, whole) == DATA
-
-
 # -- blobrefs
-
-
-@pytest.mark.parametrize("text", [REF, "sha256-" + "0123456789abcdef" * 4])
-def test_blobrefs_are_canonical_in_lower_case(text: str) -> None:
-    assert canonical(text) == canonical(text.upper()) == text
 
 
 @pytest.mark.parametrize(
@@ -230,18 +216,6 @@ def test_a_disk_error_is_a_read_error(tmp_path: Path, monkeypatch: pytest.Monkey
     fails(tmp_path, ReadError, "input/output error")
 
 
-def test_a_short_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, DATA)
-    real = blob_files._pread
-
-    async def short(fd: int, offset: int, length: int) -> Any:
-        data, version = await real(fd, offset, length)
-        return data[:-1], version
-
-    monkeypatch.setattr(blob_files, "_pread", short)
-    fails(tmp_path, OutOfRange, "ends before byte 1")
-
-
 # -- several sources
 
 
@@ -274,38 +248,6 @@ def test_the_second_source_is_read_if_the_first_has_a_wrong_blob(
 
 
 # -- whole()
-
-
-def test_whole_returns_only_verified_blobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one, two = tmp_path / "1", tmp_path / "2"
-    one.mkdir()
-    two.mkdir()
-    reader = BlobReader((str(one), str(two)))
-    assert reader.whole(URL) is None
-    (one / REF).write_bytes(DATA[::-1])
-    with pytest.raises(WrongHash, match="another hash"):
-        reader.whole(URL)
-    put(two, DATA)
-    assert [reader.whole(url) for url in (URL, REF)] == [DATA, DATA]
-    assert len(caplog.messages) == 1
-    (one / REF).write_bytes(DATA[1:])
-    assert reader.whole(URL) == DATA
-    (two / REF).unlink()
-    with pytest.raises(OutOfRange, match="a blob of"):
-        reader.whole(URL)
-
-
-def test_blobs_that_whole_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, DATA)
-    os.mkfifo(tmp_path / blobref(b"fifo"))
-    reader = BlobReader((str(tmp_path),))
-    monkeypatch.setattr(blob_files, "WHOLE_MAX", len(DATA) - 1)
-    assert reader.whole(URL) is None
-    with pytest.raises(ReadError, match="not a regular file"):
-        reader.whole(blobref(b"fifo"))
-    monkeypatch.setattr(OWN_MOUNT, "device", os.stat(tmp_path).st_dev)
-    with pytest.raises(Loop):
-        reader.whole(URL)
 
 
 # -- check_sources()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -33,7 +32,7 @@ from zarrfs.archives.source_kinds import check_sources
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, SourceError, TargetMissing, UsageError, WrongHash
 from zarrfs.metrics.counters import PLACE_METRICS
-from zarrfs.sources import open_plan, plan_source, prepare
+from zarrfs.sources import prepare
 from zarrfs.system.processes import is_running
 
 OTHER = b"another blob" * 30
@@ -233,29 +232,6 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
     faulty.release()
 
 
-def test_readers_of_a_blob_on_a_hanging_server_do_not_time_out_one_by_one(
-    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zarrfs.archives.blob_reader._LAST_ATTEMPT", 0.01)
-    failed = []
-
-    async def read(reader: BlobReader) -> None:
-        async def one() -> None:
-            with pytest.raises(ReadError, match="read_timeout"):
-                await whole(reader)
-            failed.append(1)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(one)
-
-    began = time.monotonic()
-    run(served(faulty, forever="slow"), read, read_timeout=1.0)
-    assert time.monotonic() - began < 10, "20 seconds, one after the other"
-    assert len(failed) == 20
-    faulty.release()
-
-
 @pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
 def test_a_tar_whose_server_reports_too_large_a_length(more: int, faulty: Faulty, tmp_path: Path) -> None:
     """A tar of zarrfs is read from its end: reading fails quickly, with an error that names the size and the range.
@@ -276,43 +252,6 @@ def test_a_tar_whose_server_reports_too_large_a_length(more: int, faulty: Faulty
             fails(url, OutOfRange, r"has (at most )?\d+ bytes, bytes \[\d+, \d+\) were asked for")
         assert time.monotonic() - began < 30
         assert faulty.gets() < 12
-
-
-def test_the_regions_of_one_read_are_fetched_concurrently(faulty: Faulty, tmp_path: Path) -> None:
-    """At most 16 are in flight. The first failure ends the read without waiting for the other requests."""
-    blobs = [bytes([number]) * 5000 for number in range(40)]
-    refs = [[5000 * number, 5000, blobref(data)] for number, data in enumerate(blobs)]
-    path = tmp_path / "archive.json"
-    path.write_text(json.dumps([file(refs, path="f", encoding="blobvec", size=200_000)]))
-    options = Options(blobs=(faulty.url,), index_dir=str(tmp_path), retries=0, prefetch=0)
-    plan = plan_source(str(path), options)
-
-    async def check(broken: int | None) -> None:
-        store = open_plan(plan, options)
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-
-                async def read() -> None:
-                    if broken is None:
-                        assert bytes(await store.get("f", 100, 199_800)) == b"".join(blobs)[100:199_900]
-                    else:
-                        with pytest.raises(ReadError, match=blobref(blobs[broken])):
-                            await store.get("f")
-
-                nursery.start_soon(read)
-                if broken is None:
-                    while len(faulty.requests) < 16:  # noqa: ASYNC110
-                        await trio.sleep(0.01)
-                    await trio.sleep(0.1)
-                    assert len(faulty.requests) == 16
-                    faulty.release()
-        await store.aclose()
-
-    for broken in (None, 7):
-        for number, data in enumerate(blobs):
-            faulty.put(f"/{blobref(data)}", data, forever=404 if number == broken else "slow")
-        trio.run(check, broken)
-    faulty.release()
 
 
 def test_a_url_prefix_that_ends_in_tar(faulty: Faulty) -> None:

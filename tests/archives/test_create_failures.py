@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import hashlib
 import itertools
-import json
 import os
 import random
 import shutil
@@ -22,11 +21,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAM, run
-from zarrfs.archives import blob_writer
 from zarrfs.archives.blob_writer import BlobDirectory
-from zarrfs.archives.pack_tree import CreateOptions, EntryReader
-from zarrfs.errors import SourceError
-from zarrfs.system.beneath import file_version
 
 KILLS = 3  # per test here; 100 have been run as well
 MEMORY = 300 << 10  # KiB
@@ -144,29 +139,6 @@ def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     check_blobs(tmp_path / "b")
 
 
-def test_several_writers_share_one_directory(tmp_path: Path) -> None:
-    with BlobDirectory(str(tmp_path)) as one, BlobDirectory(str(tmp_path)) as other:
-        one.open()
-        assert other.put(b"2" * 5000) == other.put(b"2" * 5000)
-        other.close()
-        assert one.put(b"1") in os.listdir(tmp_path)
-    check_blobs(tmp_path)
-    assert len(os.listdir(tmp_path)) == 2
-
-
-def test_a_blob_that_another_command_wrote_is_flushed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other command may have been killed before it flushed the blob."""
-    flushed = list[str]()
-    monkeypatch.setattr(blob_writer, "sync_file_system", flushed.append)
-    with BlobDirectory(str(tmp_path)) as killed:
-        killed.put(b"1")
-    with BlobDirectory(str(tmp_path)) as directory:
-        directory.put(b"1")
-        assert not flushed
-        directory.finish()
-    assert flushed == [str(tmp_path)]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
@@ -187,47 +159,6 @@ def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path, number: signal.
 
 
 # zarrfs with workers that wait after each blob while the file `hold` exists
-HELD = """
-import os, sys, time
-from zarrfs.archives.blob_writer import BlobDirectory
-put, hold = BlobDirectory.put, sys.argv.pop(1)
-def held(self, data):
-    name = put(self, data)
-    while os.path.exists(hold):
-        time.sleep(0.005)
-    return name
-BlobDirectory.put = held
-from zarrfs.__main__ import program
-program()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_signals_to_worker_processes(tmp_path: Path, number: signal.Signals) -> None:
-    """Workers ignore SIGINT, which a terminal sends to their parent as well; the parent reports a killed worker."""
-    (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 << 20))
-    blobs, hold = tmp_path / "b", tmp_path / "hold"
-    hold.touch()
-    command = [sys.executable, "-c", HELD, hold, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs]
-    more = ["-O", tmp_path / "new.json", "--region-size", "4KiB", "--jobs", "2"]
-    child = subprocess.Popen([*command, *more], stderr=subprocess.PIPE)
-    while not list(blobs.glob("sha1-*")):
-        assert child.poll() is None
-        time.sleep(0.005)
-    readers = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-    assert len(readers) == 2
-    for reader in readers:
-        os.kill(int(reader), number)
-    hold.unlink()
-    _out, told = child.communicate(timeout=60)
-    if number == signal.SIGINT:
-        assert (child.returncode, told) == (0, b"")
-    else:
-        assert (child.returncode, told) == (1, b"zarrfs: archive: a process that reads or writes files was killed\n")
-        assert sorted(os.listdir(tmp_path)) == ["b", "large"]
-    check_blobs(blobs)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a tmpfs of 2 MiB."""
@@ -292,33 +223,6 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, argume
     assert sorted(os.listdir(tmp_path)) in (["b", "file"], ["file"])
 
 
-def test_a_file_replaced_before_it_is_read(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_bytes(name.encode() * 5000)
-    base = os.open(tmp_path, os.O_RDONLY)
-    contents = EntryReader(base, str(tmp_path), CreateOptions(all_inline=True), None)
-    was, directory = file_version((tmp_path / "a/file").stat()), (tmp_path / "a").stat()
-    (tmp_path / "a").rename(tmp_path / "c")
-    (tmp_path / "b").rename(tmp_path / "a")
-    for task in ("regions", ("a/file", was, [])), ("parts", [(None, "a", directory[2:0:-1], ["file"], [])]):
-        with pytest.raises(SourceError, match="changed while it was read"):
-            contents.run(task, memoryview(b""))
-    os.close(base)
-
-
-def test_a_small_file_shorter_than_its_size() -> None:
-    """A file of sysfs has fewer bytes than its st_size, even if nothing changes it."""
-    if not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"):
-        pytest.skip("no sysfs")
-    command = "archive", "create", "-C", "/sys/kernel/mm/transparent_hugepage", "enabled", "--inline"
-    rule = "enabled: fewer bytes than its size of 4,096, as of /sys: no archive can hold it; archive a copy"
-    done = run(*command)
-    assert (done.returncode, f"{rule} (--skip-unsupported leaves it out)" in done.stderr) == (1, True)
-    done = run(*command, "--skip-unsupported")
-    assert (done.returncode, f"{rule}: left out" in done.stderr, done.stdout) == (0, True, "[]\n")
-
-
 def peak(*arguments: object, cwd: Path) -> int:
     """Run `zarrfs archive create` and return the peak memory of its largest process, in KiB."""
     done = subprocess.run(
@@ -326,29 +230,3 @@ def peak(*arguments: object, cwd: Path) -> int:
         cwd=cwd, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return int(done.stdout)
-
-
-def test_memory_does_not_grow_with_file_size(tmp_path: Path) -> None:
-    with open(tmp_path / "sparse", "wb") as file:
-        os.truncate(file.fileno(), 100 << 30)
-        for number in range(2000):
-            os.pwrite(file.fileno(), b"%d" % number, number * (50 << 20) + 12345)
-    assert peak("sparse", "--blobs", "b", "-O", "new.json", "--jobs", "2", cwd=tmp_path) < MEMORY
-    (entry,) = json.loads((tmp_path / "new.json").read_bytes())
-    assert [region[0] for region in entry["data"]] == [number * (50 << 20) + 12288 for number in range(2000)]
-    check_blobs(tmp_path / "b")
-    os.truncate(tmp_path / "sparse", 120 << 20)
-    assert peak("sparse", "--inline", cwd=tmp_path) < MEMORY // 3
-
-
-def test_sigterm_ends_a_command_that_ignores_sigint(tmp_path: Path) -> None:
-    """Shell scripts start background jobs with SIGINT ignored."""
-    trap = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
-    command = [*trap, PROGRAM, "archive", "create", "-C", tmp_path, "--inline", "-O", tmp_path / "new.json"]
-    child = subprocess.Popen([*command, "--files-from", "-"], stdin=subprocess.PIPE)
-    status = Path(f"/proc/{child.pid}/status")
-    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
-        time.sleep(0.02)
-    child.terminate()
-    assert child.wait(60) == 130
-    assert not os.listdir(tmp_path)

@@ -9,11 +9,9 @@ import os
 import socket
 import stat
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,6 @@ from tests.cache.diskblocks import (
     MIB,
     ONE,
     TWO,
-    content,
     flip,
     flush,
     found,
@@ -33,9 +30,9 @@ from tests.cache.diskblocks import (
 )
 from zarrfs.cache import disk
 from zarrfs.cache.disk import DiskCache
-from zarrfs.cache.diskadmin import clear, targets
+from zarrfs.cache.diskadmin import clear
 from zarrfs.cache.diskfiles import INDEX, LAYOUT
-from zarrfs.cache.diskindex import Index, IndexRow
+from zarrfs.cache.diskindex import IndexRow
 from zarrfs.errors import UsageError
 from zarrfs.net.versions import TargetVersion
 
@@ -43,46 +40,6 @@ SIZE = 256 * MIB
 T = "https://host/data.nc"
 
 # -- pieces of a unit
-
-
-def test_pieces_of_a_unit_that_do_not_touch_are_all_kept(tmp_path: Path) -> None:
-    """Many readers fetch ranges in any order; no range may replace another."""
-    pieces = [(100_000 * number, 100_000 * number + 50_000) for number in (3, 0, 5, 1)]
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    for start, stop in pieces:
-        write(cache, T, start, stop, run=True)
-    again = DiskCache(str(tmp_path), SIZE, 0)
-    for start, stop in pieces:
-        assert found(again, T, start + 10, stop - 10)
-    assert again.read(T, ONE, 40_000, 110_000) is None
-    write(cache, T, 50_000, 100_000, run=True)
-    assert found(DiskCache(str(tmp_path), SIZE, 0), T, 40_000, 90_000)
-
-
-def test_pieces_of_removed_segments_make_room_for_others(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    for number in range(disk.PIECES):
-        write(cache, T, 30_000 * number, 30_000 * number + 1000, run=True)
-    for segment in segments(tmp_path):
-        segment.unlink()
-    again = DiskCache(str(tmp_path), SIZE, 0)
-    write(again, T, 15_000, 16_000, run=True)
-    assert found(DiskCache(str(tmp_path), SIZE, 0), T, 15_000, 16_000)
-    assert again.stats()["dropped"] == 0
-
-
-@pytest.mark.parametrize("length", [500, 2000])
-def test_a_piece_over_the_limit_is_counted_as_dropped(length: int, tmp_path: Path) -> None:
-    """The shortest piece is dropped: either the new one or a kept one, which the new one replaces."""
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    for number in range(disk.PIECES):
-        write(cache, T, 30_000 * number, 30_000 * number + 1000, run=True)
-    assert cache.stats()["dropped"] == 0
-    write(cache, T, 15_000, 15_000 + length, run=True)
-    assert found(cache, T, 15_000, 15_000 + length) == (length > 1000)
-    kept = sum(found(cache, T, 30_000 * number, 30_000 * number + 1000) for number in range(disk.PIECES))
-    assert kept == disk.PIECES - (length > 1000)
-    assert cache.stats()["dropped"] == 1
 
 
 # -- damaged files
@@ -156,15 +113,6 @@ def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, t
     assert again.version(T, 0) == version
 
 
-def test_a_damaged_version_record_is_written_again_when_it_is_confirmed(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    remember(cache, T, ONE)
-    [row] = rows(tmp_path)
-    flip(segment_of(tmp_path, row), row.offset + 3)
-    remember(cache, T, ONE)
-    assert cache.version(T, 0) == ONE
-
-
 @pytest.mark.parametrize("place", [0, 10, 16, 24, 32, 40, 44, 48, 63])
 def test_a_damaged_index_row_is_a_miss(place: int, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
@@ -186,20 +134,6 @@ def test_a_truncated_index_can_be_written_to_again(size: int, tmp_path: Path) ->
         found(one, T, 0, 1000)
         write(one, T, 0, 1000)
         assert found(one, T, 0, 1000)
-
-
-def test_rows_are_found_if_another_thread_refreshes_a_new_index_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
-    refresh = Index.refresh
-
-    def refresh_after_another(index: Index) -> object:
-        refresh(index)
-        return refresh(index)
-
-    monkeypatch.setattr(Index, "refresh", refresh_after_another)
-    assert found(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
 
 
 def test_a_segment_in_place_of_another_is_refused(tmp_path: Path) -> None:
@@ -255,56 +189,6 @@ def test_any_range_within_a_run_is_found(tmp_path: Path) -> None:
     assert found(again, T, MIB + 7, MIB + 8)  # the other pieces remain
 
 
-def test_pieces_held_in_memory_are_bounded(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    for unit in range(disk.PIECES_HELD + 3):
-        write(cache, T, unit * MIB, unit * MIB + 9000, run=True)
-    for _ in range(2):
-        for unit in range(disk.PIECES_HELD + 3):
-            assert found(cache, T, unit * MIB + 1, unit * MIB + 100)
-    assert len(cache._held) == disk.PIECES_HELD
-
-
-def test_an_unchanged_version_record_is_confirmed_in_its_row_alone(tmp_path: Path) -> None:
-    cache, url = DiskCache(str(tmp_path), SIZE, 0), "https://user:word@host/x?X-Amz-Signature=abc"
-    remember(cache, url, ONE)
-    [row] = rows(tmp_path)
-    text = segment_of(tmp_path, row).read_bytes()
-    assert b"word" not in text
-    assert b"abc" not in text
-    before = time.time()
-    assert cache.version(url, before - 1) == ONE
-    assert cache.version(url, before) is None
-    remember(cache, url, ONE)
-    assert cache.version(url, before) == ONE
-    [again] = rows(tmp_path)
-    assert (again.segment, again.offset) == (row.segment, row.offset), "nothing was written but the row"
-    cache._put_rows([again._replace(start=4 * 10**18)])  # from a node whose clock is wrong
-    assert cache.version(url, before) is None
-
-
-def test_a_version_record_moves_to_the_segment_of_its_new_blocks(tmp_path: Path) -> None:
-    """In an old segment the record would be evicted before the blocks that need it."""
-    first = DiskCache(str(tmp_path), SIZE, 0)
-    remember(first, T, ONE)
-    os.truncate(segments(tmp_path)[0], 4 * MIB)  # full
-    second = DiskCache(str(tmp_path), SIZE, 0)
-    write(second, T, 0, 1000)
-    remember(second, T, ONE)
-    assert len({row.segment for row in rows(tmp_path)}) == 1
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_all_kinds_of_buffers_can_be_written(kind: Callable[[bytes], Any], tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    cache.write(T, ONE, 0, kind(content(T, ONE, 0, 1000)))
-    cache.write(T, ONE, 0, kind(b""))
-    flush(cache)
-    assert found(cache, T, 0, 1000)
-    assert cache.read(T, ONE, 5, 5) is None
-    assert len(rows(tmp_path)) == 1
-
-
 # -- the directory
 
 
@@ -315,18 +199,6 @@ def test_opening_and_reading_create_no_files(tmp_path: Path) -> None:
     cache.close()
     assert os.listdir(tmp_path) == []
     assert cache.stats()["errors"] == 0
-
-
-def test_a_miss_opens_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    write(cache, T, 0, 1)
-    assert found(cache, T, 0, 1)
-    calls: list[str] = []
-    for name in ("open", "stat", "pread", "listdir", "scandir"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, _n=name, _r=real, **k: (calls.append(_n), _r(*a, **k))[1])
-    assert cache.read(T, ONE, 7, 5000) is None
-    assert calls == ["pread", "pread"], "the bucket of the block, and that of its unit"
 
 
 def test_a_large_range_is_found_within_a_run(tmp_path: Path) -> None:
@@ -367,50 +239,6 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_the_next_job_tries_again_if_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, start, refusals = DiskCache(str(tmp_path), SIZE, 0), threading.Thread.start, [1, 2]
-
-    def start_or_not(thread: threading.Thread) -> None:
-        if thread.name == "disk cache" and refusals:
-            refusals.pop()
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_or_not)
-    lease = cache.leases.take(T, 0, 1000)
-    assert lease is not None
-    assert lease.held
-    write(cache, T, 0, 1000)
-    cache.release(lease)
-    assert not lease.held, "others would wait for it"
-    assert not refusals
-    assert (cache.stats()["dropped"], cache.stats()["queued"]) == (1, 0)
-    write(cache, T, 0, 1000)
-    assert found(cache, T, 0, 1000)
-    cache.close()
-
-
-def test_closing_while_a_thread_reads_and_writes(tmp_path: Path) -> None:
-    cache, wrong = DiskCache(str(tmp_path), SIZE, 0), []
-    write(cache, T, 0, 1000)
-
-    def work() -> None:
-        try:
-            for number in range(2000):
-                found(cache, T, 0, 1000)
-                write(cache, T, number * 1000, number * 1000 + 1000)
-        except BaseException as exc:
-            wrong.append(exc)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    time.sleep(0.05)
-    cache.close()
-    thread.join()
-    assert wrong == []
-    assert not found(cache, T, 0, 1000)
-
-
 def test_other_layouts_are_left_alone(tmp_path: Path) -> None:
     for name in ("zarrfs-blocks-0", "zarrfs-blocks-3", "mine"):
         (tmp_path / name / "00").mkdir(parents=True)
@@ -421,30 +249,6 @@ def test_other_layouts_are_left_alone(tmp_path: Path) -> None:
     clear(str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == ["mine", "zarrfs-blocks-0", LAYOUT, "zarrfs-blocks-3"]
     assert len(list(tmp_path.glob(f"*/00/{'0' * 30}"))) == 3
-
-
-def test_the_layout_of_an_earlier_version_is_reported_once_and_cleared(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """zarrfs 0.1 had a file for each block; another process may still use that layout."""
-    old = tmp_path / "zarrfs-blocks-1"
-    (old / "3f").mkdir(parents=True)
-    (old / "3f" / ("0" * 30)).write_bytes(bytes(5000))
-    (tmp_path / "outside").write_text("stays")
-    (old / "claims").symlink_to(tmp_path / "outside")
-    for _ in range(2):
-        caplog.clear()
-        cache = DiskCache(str(tmp_path), SIZE, 0)
-        for start in (0, 1000):
-            write(cache, T, start, start + 1000)
-            assert found(cache, T, start, start + 1000)
-        [line] = caplog.messages
-        assert line.endswith(f"remove it with zarrfs cache clear --cache-dir {tmp_path}")
-        assert "zarrfs-blocks-1" in line
-    assert [(one.source, one.blocks) for one in targets(str(tmp_path))][1:] == [("an earlier version of zarrfs", 2)]
-    assert len(clear(str(tmp_path))) == 2
-    assert sorted(os.listdir(tmp_path)) == ["outside", LAYOUT]
-    assert found(cache, T, 0, 1000) is False
 
 
 @pytest.mark.parametrize(
@@ -613,20 +417,3 @@ def test_a_read_error_of_the_disk_is_reported_once(
         f"cache_dir={tmp_path}: input/output error; cannot be read"
     ]
     assert found(cache, T, 0, 1000)
-
-
-def test_overlapping_pieces_from_many_threads_are_joined(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    for unit in range(10):
-        base, ready = unit * MIB, threading.Barrier(8)
-
-        def work(number: int, base: int = base, ready: threading.Barrier = ready) -> None:
-            ready.wait()
-            write(cache, T, base + number * 1000, base + 50_000 + number * 1000, run=True)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found(cache, T, base, base + 57_000)

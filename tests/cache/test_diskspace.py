@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
 import multiprocessing
@@ -36,13 +35,9 @@ from tests.cache.diskblocks import (
     write,
 )
 from tests.conftest import tmpfs
-from zarrfs.cache import disk, diskfiles
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import verify
-from zarrfs.cache.diskfiles import INDEX, LAYOUT, Layout
-from zarrfs.cache.diskindex import Index
-from zarrfs.cache.diskspace import LOCKS, Space, cost
-from zarrfs.system.rangelocks import try_lock
+from zarrfs.cache.diskfiles import INDEX, LAYOUT
 
 T = "https://host/data.nc"
 KILLS = int(os.environ.get("ZARRFS_TEST_KILLS", "10"))
@@ -156,82 +151,6 @@ def test_the_least_recently_used_segments_are_evicted(tmp_path: Path) -> None:
     assert 10 < gone < 90
     assert cache.stats()["evicted"] == gone // 2 - 1
     assert cache.stats()["dropped"] == 0
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [(32 << 20, 512 << 10), (256 << 30, 64 << 20), (2 << 40, 512 << 20), (1 << 45, 1 << 30)],
-)
-def test_a_large_cache_has_larger_segments_rather_than_more(
-    limit: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Space, "_free", lambda space: 1 << 50)
-    monkeypatch.setattr(Space, "_reserve", lambda space, file, size: os.ftruncate(file, size))
-    space = Space(Layout(str(tmp_path)), limit, 0)
-    with space.locked():
-        segment = space.segment(1000)
-        assert segment.size == expected
-        segment.close()
-
-
-def test_preallocated_space_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reserved space is released on close, and after some seconds without writes."""
-    monkeypatch.setattr(disk, "_IDLE", 0.05)
-    cache = DiskCache(str(tmp_path), 320 * MIB, 0)
-    cache.write(T, ONE, 0, content(T, ONE, 0, MIB))
-    flush(cache)
-    end = time.monotonic() + 60
-    while taken(tmp_path) > 2 * MIB and time.monotonic() < end:
-        time.sleep(0.01)
-    assert taken(tmp_path) < 2 * MIB
-    write(cache, T, MIB, 2 * MIB)
-    cache.close()
-    assert taken(tmp_path) < 3 * MIB
-    assert len(segments(tmp_path)) == 1, "it was continued"
-
-
-def test_only_one_process_appends_to_a_segment(tmp_path: Path) -> None:
-    one, two = (DiskCache(str(tmp_path), 320 * MIB, 0) for _ in range(2))
-    for number, cache in enumerate((one, two, one, two)):
-        write(cache, T, number * 1000, number * 1000 + 1000)
-    assert len(segments(tmp_path)) == 2
-    one.close()
-    write(DiskCache(str(tmp_path), 320 * MIB, 0), T, 9000, 9999)
-    assert len(segments(tmp_path)) == 2
-    reader = DiskCache(str(tmp_path), 320 * MIB, 0)
-    assert all(found(reader, T, number * 1000, number * 1000 + 1000) for number in range(4))
-
-
-def test_a_larger_cache_does_not_append_to_a_small_segment_in_use(tmp_path: Path) -> None:
-    """By the larger cache_size the segment counts as half empty, but its writer still has it locked."""
-    small, large = DiskCache(str(tmp_path), 16 * MIB, 0), DiskCache(str(tmp_path), 640 * MIB, 0)
-    for number, cache in enumerate((small, large, small, large)):
-        write(cache, T, number * 100_000, (number + 1) * 100_000)
-    small.close()  # truncates the segment to the bytes written
-    reader = DiskCache(str(tmp_path), 640 * MIB, 0)
-    assert [found(reader, T, number * 100_000, (number + 1) * 100_000) for number in range(4)] == [True] * 4
-
-
-def test_a_shared_segment_is_synced_before_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS sends written data when a file is closed or synced, and a segment stays open."""
-    calls: list[str] = []
-    sync, put = os.fdatasync, Index.put
-    monkeypatch.setattr(os, "fdatasync", lambda fd: (calls.append("sync"), sync(fd))[1])
-    monkeypatch.setattr(Index, "put", lambda *args, **more: (calls.append("row"), put(*args, **more))[1])
-    write(DiskCache(str(tmp_path / "here"), 32 * MIB, 0), T, 0, 1000)
-    assert calls == ["row"]
-    monkeypatch.setattr(diskfiles, "is_shared", lambda descriptor: True)
-    write(DiskCache(str(tmp_path / "there"), 32 * MIB, 0), T, 0, 1000)
-    assert calls == ["row", "sync", "row"]
-
-
-def test_a_writer_whose_segment_was_evicted_starts_a_new_one(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), 32 * MIB, 0)
-    write(cache, T, 0, 1000)
-    segments(tmp_path)[0].unlink()
-    assert not found(cache, T, 0, 1000)
-    write(cache, T, 0, 1000)
-    assert found(DiskCache(str(tmp_path), 32 * MIB, 0), T, 0, 1000)
 
 
 def test_a_cache_over_its_size_shrinks_with_the_next_segment(tmp_path: Path) -> None:
@@ -413,78 +332,4 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
         cache.close()
 
 
-def test_the_back_off_doubles_and_ends_with_a_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
-    cache = DiskCache(str(tmp_path / "c"), 64 * MIB, 0)
-    (tmp_path / "c").write_text("in the way")
-    pauses = []
-    for _ in range(7):
-        start = now[0]
-        before = cache.stats()["errors"]
-        while cache.stats()["errors"] == before:
-            write(cache, T, 0, 1000)
-            now[0] += 1
-        pauses.append(now[0] - start)
-    assert pauses[1:] == [30, 60, 120, 240, 480, 600]
-    assert len(warnings(caplog)) == 1
-    (tmp_path / "c").unlink()
-    now[0] += 600
-    write(cache, T, 0, 1000)
-    assert found(cache, T, 0, 1000)
-    assert cache._pause == 0
-
-
 # -- locks
-
-
-def keep(cache: DiskCache, start: int, stop: int) -> None:
-    """Write a range until it is kept: on a busy machine a writer may time out waiting for the lock."""
-    for _ in range(20):
-        write(cache, T, start, stop)
-        if found(cache, T, start, stop):
-            return
-    raise AssertionError("nothing is kept")
-
-
-def test_a_write_times_out_on_a_held_lock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keep(DiskCache(str(tmp_path), 32 * MIB, 0), 0, 1000)
-    cache = DiskCache(str(tmp_path), 32 * MIB, 0)
-    with (tmp_path / LAYOUT / INDEX).open("r+b") as file:
-        assert try_lock(file.fileno(), LOCKS)
-        cache.write(T, ONE, 1000, content(T, ONE, 1000, 2000))
-        assert found(cache, T, 0, 1000)
-        flush(cache)
-        assert not found(cache, T, 1000, 2000)
-        assert cache.stats()["dropped"] == 1
-    keep(cache, 1000, 2000)
-    assert warnings(caplog) == []
-
-
-def test_a_write_error_of_the_disk_pauses_writes_and_leases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = DiskCache(str(tmp_path), 32 * MIB, 0)
-
-    def fail(*_: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "writev", fail)
-    for start in (0, 1000):
-        write(cache, T, start, start + 1000)
-        assert not found(cache, T, start, start + 1000)
-    assert cache.leases.take(T, 0, 1000) is None, "nobody is to wait for what is not kept"
-    monkeypatch.undo()
-    assert warnings(caplog) == [f"cache_dir={tmp_path}: input/output error; nothing is cached for now"]
-    cache._until = 0
-    write(cache, T, 0, 1000)
-    assert found(cache, T, 0, 1000)
-
-
-def test_cost_is_at_least_the_space_that_a_file_takes(tmp_path: Path) -> None:
-    for size in (0, 1, 72, 4096, 4097, 100_000, MIB + 72, 4 * MIB + 72):
-        path = tmp_path / str(size)
-        path.write_bytes(content(T, ONE, 0, size))
-        assert path.stat().st_blocks * 512 <= cost(size)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 import trio.testing
-from fsspec.asyn import get_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarrfs.cache.memory import BlockCache
 from zarrfs.errors import ReadError
-from zarrfs.net import bridge
 
 
 class Source:
@@ -322,112 +318,6 @@ def test_bytes_kept_and_expected_stay_within_the_bound(limit: int, wanted: list[
 
 
 # -- the bridge
-
-
-def test_results_and_exceptions_cross_the_bridge() -> None:
-    async def double(number: int) -> int:
-        await asyncio.sleep(0)
-        if number < 0:
-            raise ValueError(number)
-        return 2 * number
-
-    async def check() -> None:
-        assert await bridge.call(double, 21) == 42
-        with pytest.raises(ValueError, match="-1"):
-            await bridge.call(double, -1)
-
-    run(check)
-
-
-def test_a_call_that_times_out_is_cancelled() -> None:
-    ended = []
-
-    async def forever() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(True)
-
-    async def check() -> None:
-        with pytest.raises(TimeoutError):
-            await bridge.call(forever, timeout=0.01)
-        assert ended == [True]
-
-    run(check)
-
-
-def test_cancelling_crosses_the_bridge_and_waits_for_the_call_to_end() -> None:
-    begun, ended = threading.Event(), []
-
-    async def forever() -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append(True)
-
-    async def check() -> None:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(bridge.call, forever)
-                await trio.to_thread.run_sync(begun.wait)
-                scope.cancel()
-        assert scope.cancelled_caught
-        assert ended == [True]
-
-    run(check)
-
-
-def test_a_call_that_is_cancelled_before_it_begins() -> None:
-    """The start and the cancellation reach a busy asyncio loop together."""
-    release, begun = threading.Event(), []
-
-    async def call() -> None:
-        begun.append(True)
-
-    async def check() -> None:
-        get_loop().call_soon_threadsafe(release.wait)
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(bridge.call, call)
-                await trio.testing.wait_all_tasks_blocked()
-                scope.cancel()
-                release.set()
-        assert scope.cancelled_caught
-
-    run(check)
-    assert not begun
-
-
-def test_an_asyncio_task_that_cancels_itself_does_not_cancel_its_caller() -> None:
-    async def cancelled() -> None:
-        raise asyncio.CancelledError
-
-    async def check() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await bridge.call(cancelled)
-
-    run(check)
-
-
-def test_many_concurrent_calls() -> None:
-    async def echo(number: int) -> int:
-        await asyncio.sleep(0)
-        return number
-
-    async def check() -> None:
-        got = []
-
-        async def one(number: int) -> None:
-            got.append(await bridge.call(echo, number))
-
-        async with trio.open_nursery() as nursery:
-            for number in range(500):
-                nursery.start_soon(one, number)
-        assert sorted(got) == list(range(500))
-
-    run(check)
 
 
 def test_a_block_dropped_from_the_cache_is_freed() -> None:

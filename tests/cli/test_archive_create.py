@@ -10,7 +10,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,44 +83,6 @@ def test_files_from_reads_paths_from_a_list(place: Path) -> None:
     assert archived("--files-from", "-", input="in/z\r\n\r\nmore\r\n") == ["in/z", "more"]
     (place / "cr\r").write_text("1")
     assert archived("-0", "--files-from", "-", input="cr\r\0") == ["cr\r"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "nothing to archive: give PATHs"),
-        (("/etc/passwd",), "/etc/passwd: paths in an archive are relative: say -C / etc/passwd"),
-        (("../x",), "../x: paths in an archive cannot contain .."),
-        (("in/..",), "in/..: paths in an archive"),
-        (("",), "an empty path"),
-        (("-C", "nowhere", "x"), "nowhere: no such file or directory"),
-        (("-C", "more", "."), "more: not a directory"),
-        (("--region-size", "1GiB", "in"), "a region of 1,073,741,824 bytes"),
-        (("--inline", "--blobs", "b", "in"), "--blobs cannot be combined with --inline"),
-        (("--inline-threshold", "0", "in"), "in/a.txt: 1 bytes, which go to a blob: name a directory"),
-        (("--inline-threshold", "0", "in", "--blobs", "no/where"), "--blobs no/where: no such file or directory"),
-        (("in", "--blobs", "s3://bucket/blobs"), "--blobs s3://bucket/blobs: blobs are written to a directory"),
-        (("in", "--blobs", "https://me:word@host/b"), "--blobs https://host/b: blobs are written to a directory"),
-        (("in", "-o", "blobs=flux:"), "--blobs flux:: blobs are written to a directory"),
-        (("in", "--blobs", "file:no"), "file:no: a file: URI names an absolute path"),
-        (("in", "-O", "no/where.json"), "no/where.json: no such directory"),
-        (("in", "-O", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
-        (("in", "-O", "x.tar", "--blobs", "b"), "--blobs cannot be combined with a tar, which holds the blobs itself"),
-        (("in", "-O", "x.tar", "--name", "a/b"), "--name a/b: a name has up to 64 letters, digits, '-', '_'"),
-        (("in", "-O", "x.json", "--name", "a"), "--name a: only an archive in a tar has a name: give --output"),
-        (("in", "-O", "X.Tar.GZ", "--force"), "X.Tar.GZ: a file archive is JSON, not tar"),
-        (("in", "-O", "x.tgz"), "x.tgz: a file archive is JSON, not tgz"),
-        (("in", "-O", "x.zip"), "x.zip: a file archive is JSON, not zip"),
-        (("in", "-O", "in"), "in: is a directory"),
-        (("in", "-O", ""), "an empty name of a file"),
-        (("in", "-O", "/dev/stdout"), "/dev/stdout: is no regular file"),
-        (("in", "-O", "/dev/null", "--force"), "/dev/null: is no regular file"),
-        (("in", "-O", "more"), "already exists; --force replaces it"),
-    ],
-)
-def test_bad_usage_is_a_one_line_error_with_status_2(place: Path, arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused(*arguments, status=2)
-    assert not (place / "b").exists()
 
 
 def test_the_directory_of_blobs_may_be_a_file_uri(place: Path) -> None:
@@ -274,31 +235,3 @@ def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> Non
     named = ["link/a.txt", "link/inner", "link/large"]
     assert archived(*named, "--blobs", "blobs") == named
     assert archived("link/sub", "link/sub/b.txt") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
-
-
-def test_help_shows_examples_and_options() -> None:
-    told = run("archive", "create", "--help").stdout
-    assert "Examples:" in told
-    assert "--inline-threshold SIZE" in told
-
-
-FORKED = """
-import os, sys, threading
-fork = os.fork
-def counted():
-    os.write(1, b"%d " % threading.active_count())
-    return fork()
-os.fork = counted
-sys.stderr.isatty = lambda: True
-from zarrfs.cli import main
-main(sys.argv[1:])
-"""
-
-
-def test_no_process_is_forked_while_a_thread_runs(place: Path) -> None:
-    """The child would inherit locks that the thread holds, and nothing would release them."""
-    for number in range(3):
-        (place / f"large{number}").write_bytes(bytes(20 << 20))
-    command = ["archive", "create", ".", "--blobs", "b", "-O", "new.json", "--jobs", "2"]
-    done = subprocess.run([sys.executable, "-c", FORKED, *command], capture_output=True, check=True, cwd=place)
-    assert done.stdout.split() == [b"1", b"1"]

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.copying.test_check import Targets
 from zarrfs import sources
-from zarrfs.cli import COMMANDS, common, main, meter, show
+from zarrfs.cli import common, main
 from zarrfs.config import options
-from zarrfs.config.values import human
 from zarrfs.errors import NotFound, SourceError, UsageError
-from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
-from zarrfs.system.signals import orderly_end
 
 MTIME = 1_700_000_000 * 10**9
 
@@ -206,16 +199,6 @@ def test_check_counts_and_lists_bad_entries(opened: list[Any]) -> None:
     assert "and 1 more" in zarrfs("check", "-n", "0", "refs.json").stdout
 
 
-def test_the_progress_line_shows_counts_rate_and_time_left() -> None:
-    counts = meter.Counts(500, 1 << 30)
-    assert meter.line(counts, 8.0) == "500 files, 1.0 GiB, 128.0 MiB/s"
-    counts = counts._replace(expected_files=1000, expected_bytes=4 << 30)
-    assert meter.line(counts, 8.0) == (
-        "[#####---------------] 500 of 1,000 files, 1.0 GiB of 4.0 GiB, 128.0 MiB/s, 0:24 left"
-    )
-    assert meter.line(counts._replace(expected_bytes=0), 0.0).startswith("[####################]")
-
-
 # -- options and errors
 
 
@@ -236,28 +219,6 @@ def test_a_long_option_wins_over_the_same_in_o(opened: list[Any]) -> None:
 def test_verbosity_options_work_before_and_after_the_command(arguments: tuple[str, ...], opened: list[Any]) -> None:
     assert zarrfs(*arguments, "refs.json").exit_code == 0
     assert opened[0].log_level == "debug"
-
-
-def test_the_option_o_takes_the_options_of_every_command(opened: list[Any]) -> None:
-    line = "allow_other,uid=5,nosuid,x-systemd.automount,pid_file=/run/x,ro"
-    assert zarrfs("ls", "refs.json", "-o", line).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    "command", ["commit x", "index x", "refs merge x", "refs relocate x --from a --to b", "refs expand x",
-                "refs from-store x", "archive create x", "stage-out x"],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["new.json", "../out", "a.tar", "-", "new"])
-def test_the_option_o_does_not_name_an_output(command: str, name: str) -> None:
-    result = zarrfs(*command.split(), "-o", name)
-    says = f"zarrfs: -o {name}: -o gives options, as in mount(8); name the output with -O {name}\n"
-    assert (result.exit_code, result.stderr) == (2, says)
-
-
-def test_the_option_o_gives_options_in_a_command_that_writes(opened: list[Any], tmp_path: Path) -> None:
-    zarrfs("refs", "convert", "refs.json", "-", "-o", "strict,retries=3,s3.anon")
-    zarrfs("refs", "expand", "refs.json", "-o", "ro,retries=4,base=/x.json", "-O", str(tmp_path / "new.json"))
-    assert [(given.retries, given.base) for given in opened] == [(3, None), (4, "/x.json")]
 
 
 @pytest.mark.parametrize(
@@ -308,56 +269,6 @@ def test_an_error_is_one_line_with_its_status(
     assert ("Traceback" in debug.stderr) == (status != 130)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_an_exception_that_follows_a_signal_is_an_interrupt(number: signal.Signals) -> None:
-    def start_module() -> None:
-        """Replace KeyboardInterrupt by ImportError, as some extension modules do."""
-        with contextlib.suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-        raise ImportError("failed to import")
-
-    with pytest.raises(KeyboardInterrupt), orderly_end():
-        start_module()
-    with pytest.raises(ImportError), orderly_end():
-        raise ImportError
-
-
-def test_mount_has_every_option_as_a_long_one_and_ls_those_in_its_scope() -> None:
-    def long_options(name: str) -> set[str]:
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        return {flag for parameter in command.params for flag in parameter.opts}
-
-    table = {"--" + name.replace("_", "-"): row.metadata["scope"] for name, row in options.TABLE.items()}
-    assert table.keys() <= long_options("mount")
-    assert {flag for flag in long_options("ls") if flag in table} == {
-        flag for flag, scope in table.items() if scope in ("source", "fetch") or flag == "--config"
-    }
-
-
-def test_help_shows_common_options_and_help_all_shows_all_in_groups() -> None:
-    flags = {name: "--" + name.replace("_", "-") for name in options.TABLE}
-    short, full = (zarrfs("mount", flag).output.partition("Examples:")[0] for flag in ("--help", "--help-all"))
-    assert {name for name, flag in flags.items() if re.search(rf"^  .*{flag}\b(?!-)", short, re.M)} == options.COMMON
-    before, *parts = re.split(r"^(" + "|".join(options.GROUPS) + "):$", full, flags=re.M)
-    assert "--option" in before
-    assert tuple(parts[::2]) == options.GROUPS
-    for group, part in zip(parts[::2], parts[1::2], strict=True):
-        found = re.findall(r"^  (?:-\w, )?(--[\w-]+)", part, re.M)
-        assert found == [flags[name] for name, row in options.TABLE.items() if row.metadata["group"] == group]
-    assert "--index-dir" in zarrfs("cache", "ls", "--help").output  # of a command with few options, --help shows all
-    assert zarrfs("completion", "bas").output.endswith("(did you mean bash?)\n")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_examples(name: str) -> None:
-    for flag in ("-h", "--help"):
-        result = zarrfs(name, flag)
-        assert result.exit_code == 0
-        assert "Examples:" in result.output
-        assert f"zarrfs {name} " in result.output.split("Examples:")[1]
-
-
 def test_help_imports_no_large_module() -> None:
     code = (
         "import sys\nfrom zarrfs.cli import main\n"
@@ -397,23 +308,6 @@ def test_ls_ends_with_status_141_when_its_pipe_is_closed(tmp_path: Path) -> None
 
 
 # -- formatting
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB"), (1 << 60, "1,048,576.0 TiB")],
-)
-def test_sizes_are_shown_with_binary_units(count: int, text: str) -> None:
-    assert human(count) == text
-
-
-def test_times_beyond_the_calendar_are_shown_as_seconds() -> None:
-    assert show.when(2**62) != ""
-    assert show.when(2**80) == f"@{2**80 // 10**9}"
-
-
-def test_an_unknown_size_is_a_question_mark() -> None:
-    assert show.long_line("x", Info("x", Kind.FILE, None)).split()[1] == "?"
 
 
 def test_slashes_around_a_key_are_ignored() -> None:

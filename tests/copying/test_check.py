@@ -13,11 +13,10 @@ from zarrfs.copying.check import READERS, check, check_again
 from zarrfs.copying.check_digests import Digests
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
-from zarrfs.store.traversal import follow, pieces, walk, with_sizes
+from zarrfs.store.traversal import follow, walk
 
 ERRORS = {
     "missing": TargetMissing,
@@ -231,42 +230,6 @@ def test_walk_yields_keys_in_order(tmp_path: Path) -> None:
         return [key async for key, _info in walk(store)]
 
     assert trio.run(keys) == ["a", "b", "b/1", "b/1/x", "b/2", "c"]
-
-
-def test_sizes_are_added_without_changing_the_order(tmp_path: Path) -> None:
-    names = [f"{number:04}" for number in range(2500)]
-
-    def fill(writer: IndexWriter) -> None:
-        for name in names:
-            if int(name) % 3:
-                writer.inline(name, b"12")
-            else:
-                writer.whole(name, "missing" if name == "0003" else "data")
-
-    store, _targets = store_of(tmp_path, fill)
-    failed: list[str] = []
-
-    async def found() -> list[Info]:
-        listing = with_sizes(store, walk(store), 64, lambda key, exc: failed.append(key))
-        return [info async for _key, info in listing]
-
-    infos = trio.run(found)
-    assert [info.name for info in infos] == names
-    assert [info.size for info in infos[:4]] == [10, 2, 2, None]
-    assert failed == ["0003"]
-    assert all(info.kind is Kind.FILE for info in infos)
-
-
-def test_pieces_are_bounded(tmp_path: Path) -> None:
-    store, targets = store_of(tmp_path, lambda writer: writer.range("big", "data", 7, 10 << 20))
-
-    async def lengths(start: int, length: int | None) -> list[int]:
-        return [len(piece) async for piece in pieces(store, "big", start, length)]
-
-    assert trio.run(lengths, 0, None) == [4 << 20, 4 << 20, 2 << 20]
-    assert trio.run(lengths, (10 << 20) - 5, 100) == [5]
-    assert trio.run(lengths, 11 << 20, None) == []
-    assert targets.extents[0] == ("data", 7, 4 << 20)
 
 
 # -- two passes

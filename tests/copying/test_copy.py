@@ -30,7 +30,6 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Entry, Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.remote import FsspecStore
-from zarrfs.system import sparse
 
 BIG = 20 << 20  # bytes: more than is written in one piece
 
@@ -107,36 +106,6 @@ def test_large_files_are_copied_whole_and_hashed(tmp_path: Path) -> None:
     }  # fmt: skip
     write(FileSystemStore(str(tmp_path / "out")), tmp_path / "copy")
     assert snapshot(tmp_path / "copy")["f"] == look(tmp_path / "out/f")
-
-
-class Noted(dict[str, int]):
-    """A dictionary that keeps every value ever set, in order."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def __setitem__(self, key: str, value: int) -> None:
-        self.seen.append(value)
-        super().__setitem__(key, value)
-
-
-@pytest.mark.parametrize("kind", [FileSystemStore, FsspecStore])
-def test_the_bytes_of_a_large_file_count_as_they_are_written(
-    kind: type[FileSystemStore | FsspecStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sparse, "_PIECE", BIG // 4)
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "large").write_bytes(os.urandom(BIG))
-    store = FileSystemStore(str(source)) if kind is FileSystemStore else FsspecStore(f"file://{source}", Options())
-    noted = Noted()
-    report = write(store, tmp_path / "copy", report=CopyReport(unfinished=noted))
-    assert len(noted.seen) > 4
-    assert noted.seen == sorted(noted.seen)
-    assert (noted.seen[0], noted.seen[-1]) == (0, BIG)
-    assert (report.written(), report.bytes, dict(noted)) == (BIG, BIG, {})
-    if kind is FsspecStore:  # its files are not counted before the walk
-        assert (report.expected_files, report.expected_bytes) == (1, BIG)
 
 
 def test_a_directory_is_copied_with_times_in_nanoseconds(tmp_path: Path) -> None:
@@ -348,23 +317,6 @@ def test_globs_select_entries_and_their_parents(
     assert report.unmatched == []
 
 
-def test_globs_that_match_nothing_are_returned(tmp_path: Path) -> None:
-    assert extract(DOCUMENT, tmp_path / "out", include=("nope", "a/*")).unmatched == ["nope"]
-
-
-def test_links_take_the_place_of_copies(tmp_path: Path) -> None:
-    async def link(key: str, info: Info) -> str | None:
-        return f"/elsewhere/{key}" if key.endswith(".nc") else None
-
-    done: list[CopiedEntry] = []
-    report = extract(DOCUMENT, tmp_path / "out", link=link, done=done.append)
-    assert os.readlink(tmp_path / "out/a/x.nc") == "/elsewhere/a/x.nc"
-    assert look(tmp_path / "out/a/y.txt").data == b"2"
-    assert (report.files, report.links) == (1, 3)
-    assert {one.key for one in done if one.how == "linked"} == {"a/x.nc", "b/a/z.nc", "x.nc"}
-    assert {one.key for one in done if one.kind is Kind.DIRECTORY} == {"a", "b", "b/a", "e"}
-
-
 # -- untrusted stores
 
 
@@ -425,18 +377,6 @@ def test_a_link_and_a_directory_of_one_name_do_not_redirect_writes(tmp_path: Pat
             out = Path(tempfile.mkdtemp(dir=tmp_path))
             write(Hostile(tmp_path / "source", list(listed)), out, keep_going=True, existing=existing)
     assert os.listdir(tmp_path / "outside") == []
-
-
-@pytest.mark.usefixtures("way")
-def test_a_name_that_comes_twice_is_a_failure(tmp_path: Path) -> None:
-    """As two names that differ only in case, on a case-insensitive destination."""
-    (tmp_path / "source").mkdir()
-    for name in "fg":  # open_file() opens f for any key
-        (tmp_path / "source" / name).write_bytes(b"x")
-    store = Hostile(tmp_path / "source", [Info("g", Kind.FILE, 1), Info("g", Kind.FILE, 1)])
-    report = write(store, tmp_path / "out", keep_going=True)
-    assert ([bad.key for bad in report.failed], report.files) == (["g"], 1)
-    assert report.failed[0].reason.startswith("is there already")
 
 
 def test_a_tree_deeper_than_the_longest_path_is_copied(tmp_path: Path) -> None:

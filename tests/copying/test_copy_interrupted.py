@@ -12,7 +12,6 @@ import signal
 import stat
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ from zarrfs.config.shares import Share
 from zarrfs.copying import destination_directory as filling
 from zarrfs.copying import destination_journal
 from zarrfs.copying.destination_directory import DestinationDirectory
-from zarrfs.copying.destination_journal import forget
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.store.api import Info, Kind, Store, Value
 from zarrfs.store.directory import FileSystemStore
@@ -183,15 +181,6 @@ def test_an_older_version_is_not_resumed(tmp_path: Path) -> None:
     assert ((out / "a").read_text(), (out / "b").read_text()) == ("two", "two")
 
 
-def test_a_run_with_very_many_globs_resumes(tmp_path: Path) -> None:
-    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)}
-    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
-    document = [{"path": "a", **file("aaa")}, lost]
-    choice = {"mark": "one", "include": ("*", *(f"{number}-{'x' * 90}" for number in range(1000))), "keep_going": True}
-    assert extract(document, tmp_path / "out", tmp_path, **choice, unfinished=True).files == 1
-    assert extract(document, tmp_path / "out", tmp_path, **choice).resumed == 1
-
-
 def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
     document = archive_of(tmp_path, 100)
     lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
@@ -267,35 +256,6 @@ def test_one_run_writes_to_a_directory_at_a_time(tmp_path: Path) -> None:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run wait longer for the lock of the previous run."""
     monkeypatch.setattr(destination_journal, "_ENDING", 60.0)
-
-
-@pytest.mark.usefixtures("_patience")
-def test_a_run_waits_for_the_lock_of_an_ending_run(tmp_path: Path) -> None:
-    """Child processes of a killed run hold its lock for some more milliseconds."""
-    ending = DestinationDirectory(str(tmp_path))
-    held = os.dup(ending._journal)
-    ending.close()
-    timer = threading.Timer(0.3, os.close, [held])
-    timer.start()
-    extract({"f": file("x")}, tmp_path)
-    timer.join()
-    assert snapshot(tmp_path)["f"]
-
-
-@pytest.mark.usefixtures("_patience")
-def test_files_that_an_ending_run_still_writes_are_not_replaced(tmp_path: Path) -> None:
-    ending = DestinationDirectory(str(tmp_path))
-
-    def end() -> None:
-        (tmp_path / "f").write_bytes(b"of the first run")
-        ending.abandon()
-
-    timer = threading.Timer(0.3, end)
-    timer.start()
-    with pytest.raises(SourceError, match="is there already"):
-        extract({"f": file("x")}, tmp_path)
-    timer.join()
-    assert (tmp_path / "f").read_bytes() == b"of the first run"
 
 
 # -- races
@@ -413,18 +373,6 @@ class OddValue(Value):
         return bytes([1]) * length
 
 
-def test_an_unexpected_exception_is_a_failure_of_its_entry(tmp_path: Path) -> None:
-    """Its directory is completed once, after the other file."""
-    report = write(Odd(), tmp_path / "out", keep_going=True)
-    assert [(bad.key, bad.reason) for bad in report.failed] == [("d/a", "odd")]
-    assert (report.files, report.directories) == (1, 1)
-    found = snapshot(tmp_path / "out")
-    assert found.keys() == {"", "d", "d/b"}
-    assert (found["d"].mode, found["d"].mtime_ns, found["d/b"].data) == (0o555, Odd.when, b"\1" * Odd.size)
-    with pytest.raises(SourceError, match="d/a: RuntimeError: odd"):
-        write(Odd(), tmp_path / "other")
-
-
 class Bare(Store):
     """A directory whose listing has only names. `files`: (bytes, time) by name; None: info() fails."""
 
@@ -463,21 +411,6 @@ class BareValue(Value):
 
     async def read(self, start: int, length: int) -> bytes:
         return self._data[start : start + length]
-
-
-def test_a_changed_file_is_fetched_again_though_its_listing_has_only_names(tmp_path: Path) -> None:
-    out, choice = tmp_path / "out", {"mark": "one", "unfinished": True, "keep_going": True}
-    store = Bare({"a": (b"old", 10**9), "b": (b"same", 10**9), "c": None})
-    for resumed in (0, 2):
-        report = write(store, out, **choice)
-        assert ([bad.key for bad in report.failed], report.resumed) == (["c"], resumed)
-    store.files |= {"a": (b"new", 2 * 10**9), "c": (b"c", 10**9)}
-    report = write(store, out, **choice)
-    assert (report.failed, report.files, report.resumed) == ([], 2, 1)
-    assert {name: (out / name).read_bytes() for name in "abc"} == {"a": b"new", "b": b"same", "c": b"c"}
-    store.files["b"] = None  # its info() fails, so it is not known to be unchanged
-    report = write(store, out, **choice)
-    assert ([bad.key for bad in report.failed], report.resumed) == (["b"], 2)
 
 
 def test_a_file_system_mounted_in_the_destination_is_filled(tmp_path: Path) -> None:
@@ -555,29 +488,6 @@ def test_a_file_created_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: p
     with pytest.raises(SourceError, match="f: is there already"):
         extract({"f": file("ours")}, tmp_path / "out")
     assert (tmp_path / "out/f").read_bytes() == b"theirs"
-
-
-def test_threads_do_not_share_temporary_names(tmp_path: Path) -> None:
-    document = {f"{index % 50}/{index}": file(str(index)) for index in range(3000)}
-    before = threading.active_count()  # trio keeps idle threads of earlier tests for ten seconds
-    with opened(document, type="archive") as (store, _plan):
-        report = write(store, tmp_path / "out", jobs=8)
-    assert report.files == 3000
-    files = {key: found.data for key, found in snapshot(tmp_path / "out").items() if "/" in key}
-    assert files == {key: key.rpartition("/")[2].encode() for key in document}
-    assert threading.active_count() < before + 50
-
-
-def test_a_run_left_unfinished_on_request_resumes(tmp_path: Path) -> None:
-    """`stage --copy` does so: a copy that is killed before its record is ready can be resumed."""
-    document, out = {f"f{number}": file(str(number), mtime=1) for number in range(5)}, tmp_path / "out"
-    assert extract(document, out, mark="m", unfinished=True).files == 5
-    assert os.listdir(out / ".zarrfs-staging") == ["note"]
-    assert extract(document, out, mark="m", unfinished=True).resumed == 5
-    forget(str(out), "m")
-    assert sorted(os.listdir(out)) == sorted(document)
-    with pytest.raises(SourceError, match="is there already"):
-        extract(document, out, mark="m")
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, PROGRAM, run
-from tests.mounts.mounting import mount_lines, until
+from tests.mounts.mounting import mount_lines
 from tests.mounts.staging import eventually
-from tests.servers import Faulty
 
 ROOT = Path(__file__).parents[2]
 SOURCE = f"{DATA}/archives/flux-list.json blobs={DATA}/archives/blobs"
-KILLED = "died: zarrfs: in: zarrfs stage was killed (SIGKILL), perhaps for want of memory\n"
 JOB = "ƒ2Rj4"
 FLUX = """#!/bin/sh
 [ "$*" = "job id --to=dec ƒ2Rj4" ] && echo 4711 && exit
@@ -112,59 +108,6 @@ def test_shells_that_are_all_killed_leave_nothing(scripts: Path, tmp_path: Path)
     assert eventually(lambda: not Path(place).exists() and not records(tmp_path))
 
 
-def test_shells_wait_for_the_shell_that_mounts_and_take_over_if_it_is_killed(
-    scripts: Path, tmp_path: Path, faulty: Faulty
-) -> None:
-    read = "cat $ZARRFS_STAGED/in/job/bin/run.sh"
-    document = (DATA / "archives/flux-list.json").read_bytes()
-    source = f"{faulty.put('/list.json', document, 'slow')} blobs={DATA}/archives/blobs"
-    with shell(scripts, f"in {source}", read) as first:
-        until(lambda: records(tmp_path))
-        (record,) = records(tmp_path)
-        about = json.loads(record.read_text())
-        assert about["state"] == "making"
-        os.kill(about["maker"][0], signal.SIGSTOP)
-        with shell(scripts, f"in {source}", read) as second:
-            with pytest.raises(subprocess.TimeoutExpired):
-                second.wait(1.5)
-            os.kill(about["maker"][0], signal.SIGKILL)
-            faulty.release()  # children of the killed process still send requests
-            assert second.communicate(timeout=60) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
-        out, err = first.communicate(timeout=60)
-    assert (out, first.returncode, err) == ("", 1, KILLED)
-    assert eventually(lambda: not records(tmp_path))
-
-
-def test_an_error_of_a_script_has_a_reason(scripts: Path) -> None:
-    """Here the script itself exits without a message."""
-    (scripts / "stage").write_text("#!/bin/sh\nexit 3\n")
-    done = job(scripts, f"in {SOURCE}", "echo ran")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "died: zarrfs: stage: ended with status 3, without a word\n"
-
-
-def test_a_killed_program_is_reported_as_killed(scripts: Path, tmp_path: Path) -> None:
-    (tmp_path / "killed").write_text("#!/bin/sh\nkill -9 $$\n")
-    (tmp_path / "killed").chmod(0o755)
-    with (scripts / "zarrfs.conf").open("a") as file:
-        file.write(f"ZARRFS={tmp_path}/killed\n")
-    assert job(scripts, f"in {SOURCE}", "echo ran").stderr == KILLED
-
-
-def test_an_error_of_the_program_has_a_reason(scripts: Path, tmp_path: Path) -> None:
-    (tmp_path / "silent").write_text("#!/bin/sh\nexit 3\n")
-    (tmp_path / "silent").chmod(0o755)
-    with (scripts / "zarrfs.conf").open("a") as file:
-        file.write(f"ZARRFS={tmp_path}/silent\n")
-    done = job(scripts, f"in {SOURCE}", "echo ran")
-    assert done.stderr == "died: zarrfs: in: zarrfs stage ended with status 3, without a word\n"
-
-
-def test_a_job_without_requests_stages_nothing(scripts: Path) -> None:
-    done = job(scripts, "", "echo ${ZARRFS_STAGED-none}")
-    assert (done.stdout, done.stderr) == ("none\n", "")
-
-
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
@@ -184,49 +127,6 @@ def test_a_bad_source_ends_the_job_before_its_tasks(scripts: Path, stage: str, m
     assert not (scripts.parent / f"zarrfs-flux-{os.getuid()}/4711").exists()
     with open("/proc/self/mountinfo") as file:
         assert str(scripts.parent) not in file.read()
-
-
-def test_a_mount_in_use_is_kept_and_reported(scripts: Path) -> None:
-    leave = "cd $ZARRFS_STAGED/in/job && sleep 100 >/dev/null 2>&1 & echo $! $ZARRFS_STAGED"
-    done = job(scripts, f"in {SOURCE}", leave)
-    pid, place = done.stdout.split()
-    assert "in use by pid" in done.stderr
-    assert mount_lines(f"{place}/in")
-    os.kill(int(pid), 9)
-    assert eventually(lambda: not mount_lines(f"{place}/in"))  # by the keeper, as the shell has ended
-
-
-def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
-    """Without prolog and epilog, the keeper unmounts when the shell has ended."""
-    done = job(scripts, f"in {SOURCE}\nagain {SOURCE}", "echo $ZARRFS_STAGED; kill -9 $PPID")
-    place = Path(done.stdout.strip())
-    assert eventually(lambda: not (mount_lines(place / "in") or mount_lines(place / "again")))
-    assert eventually(lambda: not records(scripts.parent))
-    assert eventually(lambda: not place.exists())
-
-
-def test_unstage_removes_a_directory_although_another_one_is_in_use(scripts: Path, tmp_path: Path) -> None:
-    """One directory is the prolog's for the job; the other one was made by an instance within the job."""
-    made = tmp_path / "jobs/4711/user"
-    own = tmp_path / f"zarrfs-flux-{os.getuid()}/4711"
-    source, blobs = SOURCE.split()
-    for place, state in (made, made / ".zarrfs"), (own, tmp_path / "state"):
-        place.mkdir(parents=True)
-        words = ["stage", "--mount", "--job", JOB, "-o", blobs, source, f"{place}/in"]
-        run(*words, env={"ZARRFS_STATE_DIR": str(state)})
-    variables = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(tmp_path)}
-    variables |= {"ZARRFS_STATE_DIR": f"{tmp_path}/state"}
-    unstage = [str(scripts / "unstage"), JOB]
-    with subprocess.Popen(["sleep", "100"], cwd=made / "in") as reader:
-        done = subprocess.run(
-            unstage, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False
-        )
-        reader.kill()
-    assert (done.returncode, "in use by pid" in done.stderr) == (1, True)
-    assert (mount_lines(made / "in") != [], mount_lines(own / "in"), own.exists()) == (True, [], False)
-    reader.wait()
-    subprocess.run(unstage, env=os.environ | variables, timeout=60, check=True)
-    assert not mount_lines(made / "in")
 
 
 NODE_SCRIPT = """

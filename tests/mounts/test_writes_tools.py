@@ -23,8 +23,6 @@ from tests.mounts.mounting import mounted
 from tests.mounts.test_semantics import document
 from tests.mounts.treemodel import differences, snapshot
 
-GSUTIL = os.path.join(os.path.dirname(sys.executable), "gsutil")
-
 
 class Place:
     """A reference set with an upper directory, which a test can mount several times."""
@@ -214,43 +212,6 @@ def test_rsync_copies_and_updates_a_tree(options: list[str], place: Place, tmp_p
     with place.mounted() as root:
         same(root / "d", tmp_path / "tree")
         assert sh("rsync", "-aHAXin", "--checksum", f"{tmp_path}/tree/", root / "d", "--delete") == ""
-
-
-def test_rsync_changes_a_file_of_the_source_in_place(place: Place, tmp_path: Path) -> None:
-    target = tmp_path / "target.bin"
-    wanted = bytearray(target.read_bytes())
-    wanted[150_000:150_004] = b"here"
-    (tmp_path / "large").write_bytes(wanted)
-    with place.mounted() as root:
-        sh("rsync", "--inplace", "--no-whole-file", "--ignore-times", tmp_path / "large", root / "d/sub/large")
-        assert (root / "d/sub/large").read_bytes() == wanted
-    assert target.read_bytes() != wanted
-
-
-def test_gsutil_copies_into_the_mount(shared: Path, tmp_path: Path) -> None:
-    (tmp_path / "tree/sub").mkdir(parents=True)
-    for name in ("a", "sub/b"):
-        (tmp_path / "tree" / name).write_bytes(os.urandom(5000))
-    gsutil = [GSUTIL, "-o", "GSUtil:parallel_process_count=1", "-o", "GSUtil:parallel_thread_count=1"]
-    sh(*gsutil, "cp", "-r", tmp_path / "tree", shared / "e", home=tmp_path)
-    for name in ("a", "sub/b"):
-        assert (shared / "e/tree" / name).read_bytes() == (tmp_path / "tree" / name).read_bytes()
-
-
-def test_mv_moves_a_directory_of_the_source(place: Place, tmp_path: Path) -> None:
-    """rename(2) fails with EXDEV, so mv copies and removes."""
-    with place.mounted() as root:
-        sh("cp", "-a", root / "d", tmp_path / "expected")
-        sh("mv", root / "d", root / "moved")
-        assert sorted(os.listdir(root)) == ["day0.nc", "e", "moved"]
-        same(root / "moved", tmp_path / "expected")
-        sh("mv", root / "moved", root / "again")  # a rename, as the directory is new
-        same(root / "again", tmp_path / "expected")
-    with place.mounted() as root:
-        assert sorted(os.listdir(root)) == ["again", "day0.nc", "e"]
-        same(root / "again", tmp_path / "expected")
-        sh("rm", "-r", root / "again", root / "e")
-        assert os.listdir(root) == ["day0.nc"]
 
 
 # -- h5py, shared memory, locks

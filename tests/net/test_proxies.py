@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import socket
-import ssl
 import subprocess
 import threading
 import time
@@ -28,19 +27,12 @@ from tests.net.test_tls import (
     VALUE,
     Authority,
     Server,
-    authority,
-    opened,
-    read_while_rewritten,
-    send_in_pieces,
-    server,
 )
-from tests.net.test_weboptions_proxies import Proxy, plain, proxy, read
+from tests.net.test_weboptions_proxies import Proxy, read
 from tests.servers import GCS, Faulty, free_port
 from tests.servers import gcs as gcs
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import addresses
-
-__all__ = ["authority", "plain", "proxy", "server"]
 
 STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"  # the path on Debian
 
@@ -148,48 +140,6 @@ def test_the_server_s_certificate_is_verified_behind_the_proxy(
             f"{server('elsewhere', '192.0.2.1')}/value", f"ca_bundle={authority.file}",
             f"http.proxy=https://joe:a-b_c@{secure}",
         )  # fmt: skip
-
-
-def test_reads_through_the_proxy_continue_after_a_certificate_is_rewritten(
-    secure: str, server: Server, authority: Authority, tmp_path: Path
-) -> None:
-    url = f"{server(clients=True, closes=True)}/value"
-    read_while_rewritten(tmp_path, url, authority, "client.pem", f"http.proxy=https://joe:a-b_c@{secure}")
-
-
-@pytest.mark.parametrize("sizes", [(1, 16_384), (5000, 1_000_000), (300_000, 40)])
-def test_tls_in_tls_with_records_of_any_size(
-    authority: Authority, secure: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eight readers get two long responses each, every one of another value, intact, over reused connections."""
-    values = {b"/%d" % number: os.urandom(3_000_000) for number in range(16)}
-    monkeypatch.setenv("HTTPS_PROXY", f"https://joe:a-b_c@{secure}")
-    accepted = []
-
-    async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
-        accepted.append(stream)
-        await send_in_pieces(stream, values, sizes)
-
-    async def main() -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(authority.certificate("good", "127.0.0.1"))
-        async with trio.open_nursery() as nursery, opened(authority) as system:
-            listeners = await nursery.start(trio.serve_ssl_over_tcp, serve, 0, context)
-            port = listeners[0].transport_listener.socket.getsockname()[1]
-
-            async def reader(number: int) -> None:
-                for path in (b"/%d" % number, b"/%d" % (number + 8)):
-                    found = await system.fetch(f"https://127.0.0.1:{port}{path.decode()}", 0, 3_000_000)
-                    assert found.data == values[path]
-
-            with trio.fail_after(120):
-                async with trio.open_nursery() as readers:
-                    for number in range(8):
-                        readers.start_soon(reader, number)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-    assert len(accepted) <= 9
 
 
 # -- socks5:// and socks5h://

@@ -7,7 +7,6 @@ import datetime
 import functools
 import http.server
 import ipaddress
-import itertools
 import json
 import os
 import shutil
@@ -275,14 +274,6 @@ def test_a_server_that_does_not_speak_tls_is_an_error(tmp_path: Path) -> None:
     assert b"the server does not speak TLS" in done.stderr
 
 
-def test_a_stalled_handshake_times_out(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"https://127.0.0.1:{silent.getsockname()[1]}"
-        done = cat(tmp_path, url, None, "retries=0", "request_timeout=0.5")
-    assert done.returncode == 1
-    assert b"no answer within 0.5 s" in done.stderr
-
-
 # -- in this process
 
 
@@ -376,46 +367,3 @@ def test_a_wrong_certificate_is_refused_despite_earlier_sessions(authority: Auth
     trio.run(main)
     made.shutdown()
     made.server_close()
-
-
-async def send_in_pieces(
-    stream: trio.SSLStream[trio.SocketStream], values: dict[bytes, bytes], sizes: tuple[int, int], pauses: bool = False
-) -> None:
-    """Answer each request of a connection with the value of its path, sent in pieces of alternating `sizes`."""
-    with contextlib.suppress(trio.BrokenResourceError):
-        while request := await stream.receive_some():
-            value = values[bytes(request).split()[1]]
-            answer = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-%d/9999999\r\nContent-Length: %d\r\n\r\n%b" % (
-                len(value) - 1, len(value), value,
-            )  # fmt: skip
-            at = 0
-            for size in itertools.cycle(sizes):
-                await stream.send_all(answer[at : at + size])
-                at += size
-                if at >= len(answer):
-                    break
-                if pauses:
-                    await trio.sleep(0 if size < 1000 else 0.001)
-
-
-@pytest.mark.parametrize("sizes", [(1, 16_384), (16_384, 1), (5000, 1_000_000), (300_000, 40)])
-def test_tls_records_of_any_size(authority: Authority, sizes: tuple[int, int]) -> None:
-    """Record boundaries do not match the reads of the client, and the server pauses between records."""
-    value = bytes(range(256)) * 8000
-
-    async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
-        await send_in_pieces(stream, {b"/v": value}, sizes, pauses=True)
-
-    async def main() -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(authority.certificate("good", "127.0.0.1"))
-        async with trio.open_nursery() as nursery, opened(authority) as system:
-            listeners = await nursery.start(trio.serve_ssl_over_tcp, serve, 0, context)
-            port = listeners[0].transport_listener.socket.getsockname()[1]
-            with trio.fail_after(60):
-                for _ in range(3):
-                    found = await system.fetch(f"https://127.0.0.1:{port}/v", 0, len(value))
-                    assert bytes(found.data) == value
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)

@@ -17,13 +17,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.net.test_tls import VALUE, Authority, Server, authority, server
+from tests.net.test_tls import VALUE
 from tests.servers import Faulty, free_port
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.store.remotefiles import RemoteFiles
-
-__all__ = ["authority", "server"]
 
 
 class Proxy:
@@ -86,22 +84,6 @@ def read(url: str, *options: str) -> bytes:
     return trio.run(main)
 
 
-def test_https_goes_through_a_proxy(
-    proxy: Proxy, server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, trusted = f"{server()}/value", f"ca_bundle={authority.file}"
-    assert read(url, trusted, f"http.proxy={proxy.url}") == VALUE[100:600]
-    assert read(url, trusted, f"http.proxy=http://{proxy.bare}", "http.proxy_auth=joe:a-b_c") == VALUE[100:600]
-    for name in ("https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, proxy.url)
-            assert read(url, trusted) == VALUE[100:600]
-            patch.setenv("NO_PROXY", "127.0.0.1")
-            assert read(url, trusted) == VALUE[100:600]
-    port = url.rpartition(":")[2].partition("/")[0]
-    assert [line.split()[:2] for line in proxy.requests()] == 5 * [["CONNECT", f"127.0.0.1:{port}"]]
-
-
 def test_http_goes_through_a_proxy(proxy: Proxy, plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     url = plain.put("/value", VALUE)
     assert read(url, f"http.proxy={proxy.url}") == VALUE[100:600]
@@ -110,25 +92,6 @@ def test_http_goes_through_a_proxy(proxy: Proxy, plain: Faulty, monkeypatch: pyt
     assert [line.split()[:2] for line in proxy.requests()] == 2 * [["GET", url]]
     assert read(url, "http.proxy=") == read(url, "http.proxy") == VALUE[100:600]
     assert len(proxy.requests()) == 2
-
-
-def test_a_refused_proxy_login_is_an_error(proxy: Proxy, server: Server, authority: Authority, plain: Faulty) -> None:
-    for url in (f"{server()}/value", plain.put("/value", VALUE)):
-        with pytest.raises(AccessDenied, match="HTTP status 407"):
-            read(url, f"ca_bundle={authority.file}", f"http.proxy=http://{proxy.bare}")
-        with pytest.raises(AccessDenied, match=r"HTTP status 40[17]"):
-            read(url, f"ca_bundle={authority.file}", f"http.proxy=http://joe:wrong@{proxy.bare}")
-
-
-def test_a_server_that_the_proxy_cannot_reach_is_an_error(proxy: Proxy) -> None:
-    with pytest.raises(ReadError, match=rf"proxy 127\.0\.0\.1:{proxy.port}: HTTP status 50"):
-        read(f"https://127.0.0.1:{free_port()}/value", f"http.proxy={proxy.url}")
-
-
-def test_an_unreachable_proxy_is_an_error(server: Server) -> None:
-    port = free_port()
-    with pytest.raises(ReadError, match=rf"proxy 127\.0\.0\.1:{port}: Connection refused"):
-        read(f"{server()}/value", f"http.proxy=http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("url", ["socks4://joe:hush@127.0.0.1:1", "http://", "http://joe:hush@h:x"])
@@ -142,24 +105,6 @@ def test_an_unsupported_proxy_url_is_an_error(url: str, monkeypatch: pytest.Monk
             patch.setenv(name, url)
             with pytest.raises(ReadError, match=rf"/value: \${name}=[^@]*: the proxy cannot be used: "):
                 read("https://127.0.0.1:1/value")
-
-
-@pytest.mark.parametrize("name", ["user", "password"])
-def test_a_login_too_long_for_socks_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SOCKS5 has room for 255 bytes each of user and password, and a longer one must not be truncated."""
-    user, password = ("ö" * 128, "hush") if name == "user" else ("joe", "ö" * 128)
-    rule = "user or password is longer than 255 bytes"
-    for options in (
-        [f"http.proxy=socks5h://{user}:{password}@h"],
-        ["http.proxy=socks5h://h", f"http.proxy_auth={user}:{password}"],
-    ):
-        with pytest.raises(ReadError, match=rule) as caught:
-            read("https://127.0.0.1:1/value", *options)
-        assert user not in str(caught.value)
-        assert password not in str(caught.value)
-    monkeypatch.setenv("ALL_PROXY", "socks5://h")
-    with pytest.raises(ReadError, match=rule):
-        read("https://127.0.0.1:1/value", f"http.proxy_auth={user}:{password}")
 
 
 @pytest.mark.parametrize(

@@ -305,38 +305,6 @@ def test_only_needed_record_files_are_read(tmp_path: Path) -> None:
     ask(root, check)
 
 
-def test_many_readers_of_one_record_file_read_it_once(tmp_path: Path) -> None:
-    root = grid_set(tmp_path / "set", record_size=100)
-
-    async def check(store: ParquetStore) -> int:
-        async with trio.open_nursery() as nursery:
-            for number in range(40):
-                nursery.start_soon(store.get, f"a/{number}")
-        return int(store.stats()["record_files"])
-
-    assert ask(root, check) == 1
-
-
-def test_an_absent_record_file_is_reported_even_if_the_reader_is_cancelled_before_the_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = grid_set(tmp_path / "set")
-    (root / "a/refs.3.parq").unlink()
-
-    async def check(store: ParquetStore) -> None:
-        async def absences(**_: object) -> None:
-            scope.cancel()
-            await trio.sleep_forever()
-
-        monkeypatch.setattr(store, "absences", absences)
-        with trio.CancelScope() as scope:
-            await store.info("a/12")
-
-    ask(root, check)
-    (line,) = [record.getMessage() for record in caplog.records if "missing_records=" in record.getMessage()]
-    assert "refs.3.parq: is not there" in line
-
-
 def test_memory_of_record_files_is_bounded(tmp_path: Path) -> None:
     root = grid_set(tmp_path / "set", 400, 40)
 

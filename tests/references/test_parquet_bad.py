@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -21,18 +20,15 @@ from tests.references.parquetsets import ask, chunks_of, columns, tree_of, write
 from tests.servers import S3, Faulty, Nginx
 from tests.store.contract import listed
 from zarrfs.config.options import Options
-from zarrfs.config.shares import WHOLE, Share
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport
-from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, NotFound, ReadError, SourceError, TargetChanged, TargetMissing
 from zarrfs.references import parquet
 from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import Bound
 from zarrfs.references.parquet_pages import expanded_size
-from zarrfs.references.parquet_records import RecordFile, parse_record
+from zarrfs.references.parquet_records import parse_record
 from zarrfs.sources import plan_source
-from zarrfs.store.api import Fault
 
 VALUES = {str(number): b"%d" % number for number in range(10)}
 
@@ -127,24 +123,6 @@ def test_a_broken_record_file_fails_only_its_own_keys(name: str, tmp_path: Path)
         assert ask(root, sizes) == [1, 1, 1, 1, None, None, None, None, 1, 1]
 
 
-@pytest.mark.parametrize("count", [2, 3, 7])
-def test_each_fault_is_reported_by_exactly_one_share(count: int, tmp_path: Path) -> None:
-    documents = {f"{name}/.zarray": zarray([10], [1]) for name in "abc"}
-    root = write_set(tmp_path / "set", documents, {name: list(VALUES.values()) for name in "abc"})
-    for name in ("a/refs.1", "b/refs.0", "b/refs.2", "c/refs.2"):
-        _cut(root / f"{name}.parq")
-    (root / "c/refs.1.parq").unlink()
-
-    async def faults(store: ParquetStore) -> list[list[Fault]]:
-        shares = [WHOLE, *(Share(index, count) for index in range(count))]
-        return [[fault async for fault in store.faults(share)] for share in shares]
-
-    whole, *parts = ask(root, faults)
-    assert len(whole) == 5
-    assert sorted(itertools.chain(*parts)) == sorted(whole)
-    assert sum(map(bool, parts)) > 1
-
-
 def test_rows_missing_from_a_record_file_are_errors(tmp_path: Path) -> None:
     """Only padding, the rows after the last chunk of the array, may be missing."""
     root = make(tmp_path / "set")
@@ -202,37 +180,6 @@ def test_failures_that_are_not_absent_record_files(tmp_path: Path) -> None:
             await store.get("far/1")
 
     ask(root, gone)
-
-
-def test_the_count_of_absent_record_files_is_reported_once(
-    tmp_path: Path, nginx: Nginx, s3: S3, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Listings give the count; those of web servers are unreliable, so there every record file is requested."""
-    root = write_set(nginx.listing.root / "sparse", {
-        "a/.zarray": zarray([9], [1]), "b/.zarray": zarray([3], [1]), "g/c/.zarray": zarray([8], [1]),
-    }, {"a": [b"0", b"1"], "b": [b"x"]}, 2)  # fmt: skip
-    (root / "b/refs.0.parq").rename(root / "b/refs.1.parq")
-    for path in root.rglob("*.*"):
-        if path.is_file():
-            s3.client.upload_file(str(path), s3.bucket, f"sparse/{path.relative_to(root)}")
-    shutil.make_archive(str(nginx.plain.root / "sparse"), "zip", root)
-    listing = [str(root), f"zip://::{nginx.plain.url}/sparse.zip", f"s3://{s3.bucket}/sparse"]
-
-    async def read(store: ParquetStore) -> tuple[Any, Any]:
-        counted = await store.absences(ask=False)
-        for key in ("a/8", "a/3", "g/c/1"):
-            with pytest.raises(NotFound):
-                await store.get(key)
-        assert [info.name for info in await listed(store, "b")] == [".zarray", "2"]
-        return counted, await store.absences()
-
-    for source in [*listing, f"{nginx.listing.url}/sparse"]:
-        caplog.clear()
-        expected = (9, 11, "a/refs.1.parq")
-        assert ask(source, read, storage={"s3": s3.options}) == (expected if source in listing else None, expected)
-        [line] = [record.getMessage() for record in caplog.records if "missing_records" in record.getMessage()]
-        assert "/a/refs.4.parq" in line
-        assert ("(absent record files: 9 of 11)" in line) == (source in listing)
 
 
 def test_a_removed_zip_file_is_not_an_absent_member(nginx: Nginx, tmp_path: Path) -> None:
@@ -319,33 +266,6 @@ def test_a_large_record_file_behind_a_url_is_not_fetched_whole(faulty: Faulty, t
 
     ask(f"{faulty.url}/large", read, memory_limit=256 << 20)
     assert ("GET", "/large/a/refs.0.parq", f"bytes=0-{64 << 20}") in faulty.requests
-
-
-def test_chunks_are_listed_in_steps_whatever_the_record_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    sizes = RecordFile.sizes
-
-    def seen(record: RecordFile, start: int, stop: int) -> object:
-        asked.append(stop - start)
-        return sizes(record, start, stop)
-
-    monkeypatch.setattr(RecordFile, "sizes", seen)
-    monkeypatch.setattr(parquet, "_LISTED", 3)
-    most = 2**31 - 1
-    root = write_set(tmp_path / "set", {"a/.zarray": zarray([most], [1])}, {}, most)
-    write_record(root / "a/refs.0.parq", columns([b"0", None, b"22", None, None, b"5"], 7))
-
-    async def read(store: ParquetStore) -> None:
-        found: list[tuple[str, int | None]] = []
-        async for info in store.list_dir("a"):
-            found.append((info.name, info.size))
-            if len(found) == 8:
-                break
-        lacking = [(f"{number}", None) for number in range(7, 11)]  # a lookup of these is an error
-        assert found[1:] == [("0", 1), ("2", 2), ("5", 1), *lacking]
-
-    ask(root, read)
-    assert set(asked) == {3}
 
 
 def test_an_encoding_of_unbounded_size_is_refused(tmp_path: Path) -> None:
@@ -555,31 +475,6 @@ def test_documents_with_bad_keys_are_left_out(tmp_path: Path) -> None:
     assert all("\n" not in warning for warning in warnings)
 
 
-def test_a_key_is_shown_as_one_printable_line(tmp_path: Path) -> None:
-    bad, broken = "a//\x1b[31mred\nzarrfs: mount ok", "b\x1b[2J\nline"
-    metadata = {bad: {}, f"{broken}/.zarray": {}, "c\x1b\n/.zarray": zarray([1], [1])}
-    root = write_set(tmp_path / "set", metadata, {})
-    warnings = plan_source(str(root), Options()).warnings
-    assert [warning.partition(":")[0] for warning in warnings] == [
-        r"a//\x1b[31mred\nzarrfs", r"b\x1b[2J\nline/.zarray",
-    ]  # fmt: skip
-    with pytest.raises(SourceError) as caught:
-        plan_source(str(root), Options(strict=True))
-    assert str(caught.value).isprintable()
-
-    async def told(store: ParquetStore) -> list[str]:
-        found = [f"{fault.entry}: {fault.rule}" async for fault in store.faults()]
-        for key in (f"{broken}/0", "c\x1b\n/0"):
-            with pytest.raises(ReadError) as caught:
-                await store.get(key)
-            found.append(str(caught.value))
-        return found
-
-    found = ask(root, told, missing_records="error")
-    assert len(found) == 5
-    assert [text for text in found if not text.isprintable()] == []
-
-
 def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None:
     """fsspec cannot read such a set. Were its chunks absent, a Zarr reader would return fill values."""
     root = write_set(tmp_path / "set", {".zarray": zarray([6], [1])}, {"": [b"0", b"1", None, b"3"]})
@@ -688,11 +583,3 @@ def test_a_set_from_the_network_reaches_no_local_file(nginx: Nginx, tmp_path: Pa
     write_set(root, {"a/.zarray": zarray([2], [1])}, {"a": [[str(secret), 0, 6], [f"file://{secret}"]]})
     for value in chunks_of(f"{nginx.plain.url}/evil.parq").values():
         assert "a set from the network reaches no local file" in str(value)
-
-
-def test_a_plan_is_small(tmp_path: Path) -> None:
-    """A plan does not contain the metadata of the set's arrays."""
-    metadata = {f"v{number}/.zarray": zarray([1], [1]) for number in range(1000)}
-    plan = plan_source(str(write_set(tmp_path / "set", metadata, {})), Options())
-    assert isinstance(plan, Plan)
-    assert len(repr(plan)) < 2000

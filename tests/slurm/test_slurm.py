@@ -209,20 +209,6 @@ def test_small_jobs_back_to_back_leave_nothing(slurm: Cluster) -> None:
     assert [(slurm.home / f"small-{number}.out").read_text() for number in range(10)] == [expected] * 10
 
 
-def test_the_transcript_of_the_page(slurm: Cluster) -> None:
-    """The commands below "Try it" in docs/schedulers.md print the output shown below them."""
-    (slurm.scripts / "datasets").write_text(f"inputs {archive(slurm)}\n")
-    source, blobs = archive(slurm).split(" blobs=")
-    block = (ROOT / "docs/schedulers.md").read_text().partition("### Try it")[2].split("```")[1]
-    block = block.replace("/data/archives/inputs.json", source).replace("/data/archives/blobs", blobs)
-    steps = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE)
-    assert len(steps) == 5
-    for command, expected in steps:
-        wait_for(lambda: not slurm.left() and slurm.states() == {"idle"}, "the end of a job", slurm.states)
-        done = slurm.user("sh", "-c", f"{command} 2>&1")
-        assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines()), command
-
-
 def test_a_prolog_that_runs_again_clears_what_is_left(slurm: Cluster) -> None:
     """A requeued job keeps its number, and the epilog of its first run may not have run."""
     job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_UID": f"{NOBODY}", "SLURM_JOB_GID": f"{NOBODY}"}

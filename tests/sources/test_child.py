@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import DATA, PROGRAM
+from tests.conftest import DATA
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
 from zarrfs.sources import child, plan_sources
@@ -60,72 +55,6 @@ def sources(tmp_path: Path) -> list[Path]:
     ]  # fmt: skip
 
 
-def test_a_fork_gives_the_results_of_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
-    for source in sources:
-        fork, made = planned(True, source, index_dir=f"{tmp_path}/fork")
-        assert made == 1
-        assert (fork, 0) == planned(False, source, index_dir=f"{tmp_path}/new")
-
-
-def test_a_process_with_threads_starts_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
-    """Another thread may hold a lock, which nothing would release in a fork."""
-    plan, made = planned(True, sources[0], True, index_dir=f"{tmp_path}/threads")
-    assert made == 0
-    assert plan == planned(False, sources[0], index_dir=f"{tmp_path}/new")[0]
-
-
-def test_another_environment_needs_a_new_interpreter(sources: list[Path]) -> None:
-    """SQLite reads the environment once, at import, so with cache=none a fork would write to TMPDIR."""
-    assert planned(True, sources[2], cache="none")[1] == 0  # the source does not exist, so no index is left
-
-
-HELD = """
-import fcntl, os, signal, sys, time
-from zarrfs.sources import child
-def handler(*_): os.write(2, b"of the parent")
-signal.signal(signal.SIGUSR1, handler)
-signal.signal(signal.SIGINT, handler)
-lock = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
-fcntl.flock(lock, fcntl.LOCK_EX)
-from zarrfs.sources import prepare
-def answer(request):
-    os.write(2, b"ready\\n")
-    time.sleep(60)
-prepare.answer = answer
-fork = child.start(b"{}", True, {})
-os.write(2, b"%d\\n" % fork._pid)
-sys.stdin.read()
-os.close(lock)
-"""
-
-
-def test_a_fork_has_neither_locks_nor_handlers_of_its_parent(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HELD, tmp_path / "lock"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        pid, ready = sorted((parent.stdout.readline().strip(), parent.stdout.readline().strip()))
-        assert ready == "ready"
-        lock = os.open(tmp_path / "lock", os.O_RDWR)
-        try:
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
-            parent.stdin.close()
-            assert parent.wait(60) == 0  # while its child still sleeps
-            assert Path(f"/proc/{pid}").exists()
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(lock)
-            os.kill(int(pid), signal.SIGUSR1)
-            time.sleep(0.2)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        assert parent.stdout.read() == ""  # no handler of the parent ran in the child
-
-
 def test_a_crash_prints_its_traceback() -> None:
     script = """
 from zarrfs.sources import prepare, plan_source
@@ -158,17 +87,6 @@ for name in ("refs.json", "none.json"):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("references\nno such file or directory\n", "")
-
-
-@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
-def test_a_descriptor_of_the_parent_is_refused(name: str, sources: list[Path]) -> None:
-    """A shell's <(...) is one; opening it in a child failed with "no such file"."""
-    with open(sources[0]) as file:
-        source = name.format(file.fileno())
-        command = [PROGRAM, "ls", source]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=(file.fileno(),))
-    said = f"zarrfs: {source}: is open in this process alone; name a file\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 def test_one_child_plans_many_small_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import dataclasses
 import os
-import queue
 import random
-import sys
-import threading
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -33,8 +28,6 @@ from zarrfs.errors import (
     TargetMissing,
 )
 from zarrfs.net import request_queue
-from zarrfs.net.responses import Transient
-from zarrfs.net.systems import ThreadSystem
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
@@ -490,27 +483,6 @@ def test_an_unknown_protocol_is_a_read_error() -> None:
         read("nosuch://x/y")
 
 
-@pytest.mark.parametrize(
-    ("protocol", "package", "hint"), [("s3", "s3fs", r"zarrfs\[s3\]"), ("gs", "gcsfs", r"zarrfs\[gcs\]")]
-)
-def test_the_error_names_the_package_that_a_protocol_lacks(
-    monkeypatch: pytest.MonkeyPatch, protocol: str, package: str, hint: str
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == package:
-            raise ImportError(name)
-        return real(name, *arguments, **more)
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ReadError, match=f"{protocol} needs the package {package}: .* install '{hint}'$"):
-        read(f"{protocol}://x/y")
-
-
 def test_options_that_cannot_be_used_are_a_read_error() -> None:
     with pytest.raises(ReadError, match="nosuch"):
         read("s3://x/y", options=Options(storage={"s3": {"nosuch": 1}}, retries=0))
@@ -529,88 +501,6 @@ def test_options_reach_the_protocol_under_each_of_its_names(s3: S3) -> None:
 def test_header_options_are_sent(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE)
     assert read(url, options=Options(storage={"https": {"headers": {"Range": "bytes=0-1"}}})) == VALUE[10:110]
-
-
-def test_no_error_is_its_own_cause(faulty: Faulty) -> None:
-    fsspec.filesystem("memory").pipe_file("/large", VALUE)
-    for url in (faulty.put("/gone", b"", forever=404), "memory://large"):
-        with pytest.raises(ReadError) as caught:
-            using(lambda files, url=url: read_all(files, url) if url[0] == "m" else files.read(url, 0, 9, 0, 9),
-                  Options(retries=0, document_limit=1))  # fmt: skip
-        seen: list[BaseException] = []
-        error: BaseException | None = caught.value
-        while error is not None:
-            assert error not in seen
-            seen.append(error)
-            error = error.__cause__
-
-
-def test_calls_that_never_end_hold_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call into a hard-mounted share or a library without timeouts keeps its thread after the caller's timeout."""
-    fs, go, began = fsspec.filesystem("memory", skip_instance_cache=True), threading.Event(), list[str]()
-
-    def info(path: str, **_: Any) -> dict[str, Any]:
-        began.append(path)
-        go.wait(90)
-        return {"name": path, "type": "file", "size": 1}
-
-    monkeypatch.setattr(fs, "info", info)
-    system = ThreadSystem(fs, "memory", 0.1, 1)
-
-    async def main() -> None:
-        async def one(number: int) -> None:
-            with pytest.raises(Transient) as caught:
-                await system.stat(f"/v{number}")
-            reasons.append(caught.value.reason)
-
-        reasons: list[str] = []
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                for number in range(40):
-                    nursery.start_soon(one, number)
-            while len(began) < 16:  # noqa: ASYNC110  # a thread may start after its caller has left
-                await trio.sleep(0.01)
-        assert len(began) == 16
-        assert reasons.count("no answer within 0.1 s") == 16
-        assert reasons.count("16 calls have no answer yet, and no more are made: none ended within 0.1 s") == 24
-        go.set()
-        with trio.fail_after(60):  # a call that ends frees its thread
-            while True:
-                with contextlib.suppress(Transient):
-                    assert (await system.stat("/later")).size == 1
-                    return
-
-    try:
-        trio.run(main)
-    finally:
-        go.set()
-
-
-def test_a_call_that_waits_while_others_end_does_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a slow server with one connection, a call may wait for its turn longer than a call may take."""
-    fs, began = fsspec.filesystem("memory", skip_instance_cache=True), queue.Queue[threading.Event]()
-
-    def info(path: str, **_: Any) -> dict[str, Any]:
-        go = threading.Event()
-        began.put(go)
-        go.wait(90)
-        return {"name": path, "type": "file", "size": 1}
-
-    monkeypatch.setattr(fs, "info", info)
-    system = ThreadSystem(fs, "memory", 1.0, 1, threads=1)
-    clock = trio.testing.MockClock()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for number in range(4):
-                nursery.start_soon(system.stat, f"/v{number}")
-            for _ in range(4):
-                go = await trio.to_thread.run_sync(began.get, True, 60)
-                clock.jump(0.9)
-                await trio.testing.wait_all_tasks_blocked()
-                go.set()
-
-    trio.run(main, clock=clock)
 
 
 def test_an_archive_may_have_any_name(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -782,21 +672,3 @@ def test_an_s3_key_with_keys_below_it_is_a_file(s3: S3) -> None:
         await store.aclose()
 
     trio.run(check)
-
-
-def test_the_bound_of_read_ahead_is_the_same_after_options_change() -> None:
-    """below() makes a RemoteFiles for archives, which takes a quarter of the memory."""
-
-    def bounds(files: RemoteFiles) -> tuple[int, int, int]:
-        return files.blocks._runs.ahead, files._streams.most, files.blocks.cache.max_bytes // 4
-
-    async def main() -> None:
-        options = Options(memory_limit=64 << 20)
-        files = RemoteFiles(options)
-        files.below()
-        before = bounds(files)
-        files.adjust(options)
-        assert bounds(files) == before == (12 << 20,) * 3
-        await files.aclose()
-
-    trio.run(main)

@@ -18,8 +18,7 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import split_chain
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
-from zarrfs.store.targets import TargetReader, Targets
-from zarrfs.system import localfiles as local
+from zarrfs.store.targets import Targets
 from zarrfs.system.localfiles import LocalFiles
 from zarrfs.system.own_mount import OWN_MOUNT
 
@@ -47,11 +46,6 @@ def read(targets: Targets, url: str, offset: int = 3, length: int = 5) -> bytes:
             await targets.aclose()
 
     return trio.run(main)
-
-
-def test_targets_are_a_target_reader() -> None:
-    reader: TargetReader = Targets(Options())
-    assert isinstance(reader.stats(), dict)
 
 
 # -- forms
@@ -371,97 +365,3 @@ def test_an_archive_in_the_mount_that_refers_to_it_is_a_loop(
         await targets.aclose()
 
     trio.run(main)
-
-
-def test_the_number_of_open_files_is_bounded(base: Path) -> None:
-    paths = []
-    for number in range(20):
-        path = base / f"n{number}"
-        path.write_bytes(DATA)
-        paths.append(path)
-    before = len(open_descriptors())
-
-    async def main() -> None:
-        files = LocalFiles()
-        files._open.bound = 3
-
-        async def many(start: int) -> None:
-            for number in range(60):
-                path = paths[(start + 7 * number) % 20]
-                assert await _read(files, path, number, 10) == DATA[number : number + 10]
-                await trio.lowlevel.checkpoint()
-
-        async with trio.open_nursery() as nursery:
-            for start in range(10):
-                nursery.start_soon(many, start)
-        assert files.stats()["open"] <= 3
-        await files.aclose()
-
-    trio.run(main)
-    assert len(open_descriptors()) <= before + 3  # trio's own
-
-
-def test_an_evicted_file_is_closed_only_after_its_last_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, go = trio.Event(), trio.Event()
-    real = trio.to_thread.run_sync
-
-    async def slow(function: Callable[..., object], *args: object, **more: object) -> object:
-        if function is local._read_and_stat:
-            started.set()
-            await go.wait()
-        return await real(function, *args, **more)  # type: ignore[arg-type]
-
-    async def main() -> None:
-        files = LocalFiles()
-        files._open.bound = 1
-        descriptors = len(open_descriptors())
-        monkeypatch.setattr(local, "read_cached", lambda *_: bytearray())
-        monkeypatch.setattr(trio.to_thread, "run_sync", slow)
-        async with trio.open_nursery() as nursery:
-            got = []
-
-            async def reader() -> None:
-                got.append(await _read(files, base / "f"))
-
-            nursery.start_soon(reader)
-            await started.wait()
-            (base / "other").write_bytes(b"other")
-            await files.size(str(base / "other"))
-            assert len(open_descriptors()) == descriptors + 2
-            go.set()
-        assert got == [DATA[:10]]
-        assert len(open_descriptors()) == descriptors + 1
-        await files.aclose()
-        assert len(open_descriptors()) == descriptors
-
-    trio.run(main)
-
-
-def test_bytes_outside_the_page_cache_are_read_in_a_thread(base: Path) -> None:
-    path = base / "cold"
-    path.write_bytes(DATA * 50)
-
-    async def main() -> None:
-        files = LocalFiles()
-        await files.size(str(path))
-        descriptor = os.open(path, os.O_RDWR)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-        whole = DATA * 50
-        assert bytes(await files.read(str(path), 0, len(whole))) == whole
-        assert bytes(await files.read(str(path), 7, len(whole) - 7)) == whole[7:]
-        await files.aclose()
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_read_file_is_short_only_at_the_end(base: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not cached:
-        monkeypatch.setattr(local, "read_cached", lambda *_: bytearray())
-        monkeypatch.setattr(local, "read_ends", lambda *_: False)
-    descriptor = os.open(base / "f", os.O_RDONLY)
-    for offset, length in ((0, 10), (0, len(DATA) + 10), (len(DATA) - 3, 10), (len(DATA), 5), (10**9, 1)):
-        assert bytes(trio.run(local.read_file, descriptor, offset, length)) == DATA[offset : offset + length]
-    os.close(descriptor)
