@@ -63,9 +63,9 @@ def refused(*items: str, source: str | None = None) -> str:
 # -- precedence
 
 Values = dict[str, Any]
-NAMES = ("retries", "host_requests", "client", "strict")
+NAMES = ("retries", "host_requests", "client", "compat")
 VALUES = {
-    "retries": st.integers(0, 99), "host_requests": st.integers(1, 99), "strict": st.booleans(),
+    "retries": st.integers(0, 99), "host_requests": st.integers(1, 99), "compat": st.booleans(),
     "client": st.sampled_from(["auto", "fsspec", "obstore"]),
 }  # fmt: skip
 SAID = st.fixed_dictionaries({}, optional=VALUES)
@@ -247,11 +247,11 @@ def test_sections_of_the_first_source_win(user: Path) -> None:
 def test_values_of_toml_are_read(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/joe")
     write(
-        user, 'options = {strict = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
+        user, 'options = {compat = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
         'workers = 8, cache_dir = "~/blocks", index_dir = "index", blobs = ["blobs", "https://host/b"]}'
     )  # fmt: skip
     found = held()
-    assert (found.strict, found.retries, found.request_timeout, found.umask) == (True, 9, 2.5, 0o022)
+    assert (found.compat, found.retries, found.request_timeout, found.umask) == (True, 9, 2.5, 0o022)
     assert (found.cache_size, found.cache_dir, found.workers) == (5 << 30, "/home/joe/blocks", 8)
     assert found.index_dir == f"{user.parent}/index"
     assert found.blobs == (f"{user.parent}/blobs", "https://host/b")
@@ -306,8 +306,8 @@ def test_every_command_prints_the_same_error(
         ("[options]\nretries = 1e9", "[options] retries: option retries=1000000000.0: expected a whole number from 0"),
         ("[options]\nindex_dir = 'http://h/x'", "[options] index_dir: option index_dir=http://h/x: expected a"),
         ("[options]\nretries = true", "[options] retries: expected text, in quotes"),
-        ("[options]\nstrict = 1", "[options] strict: expected true or false"),
-        ("[options]\nstrict = ''", "[options] strict: expected true or false"),
+        ("[options]\nstrict = 1", "[options] compat: expected true or false"),
+        ("[options]\nstrict = ''", "[options] compat: expected true or false"),
         ("[options]\numask = 0o22", "[options] umask: expected text, in quotes"),
         ("[options]\nblobs = [1]", "[options] blobs: expected text, in quotes"),
         ("[options]\nclient = ['auto']", "[options] client: expected text, in quotes"),
@@ -359,7 +359,7 @@ def test_errors_in_files_name_the_place(user: Path, text: str, says: str) -> Non
     ("variable", "value", "says"),
     [
         ("CACHE_SIZE", "5", "option cache_size=5: expected a size with a unit"),
-        ("STRICT", "maybe", "option strict=maybe: expected nothing, true or false"),
+        ("COMPAT", "maybe", "option compat=maybe: expected nothing, true or false"),
         ("STORAGE_OPTIONS", '{"s3": "hush"', "option storage_options: expected JSON"),
         ("CONFIG", "/nonexistent/x.toml", ""),
     ],
@@ -522,7 +522,7 @@ def test_json_values_are_checked_for_nul_and_depth(user: Path) -> None:
 def test_a_secret_with_a_comma_is_not_shown_in_the_error() -> None:
     said = refused("s3.secret=hush", "hush2")
     assert said == r"option s3.secret: no option after its comma (write a comma in a value as \,)"
-    assert "did you mean strict" in refused("s3.anon=true", "stric")
+    assert "did you mean compat" in refused("s3.anon=true", "compa")
     assert "hush" not in refused("s3://b/c.secret=hush")
 
 
@@ -534,11 +534,11 @@ def test_config_shows_values_and_where_they_come_from(user: Path, system: Path, 
     write(user, text + f'[source.a]\nsource = "{tmp_path}/x"\nbase = "https://h/?sig=hush"\n')
     environment = os.environ | {"ZARRFS_RETRIES": "8", "ZARRFS_RETRYS": "9", "ZARRFS_STRICT": "1"}
     environment["ZARRFS_MOUNT"] = environment["ZARRFS_STAGE"] = "set by zarrfs itself, or for its scripts"
-    done = run("config", "--json", "a", "-o", "strict=false", env=environment)
+    done = run("config", "--json", "a", "-o", "compat=false", env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {one["option"]: (one["value"], one["origin"]) for one in found["options"]} == {
-        "retries": ("8", "$ZARRFS_RETRIES"), "strict": ("false", "the command line"),
+        "retries": ("8", "$ZARRFS_RETRIES"), "compat": ("false", "the command line"),
         "base": ("https://h/", f"{user} [source.a]"), "fsname": ("a", f"{user} [source.a]"),
         "s3.secret": ("***", f"{user} [storage]"), "s3.anon": (True, f"{user} [storage]"),
     }  # fmt: skip

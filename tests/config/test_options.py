@@ -68,9 +68,9 @@ def test_permission_bits_are_octal() -> None:
             octal(text)
 
 
-@pytest.mark.parametrize(("item", "value"), [("strict", True), ("strict=yes", True), ("strict=false", False)])
+@pytest.mark.parametrize(("item", "value"), [("compat", True), ("compat=yes", True), ("compat=false", False)])
 def test_flags_may_have_a_value(item: str, value: bool) -> None:
-    assert parse([item]).options.strict is value
+    assert parse([item]).options.compat is value
 
 
 def test_without_options_the_defaults_apply() -> None:
@@ -190,7 +190,7 @@ def test_an_unknown_option_suggests_the_closest() -> None:
         parse(["memory_limits=1GiB"])
     with pytest.raises(UsageError, match=r"unknown option 'zzz'$"):
         parse(["zzz"])
-    assert parse(["zzz", "strict"], sloppy=True).options.strict
+    assert parse(["zzz", "compat"], sloppy=True).options.compat
 
 
 def test_every_protocol_that_fsspec_has_may_have_options() -> None:
@@ -201,7 +201,7 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
     assert set(parse([f"{protocol}.x=1" for protocol in protocols]).options.storage) == protocols
     fsspec.register_implementation("trial", "fsspec.implementations.memory.MemoryFileSystem", clobber=True)
     assert parse(["trial.x=1"]).options.storage == {"trial": {"x": 1}}
-    assert parse(["s4.anon=true", "strict"], sloppy=True).options == Options(strict=True)
+    assert parse(["s4.anon=true", "compat"], sloppy=True).options == Options(compat=True)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
         ("stale=re-read", "option stale=re-read: expected one of error, reread (did you mean reread?)"),
         ("allow=file,privat", "option allow=file,privat: expected all, credentials, file, private, or a protocol"
          " (did you mean private?)"),
-        ("strict=maybe", "option strict=maybe: expected nothing, true or false"),
+        ("compat=maybe", "option compat=maybe: expected nothing, true or false"),
         ("base=", "option base=: expected a value"),
         ("s4.anon=true", "option s4.anon: unknown protocol 's4' (did you mean s3?)"),
         ("htpp://h.token=x", "option htpp://h.token: unknown protocol 'htpp' (did you mean http?)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ from zarrfs.config.options import parse
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import DamagedBuffer
-from zarrfs.icechunk.repository import virtual_url
+from zarrfs.icechunk.repository import BadLocation, virtual_url
 from zarrfs.sources import open_source
 from zarrfs.sources.icechunk import local_refs
 
@@ -331,7 +332,8 @@ def test_virtual_chunks_in_files_of_unusual_names(tmp_path: Path, name: bytes, v
     "s3://x::file:///etc/passwd", "s3://b/x%3A%3Amemory://y", "file:///a%FF::memory://y",
 ])  # fmt: skip
 def test_the_location_of_a_virtual_chunk_never_becomes_a_chain(location: str) -> None:
-    assert len(urls.protocols(virtual_url(location))) == 1
+    with contextlib.suppress(BadLocation):
+        assert len(urls.protocols(virtual_url(location))) == 1
 
 
 def test_colons_in_names_and_addresses_of_a_web_server_are_no_chain() -> None:
@@ -348,7 +350,7 @@ def test_a_virtual_chunk_with_an_unreadable_key_fails_alone(tmp_path: Path, name
 
 def test_a_location_in_a_virtual_chunk_container_is_an_error(tmp_path: Path) -> None:
     written = write_virtual(tmp_path / "repo", "vcc://archive/numbers.bin", "1")
-    with pytest.raises(ReadError, match=r"vcc://archive/numbers\.bin: is relative to a virtual chunk container"):
+    with pytest.raises(ReadError, match=r"virtual/c/0: .*virtual chunk container"):
         get(written, "virtual/c/0")
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import run
+from tests.icechunk.repositories import write_virtual
 from tests.mounts.mounting import log_of, mounted
+from tests.references.parquetsets import write_set, zarray
 
 BAD: dict[str, Any] = {
     "text offset": ["f.nc", "100", 50],
@@ -64,3 +66,35 @@ def test_a_data_url_may_have_any_length(tmp_path: Path) -> None:
     with mounted(source, tmp_path / "mnt") as root:
         assert (root / "a").read_bytes() == data
         assert (root / "b").read_bytes() == data[1000:251_000]
+
+
+@pytest.mark.promise("S57")
+def test_a_bad_row_of_a_parquet_set(tmp_path: Path) -> None:
+    data = "data:;base64," + base64.b64encode(bytes(300_000)).decode()
+    rows = [["/x", -1, 5], ["/x", 5, -1], ["", 1, 1], b"base64:!!", b"fine", [data], None]
+    set_ = write_set(tmp_path / "set", {"a/.zarray": zarray([8], [1])}, {"a": rows}, 8)
+    with mounted(set_, tmp_path / "mnt") as root:
+        assert sorted(os.listdir(root / "a")) == [".zarray", *"012345"]
+        for name in "0123":
+            _unreadable(root / "a" / name)
+            assert sum(f"row {name}: " in line for line in log_of(root).splitlines()) == 1
+        assert (root / "a/4").read_bytes() == b"fine"
+        assert (root / "a/5").read_bytes() == bytes(300_000)
+    checked = run("check", set_)
+    assert checked.returncode == 1
+    assert all(f"a/{name}: " in checked.stdout for name in "0123"), checked.stdout
+
+
+@pytest.mark.promise("S57")
+def test_a_bad_location_in_an_icechunk_repository(tmp_path: Path) -> None:
+    repository = write_virtual(tmp_path / "repo", "vcc://archive/numbers.bin", None)
+    with mounted(repository, tmp_path / "mnt") as root:
+        assert sorted(os.listdir(root / "virtual/c")) == ["0", "1"]
+        for name in "01":
+            _unreadable(root / "virtual/c" / name)
+            assert sum(f"virtual/c/{name}: " in line for line in log_of(root).splitlines()) == 1
+        assert json.loads((root / "virtual/zarr.json").read_bytes())["shape"] == [20]
+    checked = run("check", repository)
+    assert checked.returncode == 1
+    assert "virtual/c/0: " in checked.stdout
+    assert json.loads(run("info", "--json", repository).stdout)["broken"] == 2

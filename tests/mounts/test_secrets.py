@@ -213,7 +213,7 @@ def test_secrets_are_shown_nowhere(client: str, server: str, tmp_path: Path) -> 
 
 COMMANDS = [
     "info SOURCE", "info --json SOURCE s403", "check --json SOURCE", "cat SOURCE s401 closed bucket",
-    "refs validate SOURCE", "refs stats --json SOURCE", "cache ls --json", "config SOURCE",
+    "refs stats --json SOURCE", "cache ls --json", "config SOURCE",
     "stage --copy --keep-going --report REPORT SOURCE COPY", "stage --mount --report REPORT SOURCE STAGED",
     "index -O INDEX SOURCE", "run SOURCE -- true", "archive verify --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
     "stage-out --upperdir UPPER --to http://USER@SERVER/401?sig=SIG", "warm SOURCE REPORT",
@@ -273,7 +273,6 @@ def test_commands_print_their_source_without_secrets(server: str, tmp_path: Path
     more = ["-o", "retries=0,allow=private"]
     for command in (
         ["info", of_store], ["info", "--json", of_store], ["tree", of_set], ["tree", "named"],
-        ["refs", "validate", "--json", "named"],
     ):  # fmt: skip
         done = run(*command, *more, env=environment)
         assert done.stdout, done.stderr

@@ -119,18 +119,6 @@ def test_nodes_left_out_of_a_view_are_in_an_attribute(tmp_path: Path) -> None:
     assert "odd: left out of view=v2: fill_value" in told_of[0]
 
 
-def test_strict_refuses_a_view_that_leaves_nodes_out(tmp_path: Path) -> None:
-    mountpoint = tmp_path / "mnt"
-    mountpoint.mkdir()
-    store = with_odd(tmp_path)
-    done = run("mount", store, mountpoint, "-o", "view=v2,strict")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "odd: view=v2 cannot show it: fill_value" in done.stderr
-    assert not os.path.ismount(mountpoint)
-    with mounted(store, mountpoint, "view=v3", "strict"):
-        assert (mountpoint / "shard/zarr.json").exists()
-
-
 def test_a_view_is_writable_only_with_an_upper_directory(tmp_path: Path) -> None:
     for name in "mnt", "upper":
         (tmp_path / name).mkdir()

@@ -10,7 +10,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.references.referencesets import compiled, refusal
+from tests.references.referencesets import compiled
 from zarrfs.references import parse as references
 from zarrfs.store import indexfile as indexdirs
 from zarrfs.store.api import Kind, join_key
@@ -120,45 +120,22 @@ NAMES = st.sampled_from(["a", "a-", "b"])  # "-" sorts before "/"
 CONFLICT = {"a": "1", "b": "2", "b/c": "3", "b/c/d": "4", "b/e": ["u", 0, 1], "b0": "5", "f/g": "6", "f": ["u"]}
 
 
-@pytest.mark.parametrize(
-    ("conflict", "keys", "problems"),
-    [
-        ("directory", ["a", "b/c/d", "b/e", "b0", "f/g"], ["b", "b/c", "f"]),
-        ("file", ["a", "b", "b0", "f"], ["b/", "f/"]),
-    ],
-)
-def test_a_key_that_is_also_a_directory(conflict: str, keys: list[str], problems: list[str]) -> None:
-    with compiled(CONFLICT, conflict=conflict) as made:
-        assert sorted(made.keys()) == keys
-        assert [entry for entry, _ in made.problems] == problems
-        if conflict == "file":
-            assert made.problems[0][1] == "a file and a directory: the file wins over 3 files"
-
-
-def test_a_directory_left_out_stays_out() -> None:
-    # "a-b" sorts between "a" and "a/b"
-    with compiled({"a": "1", "a/b": "2", "a/b/c": "3", "a-b": "4", "a-b/x": "5"}, conflict="file") as made:
-        assert made.tree() == {"a": b"1", "a-b": b"4"}
-        assert [entry for entry, _ in made.problems] == ["a/", "a-b/"]
-
-
-def test_a_key_that_is_also_a_directory_refuses_the_set_on_request() -> None:
-    assert refusal(CONFLICT, conflict="error") == ("b", "a file and a directory (see option conflict)")
+def test_a_key_that_is_also_a_directory() -> None:
+    with compiled(CONFLICT) as made:
+        assert sorted(made.keys()) == ["a", "b/c/d", "b/e", "b0", "f/g"]
+        assert [entry for entry, _ in made.problems] == ["b", "b/c", "f"]
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(keys=st.lists(st.lists(NAMES, min_size=1, max_size=5).map("/".join), max_size=40), wins=...)
-def test_directories_evicted_from_the_cache(keys: list[str], wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@given(keys=st.lists(st.lists(NAMES, min_size=1, max_size=5).map("/".join), max_size=40))
+def test_directories_evicted_from_the_cache(keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With a directory cache so small that entries are evicted and looked up again, the tree is the same."""
     monkeypatch.setattr(indexdirs, "_REMEMBERED", 2)
     monkeypatch.setattr(references, "_REMEMBERED", 2)
     model = {key: str(number) for number, key in enumerate(keys)}
     above = {key[:at] for key in model for at in range(len(key)) if key[at] == "/"}
-    with compiled(model, conflict="file" if wins else "directory") as made:
-        if wins:
-            left = {key for key in model if not any(key.startswith(f"{other}/") for other in model)}
-        else:
-            left = model.keys() - above
+    with compiled(model) as made:
+        left = model.keys() - above
         assert made.tree() == {key: model[key].encode() for key in left}
         listed: set[str] = set()
 
@@ -178,7 +155,7 @@ def test_directories_evicted_from_the_cache(keys: list[str], wins: bool, monkeyp
         directories = {key[:at] for key in left for at in range(len(key)) if key[at] == "/"}
         assert left <= listed
         assert directories <= listed
-        assert wins or listed == left | above
+        assert listed == left | above
 
 
 def test_a_long_key_is_left_out_wherever_it_comes() -> None:

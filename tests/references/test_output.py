@@ -362,7 +362,6 @@ def test_a_chunk_size_of_0_is_written_to_parquet_as_1(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text(json.dumps({"x/.zarray": array.decode()}))
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
     assert entries(tmp_path / "set.parq")["x/.zarray"] == array.replace(b'"chunks":[0', b'"chunks":[1')
-    assert done("validate", tmp_path / "set.parq").stdout == "0 errors, 0 warnings\n"
 
 
 def test_urls_that_are_too_long_for_json(tmp_path: Path) -> None:

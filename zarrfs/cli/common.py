@@ -303,7 +303,7 @@ def run_on_stores(
             plans += found
             for source, plan in zip(sources[before:], found, strict=False):
                 where = f"{source}: " if len(sources) > 1 else ""
-                for warning in () if chosen.log_level == "error" or chosen.collect else plan.warnings:
+                for warning in () if chosen.log_level == "error" else plan.warnings:
                     if reads or not warning.endswith(NO_BLOBS):
                         say(f"warning: {where}{warning}")
         import trio

@@ -82,10 +82,6 @@ class Options:
         "Open SOURCE as KIND: references, archive, zarr or icechunk. By default name and content decide; set it when "
         "they decide wrongly.",
     )
-    strict: bool = _option(
-        "source", "Source", False, flag, "",
-        "Refuse a document with a bad entry. Without it, zarrfs warns and leaves the entry out.",
-    )
     branch: str | None = _option(
         "source", "Source", None, text, "NAME",
         "Icechunk: show the latest snapshot of this branch; `zarrfs refresh` moves on to newer ones. Default: main.",
@@ -98,11 +94,6 @@ class Options:
         "source", "Source", None, text, "URL",
         "Reference sets: resolve relative URLs of targets against URL. By default they are relative to the document; "
         "set it when document and data do not lie together.",
-    )
-    conflict: str = _option(
-        "source", "Source", "directory", words("error", "directory", "file"), "WHAT",
-        "Reference sets: which one to show when a key is a file and also the directory of other keys: directory or "
-        "file. error refuses the set.",
     )
     missing_records: str = _option(
         "source", "Source", "absent", words("absent", "error"), "WHAT",
@@ -437,9 +428,6 @@ class Options:
         "mount", "Daemon", False, flag, "",
         "Unmount when the daemon dies. Dangerous: readers then see an empty directory instead of an error.",
     )
-    # internal, not an option of users: collect all faults of a document for the caller, instead of stopping at the
-    # first
-    collect: bool = False
     # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
     # internal, for mounts with several processes: a local target that was changed after this time is refused, because

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 # the name, with "_", and what to do instead, without a full stop: "set cache_dir= and read the keys once"
-OPTIONS: Mapping[str, str] = {}
+OPTIONS: Mapping[str, str] = {
+    "conflict": "where a key is a file and a directory, the directory is shown and the file is left out",
+    "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
+}
 # the command as typed, such as "refs merge"
-COMMANDS: Mapping[str, str] = {}
+COMMANDS: Mapping[str, str] = {
+    "refs validate": "`zarrfs check` lists the bad entries of a set",
+}
 
 
 def removed_option(name: str) -> str:

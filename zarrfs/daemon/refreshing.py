@@ -23,7 +23,7 @@ from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.sources import check_view, discard, fingerprint, one_process, open_plan, plan_source
+from zarrfs.sources import discard, fingerprint, one_process, open_plan, plan_source
 
 if TYPE_CHECKING:
     from zarrfs.daemon.workers import Team
@@ -148,7 +148,6 @@ class Refresher:
         plan = dataclasses.replace(plan_source(named, options), named=named)
         try:
             self._check_place(plan)
-            check_view(plan, options)
             why = None if self._team is None else one_process(plan, options)
         except BaseException:
             discard(plan)

@@ -30,7 +30,7 @@ from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
 from zarrfs.metrics import exporters, logs, process
 from zarrfs.prefetch.recording import RecordedRead, Recorder, records_to_warm, warm_mount
-from zarrfs.sources import check_view, open_plan
+from zarrfs.sources import open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
@@ -63,7 +63,6 @@ def serve(
     """
     allow_descriptors()  # a directory source needs one per open file
     _set_priority(options.nice)
-    check_view(plan, options)
     # grid=list: listings need not ask the server whether each chunk exists, because lookups follow that do
     of_store = dataclasses.replace(options, grid=options.grid or "list", wait_for_outages="all")
     records = records_to_warm(options)

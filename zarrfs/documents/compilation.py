@@ -18,9 +18,6 @@ _REPORTED_MAX = 20  # problems with a warning each; all of them are recorded in 
 class Compilation:
     """One document being compiled into an index: the index writer, the options and the problems found."""
 
-    thorough = False  # whether unused parts, such as unused templates, are checked, too
-    place = ""  # the part of the document that the current entries come from
-
     def __init__(self, source: str, writer: IndexWriter, options: Options) -> None:
         self.source, self.writer, self.options = source, writer, options
         self.warnings: list[str] = []
@@ -29,17 +26,6 @@ class Compilation:
     def refuse(self, rule: str, entry: str | None = None) -> SourceError:
         """Return the error that refuses the whole document: `raise compilation.refuse(...)`."""
         return SourceError(self.source, rule, entry)
-
-    def fault(self, rule: str, entry: str | None = None) -> None:
-        """Refuse the whole document because of `rule`.
-
-        In a subclass that collects faults, this method returns; the caller then continues without the faulty part.
-        """
-        raise self.refuse(rule, entry)
-
-    def entry(self, key: str) -> str:
-        """Return the name of the entry `key` in messages."""
-        return key
 
     def skip(self, entry: str, rule: str) -> None:
         """Leave `entry` out, whose key cannot be a path because of `rule`."""
@@ -65,30 +51,6 @@ class Compilation:
         self.problems += 1
         if self.problems <= _REPORTED_MAX:
             self.warnings.append(text)
-
-
-class Validation(Compilation):
-    """A compilation that continues after a fault, and records every fault in the index with its place."""
-
-    thorough = True
-
-    def fault(self, rule: str, entry: str | None = None) -> None:
-        """Record the fault and return."""
-        self.writer.problem(entry or "", rule)
-
-    def entry(self, key: str) -> str:
-        """Return the place of the entry `key` in the document, such as refs["x/0"]."""
-        escaped = key.replace('"', '\\"')
-        return f'{self.place}["{escaped}"]'
-
-    def skip(self, entry: str, rule: str) -> None:
-        """Record the problem and return."""
-        self.writer.problem(entry, rule)
-
-    def broken(self, key: str, entry: str, rule: str) -> None:
-        """Record the problem and return."""
-        self.writer.broken(key, rule)
-        self.writer.problem(entry, rule)
 
 
 class ReadingProgress:

@@ -10,14 +10,13 @@ from urllib.parse import quote, unquote
 
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import split_chain
+from zarrfs.config.redaction import split_chain, without_secrets
 from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.targets import target
 from zarrfs.store.api import key_rule
 from zarrfs.store.indexfile import IndexWriter
-from zarrfs.store.targets import UNDECODED
 
 T = TypeVar("T")
 
@@ -195,13 +194,18 @@ class _Chunks:
                 writer.inline(key, inline)
                 continue
             if offset + length > _END_MAX:
-                raise DamagedBuffer(f"damaged: {key}: offset + length is over 2^63 - 1")
-            if chunk is not None:
-                place = f"chunks/{files.name_of(chunk)}"
+                writer.broken(key, "offset + length is over 2^63 - 1")
+                continue
+            try:
+                if chunk is not None:
+                    place = f"chunks/{files.name_of(chunk)}"
+                else:
+                    self._spend(len(url or "") + len(tag or ""))
+                    place = target(virtual_url(url or ""), tag and tag.replace("\n", " "), changed)
+            except BadLocation as exc:
+                writer.broken(key, str(exc))
             else:
-                self._spend(len(url or "") + len(tag or ""))
-                place = target(virtual_url(url or ""), tag and tag.replace("\n", " "), changed)
-            writer.range(key, place, offset, length)
+                writer.range(key, place, offset, length)
 
     def _spend(self, size: int) -> None:
         self._left -= size
@@ -209,18 +213,24 @@ class _Chunks:
             raise DamagedBuffer("inline chunks and URLs of more than document_limit= bytes")
 
 
+class BadLocation(Exception):
+    """The reason why the location of a chunk cannot be read; only its reader gets an error."""
+
+
 def virtual_url(location: str) -> str:
     """Return the URL or path of a virtual chunk's file. `location` is a URL.
 
-    The percent-encoded path of a file: URL, or key in a bucket, is decoded unless the index could not hold the result:
-    bytes that are not UTF-8, a line break, which would end the URL of a target, or in a key "::", which would make the
-    URL a chain. Then it stays encoded: a reader decodes a file: URL itself, and refuses a key. URLs of other protocols
-    stay encoded, too, and a "::" in them is encoded. Raise DamagedBuffer for a location that is no URL.
+    The percent-encoded path of a file: URL, or key in a bucket, is decoded. A file: URL stays encoded if the index
+    could not hold the decoded path: bytes that are not UTF-8, or a line break, which would end the URL of a target.
+    URLs of other protocols stay encoded, too, and a "::", which would make the URL a chain, is encoded in them. Raise
+    BadLocation for a location that cannot be a URL of the index.
     """
     scheme, mark, rest = location.partition("://")
     scheme = scheme.lower()
     if not mark or "\n" in location or "\0" in location:
-        raise DamagedBuffer(f"damaged: a virtual chunk at {location[:80]!r}, which is no URL")
+        raise BadLocation(f"its location {location[:80]!r} is not a URL")
+    if scheme == "vcc":
+        raise BadLocation("it is relative to a virtual chunk container, which zarrfs does not read")
     if scheme == "file":
         encoded = "/" + re.split("[?#]", rest)[0].partition("/")[2]
         path = _decoded(encoded)
@@ -231,7 +241,10 @@ def virtual_url(location: str) -> str:
         url = None if decoded is None or "::" in decoded else f"{scheme}://{host}{slash}{decoded}"
     else:
         url = f"{scheme}://{host}{slash}{_without_chain(key)}"
-    return f"{UNDECODED}{_without_chain(location)}" if url is None or len(split_chain(url)) > 1 else url
+    if url is None or len(split_chain(url)) > 1:
+        shown = without_secrets(location)
+        raise BadLocation(f'{shown}: its key is not UTF-8, or has a line break or "::": give the file another name')
+    return url
 
 
 def _without_chain(encoded: str) -> str:

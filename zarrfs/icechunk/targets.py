@@ -19,7 +19,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged
 from zarrfs.net.responses import Entry, System
 from zarrfs.net.versions import tag_of
-from zarrfs.store.targets import CONTAINER, UNDECODED, Targets
+from zarrfs.store.targets import Targets
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
@@ -59,12 +59,6 @@ class RepositoryTargets(Targets):
         self._asking: SingleFlight[str] = SingleFlight()
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
-        if url.startswith(CONTAINER):
-            rule = "is relative to a virtual chunk container, which zarrfs does not read: rewrite it as a whole URL"
-            raise ReadError(_parts(url)[0], rule)
-        if url.startswith(UNDECODED):
-            rule = 'its key is not UTF-8, or has a line break or "::": give the file another name'
-            raise ReadError(without_secrets(_parts(url)[0].removeprefix(UNDECODED)), rule)
         try:
             if "\n" not in url:
                 return await super().read(url, offset, length, low, high)

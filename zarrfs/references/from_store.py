@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zarrfs.config import urls
-from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.references.keys import ZARR_METADATA, entry_rule
 from zarrfs.references.relocate import NOT_UTF8, absolute, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
-from zarrfs.store.targets import CONTAINER, UNDECODED
 from zarrfs.store.traversal import walk, with_sizes
 
 if TYPE_CHECKING:
@@ -80,10 +78,9 @@ async def reference_of(store: Store, plan: Plan, key: str, size: int, relative_t
         raise SourceError(plan.source, exc.reason, key) from exc
     if "decoded_from" in where:
         raise SourceError(plan.source, "is decoded by the view, so that no reference can name its bytes", key)
+    if "broken" in where:
+        raise SourceError(plan.source, where["broken"], key)
     url: str = where["url"]
-    if plan.kind == "icechunk" and url.startswith((CONTAINER, UNDECODED)):
-        location = without_secrets(url.removeprefix(UNDECODED))
-        raise SourceError(plan.source, f"a virtual chunk at {location}, a location that no reference can name", key)
     path = local_path(url) if plan.kind == "zarr" else None
     url = _absolute(url, plan, key) if path is None else _url_of_path(path, plan, key, relative_to)
     return Reference(key, None, url, where.get("offset", 0), where.get("length", size))

@@ -159,11 +159,9 @@ class ParquetStore(Store):
                 if record.rows < wanted:
                     yield Fault(where, f"{record.rows} rows for {wanted} chunks")
                 for row in range(record.rows):
-                    try:
-                        if record.row(row) is not None and row >= wanted:
-                            yield Fault(where, f"row {row}: beyond the last chunk")
-                    except ValueError as exc:
-                        yield Fault(where, str(exc))
+                    one = record.row(row)
+                    if one is not None and (one.broken or row >= wanted):
+                        yield Fault(where, one.broken or f"row {row}: beyond the last chunk")
         absences = None if share.index else await self.absences()
         if absences is not None and absences.absent:
             many = f"absent record files: {absences.absent:,} of {absences.record_files:,}"
@@ -208,7 +206,7 @@ class ParquetStore(Store):
             return self._directory(name)
         if isinstance(found, bytes):
             return self._file(name, len(found))
-        row = await self._row(key, found)
+        row = await self._row(key, found, broken=True)
         if row.data is not None:
             return self._file(name, len(row.data))
         if row.length is None and (sized or row.url in self._sizes):
@@ -287,7 +285,9 @@ class ParquetStore(Store):
             return {}
         if isinstance(found, bytes):
             return {"inline": len(found)}
-        row = await self._row(key, found)
+        row = await self._row(key, found, broken=True)
+        if row.broken:
+            return {"broken": row.broken}
         if row.data is not None:
             return {"inline": len(row.data)}
         url = self._targets.resolve(row.url, shown)
@@ -314,6 +314,8 @@ class ParquetStore(Store):
                     raise record
                 try:
                     for name, row in zip(grid.names(first, last), record.all_rows(last - first), strict=True):
+                        if row is not None and row.broken:
+                            raise ReadError(self._shown(key, number), row.broken)
                         if row is not None and name not in found.children(key):
                             yield Reference(join_key(key, name), row.data, row.url, row.offset, row.length)
                 except ValueError as exc:
@@ -414,8 +416,11 @@ class ParquetStore(Store):
                 yield number, max(start, first), min(first + size, grid.size), record
             number = following
 
-    async def _row(self, key: str, chunk: Chunk) -> RecordRow:
-        """Return the reference of a chunk. Raise NotFound if it is absent, ReadError if its row is invalid."""
+    async def _row(self, key: str, chunk: Chunk, broken: bool = False) -> RecordRow:
+        """Return the reference of a chunk. Raise NotFound if it is absent, ReadError if it is invalid.
+
+        With `broken`, an invalid reference is returned.
+        """
         record = await self._record(chunk.array, chunk.record)
         if record is None:
             raise NotFound(key)
@@ -425,6 +430,8 @@ class ParquetStore(Store):
             raise ReadError(self._shown(chunk.array, chunk.record), str(exc)) from None
         if row is None:
             raise NotFound(key)
+        if row.broken and not broken:
+            raise ReadError(self._shown(chunk.array, chunk.record), row.broken)
         return row
 
     async def _record(self, array: str, number: int) -> RecordFile | None:

@@ -43,12 +43,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class RecordRow(NamedTuple):
-    """One reference: inline bytes, a range of a target, or a whole target (without a length)."""
+    """One reference: inline bytes, a range of a target, or a whole target (without a length).
+
+    `broken` is the rule that an invalid reference breaks.
+    """
 
     data: Buffer | None
     url: str = ""
     offset: int = 0
     length: int | None = None
+    broken: str = ""
 
 
 class RecordFile:
@@ -64,7 +68,7 @@ class RecordFile:
         return 1000 + sum(part.nbytes for part in parts)
 
     def row(self, number: int) -> RecordRow | None:
-        """Return the reference in row `number`; None if it is empty. Raise ValueError if it is invalid or missing."""
+        """Return the reference in row `number`; None if it is empty. Raise ValueError if it is missing."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
         state = int(self._states[number])
@@ -73,7 +77,7 @@ class RecordFile:
         if state == _INLINE:
             return RecordRow(self._raws.value(number))
         if state >= _BAD:
-            raise ValueError(f"row {number}: {_RULES[state - _BAD]}")
+            return RecordRow(None, length=1, broken=f"row {number}: {_RULES[state - _BAD]}")
         url = self._paths.value(number).decode()
         if state == _WHOLE:
             return RecordRow(None, url)
@@ -94,13 +98,14 @@ class RecordFile:
     def sizes(self, start: int, stop: int) -> Array:
         """Return the sizes in bytes of the chunks in the rows [start, stop).
 
-        A size is ABSENT for an empty row, and UNKNOWN for a whole target and for an invalid or missing row.
+        A size is ABSENT for an empty row, UNKNOWN for a whole target and a missing row, and 1 for an invalid row.
         """
         found = np.full(stop - start, UNKNOWN, np.int64)
         rows = slice(start, min(stop, self.rows))
         states = self._states[rows]
         part = found[: len(states)]
         part[states == _NOTHING] = ABSENT
+        part[states >= _BAD] = 1
         ranges = states == _RANGE
         part[ranges] = self._sizes[rows][ranges]
         inline = np.flatnonzero(states == _INLINE)
@@ -261,7 +266,7 @@ def _path_rules(values: Any) -> Array:
     lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
     rules = np.zeros(len(values), np.uint8)
     rules[lengths == 0] = _EMPTY
-    rules[lengths > _PATH_MAX] = _LONG
+    rules[(lengths > _PATH_MAX) & ~pc.starts_with(values, b"data:").to_numpy(zero_copy_only=False)] = _LONG
     rules[pc.match_substring(values, "\0").to_numpy(zero_copy_only=False)] = _NUL
     try:
         values.cast(pa.large_string())

@@ -57,15 +57,13 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile a reference set into `compilation.writer`.
 
     An entry whose reference breaks a rule is listed, and reading it fails; one whose key cannot be a path is left out.
-    Each causes a warning. Raise SourceError for a fault in the rest of the document or in a template, and for a
-    conflict with conflict=error. A Validation records these faults, and does not raise for them.
+    Each causes a warning. Raise SourceError for a fault in the rest of the document or in a template.
     """
     head = document.head(SLICED_MEMBERS)
     if not isinstance(head, dict):
         raise compilation.refuse(f"a reference set is a JSON object, not {json_type(head)}")
     entries = _Entries(compilation)
     if "version" in head or "version" in document.members(("version",), SLICED_MEMBERS):
-        compilation.place = "refs"
         _Version1(document, entries, compilation).compile()
     else:
         urls = _Urls(compilation.writer, None)
@@ -100,21 +98,17 @@ class _Version1:
             if isinstance(refs, dict):
                 self._entries.add(refs.items(), urls)
             else:
-                self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
+                raise self._compilation.refuse(f"expected an object, not {json_type(refs)}", "refs")
         if "version" not in self._members:  # the head had it: another program has written the file
             raise self._compilation.refuse("the document changed while it was read")
         if self._unknown > _REPORTED_MAX:
             more = self._unknown - _REPORTED_MAX
             self._compilation.warn(f"{more:,} more members that no reference set of version 1 has: ignored")
         for gen in self._gens:
-            self._compilation.place = gen.where
             try:
                 self._generate(gen)
             except TemplateError as exc:
-                self._compilation.fault(exc.rule, exc.entry and printable(exc.entry))
-        self._compilation.place = "refs"
-        if self._compilation.thorough:
-            self._check_templates()
+                raise self._compilation.refuse(exc.rule, exc.entry and printable(exc.entry)) from None
 
     def _generate(self, gen: Gen) -> None:
         """Add the entries of one item of gen. Raise TemplateError."""
@@ -125,21 +119,12 @@ class _Version1:
                 made = zip(batch.urls, batch.offsets, batch.lengths, strict=True)
             self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
 
-    def _check_templates(self) -> None:
-        """Report every invalid template, even if it is not used."""
-        for name, source in self._sources().items():
-            if "{{" in source:
-                try:
-                    self._templates().check(source)
-                except TemplateError as exc:
-                    self._compilation.fault(exc.rule, printable(f"templates.{name}"))
-
     def _take(self, values: dict[str, Any]) -> None:
         """Check and keep members of the root other than refs."""
         compilation = self._compilation
         version = values.get("version", 1)
         if type(version) is not int or version != 1:
-            compilation.fault(
+            raise compilation.refuse(
                 f"must be the number 1, not {json_type(version)} (version 0 has no such member)", "version"
             )
         for name in values:
@@ -154,9 +139,10 @@ class _Version1:
             self._sources()
         if "gen" in values:
             names, limit = self._sources().keys(), compilation.options.gen_limit
-            self._gens = read_gen(
-                values["gen"], names, limit, lambda rule, entry: compilation.fault(rule, printable(entry))
-            )
+            try:
+                self._gens = read_gen(values["gen"], names, limit)
+            except TemplateError as exc:
+                raise compilation.refuse(exc.rule, exc.entry and printable(exc.entry)) from None
 
     def _sources(self) -> dict[str, str]:
         """Return the checked member `templates`, searching the whole document if it has not been read yet."""
@@ -166,7 +152,7 @@ class _Version1:
                 self._members |= self._document.members(("templates",), SLICED_MEMBERS)
             sources = self._members["templates"]
             if not isinstance(sources, dict):
-                self._compilation.fault(f"expected an object, not {json_type(sources)}", "templates")
+                raise self._compilation.refuse(f"expected an object, not {json_type(sources)}", "templates")
                 sources = {}
             self._named = {}
             for name, source in sources.items():
@@ -174,7 +160,7 @@ class _Version1:
                     self._named[name] = source
                 else:
                     rule = f"expected a string, not {json_type(source)}"
-                    self._compilation.fault(rule, printable(f"templates.{name}"))
+                    raise self._compilation.refuse(rule, printable(f"templates.{name}"))
         return self._named
 
     def _templates(self) -> Templates:
@@ -257,24 +243,13 @@ class _Entries:
         if self._stripped:
             count, first = self._stripped
             self._compilation.warn(f'{printable(first)}: a leading "/" is taken off ({count:,} such keys)')
-        conflict = self._compilation.options.conflict
-        gone = "/"  # the last directory left out; keys below it come right after it
         for key in self._writer.conflicts():
-            entry = self._compilation.entry
-            if conflict == "error":
-                self._compilation.fault("a file and a directory (see option conflict)", entry(printable(key)))
-            elif conflict == "directory":
-                self._compilation.skip(entry(printable(key)), "a file and a directory: the directory wins")
-            elif not key.startswith(gone):
-                gone = f"{key}/"
-                below = self._writer.discard_below(key)
-                rule = f"a file and a directory: the file wins over {below:,} files"
-                self._compilation.skip(entry(printable(gone)), rule)
+            self._compilation.skip(printable(key), "a file and a directory: the directory wins")
 
     def _add_one(self, key: str, value: Any, urls: _Urls, gen: str) -> None:
         """Add an entry of any form, with all checks."""
         compilation = self._compilation
-        entry, suffix = compilation.entry(printable(key)), f" ({gen})" if gen and not compilation.thorough else ""
+        entry, suffix = printable(key), f" ({gen})" if gen else ""
         try:
             key = self._checked(key)
         except _Bad as bad:
@@ -290,7 +265,7 @@ class _Entries:
         except _Bad as bad:
             compilation.broken(key, entry, f"{bad}{suffix}")
         except TemplateError as exc:
-            compilation.fault(f"url {value[0]!r:.80}: {exc.rule}", entry)
+            raise compilation.refuse(f"url {value[0]!r:.80}: {exc.rule}", entry) from None
 
     def _write(self, key: str, value: Any, urls: _Urls, generated: bool) -> None:
         if type(value) is str:

@@ -23,7 +23,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import directory
 from zarrfs.documents.plan import Plan
 from zarrfs.documents.plan import discard as discard
-from zarrfs.errors import ReadError, SourceError, UsageError
+from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Store
 from zarrfs.store.targets import TargetReader
 from zarrfs.store.uri import path_of_uri
@@ -233,24 +233,6 @@ def _open(plan: Plan, options: Options) -> Store:
     except UsageError:
         discard(plan)
         raise
-
-
-def check_view(plan: Plan, options: Options) -> None:
-    """With -o strict, raise SourceError if the requested view cannot show everything."""
-    if not options.strict or options.view is None:
-        return
-    import trio
-
-    async def check() -> None:
-        view = _open(dataclasses.replace(plan, temporary=False), options)
-        try:
-            await view.check()
-        except ReadError as exc:
-            raise SourceError(plan.source, exc.reason, exc.where) from exc
-        finally:
-            await view.aclose()
-
-    trio.run(check)
 
 
 def one_process(plan: Plan, options: Options) -> str | None:

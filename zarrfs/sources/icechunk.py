@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KIND = "icechunk"
 _COMPLETED = 64 << 20  # bytes of a repository file that shell completion reads
-_LAYOUT = 3  # version of the content of indexes that this module writes
+_LAYOUT = 4  # version of the content of indexes that this module writes
 _MAIN = "refs/branch.main/ref.json"  # every repository of format 1 has it
 NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.main/ref.json there"
 

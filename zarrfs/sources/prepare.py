@@ -27,7 +27,7 @@ from zarrfs.archives.source_kinds import DUMP, FLUX, helper_fault, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import parent, protocols, same_server
-from zarrfs.documents.compilation import Compilation, ReadingProgress, Validation
+from zarrfs.documents.compilation import Compilation, ReadingProgress
 from zarrfs.documents.compressed import is_tar, is_zip
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
@@ -265,8 +265,7 @@ def _waiting(source: str, options: Options) -> Callable[[str], None]:
 def _shape(options: Options) -> bytes:
     """Serialise all options that change an index or its warnings."""
     said = (
-        options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs),
-        options.collect,
+        options.type, options.compat, options.gen_limit, bool(options.blobs),
     )  # fmt: skip
     return repr((INDEX_VERSION, *said)).encode()
 
@@ -309,11 +308,10 @@ def _write(document: Document, options: Options, path: str, content: bytes) -> d
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
     with progress, IndexWriter(path, sync=False) as writer:
-        compilation = (Validation if options.collect else Compilation)(document.source, writer, options)
+        compilation = Compilation(document.source, writer, options)
         compile_(parsed, compilation)
         notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.reported_warnings())}
         notes["document"] = content.hex()
-        notes |= {"validated": "1"} if options.collect else {}
         writer.commit(notes.items())
     return notes
 

@@ -47,7 +47,7 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
     if options.type != "zarr":
         document, mtime_ns = _document_of_set(os.path.join(path, DOCUMENT), options.document_limit)
         if is_parquet_layout(document):
-            warnings = _checked_set(os.path.join(path, DOCUMENT), document, options)
+            warnings = _checked_set(os.path.join(path, DOCUMENT), document)
             base = path.rstrip("/") + "/"
             return Plan(path, "references", path=path, base=base, mtime_ns=mtime_ns, warnings=warnings)
         if options.type == "references":
@@ -217,7 +217,7 @@ async def _plan_set(
     from zarrfs.documents.plan import Plan
 
     shown = without_secrets(url)
-    warnings = _checked_set(system.shown(system.child(path, DOCUMENT)), document, options)
+    warnings = _checked_set(system.shown(system.child(path, DOCUMENT)), document)
     entry = await files.stat_at(system, system.child(path, DOCUMENT))
     return Plan(
         shown, "references", url=url, base=urls.directory(url), mtime_ns=entry.mtime_ns, warnings=warnings,
@@ -225,17 +225,13 @@ async def _plan_set(
     )  # fmt: skip
 
 
-def _checked_set(name: str, document: bytes, options: Options) -> tuple[str, ...]:
+def _checked_set(name: str, document: bytes) -> tuple[str, ...]:
     """Return the warnings about a `.zmetadata` called `name`.
 
-    Raise SourceError if it is invalid, if it has any problem with -o strict, or if pyarrow is not installed.
+    Raise SourceError if it is invalid, or if pyarrow is not installed.
     """
     check_package(name)
-    found = read_set(name, document)
-    if options.strict and found.problems:
-        entry, rule = found.problems[0]
-        raise SourceError(name, rule, entry)
-    return found.reported_warnings()
+    return read_set(name, document).reported_warnings()
 
 
 async def _root_document(

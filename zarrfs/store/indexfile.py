@@ -27,10 +27,6 @@ from zarrfs.system.buffers import Buffer
 ROOT = 1  # the id of the root; every other directory has a larger id than its parent
 
 _REMEMBERED = 200_000  # keys kept in memory
-_BELOW = (
-    "WITH RECURSIVE below(id) AS "
-    "(SELECT ? UNION ALL SELECT directory.id FROM directory JOIN below ON directory.parent = below.id) "
-)
 
 
 class Directories:
@@ -67,19 +63,6 @@ class Directories:
             self._forget()
         return ident
 
-    def get(self, key: str) -> int | None:
-        """Return the id of the directory `key`; None if it was not added."""
-        ident = self.known.get(key)
-        if ident is not None or self._all_known:
-            return ident
-        ident = ROOT
-        for name in key.split("/"):
-            row = self._db.execute("SELECT id FROM directory WHERE parent=? AND name=?", (ident, name)).fetchone()
-            if row is None:
-                return None
-            ident = int(row[0])
-        return ident
-
     def describe(self, key: str, mode: int | None, mtime_ns: int | None) -> None:
         """Set the mode and time of a directory."""
         self._db.execute("UPDATE directory SET mode=?, mtime_ns=? WHERE id=?", (mode, mtime_ns, self.find(key)))
@@ -89,15 +72,6 @@ class Directories:
         query = "SELECT directory.id FROM directory CROSS JOIN entry USING (parent, name)"  # one lookup for each
         keys = [self._key(ident) for (ident,) in self._db.execute(query).fetchall()]
         return sorted(keys, key=lambda key: key.split("/"))
-
-    def remove(self, key: str) -> int:
-        """Remove a directory and everything below it; return the number of removed entries that are no directories."""
-        ident = self.find(key)
-        self._db.execute(f"{_BELOW} DELETE FROM entry WHERE parent IN (SELECT id FROM below)", (ident,))
-        (count,) = self._db.execute("SELECT changes()").fetchone()
-        self._db.execute(f"{_BELOW} DELETE FROM directory WHERE id IN (SELECT id FROM below)", (ident,))
-        self._forget()
-        return int(count)
 
     def write(self) -> None:
         """Insert the directories into `entry`, replacing files of the same name; their size counts subdirectories."""
@@ -392,19 +366,6 @@ class IndexWriter:
         self._add(
             key, Kind.FILE, size, mode, mtime_ns, ContentKind.REGIONS, owner, held=held if held < size else None
         )
-
-    def discard(self, key: str) -> None:
-        """Remove the file `key` if it was added."""
-        prefix, _, name = key.rpartition("/")
-        parent = self._directories.get(prefix)
-        if parent is not None:
-            self._flush()
-            self._db.execute("DELETE FROM entry WHERE parent=? AND name=?", (parent, name))
-
-    def discard_below(self, key: str) -> int:
-        """Remove the directory `key` and everything below it; return the number of removed files."""
-        self._flush()
-        return self._directories.remove(key)
 
     def directory(self, key: str, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """Add a directory with its mode and mtime; the parents of keys are added automatically."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
 
 
-CONTAINER = "vcc://"  # NAME/PATH: the configuration of an Icechunk repository has the URL of NAME
-UNDECODED = "undecoded+"  # prefix of the location of a virtual chunk whose URL an index cannot store
 _KNOWN = 65_536  # URLs whose path is cached
 _SHOWN = 80  # characters of a data: URL in messages
 

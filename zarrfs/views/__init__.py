@@ -31,7 +31,7 @@ def open_view(store: Store, options: Options, source: str = "", kept: KeptHeader
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 
-        return ArraysView(store, options.arrays == "raw", options.array_cache, options.strict, several)
+        return ArraysView(store, options.arrays == "raw", options.array_cache, several=several)
     if options.view == "netcdf":
         from zarrfs.views.netcdf import NetCDFView, name_of
         from zarrfs.views.netcdf_header import missing_package
@@ -41,11 +41,11 @@ def open_view(store: Store, options: Options, source: str = "", kept: KeptHeader
             raise UsageError(f"option view=netcdf: {problem}")
         groups = options.netcdf == "groups"
         return NetCDFView(
-            store, name_of(source), groups, options.array_cache, options.strict, kept, several=several
+            store, name_of(source), groups, options.array_cache, kept=kept, several=several
         )
     from zarrfs.views.translated import TranslatedView
 
     return TranslatedView(
-        store, 2 if options.view == "v2" else 3, options.strict, options.transcode == "on", options.array_cache,
-        several,
+        store, 2 if options.view == "v2" else 3, decode=options.transcode == "on", budget=options.array_cache,
+        several=several,
     )  # fmt: skip

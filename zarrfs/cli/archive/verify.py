@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   zarrfs archive verify job.json --blobs /srv/blobs
-  zarrfs archive verify --json --strict job.json --blobs /srv/blobs | jq .bad
+  zarrfs archive verify --json job.json --blobs /srv/blobs | jq .bad
 \b
 Every bad file is named, with the place where its bytes should be, or the blobref. The exit status is 1 if there is
-one, or if ARCHIVE breaks a rule, else 0. --strict makes a path that is named twice an error as well."""
+one, or if ARCHIVE breaks a rule, else 0."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)

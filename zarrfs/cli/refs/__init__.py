@@ -15,7 +15,6 @@ COMMANDS = {
     "relocate": ("zarrfs.cli.refs.relocate", "Replace the beginnings of target URLs in SRC."),
     "from-store": ("zarrfs.cli.refs.from_store", "Make a set of a Zarr store, or of any tree of files."),
     "stats": ("zarrfs.cli.refs.stats", "Count entries, targets and bytes of SRC, holes and overlaps."),
-    "validate": ("zarrfs.cli.refs.validate", "Check SRC against the specification, and list all errors."),
 }
 
 EPILOG = """\b
