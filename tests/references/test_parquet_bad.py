@@ -473,31 +473,6 @@ def test_documents_with_bad_keys_are_left_out(tmp_path: Path) -> None:
     assert all("\n" not in warning for warning in warnings)
 
 
-<<<<<<< HEAD
-=======
-def test_a_key_is_shown_as_one_printable_line(tmp_path: Path) -> None:
-    bad, broken = "a//\x1b[31mred\nzarrfs: mount ok", "b\x1b[2J\nline"
-    metadata = {bad: {}, f"{broken}/.zarray": {}, "c\x1b\n/.zarray": zarray([1], [1])}
-    root = write_set(tmp_path / "set", metadata, {})
-    warnings = plan_source(str(root), Options()).warnings
-    assert [warning.partition(":")[0] for warning in warnings] == [
-        r"a//\x1b[31mred\nzarrfs", r"b\x1b[2J\nline/.zarray",
-    ]  # fmt: skip
-
-    async def told(store: ParquetStore) -> list[str]:
-        found = [f"{fault.entry}: {fault.rule}" async for fault in store.faults()]
-        for key in (f"{broken}/0", "c\x1b\n/0"):
-            with pytest.raises(ReadError) as caught:
-                await store.get(key)
-            found.append(str(caught.value))
-        return found
-
-    found = ask(root, told, missing_records="error")
-    assert len(found) == 5
-    assert [text for text in found if not text.isprintable()] == []
-
-
->>>>>>> 22633438 (Tests of bad Parquet sets without strict)
 def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None:
     """fsspec cannot read such a set. Were its chunks absent, a Zarr reader would return fill values."""
     root = write_set(tmp_path / "set", {".zarray": zarray([6], [1])}, {"": [b"0", b"1", None, b"3"]})
