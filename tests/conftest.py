@@ -96,14 +96,6 @@ def _planners_are_forked() -> Iterator[None]:
     patch.undo()
 
 
-@pytest.fixture(autouse=True)
-def _no_names_of_others() -> Iterator[None]:
-    """Remove the name tables after each test: another test's server may have other files under the same URLs."""
-    yield
-    for path in Path(os.environ["XDG_CACHE_HOME"]).glob("zarrfs/index/*.names"):
-        path.unlink(missing_ok=True)
-
-
 def open_descriptors() -> set[str]:
     """Return the numbers of this process' open descriptors, after a garbage collection has closed unused ones.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import logging
-import os
 import random
 import re
 import shutil
@@ -317,14 +316,3 @@ def test_copies_and_checks_take_one_request_per_value(
     if tool != "check":
         original = {path.relative_to(tmp_path / "copy") for path in (tmp_path / "copy").rglob("c/*/0/0")}
         assert len(original) == CHUNKS
-
-
-@pytest.mark.parametrize("served", ["s3 v3", "listing v2", "plain v3"], indirect=True)
-def test_a_second_mount_sends_no_request(served: Served, tmp_path: Path) -> None:
-    """The second mount is within metadata_ttl=; for the third one metadata_ttl= is 0."""
-    with mounted(served.url, tmp_path / "mnt", served.options) as root:
-        shell(root, *LS)
-    with mounted(served.url, tmp_path / "mnt", served.options) as root:
-        assert served.during(lambda: shell(root, *LS)) == []
-    with mounted(served.url, tmp_path / "mnt", served.options, "metadata_ttl=0s") as root:
-        assert served.during(lambda: os.stat(root / "x")) or served.url.count("plain")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import io
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -277,7 +275,7 @@ def run_on_stores(
     from zarrfs.sources import discard, open_plan, plan_sources
     from zarrfs.system.processes import allow_descriptors
 
-    chosen = dataclasses.replace(parsed.options, names_since=time.time())
+    chosen = parsed.options
     _prepare_output(chosen.log_level)
     if len(sources) > 1:
         allow_descriptors()  # each store needs at least one

@@ -433,9 +433,6 @@ class Options:
     # internal, for mounts with several processes: a local target that was changed after this time is refused, because
     # some of the processes might still read an earlier version
     targets_since: float = 0.0
-    # internal: cached names from before this time are stale, so that a command sees the present names, whatever mounts
-    # have cached
-    names_since: float = 0.0
     # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,
     # or "all"
     wait_for_outages: str = "answered"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from zarrfs.config.effective import settings
@@ -60,4 +58,4 @@ def open_trio_store(source: str | os.PathLike[str], **options: Any) -> Store:
     `await store.aclose()`.
     """
     found = settings(as_items(options), [os.fspath(source)])
-    return open_source(found.sources[0], dataclasses.replace(found.parsed.options, names_since=time.time()))
+    return open_source(found.sources[0], found.parsed.options)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import logging
 import os
 import secrets
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -265,7 +263,7 @@ class _Opened:
     def __init__(self, source: str, items: Sequence[str], wanted: str | None) -> None:
         """Raise SourceError or UsageError. `wanted` is a fingerprint or None; another version is a SourceError."""
         found = settings(items, [source])
-        options = dataclasses.replace(found.parsed.options, names_since=time.time())
+        options = found.parsed.options
         [place] = found.sources
         named = place != source  # a name of zarrfs.toml; its URL may contain secrets
         self.source = source if named else absolute_source(source)

@@ -31,7 +31,6 @@ from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.indexfile import add_notes, read_notes
 
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
-_NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/name_table.py)
 _HEADER_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.netcdf")  # headers of view=netcdf
 _SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # files that are being written, and lock files
 _MEMORY = "/dev/shm"
@@ -150,10 +149,6 @@ class IndexCache:
         """Write further indexes to a disk, because memory is full; return False if they were not in memory."""
         was, self._memory = self._memory, None
         return was is not None
-
-    def for_names(self) -> str | None:
-        """Return the directory for tables of names; None if none are kept."""
-        return self.directory if self._keeps and self._problem is None else None
 
     def documents(self) -> str | None:
         """Return the directory for copies of fetched documents; None for the system's temporary directory."""
@@ -373,7 +368,7 @@ class CachedFile:
     size: int  # bytes
     made: float
     used: float  # time of the last use by a mount, as far as known
-    kind: str  # of the source: references, archive or icechunk; names or netcdf: another file; "": useless
+    kind: str  # of the source: references, archive or icechunk; netcdf: another file; "": useless
     source: str  # the source that it was first made from; "" if unknown
     problem: str = ""  # why the file is useless
 
@@ -396,9 +391,6 @@ def cached_files(options: Options) -> list[CachedFile]:
         with contextlib.suppress(FileNotFoundError):  # another process may be pruning
             if _INDEX_NAME.fullmatch(name):
                 found.append(_index(path, used.get(name, 0.0)))
-            elif _NAMES_NAME.fullmatch(name):
-                status = os.lstat(path)
-                found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "names", ""))
             elif _HEADER_NAME.fullmatch(name):
                 status = os.lstat(path)
                 found.append(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import IO, TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
@@ -20,7 +19,7 @@ from zarrfs.sources.fetching import head, run
 
 if TYPE_CHECKING:  # not needed for a local directory
     from zarrfs.documents.plan import Plan
-    from zarrfs.store.api import Info, Store
+    from zarrfs.store.api import Store
     from zarrfs.store.directory import FileSystemStore
     from zarrfs.store.remote import FsspecStore
     from zarrfs.store.remotefiles import RemoteFiles
@@ -135,12 +134,11 @@ def plan_remote(url: str, options: Options) -> Plan:
 
 def open_remote(plan: Plan, options: Options) -> Store:
     """Open the store of a plan from plan_remote(), without network requests."""
-    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.store.unlisted import UnlistedStore
 
     assert plan.url is not None
-    store = FsspecStore(plan.url, options, IndexCache(options).for_names())
+    store = FsspecStore(plan.url, options)
     family = urls.names(urls.protocols(plan.url)[0])[0] if urls.protocols(plan.url) else ""
     if plan.lists and family not in ("http", *urls.BUCKETS):
         return store
@@ -149,21 +147,19 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.documents.plan import Plan
-    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.zarr import DOCUMENTS
 
     shown = without_secrets(url)
     system, path = await files.find(url)
     problem: str | None
-    store = FsspecStore(url, options, IndexCache(options).for_names(), files)
+    store = FsspecStore(url, options, files)
     try:
         there, problem = await _documents_at(store), None
     except (NotADirectoryError, NotDirectory):
         there, problem = None, "is a file; a Zarr store is a directory (or a zip file)"
     except (TargetMissing, AccessDenied) as exc:
         there, problem = None, exc.reason
-    await store.aclose()  # writes its table of names, which the mount will use
     names, probe = there if there is not None else ([], DOCUMENTS)
     probe = DOCUMENTS if _is_web(url) else probe
     document = await _root_document(files, system, path, names or probe)
@@ -201,10 +197,9 @@ async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] |
         found = await store.listed("")
         shown = {info.name for info in found or ()}
         return None if found is None else ([name for name in DOCUMENTS if name in shown], ())
-    listing = cast("AsyncGenerator[Info, None]", store.list_dir(""))
-    async with aclosing(listing):
-        async for _ in listing:  # read only the first page: there may be millions of entries
-            break
+    await store.first_page("")  # not the whole listing: there may be millions of entries
+    if not await store.is_flat():
+        raise AccessDenied("/", "the server refuses listings")
     known = {name: store.names.get(name) for name in DOCUMENTS}
     names = [name for name, one in known.items() if one is not None and one.entry is not None]
     return names, [name for name, one in known.items() if one is None]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import itertools
 import logging
+import math
 import os
-import time
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import trio
 
@@ -33,24 +33,23 @@ from zarrfs.errors import (
     TargetChanged,
     TargetMissing,
 )
-from zarrfs.net.responses import Entry, Page, System
+from zarrfs.net.responses import Entry, System
 from zarrfs.net.versions import note_unversioned
-from zarrfs.net.weboptions import from_netrc
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, name_rule, split_key
-from zarrfs.store.name_table import Emptied, Known, NameTable, encoded, span_of
-from zarrfs.store.pages import Pages
+from zarrfs.store.names import END, FlatListing, Known, Listing, Names, encoded
 from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.system.buffers import Buffer
+from zarrfs.zarr import DOCUMENTS
 
 log = logging.getLogger(__name__)
 
 _FRESH = 1.0  # seconds for which a value is assumed unchanged, if its bytes come without a version
 
 _WALK = 2  # directories listed in order until a walk is assumed
-_AHEAD, _BESIDE = 256, 64  # directories that are listed ahead of a walk: in all; in one directory
-_TICK = 0.001  # seconds by which `now` is set back, so that later responses are valid even with metadata_ttl=0s
-_NAMES = 1  # version of the contents of a kept table of names
-_WIDE = 50  # entries: a directory with more in its first page is listed with everything below it
+_AHEAD = 64  # directories that are listed ahead of a walk
+_WIDE = 50  # names: with fewer in a page of a flat listing, the directory is listed without what is below it
+_PAGES = 100  # pages of such a listing in a walk, if most keys are below subdirectories
+_TRIED = 65_536  # directories whose first page was requested
 
 
 class FsspecStore(Store):
@@ -59,29 +58,26 @@ class FsspecStore(Store):
     A key is NotFound only if the server reports that it is absent (missing_status= says by which statuses); if the
     server fails, ReadError is raised. If a value changes while get() reads it, it is read again, so get() never mixes
     two versions. A name that is both a value and a directory is shown as the value (in a zip file: as the directory).
-    Names and attributes that the server reports are valid for metadata_ttl= (name_table.py).
+    Names and attributes that the server reports are valid for metadata_ttl= (names.py).
     """
 
-    def __init__(
-        self, url: str, options: Options, names: str | None = None, files: RemoteFiles | None = None
-    ) -> None:
-        """`names`: a directory that keeps the table of names. `files`, if given, is closed by the caller."""
+    def __init__(self, url: str, options: Options, files: RemoteFiles | None = None) -> None:
+        """`files`, if given, is closed by the caller."""
         self.immutable = urls.protocols(url)[:1] == ["zip"]
         self.files = RemoteFiles(options) if files is None else files
-        self._owns_files, self._directory = files is None, names
+        self._owns_files = files is None
         self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
-        self._storage = options.storage
         self._found: tuple[System, str] | None = None
-        since = max(options.asked_since, options.names_since)
-        self.names = NameTable(*self._ttls(options), since, options.cache == "none")
-        self._web = self.names.may_omit_names = urls.protocols(url)[:1] in (["http"], ["https"])
+        self._web = urls.protocols(url)[:1] in (["http"], ["https"])
+        self._marks = not self._web  # whether listings are known to tell directories from values
+        self.names = Names(*self._ttls(options), self._web)
         self._asking: SingleFlight[str] = SingleFlight()
+        self._listing: SingleFlight[str] = SingleFlight()
+        self._paging: SingleFlight[str] = SingleFlight()
+        self._tried: LRU[str, float] = LRU(_TRIED)  # directories whose first page was requested, and when
+        self._pages = True  # whether the server allows flat listings
         self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
-        self._listings: dict[str, trio.Event] = {}  # listings ahead that are under way
-        # by directory: the last name in it up to which directories were listed ahead, and when
-        self._reached: LRU[str, tuple[str, float]] = LRU(2 * _AHEAD)
         self._walked = 0  # directories listed one after the other, each within one that was listed
-        self._pages: Pages | None = Pages(self.names, self._page)  # None: the server refuses listings
 
     # -- the Store protocol
 
@@ -95,13 +91,11 @@ class FsspecStore(Store):
         return await self.is_flat()  # buckets list keys with sizes; web servers send some sizes on request only
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        if await self.is_flat():
-            async for info in self._flat_dir(prefix, after):
-                yield info
-            return
-        for info in await self._listing(prefix):
-            if info.name > after:
-                yield info
+        listing = await self._list(prefix)
+        if listing is None:
+            raise ReadError(prefix or "/", "the server shows no listing")
+        for name, known in self.names.children(prefix, listing, after):
+            yield self._info(name, known)
 
     async def open(self, key: str) -> Value:
         # a valid row of the table is enough, unless the server sends bytes without their version
@@ -191,8 +185,6 @@ class FsspecStore(Store):
         with trio.CancelScope(shield=True):
             if self._owns_files:
                 await self.files.aclose()
-            await trio.to_thread.run_sync(self.names.keep)
-        self.names.close()
 
     # -- for stores on top of this one
 
@@ -203,7 +195,7 @@ class FsspecStore(Store):
         """
         await self.find()
         if page and self.names.get(key) is None:
-            await self._in_page(key)
+            await self.first_page(split_key(key)[0])
         return self._info(key, await self._known(key, look=True))
 
     async def listed(self, prefix: str) -> list[Info] | None:
@@ -211,30 +203,79 @@ class FsspecStore(Store):
 
         Raise NotFound or NotDirectory.
         """
+        listing = await self._list(prefix)
+        if listing is None:
+            return None
+        return [self._info(name, known) for name, known in self.names.children(prefix, listing)]
+
+    async def first_page(self, directory: str) -> None:
+        """Request the first page of a directory's flat listing, once; do nothing if the server has no such listings.
+
+        All names in it become known; so do, as absent, the metadata documents that it does not have, because readers
+        look for several of them. Do nothing more if the server refuses listings.
+        """
+        if self._is_tried(directory) or not await self.is_flat():
+            return
+
+        async def ask() -> bool:
+            asked = trio.current_time()
+            system, path = await self._path_of_key("")
+            try:
+                page = await self.files.page_at(system, path, f"{directory}/" if directory else "")
+            except (AccessDenied, TargetMissing) as exc:  # a server may allow reads without allowing listings
+                log.debug("%s", exc)
+                self._pages = False
+                return True
+            found = FlatListing(self.names, directory)
+            found.add(page.entries, asked)
+            if not page.more:
+                found.end()
+            for above, entries, _ in found.open:
+                for name, entry in (entries or {}).items():
+                    self.names.put(join_key(above, name), entry, None, asked)
+            for name in DOCUMENTS if page.more else ():
+                key = join_key(directory, name)
+                if encoded(key) < encoded(page.last) and self.names.get(key, asked) is None:
+                    self.names.put(key, None, None, asked)
+            self._tried.put(directory, asked)
+            return True
+
+        await self._paging.run(directory, ask, lambda: self._is_tried(directory) or not self._pages or None)
+
+    def _is_tried(self, directory: str) -> bool:
+        oldest = trio.current_time() - self.names.ttl
+        return self._tried.get(directory, -math.inf) > oldest or self.names.listing(directory) is not None
+
+    async def _list(self, prefix: str) -> Listing | None:
+        """Return the listing of a directory; None if the server shows no listing. Raise NotFound or NotDirectory."""
         check_key(prefix, root=True)
-        if self._found is None:
-            await self.find()
-        if prefix and (known := self.names.get(prefix)) is not None:
-            if known.entry is None:
-                raise NotFound(prefix)
-            if not known.entry.directory:
-                raise NotDirectory(prefix)
+        await self.find()
+        known = self.names.get(prefix) if prefix else None
+        is_directory = known is None or (known.entry is not None and known.entry.directory)
+        if not is_directory and not (await self._entry(prefix)).directory:  # not all listings mark directories
+            raise NotDirectory(prefix)
         if prefix in self._ahead:
             self._ahead.discard(prefix)
-        elif prefix not in self._listings:
-            self._walked = self._walked + 1 if prefix and self.names.listed(split_key(prefix)[0]) else 0
-        if self._walked >= _WALK and not self.immutable and not await self.is_flat():  # flat: Pages prefetches
+        elif prefix and self.names.listing(split_key(prefix)[0]) is not None:
+            self._walked += 1
+        else:
+            self._walked = 0
+            self._ahead.clear()
+        flat = await self.is_flat()
+        if self._walked >= _WALK and not self.immutable and not flat:
             self._list_ahead(prefix)
-        if (asking := self._listings.get(prefix)) is not None:
-            await asking.wait()
-        return await self._listed(prefix)
+        found = self.names.listing(prefix)
+        return await self._request_listing(prefix) if found is None else found
 
-    async def _listed(self, prefix: str) -> list[Info] | None:
-        """Return listed(), without looking up `prefix` first and without listing ahead."""
-        now = time.time()
-        if self.names.listed(prefix, now):
-            with contextlib.suppress(Emptied):
-                return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
+    async def _request_listing(self, prefix: str) -> Listing | None:
+        async def ask() -> Listing | None:
+            return await (self._list_flat(prefix) if await self.is_flat() else self._list_alone(prefix))
+
+        return await self._listing.run(prefix, ask, lambda: self.names.listing(prefix))
+
+    async def _list_alone(self, prefix: str) -> Listing | None:
+        """List a directory without what is below it."""
+        asked = trio.current_time()
         system, path = await self._path_of_key(prefix)
         try:
             entries = await self.files.listing_at(system, path)
@@ -246,7 +287,70 @@ class FsspecStore(Store):
             if not (await self._entry(prefix)).directory:
                 raise NotDirectory(prefix) from None
             raise NotFound(prefix) from None
-        return None if entries is None else self._sorted(prefix, entries, now)
+        return None if entries is None else await self._put_listing(prefix, entries, asked)
+
+    async def _put_listing(self, prefix: str, entries: list[Entry], asked: float) -> Listing:
+        """Store the entries of a directory that have valid names."""
+        found: dict[str, Entry] = {}
+        for entry in entries:
+            rule = name_rule(entry.name) or ("a name with a slash" if "/" in entry.name else "")
+            if rule:
+                log.debug("%s: %s: not listed", join_key(prefix, entry.name), rule)
+            elif entry.name not in found or not entry.directory:
+                found[entry.name] = entry
+        self._marks = self._marks or any(entry.directory for entry in found.values())
+        if not self._marks:
+            await self._tell_directories(prefix, found)
+            asked = trio.current_time()  # so that a name that is listed stays so, even if its value was not found
+        identities: dict[str, int | None] = {}
+        for name, entry in found.items():
+            was = self.names.last(join_key(prefix, name))
+            exact = was is not None and was.entry is not None and not was.entry.rough and was.entry.size == entry.size
+            if entry.rough and exact:  # keep the earlier attributes
+                entry = entry._replace(size=None)
+            found[name], identities[name] = self._identified(was, entry)
+        return self.names.put_listing(prefix, found, asked, identities)
+
+    async def _tell_directories(self, prefix: str, found: dict[str, Entry]) -> None:
+        """Request the entries without a size, which may be directories: not all web servers mark these in listings."""
+
+        async def ask(name: str) -> None:
+            key = join_key(prefix, name)
+            with contextlib.suppress(NotFound, AccessDenied):  # a reader of that value will get the error
+                entry = await self._entry(key)
+                if entry.directory:
+                    found[name] = Entry(name, True)
+
+        await for_each(ask, [name for name, entry in found.items() if entry.size is None])
+
+    async def _list_flat(self, prefix: str) -> Listing | None:
+        """List a directory with everything below it, unless that takes too many pages."""
+        walking, found = self._walked >= _WALK, FlatListing(self.names, prefix)
+        system, path = await self._path_of_key("")
+        # the page of a walk may go on after the directory: "." is the last character before "/"
+        after = "" if not prefix else f"{prefix}.zz" if walking else f"{prefix}/"
+        stop = encoded(prefix) + b"0" if prefix else END
+        for number in itertools.count(1):
+            asked, before = trio.current_time(), found.count
+            with _broken_off(number > 1):
+                page = await self.files.page_at(system, path, after)
+            found.add(page.entries, asked)
+            if not page.more:
+                found.end()
+            if not page.more or encoded(page.last) >= stop:
+                break
+            if found.count - before <= _WIDE and not (walking and number < _PAGES):
+                with _broken_off(True):
+                    return await self._list_alone(prefix)
+            after = page.last
+        if found.listing is None:  # it has no keys: does it exist?
+            if not prefix and not (await self.files.stat_at(system, path)).directory:
+                raise NotDirectory(prefix)
+            entry = (await self._ask(prefix, False)).entry if prefix else None
+            if entry is not None and not entry.directory:
+                raise NotDirectory(prefix)
+            return self.names.put_listing(prefix, {}, asked)
+        return found.listing
 
     # -- parts
 
@@ -256,23 +360,7 @@ class FsspecStore(Store):
         Send no request to a server of values; an archive behind a URL is opened, and some clients log in.
         """
         if self._found is None:
-            found = await self.files.find(self._url)
-            if self._directory is not None and not self.immutable:
-                about = repr((_NAMES, found[0].identity(found[1]), self._missing, *self._credentials()))
-                digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
-                self.names.path = os.path.join(self._directory, f"{digest}.names")
-            self._found = found
-
-    def _credentials(self) -> tuple[object, ...]:
-        """Return what identifies the client to the server: the URL, storage options, environment variables, netrc.
-
-        They are part of the name of a kept table, because many servers answer 404 for values a client may not see.
-        """
-        family = urls.names(next(reversed(urls.protocols(self._url)), ""))[0]
-        prefix = {"s3": "AWS_", "gcs": "GOOGLE_", "abfs": "AZURE_"}.get(family)
-        variables = sorted(item for item in os.environ.items() if prefix and item[0].startswith(prefix))
-        personal = from_netrc(urlsplit(self._url).hostname or "") if family == "http" else ""
-        return self._url, sorted(self._storage.items()), variables, personal
+            self._found = await self.files.find(self._url)
 
     async def _path_of_key(self, key: str) -> tuple[System, str]:
         """Return (system, path in it) of a key."""
@@ -345,7 +433,7 @@ class FsspecStore(Store):
         if entry.directory or self.immutable:
             return known
         tagged = entry.tag is not None and self._found is not None and self._found[0].sends_versions
-        if (entry.rough and entry.tag is None) or not (tagged or known.seen + _FRESH > time.time()):
+        if (entry.rough and entry.tag is None) or not (tagged or known.seen + _FRESH > trio.current_time()):
             known = await self._request_entry(key, look=True)
             if known.entry is None:  # the request of another task found that it is absent
                 raise NotFound(key)
@@ -368,8 +456,11 @@ class FsspecStore(Store):
         """Request the entry of a key. Concurrent callers share one request."""
 
         async def ask() -> Known:
-            found = None if look else await self._in_page(key)
-            return await self._ask(key, look) if found is None else found
+            if not look:
+                await self.first_page(split_key(key)[0])
+                if (found := known()) is not None:
+                    return found
+            return await self._ask(key, look)
 
         def known() -> Known | None:
             found = self.names.get(key)
@@ -378,6 +469,7 @@ class FsspecStore(Store):
         return await self._asking.run(key, ask, known)
 
     async def _ask(self, key: str, look: bool) -> Known:
+        asked = trio.current_time()
         system, path = await self._path_of_key(key)
         try:
             entry = await self.files.look_at(system, path) if look and self._may_look(key, system, path) else None
@@ -388,7 +480,7 @@ class FsspecStore(Store):
         except ReadError as exc:
             # missing_status= says which statuses mean absence; without a status, TargetMissing means it
             if isinstance(exc, TargetMissing) if exc.status is None else exc.status in self._missing:
-                self.names.put(key, None)
+                self.names.put(key, None, None, asked)
                 raise NotFound(key) from None
             raise
         if _is_page(key, entry):
@@ -400,7 +492,7 @@ class FsspecStore(Store):
             raise ReadError(key, "the server does not state its size")
         if entry.tag is None and entry.mtime_ns is None and not (entry.directory or self.immutable):
             note_unversioned(system.host(path), system.shown(path))
-        return self.names.put(key, *self._identified(self.names.last(key), entry))
+        return self.names.put(key, *self._identified(self.names.last(key), entry), asked)
 
     def _may_look(self, key: str, system: System, path: str) -> bool:
         """Return whether to stat a value by fetching its beginning: that comes with a version, and is not cached."""
@@ -431,163 +523,34 @@ class FsspecStore(Store):
     # -- listings ahead of a reader that walks a tree
 
     def _list_ahead(self, prefix: str) -> None:
-        """Prefetch the listings of the next directories: those in this one, and a few after it."""
-        self._list_below(prefix, "", _BESIDE)
+        """Prefetch the listings of the next directories: those in this one, and those after it."""
+        places = [(prefix, "")]
         if prefix:
-            above, name = split_key(prefix)
-            beside = sum(split_key(key)[0] == above for key in self._ahead)
-            self._list_below(above, name, _BESIDE - beside)
-
-    def _list_below(self, directory: str, after: str, most: int) -> None:
-        """Prefetch the listings of up to `most` subdirectories, after the name `after` and those already requested."""
-        now = time.time()
-        if most <= 0 or len(self._ahead) >= _AHEAD or not self.names.listed(directory, now):
-            return
-        was = self._reached.pop(directory, ("", 0.0))
-        after = max(after, was[0]) if was[1] + self.names.ttl > now else after
-        with contextlib.suppress(Emptied):
-            for child, known in self.names.children(directory, after, None, now):
-                if most <= 0 or len(self._ahead) >= _AHEAD:
-                    break
-                after, key = child, join_key(directory, child)
-                listed = known.entry is None or not known.entry.directory or key in self._listings
-                if not listed and not self.names.listed(key, now):
-                    most -= 1
+            places.append(split_key(prefix))
+        for directory, after in places:
+            listing = self.names.listing(directory)
+            if listing is None:
+                continue
+            at = bisect.bisect_right(listing.order, after)
+            for name in listing.order[at : at + 2 * _AHEAD]:
+                if len(self._ahead) >= _AHEAD:
+                    return
+                key = join_key(directory, name)
+                if listing.entries[name].directory and key not in self._ahead and self.names.listing(key) is None:
                     self._ahead.add(key)
-                    self._listings[key] = trio.Event()
                     in_background(self._one_ahead, key)
-        self._reached.put(directory, (after, now))
 
     async def _one_ahead(self, key: str) -> None:
         try:
-            await self._listed(key)
-            self._list_below(key, "", _BESIDE)  # a walk enters `key` before the next directory
+            await self._request_listing(key)
         except (StoreError, ReadError) as exc:  # a reader of that directory will get the error
             log.debug("%s", exc)
             self._walked = 0
-        finally:
-            self._listings.pop(key).set()
-
-    # -- flat listings
 
     async def is_flat(self) -> bool:
         """Return whether the server lists all keys below a directory, regardless of subdirectories."""
         system, _ = await self._path_of_key("")
-        return system.flat and self._pages is not None
-
-    async def _page(self, after: str) -> Page:
-        return await self.files.page_at(*await self._path_of_key(""), after)
-
-    async def _flat_dir(self, prefix: str, after: str) -> AsyncIterator[Info]:
-        """Yield the entries of a directory as its pages arrive."""
-        check_key(prefix, root=True)
-        if prefix and not (await self._entry(prefix)).directory:
-            raise NotDirectory(prefix)
-        now = time.time() - _TICK
-        found = begun = False
-        while True:
-            emptied, before = self.names.emptied, after
-            try:
-                async for info in self._flat_names(prefix, after, now, begun):
-                    found, after = True, info.name
-                    yield info
-                if self.names.emptied == emptied:
-                    break
-            except Emptied:
-                log.debug("%s: listed anew from %r on: the table of names has lost some", prefix, after)
-            if self.names.emptied == emptied:  # only forget() was called
-                continue
-            # no progress, because the table has no room for all keys below the next name: list the names alone
-            if begun and after == before:
-                for info in await self._listing(prefix):
-                    if info.name > after:
-                        found = True
-                        yield info
-                break
-            begun = True
-        # the root has no entries: stat it, to raise the error if it does not exist or is a value
-        if not (found or after or prefix):
-            system, path = await self._path_of_key("")
-            if not (await self.files.stat_at(system, path)).directory:
-                raise NotDirectory(prefix)
-
-    async def _flat_names(self, prefix: str, after: str, now: float, begun: bool) -> AsyncIterator[Info]:
-        """Yield the entries of a directory after a name, as its pages arrive.
-
-        If the table loses names meanwhile, Emptied is raised, or `names.emptied` has increased and entries may be
-        missing. `begun`: use pages even if most keys are below few subdirectories.
-        """
-        pages = self._pages  # another task may set it to None while this one waits
-        if pages is None:
-            if after:
-                raise ReadError(prefix or "/", "its listing broke off: the server refuses listings")
-            raise AccessDenied(prefix or "/", "the server refuses listings")
-        start, stop = span_of(prefix)
-        lost = self.names.lost
-        at = encoded(join_key(prefix, after)) + b"\0" if after else start
-        while at < stop and not self.names.listed(prefix, now):
-            with _broken_off(at > start):
-                at = await pages.ensure_listed(at, stop, now)
-            if self.names.lost != lost:
-                raise Emptied
-            # narrow: the first page had at most _WIDE names of this directory, so most keys are below few names
-            narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
-            if at < stop and narrow and not pages.walking:
-                with _broken_off(True):
-                    await self.listed(prefix)  # many keys below few names: list this directory alone
-                break
-            begun = True
-            for info in self._so_far(prefix, after, _known_before(prefix, at), now):
-                after = info.name
-                yield info
-        for info in self._so_far(prefix, after, None, now):
-            yield info
-
-    def _so_far(self, prefix: str, after: str, upto: bytes | None, now: float) -> Iterator[Info]:
-        """Yield the known entries of a directory after the name `after` and before `upto`."""
-        return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
-
-    async def _in_page(self, key: str) -> Known | None:
-        """Look up a key by fetching the page from the beginning of its directory; None: request the key alone."""
-        start, stop = span_of(split_key(key)[0])
-        now = time.time() - _TICK
-        if not await self.is_flat() or self.names.covered(start, stop, now) > start:
-            return None
-        assert self._pages is not None
-        try:
-            await self._pages.ensure_listed(start, stop, now)
-        except (AccessDenied, TargetMissing) as exc:  # a server may allow reads without allowing listings
-            log.debug("%s", exc)
-            self._pages = None
-            return None
-        return self.names.get(key, now)
-
-    async def _listing(self, prefix: str) -> list[Info]:
-        found = await self.listed(prefix)
-        if found is None:
-            raise ReadError(prefix or "/", "the server shows no listing")
-        return found
-
-    def _sorted(self, prefix: str, entries: list[Entry], since: float) -> list[Info]:
-        """Store a listing in the table; return its entries with valid names, sorted."""
-        found: dict[str, Entry] = {}
-        for entry in entries:
-            rule = name_rule(entry.name) or ("a name with a slash" if "/" in entry.name else "")
-            if rule:
-                log.debug("%s: %s: not listed", join_key(prefix, entry.name), rule)
-            elif entry.name not in found or not entry.directory:
-                found[entry.name] = entry
-        before, names = self.names.rows(prefix), []
-        for name in sorted(found):
-            was, entry = before.get(name), found[name]
-            if entry.rough and was is not None and was.entry is not None and was.entry.size == entry.size:
-                entry = entry._replace(size=None)  # the earlier size is more exact
-            names.append((name, *self._identified(was, entry)))
-        if self.names.put_listing(prefix, names, since):
-            with contextlib.suppress(Emptied):
-                now = since - _TICK
-                return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
-        return [self._info(name, Known(entry, identity, since)) for name, entry, identity in names]
+        return system.flat and self._pages
 
     async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
         if entry.directory:
@@ -628,19 +591,6 @@ def _broken_off(begun: bool) -> Iterator[None]:
         if not begun:
             raise
         raise ReadError(exc.where, f"its listing broke off: {exc.reason}", exc.status) from exc
-
-
-def _known_before(prefix: str, at: bytes) -> bytes:
-    """Return the name in a directory before which all names are known, if all keys before `at` are.
-
-    Names and keys sort differently: in a listing the directory "a" comes before the value "a-b", but its keys, which
-    reveal it, come after that.
-    """
-    name = at[len(span_of(prefix)[0]) :].split(b"/")[0]
-    for index, letter in enumerate(name):
-        if index and letter < ord("/"):
-            return name[:index]
-    return name
 
 
 def _is_page(key: str, entry: Entry) -> bool:

@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import math
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +26,7 @@ from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
 from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
-from zarrfs.store.name_table import Known, may_be_hidden
+from zarrfs.store.names import Known, may_be_hidden
 from zarrfs.store.remote import FsspecStore
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import DOCUMENTS, NODE_DOCUMENTS
@@ -90,7 +89,8 @@ class UnlistedStore(WrappingStore):
         self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
         self._directories: LRU[str, float] = LRU(_KNOWN)  # by key: until when it is known as a directory
         self._named: dict[str, tuple[str, ...]] = {}
-        self._hidden: list[str] = []  # keys in _named that a listing may lack
+        # by directory: the names of nodes in it that are in _named, and that a listing may lack
+        self._members_of: dict[str, list[str]] = {}
         self._named_until = -math.inf
         self._named_by: dict[str, Entry | None] = {}  # the versions of the documents that _named comes from
         self._complete = False  # _named has all documents of the nodes
@@ -148,9 +148,8 @@ class UnlistedStore(WrappingStore):
                 if shown is None or not self._shows_all(shown):
                     raise
                 named = {}  # the listing lacks only names that the server hides
-            for key in self._hidden if self._lists else named:
-                parent, name = split_key(key)
-                if key and parent == prefix and not (self._lists and name in found):
+            for name in self._members_of.get(prefix, ()) if named else ():
+                if not (self._lists and name in found):
                     found[name] = Info(name, Kind.DIRECTORY)
             if not rest and not (shown is not None and self._shows_all(shown)):
                 for info in await self._documents(prefix, found):
@@ -298,7 +297,8 @@ class UnlistedStore(WrappingStore):
         if known is not None and known[0] > trio.current_time():
             return known[1]
         found: dict[str, tuple[NodeLayout, Entry | None]] = {}
-        began, until, refused = time.time(), trio.current_time() + self._store.names.ttl, False
+        began, refused = trio.current_time(), False
+        until = began + self._store.names.ttl
 
         async def look(name: str) -> None:
             nonlocal until, refused
@@ -337,7 +337,7 @@ class UnlistedStore(WrappingStore):
         if known is None:
             return trio.current_time() + names.ttl
         ttl = names.ttl if known.entry is not None else max(names.ttl, names.absent)
-        return trio.current_time() + ttl - max(time.time() - known.seen, 0.0)
+        return known.seen + ttl
 
     def _drop_outdated(self, key: str) -> None:
         """Drop conclusions from another version of the document `key` than the one that was just read."""
@@ -365,7 +365,8 @@ class UnlistedStore(WrappingStore):
     async def _read_names(self) -> dict[str, tuple[str, ...]]:
         named: dict[str, tuple[str, ...]] = {}
         by: dict[str, Entry | None] = {}
-        whole, began, until = True, time.time(), trio.current_time() + self._store.names.ttl
+        whole, began = True, trio.current_time()
+        until = began + self._store.names.ttl
         for name in CONSOLIDATED:
             try:
                 data = await self._document(name)
@@ -387,18 +388,17 @@ class UnlistedStore(WrappingStore):
         if self._members:
             named.setdefault("", ())
         self._named, self._named_until, self._named_by = named, until, by
-        self._hidden = [path for path in named if may_be_hidden(split_key(path)[1])]
+        self._members_of = {}
+        for parent, name in map(split_key, filter(None, named)):
+            if not self._lists or may_be_hidden(name):
+                self._members_of.setdefault(parent, []).append(name)
         return named
 
     async def _document(self, key: str) -> bytes | None:
         """Return the bytes of a document, None if it is absent. Raise AccessDenied or ReadError."""
         try:
-            await self._store.find()
-            data = self._store.names.document(key)
-            if data is None:
-                await self._store.look(key, page=True)
-                data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
-                self._store.names.put_document(key, data)
+            await self._store.look(key, page=True)
+            data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
         except (NotFound, IsDirectory):
             return None
         return data

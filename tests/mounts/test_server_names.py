@@ -1,0 +1,92 @@
+"""Names on servers with unusual listings: what is there is never absent, and each listing ends."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import run
+from tests.mounts.mounting import mounted
+from tests.mounts.test_big_bucket import Bucket, bucket
+
+__all__ = ["bucket"]
+
+
+@pytest.fixture(params=[2, 3])
+def express(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Serve a store as Express does with serve-index: its listings do not mark directories, nor show dot files."""
+    root = tmp_path / "root"
+    group = zarr.open_group(str(root), mode="w", zarr_format=request.param)
+    group.create_array("air", shape=(4, 4), chunks=(2, 2), dtype="i4")[:] = np.arange(16).reshape(4, 4)
+    group.create_group("deep").create_array("x", shape=(3,), chunks=(1,), dtype="i4")[:] = [1, 2, 3]
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(root))
+
+        def log_message(self, *arguments: object) -> None:
+            """Write no log."""
+
+        def list_directory(self, path: Any) -> Any:
+            here = self.path.rstrip("/")
+            names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+            items = "".join(
+                f'<li><a href="{here}/{name}" class="icon" title="{name}"><span class="name">{name}</span></a></li>'
+                for name in names
+            )
+            up = f'<li><a href="{here.rpartition("/")[0] or "/"}" title="..">..</a></li>' if here else ""
+            page = f"<html><head><title>listing directory {here}/</title></head><ul>{up}{items}</ul></html>".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(page)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", root
+        server.shutdown()
+
+
+def below(root: Path) -> set[str]:
+    found = subprocess.run(
+        ["find", ".", "-type", "f"], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(found.stdout.split())
+
+
+@pytest.mark.promise("S54")
+def test_directories_that_a_listing_does_not_mark_are_directories(express: tuple[str, Path], tmp_path: Path) -> None:
+    url, root = express
+    with mounted(url, tmp_path / "mnt", "retries=0") as mount:
+        assert below(mount) == below(root)
+        group: Any = zarr.open_group(str(mount), mode="r")
+        assert (group["air"][:] == np.arange(16).reshape(4, 4)).all()
+        assert list(group["deep/x"][:]) == [1, 2, 3]
+    with mounted(url, tmp_path / "mnt", "retries=0") as mount:  # lookups without a listing before
+        assert all((mount / key).read_bytes() == (root / key).read_bytes() for key in sorted(below(root)))
+    done = run("check", url, "-o", "retries=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.promise("S54")
+@pytest.mark.parametrize("ttl", ["0s", "1s"])
+def test_a_listing_that_takes_longer_than_metadata_ttl_ends(bucket: Bucket, ttl: str, tmp_path: Path) -> None:
+    """The bucket takes 1 ms a name. `find` reads the directory from another process, which can be killed."""
+    bucket.keys = sorted(f"x/{number:05}" for number in range(3000))
+    bucket.most, bucket.delay = 250, 0.25
+    with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},metadata_ttl={ttl}") as mount:
+        assert len(below(mount)) == 3000

@@ -1,0 +1,123 @@
+"""Names of a tree on a server: whatever pages, clocks and changes do, a listing is complete and absence is true."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import trio
+
+from tests.mounts.test_big_bucket import Bucket, bucket, using, walked
+from tests.store.contract import keys
+from zarrfs.errors import NotDirectory, NotFound, StoreError
+from zarrfs.store.api import Kind
+from zarrfs.store.remote import FsspecStore
+
+__all__ = ["bucket"]
+
+WORDS = ["a", "a-b", "a.b", "b", "0", "1", "10", "c", "é", "zarr.json"]
+
+
+def tree(chance: random.Random) -> list[str]:
+    """Return random keys, none of which is also a directory."""
+    found = {"/".join(chance.choices(WORDS, k=chance.randint(1, 4))) for _ in range(chance.randint(1, 120))}
+    return sorted(key for key in found if not any(other.startswith(f"{key}/") for other in found))
+
+
+async def state(store: FsspecStore, key: str) -> Kind | None:
+    try:
+        return (await store.info(key)).kind
+    except (NotFound, NotDirectory):
+        return None
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("how", ["as find does", "in order", "together"])
+def test_random_trees_are_listed_completely_and_lookups_agree(bucket: Bucket, how: str, seed: int) -> None:
+    chance = random.Random(f"{how} {seed}")
+    present = tree(chance)
+    bucket.keys = sorted(f"x/{key}" for key in present)
+    bucket.most = chance.choice([1, 2, 7, 1000])
+    above = {key.rsplit("/", depth)[0] for key in present for depth in range(1, key.count("/") + 1)}
+    expected = dict.fromkeys(present, Kind.FILE) | dict.fromkeys(above, Kind.DIRECTORY)
+
+    async def check(store: FsspecStore) -> None:
+        for key in chance.choices([*present, *WORDS], k=chance.choice([0, 3])):
+            assert await state(store, key) == expected.get(key)
+        if how == "as find does":
+            assert sorted(await walked(store, "")) == present
+        elif how == "in order":
+            assert sorted(await keys(store)) == present
+        else:
+            async with trio.open_nursery() as nursery:
+                for directory in ["", *above, *above]:
+                    nursery.start_soon(below, store, directory)
+        asked = len(bucket.pages)
+        for key in present:
+            for other in (key, f"{key}x", f"{key}/x", key.rpartition("/")[0] or "nope"):
+                assert await state(store, other) == expected.get(other), other
+        assert len(bucket.pages) == asked or how == "together"
+
+    async def below(store: FsspecStore, directory: str) -> None:
+        found = sorted(await keys(store, directory))
+        assert found == [key for key in present if not directory or key.startswith(f"{directory}/")]
+
+    using(bucket, check)
+
+
+@pytest.mark.parametrize("most", [3, 50, 1000])
+def test_names_that_stay_are_in_each_listing_while_others_come_and_go(bucket: Bucket, most: int) -> None:
+    """The directory is listed by several readers while single names are looked up, and answers expire all the time."""
+    stays = [f"x/d/{number:03}" for number in range(0, 300, 2)]
+    bucket.keys, bucket.most, bucket.delay = sorted(stays), most, 0.002
+    chance, over = random.Random(most), threading.Event()
+
+    async def check(store: FsspecStore) -> None:
+        async def read() -> None:
+            for _ in range(4):
+                found = {info.name async for info in store.list_dir("d")}
+                assert found >= {key[4:] for key in stays}
+
+        async def look() -> None:
+            while not over.is_set():
+                key = chance.choice(stays)
+                store.names.forget(key[2:])
+                assert (await store.info(key[2:])).size == 3
+                other = f"x/d/{chance.randrange(1, 300, 2):03}"
+                bucket.keys = sorted({*bucket.keys} ^ {other})
+                await state(store, other[2:])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            async with trio.open_nursery() as readers:
+                for _ in range(3):
+                    readers.start_soon(read)
+            over.set()
+
+    using(bucket, check, metadata_ttl=0.01)
+
+
+@pytest.mark.parametrize("ttl", [0.0, 0.05])
+def test_a_listing_that_takes_longer_than_metadata_ttl_ends(bucket: Bucket, ttl: float) -> None:
+    bucket.keys = sorted(f"x/{directory}/{number}" for directory in "ab" for number in range(400))
+    bucket.most, bucket.delay = 50, 0.02
+
+    async def check(store: FsspecStore) -> None:
+        with trio.fail_after(20):
+            assert len(await keys(store)) == 800
+            assert len(await walked(store, "")) == 800
+
+    using(bucket, check, metadata_ttl=ttl)
+
+
+def test_a_value_that_is_also_a_directory_is_a_value(bucket: Bucket) -> None:
+    bucket.keys = ["x/a", "x/a/b", "x/c/"]
+
+    async def check(store: FsspecStore) -> None:
+        assert {info.name: info.kind async for info in store.list_dir("")} == {"a": Kind.FILE, "c": Kind.DIRECTORY}
+        with pytest.raises(StoreError):
+            assert [info async for info in store.list_dir("a")]
+        assert [info async for info in store.list_dir("c")] == []
+
+    using(bucket, check)

@@ -1,0 +1,232 @@
+"""The names of a tree on a server: complete listings of directories, and answers about single names.
+
+Three rules decide what is known:
+1. A listing is stored when it is complete, and never before. Its age counts from the request for its first page.
+2. A name is absent if a valid listing of its directory lacks it, or if the server has said so about this name.
+3. The younger of two valid answers counts. An answer that is not valid any more counts for nothing.
+A reader of a listing gets every entry of it, however long that takes: only lookups depend on the clock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import trio
+
+from zarrfs.net.responses import Entry
+from zarrfs.store.api import join_key, key_rule, split_key
+
+log = logging.getLogger(__name__)
+
+_NO_ONE: Mapping[str, int | None] = {}
+END = b"\xff"  # sorts after every key
+_MOST = 250_000  # names of which listings are remembered, and as many of which single answers are
+_HIDDEN_ENDS = ("~", "#", ",v", ",t")
+
+
+class Known(NamedTuple):
+    """An answer: the entry of a name, or that the name is absent."""
+
+    entry: Entry | None  # None: the name is absent
+    identity: int | None = None  # as Info.identity: kept until a later entry shows another value
+    seen: float = 0.0  # when it was requested, on trio's clock
+
+
+class Listing:
+    """All entries of a directory, as they were at the time `asked` or later."""
+
+    __slots__ = ("asked", "entries", "identities", "order")
+
+    def __init__(self, asked: float, entries: dict[str, Entry], identities: Mapping[str, int | None]) -> None:
+        self.asked, self.entries, self.identities = asked, entries, identities
+        self.order = sorted(entries)
+
+
+def encoded(key: str) -> bytes:
+    """Encode a key so that it sorts as in flat listings."""
+    return key.encode("utf-8", "surrogateescape")
+
+
+def may_be_hidden(name: str) -> bool:
+    """Return whether web servers may leave a name out of a listing.
+
+    These are names that begin with a dot, and those that Apache's example configuration ignores. Source: IndexIgnore
+    in httpd-autoindex.conf of httpd 2.4: .??* *~ *# HEADER* README* RCS CVS *,v *,t
+    """
+    return name in ("RCS", "CVS") or name.startswith((".", "HEADER", "README")) or name.endswith(_HIDDEN_ENDS)
+
+
+class Names:
+    """What is known of the names of one store; see the docstring of the module.
+
+    `ttl`: seconds for which an answer is valid; `absent`: the same for absent names. `may_omit`: listings may lack the
+    names of may_be_hidden().
+    """
+
+    def __init__(self, ttl: float, absent: float, may_omit: bool) -> None:
+        self.ttl, self.absent, self._may_omit = ttl, absent, may_omit
+        self._listings: dict[str, Listing] = {}  # by directory, the oldest first
+        self._singles: dict[str, dict[str, Known]] = {}  # by directory and name
+        self._listed = self._single = 0  # names in them
+
+    def listing(self, directory: str) -> Listing | None:
+        """Return the listing of a directory, if that is valid."""
+        found = self._listings.get(directory)
+        return found if found is not None and found.asked + self.ttl > trio.current_time() else None
+
+    def get(self, key: str, now: float | None = None) -> Known | None:
+        """Look up a key; return None if there is no answer that is valid at `now`."""
+        now = trio.current_time() if now is None else now
+        parent, name = split_key(key)
+        single, listing = self._singles.get(parent, {}).get(name), self._listings.get(parent)
+        if single is not None and single.seen + (self.absent if single.entry is None else self.ttl) <= now:
+            single = None
+        if listing is not None and listing.asked + self.ttl > now:
+            known = _younger(name, listing, single)
+            if known.entry is not None or known is single:
+                return known
+            if not (self._may_omit and may_be_hidden(name)):
+                return known if known.seen + self.absent > now else None
+        own = self._listings.get(key)
+        if own is not None and own.asked + self.ttl > now and (single is None or single.seen < own.asked):
+            return Known(Entry(name, True), None, own.asked)
+        return single
+
+    def children(self, directory: str, listing: Listing, after: str = "") -> Iterator[tuple[str, Known]]:
+        """Yield (name, Known) of the entries of a listing after the name `after`, sorted, with younger answers."""
+        singles, order = self._singles.get(directory, {}), listing.order
+        since = [name for name, one in singles.items() if one.seen > listing.asked and name not in listing.entries]
+        if since:
+            order = sorted([*order, *since])
+        oldest = trio.current_time() - self.ttl
+        for at in range(bisect.bisect_right(order, after), len(order)):
+            name = order[at]
+            single = singles.get(name)
+            known = _younger(name, listing, single if single is not None and single.seen > oldest else None)
+            if known.entry is not None:
+                yield name, known
+
+    def last(self, key: str) -> Known | None:
+        """Return the last known entry of a key, valid or not."""
+        parent, name = split_key(key)
+        single, listing = self._singles.get(parent, {}).get(name), self._listings.get(parent)
+        if single is not None and single.entry is not None:
+            return single
+        entry = None if listing is None else listing.entries.get(name)
+        return None if listing is None or entry is None else Known(entry, listing.identities.get(name), listing.asked)
+
+    def put(self, key: str, entry: Entry | None, identity: int | None, asked: float) -> Known:
+        """Store the answer about a key that was requested at `asked`, unless a younger one is known."""
+        parent, name = split_key(key)
+        known = Known(entry and entry._replace(name=name, html=False), identity, asked)
+        was = self._singles.get(parent, {}).get(name)
+        if was is None or was.seen <= asked:
+            self._set(parent, name, known)
+        return known
+
+    def _set(self, parent: str, name: str, known: Known) -> None:
+        singles = self._singles.setdefault(parent, {})
+        self._single += name not in singles
+        singles[name] = known
+        while self._single > _MOST:
+            self._single -= len(self._singles.pop(next(iter(self._singles))))
+
+    def put_listing(
+        self, directory: str, entries: dict[str, Entry], asked: float, identities: Mapping[str, int | None] = _NO_ONE
+    ) -> Listing:  # fmt: skip
+        """Store the complete listing of a directory, unless a younger one is known; return it."""
+        listing, was = Listing(asked, entries, identities), self._listings.get(directory)
+        if was is None or was.asked <= asked:
+            if was is not None:
+                self._drop(directory)
+            self._listings[directory] = listing
+            self._listed += len(listing.order)
+            while self._listed > _MOST and len(self._listings) > 1:
+                self._drop(next(iter(self._listings)))
+        return listing
+
+    def _drop(self, directory: str) -> None:
+        self._listed -= len(self._listings.pop(directory).order)
+
+    def forget(self, key: str) -> None:
+        """Forget the attributes of a value, which has changed. A listing goes on to say that its name exists."""
+        parent, name = split_key(key)
+        last, listing = self.last(key), self._listings.get(parent)
+        if last is not None:
+            self._set(parent, name, last._replace(seen=-math.inf))  # last() still needs it
+        if listing is not None and name in listing.entries:
+            listing.entries[name] = Entry(name, False)
+
+
+def _younger(name: str, listing: Listing, single: Known | None) -> Known:
+    """Return the younger answer about a name. Attributes that the listing lacks come from the other one."""
+    entry = listing.entries.get(name)
+    if single is not None:
+        if single.seen >= listing.asked:
+            return single
+        unsized = entry is not None and entry.size is None and not entry.directory
+        if unsized and single.entry is not None and not single.entry.directory:
+            return single
+    return Known(entry, listing.identities.get(name), listing.asked)
+
+
+class FlatListing:
+    """A flat listing, the keys of a tree in the order of their UTF-8 bytes, from which listings are made.
+
+    A directory is complete when a key after its last one has been added. That holds for `top`, from whose first key on
+    all keys are added, and for the directories in and after it, but not for those above it.
+    """
+
+    def __init__(self, names: Names, top: str) -> None:
+        self._names, self.top = names, top
+        self.listing: Listing | None = None  # of `top`, once it is complete
+        # (directory, its entries, when they were requested) of the directories that the last key lies in
+        self.open: list[tuple[str, dict[str, Entry] | None, float]] = []
+        self.count = 0  # names in `top` so far
+
+    def add(self, entries: Iterable[tuple[str, Entry]], asked: float) -> None:
+        """Add the next keys, which were requested at `asked`; the key of a directory ends with "/"."""
+        if not self.open:
+            self._enter("", asked)
+        for key, entry in entries:
+            parent, name = split_key(key)
+            if entry.directory:
+                parent = key.removesuffix("/")
+            if (rule := key_rule(key.removesuffix("/"))) is not None:
+                log.debug("%s: %s: not listed", key, rule)
+                continue
+            while (above := self.open[-1][0]) != parent:
+                if above and not parent.startswith(f"{above}/"):
+                    self._leave()
+                else:
+                    child = parent[len(above) + 1 if above else 0 :].partition("/")[0]
+                    self._put(child, Entry(child, True))
+                    self._enter(join_key(above, child), asked)
+            if not entry.directory:
+                self._put(name, entry._replace(name=name))
+
+    def end(self) -> None:
+        """Say that no more keys follow."""
+        while self.open:
+            self._leave()
+
+    def _put(self, name: str, entry: Entry) -> None:
+        directory, entries, _ = self.open[-1]
+        if entries is not None and name not in entries:  # a value takes precedence over a directory of the same name
+            entries[name] = entry
+            self.count += directory == self.top
+
+    def _enter(self, directory: str, asked: float) -> None:
+        above = self.top != directory and (not directory or self.top.startswith(f"{directory}/"))
+        self.open.append((directory, None if above else {}, asked))
+
+    def _leave(self) -> None:
+        directory, entries, asked = self.open.pop()
+        if entries is not None and (directory or entries):  # without any key, the root may not exist
+            listing = self._names.put_listing(directory, entries, asked)
+            if directory == self.top:
+                self.listing = listing
