@@ -355,7 +355,7 @@ class FsspecStore(Store):
     # -- parts
 
     async def find(self) -> None:
-        """Find the system of the URL, and the file that keeps its table of names. Raise ReadError.
+        """Find the system of the URL. Raise ReadError.
 
         Send no request to a server of values; an archive behind a URL is opened, and some clients log in.
         """
@@ -440,7 +440,7 @@ class FsspecStore(Store):
         return known
 
     async def _known(self, key: str, look: bool = False, sized: bool = True) -> Known:
-        """Look up a key in the table, or request it; unless `sized`, the size may be unknown. Raise NotFound."""
+        """Return what is known of a key, or request it; unless `sized`, the size may be unknown. Raise NotFound."""
         if not key:
             return Known(Entry("", True))
         if self._found is None:
