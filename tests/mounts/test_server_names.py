@@ -86,7 +86,7 @@ def test_directories_that_a_listing_does_not_mark_are_directories(express: tuple
 @pytest.mark.promise("S54")
 @pytest.mark.parametrize("ttl", ["0s", "1s"])
 def test_a_listing_that_takes_longer_than_metadata_ttl_ends(bucket: Bucket, ttl: str, tmp_path: Path) -> None:
-    """The bucket takes a little over 1 ms a name. `find` reads the directory from another process, which can be killed."""
+    """The bucket takes a little over 1 ms a name."""
     bucket.keys = ["x/" + "".join(letters) for letters in itertools.product("abcdefghijklmno", repeat=3)]
     bucket.delay = 1.1
     with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},metadata_ttl={ttl}") as mount:

@@ -237,6 +237,19 @@ def test_listing_a_member_without_a_document_is_an_error(faulty: Faulty) -> None
     with_store(url, check, Options(retries=0, members=("a",)))
 
 
+def test_listing_a_directory_does_not_take_time_for_each_node_of_the_store(faulty: Faulty) -> None:
+    url = put_exact(faulty, "wide", {"zarr.json": GROUP, "g7/zarr.json": GROUP, "g7/a/zarr.json": three([1])})
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "g7")) == ["a", "zarr.json"]
+        began = time.process_time()
+        for _ in range(50):
+            await listed(store, "g7")
+        assert time.process_time() - began < 1.5
+
+    with_store(url, check, Options(retries=0, members=tuple(f"g{number}/a" for number in range(100_000))))
+
+
 def of_two(*arrays: str) -> Tree:
     """Return a store of version 2 whose consolidated metadata names `arrays`."""
     named = b"".join(b', "%s/.zarray": %s' % (name.encode(), two([1])) for name in arrays)
