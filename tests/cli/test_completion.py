@@ -94,8 +94,7 @@ def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[Terminal]:
         ("zarrfs mount -o ro,view=arr\t", "zarrfs mount -o ro,view=arrays"),
         ("zarrfs mount comb\t", "zarrfs mount combined.json "),
         ("zarrfs mount --view v\t", "v2.*v3"),
-        ("zarrfs mount --record comb\t", "--record combined.json "),
-        ("zarrfs mount -o ro,record=comb\t", "-o ro,record=combined.json"),
+        ("zarrfs mount -o ro,log_file=comb\t", "-o ro,log_file=combined.json"),
         ("zarrfs info --html comb\t", "--html combined.json "),
     ],
 )
@@ -125,7 +124,7 @@ def test_fish_completes_commands_options_and_paths(place: Path) -> None:
     assert sorted(fish(place, "zarrfs mount --view v")) == ["v2", "v3"]
     assert "combined.json" in fish(place, "zarrfs ls comb")
     assert f"{place}/mounted hère 数" in fish(place, "zarrfs stats /")
-    assert fish(place, "zarrfs mount -o ro,record=comb") == ["ro,record=combined.json"]
+    assert fish(place, "zarrfs mount -o ro,log_file=comb") == ["ro,log_file=combined.json"]
     assert fish(place, f"zarrfs mount -o blobs={place}/mou") == [f"blobs={place}/mounted hère 数/"]
 
 

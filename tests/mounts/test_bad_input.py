@@ -187,7 +187,7 @@ def test_a_mount_over_its_source_refuses_a_refresh_and_still_serves(tmp_path: Pa
         assert found == (DATA / "zarr/v2_hier/.zgroup").read_bytes()
 
 
-@pytest.mark.parametrize("option", ["pid_file", "record"])
+@pytest.mark.parametrize("option", ["pid_file"])
 def test_files_of_the_daemon_may_not_be_beneath_its_mount_point(option: str, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     done = run("mount", DATA / "zarr/v2_hier", tmp_path / "mnt", "-o", f"{option}={tmp_path}/mnt/file")

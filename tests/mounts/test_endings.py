@@ -148,25 +148,6 @@ def test_a_mount_in_the_foreground_that_fails_before_it_answers_is_unmounted(opt
             subprocess.run(["umount", "-l", str(mnt)], check=True)
 
 
-@pytest.mark.parametrize("foreground", [[], ["--foreground"]])
-def test_a_record_that_cannot_be_written_is_an_error_before_the_mount(foreground: list[str], tmp_path: Path) -> None:
-    mnt, thesis = tmp_path / "mnt", tmp_path / "thesis"
-    mnt.mkdir()
-    thesis.write_text("mine")
-    for record, reason in (
-        (tmp_path / "none/record", "no such file or directory"), (tmp_path, "is a directory"),
-        (thesis, "is no record of reads, and is not replaced"),
-    ):  # fmt: skip
-        done = run("mount", *foreground, DATA / "archives/flux-list.json", mnt, "-o", f"record={record}")
-        try:
-            assert (done.returncode, done.stderr) == (2, f"zarrfs: option record={record}: {reason}\n")
-            assert not mount_lines(mnt)
-        finally:
-            if mount_lines(mnt):
-                subprocess.run(["umount", "-l", str(mnt)], check=True)
-    assert thesis.read_text() == "mine"
-
-
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_path: Path) -> None:
     mnt = tmp_path / "mnt"

@@ -169,21 +169,6 @@ def test_a_mount_that_fails_makes_no_files(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["bad.json", "mnt"]
 
 
-def test_a_fifo_without_a_reader_is_refused_for_records(tmp_path: Path) -> None:
-    """zarrfs does not wait for a reader."""
-    source, fifo = document(tmp_path, {"a": "here"}), tmp_path / "fifo"
-    os.mkfifo(fifo)
-    (tmp_path / "mnt").mkdir()
-    done = run("mount", source, tmp_path / "mnt", "-o", f"record={fifo}")
-    assert done.returncode == 1
-    assert done.stderr.endswith(f"option record={fifo}: no such device or address\n")
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    with mounted(source, tmp_path / "mnt", f"record={fifo}") as root:
-        assert (root / "a").read_text() == "here"
-    assert b'["a", 0, 4194304]' in os.read(reader, 4096)
-    os.close(reader)
-
-
 def test_leftovers_in_dev_shm_are_removed_after_an_hour(tmp_path: Path) -> None:
     """With cache=none an index is written in /dev/shm, and stays there if the child that writes it is killed."""
     old, new = (Path("/dev/shm") / f"zarrfs-index-test-{name}-{os.getpid()}" for name in ("old", "new"))

@@ -230,7 +230,7 @@ def test_sigterm_does_not_unmount_another_mount_on_top(tmp_path: Path) -> None:
 def test_the_daemon_of_a_writable_mount_writes_its_files_with_mode_644(document: Path, tmp_path: Path) -> None:
     """The daemon has umask 0, because the kernel applies the umask of the process that creates a file in the mount."""
     (tmp_path / "upper").mkdir()
-    names = {"pid_file": "pid", "record": "record", "metrics": "metrics"}
+    names = {"pid_file": "pid", "metrics": "metrics"}
     options = ",".join(f"{option}={tmp_path / name}" for option, name in names.items())
     with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'},{options}"):
         for name in names.values():

@@ -164,8 +164,8 @@ def test_secrets_are_shown_nowhere(client: str, server: str, tmp_path: Path) -> 
     given = options(tmp_path, client)
     mnt = tmp_path / "mnt"
     mnt.mkdir()
-    files = {name: str(tmp_path / name) for name in ("log", "record", "metrics.prom")}
-    also = f"log_file={files['log']},record={files['record']},metrics={files['metrics.prom']}"
+    files = {name: str(tmp_path / name) for name in ("log", "metrics.prom")}
+    also = f"log_file={files['log']},metrics={files['metrics.prom']}"
     done = run("mount", source, mnt, *given, "--option", also)
     assert done.returncode == 0, done.stderr
     try:
@@ -216,7 +216,7 @@ COMMANDS = [
     "refs stats --json SOURCE", "cache ls --json", "config SOURCE",
     "stage --copy --keep-going --report REPORT SOURCE COPY", "stage --mount --report REPORT SOURCE STAGED",
     "index -O INDEX SOURCE", "run SOURCE -- true", "archive verify --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
-    "stage-out --upperdir UPPER --to http://USER@SERVER/401?sig=SIG", "warm SOURCE REPORT",
+    "stage-out --upperdir UPPER --to http://USER@SERVER/401?sig=SIG",
     *(f"ls http://USER@SERVER/{path}?sig=SIG" for path in ("401", "500", "away-403")),
     "ls http://USER@CLOSED/x?sig=SIG", "ls http://USER@host.invalid/x?sig=SIG", "ls http://USER@[SERVER/x?sig=SIG",
     "ls zip://x::http://USER@SERVER/data?sig=SIG",

@@ -312,26 +312,6 @@ def test_a_mount_that_hangs_is_refused_as_a_mount_point(command: str, node: Node
         assert "already a mount point" in one_line(done.stderr)
 
 
-@pytest.mark.parametrize("how", ["killed", "timeout"])
-def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> None:
-    """In this test the daemon waits for a writer of a named pipe before it mounts."""
-    dest, pipe = node.path / "input", node.path / "pipe"
-    os.mkfifo(pipe)
-    timeout = "60s" if how == "killed" else "2s"
-    arguments = [PROGRAM, "stage", str(SOURCE), str(dest), "-o", f"warm={pipe}", "--timeout", timeout]
-    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
-    if how == "killed":
-        # wait for the record: until it is written, trio may run ldconfig, which looks like a second process of stage
-        assert eventually(lambda: node.records() and len(node.processes()) == 2)
-        kill_and_reap(process)
-    else:
-        assert process.wait() == 124
-    assert eventually(lambda: not node.processes())
-    assert unstaged("--stale") == ([str(dest)] if how == "killed" else [])
-    assert node.clean()
-    assert not dest.exists()
-
-
 def test_two_concurrent_unstage_commands_both_succeed(node: Node) -> None:
     dest = node.path / "input"
     staged(dest)

@@ -34,7 +34,6 @@ COMMANDS = {
     "config": ("zarrfs.cli.config", "Show the options in effect, and where each is set."),
     "index": ("zarrfs.cli.index", "Compile a document ahead of its first use."),
     "cache": ("zarrfs.cli.cache", "List, verify and remove what is cached on disk."),
-    "warm": ("zarrfs.cli.warm", "Fetch the keys of a recording into the cache on disk."),
     "check": ("zarrfs.cli.check", "Read all of SOURCE, and report what cannot be read."),
     "doctor": ("zarrfs.cli.doctor", "Diagnose what prevents a mount on this machine."),
     "diff": ("zarrfs.cli.diff", "List the changes that an upper directory makes to SOURCE."),

@@ -231,14 +231,6 @@ class Options:
         "source", "Cache and memory", None, local, "DIR",
         "Keep compiled documents in DIR, which may be shared. Default: zarrfs/index in the user's cache directory.",
     )
-    record: str | None = _option(
-        "fetch", "Cache and memory", None, path, "FILE",
-        "Write the keys that are read to FILE, in order, as input for warm= and `zarrfs warm`.",
-    )
-    warm: str | None = _option(
-        "fetch", "Cache and memory", None, path, "FILE",
-        "Prefetch the keys in FILE, which record= has written. Set it for a job that reads what an earlier one read.",
-    )
     # -- Network
     storage_options: tuple[tuple[str, Mapping[str, object]], ...] = _option(
         "fetch", "Network", (), storage_options, "JSON",

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 # the name, with "_", and what to do instead, without a full stop: "set cache_dir= and read the keys once"
 OPTIONS: Mapping[str, str] = {
     "conflict": "where a key is a file and a directory, the directory is shown and the file is left out",
+    "record": "nothing is recorded; set cache_dir= and read the keys once",
     "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
+    "warm": "set cache_dir= and read the keys once",
 }
 # the command as typed, such as "refs merge"
 COMMANDS: Mapping[str, str] = {
     "refs validate": "`zarrfs check` lists the bad entries of a set",
+    "warm": "mount with cache_dir= and read the keys once",
 }
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyfuse3
@@ -29,7 +29,6 @@ from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
 from zarrfs.metrics import exporters, logs, process
-from zarrfs.prefetch.recording import RecordedRead, Recorder, records_to_warm, warm_mount
 from zarrfs.sources import open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
@@ -65,7 +64,6 @@ def serve(
     _set_priority(options.nice)
     # grid=list: listings need not ask the server whether each chunk exists, because lookups follow that do
     of_store = dataclasses.replace(options, grid=options.grid or "list", wait_for_outages="all")
-    records = records_to_warm(options)
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, options, ready)
@@ -110,11 +108,10 @@ def serve(
             else:
                 operations, waiting = team.first(store, announce)
             served.operations = operations
-        operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
         refresher = Refresher(operations, plan, of_store, device, team)
         gc.collect()
         freeze_garbage_collector()
-        arguments = mountpoint, options, records, watch, team, waiting, several
+        arguments = mountpoint, options, watch, team, waiting, several
         trio.run(_main, operations, refresher, *arguments)
     except BaseException:
         if team is not None:
@@ -183,7 +180,7 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
 
 async def _main(
     operations: Operations, refresher: Refresher, mountpoint: str, options: Options,
-    records: Iterator[RecordedRead] | None, watch: exporters.Watch, team: Team | None,
+    watch: exporters.Watch, team: Team | None,
     waiting: sessionloop.Waiting | None, begun: bool,
 ) -> None:  # fmt: skip
     live, began = LiveOptions(operations, refresher, options, team), time.monotonic()
@@ -201,11 +198,6 @@ async def _main(
             nursery.start_soon(_unmount_when_idle, operations, live, mountpoint, refresher.device)
             if owner is not None:
                 nursery.start_soon(_end_with_owner, owner, mountpoint, refresher.device)
-            if operations.recorder is not None:
-                nursery.start_soon(operations.recorder.run)
-            if records is not None and options.warm is not None:
-                warm = functools.partial(warm_mount, operations.store, options.warm, records)
-                operations.begin(operations.current, warm)
             if team is not None:
                 nursery.start_soon(team.run)
             if begun:
@@ -218,8 +210,6 @@ async def _main(
         notify.notify_manager("STOPPING=1")
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
             await operations.aclose()
-        if operations.recorder is not None:
-            operations.recorder.close()
         _remove_pid_file(options)
         seconds = time.monotonic() - began
         log.info("%s", process.summary(mountpoint, seconds, operations.stats(), operations.unsynced))

@@ -74,7 +74,7 @@ def _mount_checked(source: str, mountpoint: str, parsed: Parsed, tell: Callable[
     options = parsed.options
     requirements.check(mountpoint, options)
     _check_files(options)
-    for name, path in ("pid_file", options.pid_file), ("record", options.record), ("log_file", options.log_file):
+    for name, path in ("pid_file", options.pid_file), ("log_file", options.log_file):
         places = () if path is None else (os.path.realpath(os.path.dirname(path)), os.path.realpath(path))
         if any(mounts.beneath(place, mountpoint) for place in places):
             raise UsageError(f"option {name}={path}: lies beneath the mount point, which would hide it")
@@ -139,7 +139,7 @@ def _check_workers(options: Options, writable: bool) -> None:
     """Raise UsageError for options that require a mount with one process."""
     if options.workers == 1:
         return
-    for name, given in ("rw", writable), ("upperdir", options.upperdir), ("record", options.record):
+    for name, given in ("rw", writable), ("upperdir", options.upperdir):
         if given:
             rule = "a mount with it is answered by one process (leave workers out)"
             raise UsageError(f"option workers={written('workers', options.workers)}: {name}: {rule}")
@@ -159,7 +159,7 @@ def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
 
 
 def _check_files(options: Options) -> None:
-    """Raise UsageError for a log file, pid file, record or descriptor that the daemon cannot use."""
+    """Raise UsageError for a log file, pid file or descriptor that the daemon cannot use."""
     for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
         try:
             if path is not None:
@@ -168,10 +168,6 @@ def _check_files(options: Options) -> None:
             raise UsageError(f"option {name}={path}: {reason_of(exc)}") from None
     if options.pid_file is not None and not _is_pid_file(options.pid_file):
         raise UsageError(f"option pid_file={options.pid_file}: exists and is not a pid file: not replaced")
-    if options.record is not None:
-        from zarrfs.prefetch.recording import check_record
-
-        check_record(options.record)
     try:
         if options.notify_pipe is not None:
             os.fstat(options.notify_pipe)

@@ -53,7 +53,6 @@ from zarrfs.fuse.xattrs import (
     first_of,
 )
 from zarrfs.metrics import process
-from zarrfs.prefetch.recording import Recorder
 from zarrfs.store.api import FILE_TYPES, Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
@@ -178,7 +177,6 @@ class Operations(pyfuse3.Operations):
         self._entry_timeout = self._attr_timeout if options.entry_timeout is None else options.entry_timeout
         negative = self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         self._negative_timeout = min(NEGATIVE, negative)
-        self.recorder: Recorder | None = None  # set if reads are recorded
         self._entry = self._new_entry()  # reused by readdir, because pyfuse3 immediately copies it into the reply
 
     def init(self) -> None:
@@ -385,8 +383,6 @@ class Operations(pyfuse3.Operations):
             info = await version.store.info(file.key)
             if size < (info.size or 0) <= PUSHED:
                 await version.pusher.rest(file.key, file.inode, size, info.size or 0)
-        if self.recorder is not None:
-            self.recorder.read(file.key, off, off + len(data))
         self.counters["read"] += 1
         self.counters["bytes"] += len(data)
         return cast(bytes, data)  # pyfuse3 takes any buffer
